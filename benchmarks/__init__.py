@@ -1,0 +1,1 @@
+"""Measurements of keyfront: each prints the figure that README or docs cites."""

@@ -1,0 +1,329 @@
+"""Keystone's own WSGI application as a paste application, with two of its holes closed.
+
+Keystone hard-codes its middleware and ships no paste file. ``egg:keyfront#keystone`` is the last
+element of the pipeline that we bring instead (entry point ``paste.app_factory``)::
+
+    [app:keystone]
+    use = egg:keyfront#keystone
+    config_files = /etc/keystone/keystone.conf
+
+The holes, seen in Keystone 30.0.0, both between requests that share a process:
+
+* ``oslo_context`` keeps the request context in a thread-local that nothing clears, Keystone keeps
+  its request-local cache in that context, and the caller's token is validated before the new
+  context is made. So a thread answers from the cache of its previous request, and accepts a token
+  once after it was revoked elsewhere. The context is dropped at the start of each request.
+* ``AuthContextMiddleware`` keeps the caller's token as an attribute of the one instance that all
+  threads share, so of two requests at once one can be served as the other's user. The attribute
+  becomes local to the request.
+
+The second reaches into a class of Keystone, so its shape is checked at start, and a Keystone that
+looks different is refused (:class:`~keyfront.errors.IncompatibleError`) instead of served with a
+hole that nobody sees. Importing this module does not import Keystone.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dis
+import importlib
+import importlib.metadata
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from keyfront.errors import (
+    ImportedTooEarlyError,
+    IncompatibleError,
+    MissingPartError,
+    PasteFileError,
+)
+
+WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+#: What the paste section takes.
+OPTIONS = ("config_dir", "config_files")
+
+_MIDDLEWARE = "keystone.server.flask.request_processing.middleware.auth_context"
+
+# The caller's token of the request that runs in this thread or greenlet. A context variable and
+# not a threading.local: greenlets have contexts of their own whether or not threads are patched.
+_caller_token: contextvars.ContextVar[Any] = contextvars.ContextVar("keyfront_caller_token")
+
+
+class RequestLocalToken:
+    """The ``token`` attribute of ``AuthContextMiddleware``, local to the request.
+
+    A data descriptor, so that it wins over the instance's dictionary: Keystone's methods go on
+    writing and reading ``self.token``. ``None`` when the request has validated no token yet.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
+        """Return the token of this request; the descriptor itself when read from the class."""
+        if instance is None:
+            return self
+        return _caller_token.get(None)
+
+    def __set__(self, instance: object, value: Any) -> None:
+        """Keep ``value`` for this request only."""
+        _caller_token.set(value)
+
+
+class KeystoneApplication:
+    """A WSGI callable: forget the previous request of this thread, then call Keystone.
+
+    :param application: Keystone's WSGI application, middleware included
+    :param request_store: the thread-local in which ``oslo_context`` keeps the request context
+    """
+
+    __slots__ = ("_request_store", "application")
+
+    def __init__(self, application: WSGIApplication, request_store: Any) -> None:
+        self.application = application
+        self._request_store = request_store
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Serve one request (PEP 3333)."""
+        try:
+            del self._request_store.context
+        except AttributeError:
+            pass  # the first request of this thread
+        _caller_token.set(None)
+        return self.application(environ, start_response)
+
+
+def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> KeystoneApplication:
+    """Build Keystone's public application (entry point ``paste.app_factory``).
+
+    Keystone's configuration is global to the process, so this is called once per process.
+
+    :param global_conf: paste's ``[DEFAULT]``; only ``__file__`` is used, to name the file in errors
+    :param local_conf: ``config_files``, a list separated by ``;``, and ``config_dir``, the folder
+        that relative names in it (default ``keystone.conf``) are looked up in. With neither,
+        Keystone's environment variables ``OS_KEYSTONE_CONFIG_FILES`` and
+        ``OS_KEYSTONE_CONFIG_DIR`` say the same; with either, the environment is not read.
+    :raises PasteFileError: an option that does not exist, or a list of files that is empty
+    :raises MissingPartError: Keystone is not installed
+    :raises IncompatibleError: this Keystone does not look as the repairs need it
+    :raises ImportedTooEarlyError: ``oslo_context`` was imported before monkey patching
+    """
+    environment = _environment(global_conf or {}, local_conf)
+    core = _import("keystone.server.flask.core")
+    middleware = _import(_MIDDLEWARE).AuthContextMiddleware
+    request_store = checked_request_store()
+    check_server_core(core, middleware)
+    make_token_request_local(middleware)
+    application = core.initialize_application(
+        name="public", config_files=core._get_config_files(environment)
+    )
+    return KeystoneApplication(application, request_store)
+
+
+def checked_request_store() -> Any:
+    """Return ``oslo_context``'s thread-local after checking that clearing it does what we need.
+
+    :raises IncompatibleError: it is not there, is no thread-local, or is not what Keystone's
+        request-local cache reads
+    :raises ImportedTooEarlyError: it is a native thread-local although threads are patched, so
+        all greenlets of a thread would share it
+    """
+    context = _import("oslo_context.context")
+    store = getattr(context, "_request_store", None)
+    if not isinstance(store, threading.local):
+        if type(store).__module__ == "_thread":
+            raise ImportedTooEarlyError(
+                "oslo_context.context was imported before monkey patching, so all greenlets would"
+                " share one request context; patch first, then load Keystone"
+            )
+        raise _incompatible("oslo_context.context._request_store is not a threading.local")
+
+    # Try it: what is put there must be what get_current() finds, and gone when deleted.
+    before = getattr(store, "context", None)
+    probe = store.context = object()
+    found = context.get_current()
+    del store.context
+    left = context.get_current()
+    if before is not None:
+        store.context = before
+    if found is not probe or left is not None:
+        raise _incompatible("oslo_context.get_current() does not read _request_store.context")
+
+    proxy = getattr(_import("keystone.common.cache._context_cache"), "_ResponseCacheProxy", None)
+    if "get_current" not in _loaded_names(proxy, "_get_request_context"):
+        raise _incompatible(
+            "the request-local cache (_ResponseCacheProxy._get_request_context) does not live in"
+            " oslo_context's current context"
+        )
+    return store
+
+
+def check_server_core(core: Any, middleware: type) -> None:
+    """Check that ``core`` builds the application as we call it, with ``middleware`` in it.
+
+    :param core: the module ``keystone.server.flask.core``
+    :param middleware: the class whose ``token`` is made request-local
+    :raises IncompatibleError: a function that we call is missing, or the class is not in use
+    """
+    for name in ("initialize_application", "_get_config_files"):
+        if not callable(getattr(core, name, None)):
+            raise _incompatible(f"keystone.server.flask.core has no {name}()")
+    if middleware not in getattr(core, "_KEYSTONE_MIDDLEWARE", ()):
+        raise _incompatible("AuthContextMiddleware is not in core._KEYSTONE_MIDDLEWARE")
+
+
+def make_token_request_local(middleware: type) -> None:
+    """Put :class:`RequestLocalToken` on ``middleware``, after checking its shape; once only.
+
+    :param middleware: Keystone's ``AuthContextMiddleware``
+    :raises IncompatibleError: the class does not keep the caller's token in ``self.token`` as
+        Keystone 30 does, or keeps more of a request than that
+    """
+    if isinstance(vars(middleware).get("token"), RequestLocalToken):
+        return
+    check_middleware(middleware)
+    middleware.token = RequestLocalToken()  # type: ignore[attr-defined]
+
+
+def check_middleware(middleware: type) -> None:
+    """Check what :func:`make_token_request_local` relies upon.
+
+    :param middleware: Keystone's ``AuthContextMiddleware``, not yet changed
+    :raises IncompatibleError: names what differs
+    """
+    name = middleware.__name__
+    if any("token" in vars(base) for base in middleware.__mro__):
+        raise _incompatible(f"{name}.token already exists on the class")
+    for method, operation, verb in (
+        ("__init__", "STORE_ATTR", "assign"),
+        ("fetch_token", "STORE_ATTR", "assign"),
+        ("fetch_token", "LOAD_ATTR", "read"),
+        ("fill_context", "LOAD_ATTR", "read"),
+    ):
+        if "token" not in _own_attributes(middleware, method, operation):
+            raise _incompatible(f"{name}.{method}() does not {verb} self.token")
+    # Anything else that a request leaves on the shared instance would be the same hole again.
+    for method in vars(middleware):
+        if method == "__init__" or not inspect.isroutine(vars(middleware)[method]):
+            continue
+        others = set(_own_attributes(middleware, method, "STORE_ATTR")) - {"token"}
+        if others:
+            raise _incompatible(f"{name}.{method}() assigns self.{min(others)}")
+    # Each fetch_token() overwrites the one before. fill_context() must find the user's token,
+    # not the service's, so the user's has to be fetched last.
+    base = next((b for b in middleware.__mro__[1:] if "process_request" in vars(b)), None)
+    names = _loaded_names(base, "process_request")
+    order = [
+        next((n for n in names[i:] if n in ("service_token", "user_token")), "")
+        for i, called in enumerate(names)
+        if called == "_do_fetch_token"
+    ]
+    if order != ["service_token", "user_token"]:
+        raise _incompatible(
+            "keystonemiddleware's process_request() does not fetch the service's token first and"
+            " the user's last"
+        )
+
+
+def _environment(
+    global_conf: Mapping[str, str], local_conf: Mapping[str, str]
+) -> dict[str, str] | None:
+    """Turn paste options into Keystone's environment variables; ``None`` means the real ones."""
+    where = f"{global_conf['__file__']}: " if "__file__" in global_conf else ""
+    for key in local_conf:
+        if key not in OPTIONS:
+            # Not the value: whatever was meant by it, it may be a secret.
+            raise PasteFileError(
+                f"{where}egg:keyfront#keystone has no option {key!r}; allowed are"
+                f" {' and '.join(OPTIONS)}"
+            )
+    if not local_conf:
+        return None
+    for key, value in local_conf.items():
+        if not value.strip(" \t\n;"):
+            # Empty would quietly mean Keystone's search in /etc.
+            raise PasteFileError(
+                f"{where}egg:keyfront#keystone: {key} is empty; give a path or remove the line"
+            )
+    return {
+        "OS_KEYSTONE_CONFIG_DIR": local_conf.get("config_dir", ""),
+        "OS_KEYSTONE_CONFIG_FILES": local_conf.get("config_files", ""),
+    }
+
+
+def _import(name: str) -> Any:
+    """Import a module of Keystone, or of what it requires.
+
+    :raises MissingPartError: Keystone is not installed
+    :raises IncompatibleError: Keystone is installed without this module
+    """
+    try:
+        importlib.import_module("keystone")
+    except ModuleNotFoundError as error:
+        if error.name != "keystone":
+            raise
+        raise MissingPartError(
+            "Keystone is not installed; install it with: pip install 'keyfront[keystone]'"
+        ) from error
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Another module that fails to import is an error of its own and is shown as it is.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise _incompatible(f"there is no module {error.name}") from error
+
+
+def _incompatible(difference: str) -> IncompatibleError:
+    """Return the error that says which Keystone this is and what is not as expected."""
+    try:
+        version = importlib.metadata.version("keystone")
+    except importlib.metadata.PackageNotFoundError:
+        version = "of unknown version"
+    return IncompatibleError(
+        f"Keystone {version} does not look as keyfront needs it: {difference}; use a Keystone that"
+        " this keyfront supports, or a newer keyfront"
+    )
+
+
+def _function(owner: object, method: str) -> Callable[..., Any] | None:
+    """Return the Python function behind ``owner.method``, decorators removed; ``None`` if none."""
+    try:
+        found = inspect.unwrap(inspect.getattr_static(owner, method))
+    except AttributeError:
+        return None
+    found = getattr(found, "__func__", found)
+    return found if inspect.isfunction(found) else None
+
+
+def _loaded_names(owner: object, method: str) -> list[str]:
+    """Return the attribute names that a method loads from anything, in the order of its code."""
+    function = _function(owner, method)
+    if function is None:
+        return []
+    return [
+        str(step.argval)
+        for step in dis.get_instructions(function)
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    ]
+
+
+def _own_attributes(owner: type, method: str, operation: str) -> list[str]:
+    """Return the attributes of ``self`` that a method loads or stores (``operation``)."""
+    function = _function(owner, method)
+    if function is None:
+        return []
+    found = []
+    loaded: object = None
+    for step in dis.get_instructions(function):
+        if step.opname == operation and loaded == "self":
+            found.append(str(step.argval))
+        # From 3.13 one instruction may load two names; the last is on top of the stack.
+        loaded = None
+        if step.opname.startswith("LOAD_FAST"):
+            loaded = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+    return found

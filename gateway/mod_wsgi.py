@@ -1,0 +1,53 @@
+"""The entrypoint for Apache with mod_wsgi (``WSGIScriptAlias`` to a file that imports this).
+
+A ``.wsgi`` file of one line is enough::
+
+    from keyfront.gateway.mod_wsgi import application
+
+Set ``KEYFRONT_APP`` in ``os.environ`` before that line, or in Apache's own environment, to serve
+something else than Keystone (see :mod:`keyfront.gateway.application`).
+
+mod_wsgi imports a script again at every request after a failed import. Under stock Keystone the
+second import fails with ``ArgsAlreadyParsedError``, which hides the cause. Here a failed load is
+kept: every request is answered 503 and logs the first error. Ten seconds later the next request
+also asks mod_wsgi for a fresh daemon process, so that the service heals once the cause is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from .application import RETRY_AFTER, load_or_fail, pin_argv
+from .process import registry
+
+
+class _FreshProcess:
+    """Ends this daemon process, for mod_wsgi to start another, once the wait is over."""
+
+    def __init__(self) -> None:
+        self._not_before = time.monotonic() + RETRY_AFTER
+        self._asked = False
+
+    def __call__(self) -> None:
+        if self._asked or time.monotonic() < self._not_before:
+            return
+        self._asked = True
+        # documented by mod_wsgi ("Restarting Daemon Processes"): SIGINT lets requests finish
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _in_daemon_process() -> bool:
+    try:
+        import mod_wsgi
+    except ImportError:
+        return False
+    return bool(getattr(mod_wsgi, "process_group", ""))
+
+
+pin_argv("mod_wsgi")
+registry.install()
+application = load_or_fail(
+    raising=False, on_request=_FreshProcess() if _in_daemon_process() else None
+)

@@ -1,0 +1,175 @@
+"""What ``keyfront serve`` does, from its options to the last process ended."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from keyfront import __version__
+from keyfront.errors import OptionError
+
+from .. import application
+from . import machine, shapes, state, supervisor
+
+DEFAULT_LISTEN = "127.0.0.1:5000"
+DEFAULT_STOP_TIMEOUT = 30
+STOP_TIMEOUTS = range(1, 3601)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of ``keyfront serve``.
+
+    :param state: the state folder
+    :param listen: ``HOST:PORT``; port 0 takes a free one
+    :param server: one of :data:`shapes.SERVERS`
+    :param fresh: delete the state folder first
+    :param stop_timeout: seconds that running requests get on a stop, 1 to 3600
+    :param target: what to serve instead of the packaged pipeline (``KEYFRONT_APP``)
+    """
+
+    state: Path
+    listen: str = DEFAULT_LISTEN
+    server: str = "uwsgi"
+    fresh: bool = False
+    stop_timeout: int = DEFAULT_STOP_TIMEOUT
+    target: str | None = None
+
+
+class Progress:
+    """Prints each step when it starts and, behind it, the seconds it took."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        self._out.write(f"  {text} ... ")
+        self._out.flush()
+        start = time.monotonic()
+        try:
+            yield
+        except BaseException:
+            self.line("")
+            raise
+        self.line(f"{time.monotonic() - start:.1f} s")
+
+    def line(self, text: str) -> None:
+        self._out.write(f"{text}\n")
+        self._out.flush()
+
+
+def _check_target(target: str) -> None:
+    """Find out that a target names something, without importing the application."""
+    if target == application.default_target():
+        return
+    # uWSGI looks in its working folder, which is this one, too
+    here = str(Path.cwd())
+    sys.path.append(here)
+    try:
+        application.check(target)
+    finally:
+        sys.path.remove(here)
+
+
+def serve(options: Options, out: TextIO) -> int:
+    """Serve Keystone until a signal; returns the exit status.
+
+    :raises KeyfrontError: it cannot be served; nothing is left running or half-written
+    """
+    # everything that can be found wrong is found before anything is written
+    if options.server not in shapes.SERVERS:
+        raise OptionError("--server", options.server, f"one of {', '.join(shapes.SERVERS)}")
+    if options.stop_timeout not in STOP_TIMEOUTS:
+        raise OptionError("--stop-timeout", options.stop_timeout, "a number of seconds, 1 to 3600")
+    host, port = machine.parse_listen(options.listen)
+    target = options.target or application.default_target()
+    _check_target(target)
+    shapes.check(options.server)
+    folder = state.State(options.state)
+    usable = folder.check() if not options.fresh else False
+    port = machine.claim(options.listen, host, port)
+    address = supervisor.hostname_port(host, port)
+    reach = supervisor.connect_host(host)
+    endpoint = f"http://{supervisor.hostname_port(reach, port)}/v3"
+
+    progress = Progress(out)
+    keystone = importlib.metadata.version("keystone")
+    progress.line(f"keyfront {__version__} serves Keystone {keystone} with {options.server}")
+    with folder.locked():
+        if options.fresh:
+            folder.remove()
+        _prepare(folder, usable, endpoint, progress)
+        runtime = Path(tempfile.mkdtemp(prefix="keyfront-"))
+        try:
+            # a web server's own user has to reach the socket inside
+            runtime.chmod(0o711 if machine.front_user() else 0o700)
+            plan = shapes.Plan(
+                state=folder,
+                listen=address,
+                target=target,
+                runtime=runtime,
+                stop_timeout=options.stop_timeout,
+            )
+            return _run(options, plan, (reach, port, endpoint), progress)
+        finally:
+            shutil.rmtree(runtime, ignore_errors=True)
+
+
+def _prepare(folder: state.State, usable: bool, endpoint: str, progress: Progress) -> None:
+    if not usable:
+        steps = folder.create(endpoint)
+        text = next(steps, None)
+        while text is not None:
+            with progress.step(text):
+                text = next(steps, None)
+        return
+    progress.line(f"  state folder {folder.path} ... as it is")
+    folder.run.mkdir(mode=0o700, exist_ok=True)
+    folder.log.mkdir(mode=0o700, exist_ok=True)
+    if folder.endpoint() != endpoint:
+        with progress.step(f"catalog moves to {endpoint}"):
+            folder.bootstrap(endpoint)
+            folder.write_configuration(endpoint)
+
+
+def _run(
+    options: Options, plan: shapes.Plan, where: tuple[str, int, str], progress: Progress
+) -> int:
+    reach, port, endpoint = where
+    programs = shapes.programs(options.server, plan)
+    supervising = supervisor.Supervisor(programs, stop_timeout=options.stop_timeout)
+    with supervising.signals():
+        try:
+            names = " in front of ".join(program.name for program in reversed(programs))
+            with progress.step(f"start of {names}"):
+                supervising.start()
+                ready = supervising.wait_ready(reach, port, "/v3")
+            if ready:
+                _greet(plan, endpoint, progress)
+                supervising.watch()
+        finally:
+            with progress.step(f"stop, after running requests (up to {options.stop_timeout} s)"):
+                supervising.stop()
+    progress.line("Stopped. The next run goes on with the same state.")
+    return 0
+
+
+def _greet(plan: shapes.Plan, endpoint: str, progress: Progress) -> None:
+    folder = plan.state
+    program = Path(sys.prefix, "bin", "keyfront")
+    progress.line("")
+    progress.line(f"Keystone answers at  {endpoint}")
+    progress.line(f"Try next             {program} check --state {folder.path}")
+    progress.line(f"For openstack        . {folder.openrc}")
+    progress.line(f"Logs                 {folder.log}")
+    progress.line("Stop with            Ctrl-C")
+    progress.line("")

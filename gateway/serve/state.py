@@ -1,0 +1,308 @@
+"""The state folder: one Keystone with its database, keys, configuration and administrator.
+
+It is made whole or not at all: the marker file says whether the set-up ended, and a folder whose
+set-up was interrupted is made again. A folder that keyfront did not make is never written to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from keyfront import __version__
+from keyfront.errors import MissingPartError, ServerError, StateError
+
+from ..render import render
+
+MARKER = "keyfront-state.json"
+# Raised when a folder of this version can no longer be used by an older keyfront.
+FORMAT = 1
+
+_MANAGE = "from keystone.cmd.manage import main; main()"
+
+
+def default_path() -> Path:
+    """``$XDG_STATE_HOME/keyfront`` or ``~/.local/state/keyfront``."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    try:
+        return Path(base).expanduser() / "keyfront"
+    except RuntimeError:
+        raise StateError(
+            "this user has no home folder to keep the state in; name a folder with --state"
+        ) from None
+
+
+class State:
+    """A state folder.
+
+    :param path: the folder; made with mode 0700 by :meth:`create`
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def config(self) -> Path:
+        return self.path / "keystone.conf"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run"
+
+    @property
+    def openrc(self) -> Path:
+        return self.path / "openrc"
+
+    @property
+    def clouds(self) -> Path:
+        return self.path / "clouds.yaml"
+
+    @property
+    def password_file(self) -> Path:
+        return self.path / "admin-password"
+
+    def check(self) -> bool:
+        """Whether a usable Keystone is here; ``False`` if one has to be made.
+
+        :raises StateError: the folder is not ours to use
+        """
+        return self._is_made() and self._check_marker(self.path / MARKER)
+
+    def _is_made(self) -> bool:
+        """Whether keyfront made the folder, of whatever version; ``False`` if it may do so now.
+
+        :raises StateError: the folder is not ours to use
+        """
+        try:
+            return self._look()
+        except OSError as error:
+            raise StateError(
+                f"{self.path}: cannot be looked at: {error.strerror}; name another folder with "
+                "--state"
+            ) from None
+
+    def _look(self) -> bool:
+        try:
+            found = self.path.lstat()
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISDIR(found.st_mode):
+            raise StateError(f"{self.path}: is not a folder; name another with --state")
+        if found.st_uid != os.geteuid():
+            raise StateError(
+                f"{self.path}: belongs to user {_user_name(found.st_uid)}; run as that user or "
+                "name another folder with --state"
+            )
+        if (self.path / MARKER).exists():
+            return True
+        if any(self.path.iterdir()):
+            raise StateError(
+                f"{self.path}: is not empty and was not made by keyfront serve; name another "
+                "folder with --state"
+            )
+        return False
+
+    def _check_marker(self, marker: Path) -> bool:
+        try:
+            content = json.loads(marker.read_text(encoding="utf-8"))
+            form, complete = int(content["format"]), bool(content["complete"])
+        except OSError as error:
+            raise StateError(f"{marker}: cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError):
+            raise StateError(
+                f"{marker}: is damaged; start over with --fresh, which deletes {self.path}"
+            ) from None
+        if form > FORMAT:
+            raise StateError(
+                f"{self.path}: was made by keyfront {content.get('keyfront', 'of a later version')}"
+                f" (format {form}, this one reads up to {FORMAT}); use that version, name another "
+                "folder with --state, or start over with --fresh"
+            )
+        return complete
+
+    def remove(self) -> None:
+        """Delete the folder, if keyfront made it; an empty one stays.
+
+        :raises StateError: the folder is not ours to delete
+        """
+        if self._is_made():
+            shutil.rmtree(self.path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for one ``keyfront serve``.
+
+        :raises StateError: another one runs on it, or it is not ours to use
+        """
+        # nothing is written beside a folder that is not ours
+        self._is_made()
+        name = f".{self.path.name}.lock"
+        lock = self.path.parent / name
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateError(
+                f"{self.path.parent}: cannot be written to: {error.strerror}; name another folder "
+                "with --state"
+            ) from None
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+                raise StateError(
+                    f"{self.path}: is in use by keyfront serve with pid {holder}; stop that one or "
+                    "name another folder with --state"
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _mark(self, *, complete: bool) -> None:
+        content = {"keyfront": __version__, "format": FORMAT, "complete": complete}
+        self.write(MARKER, json.dumps(content) + "\n")
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file of this folder whole, with mode 0600."""
+        path = self.path / name
+        temporary = path.with_name(f".{path.name}.new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+        return path
+
+    def create(self, endpoint: str) -> Iterator[str]:
+        """Make a Keystone here, telling each step before it is taken.
+
+        :param endpoint: the URL of the identity service, for its catalog
+        """
+        self.remove()
+        previous = os.umask(0o077)
+        try:
+            yield f"state folder {self.path}"
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            self._mark(complete=False)
+            for folder in ("fernet-keys", "credential-keys", "log", "run"):
+                (self.path / folder).mkdir(mode=0o700, exist_ok=True)
+            self.write("admin-password", secrets.token_urlsafe(24) + "\n")
+            self.write_configuration(endpoint)
+            yield "database (SQLite)"
+            # readers and a writer at once; the mode stays with the file
+            with sqlite3.connect(self.path / "keystone.sqlite") as database:
+                database.execute("PRAGMA journal_mode=WAL")
+            database.close()
+            self.manage("db_sync")
+            yield "keys for tokens and credentials"
+            self.manage("fernet_setup", *_owner_arguments())
+            self.manage("credential_setup", *_owner_arguments())
+            yield "administrator, roles and catalog"
+            self.bootstrap(endpoint)
+            self._mark(complete=True)
+        finally:
+            os.umask(previous)
+
+    def write_configuration(self, endpoint: str) -> None:
+        """Write keystone.conf, openrc and clouds.yaml for an endpoint."""
+        password = self.password_file.read_text(encoding="utf-8").strip()
+        database = f"sqlite:///{self.path / 'keystone.sqlite'}"
+        # oslo.config substitutes $name
+        dollars = {
+            "state": str(self.path).replace("$", "$$"),
+            "log": str(self.log).replace("$", "$$"),
+            "database": database.replace("$", "$$"),
+        }
+        self.write(
+            "keystone.conf", render("keystone/keystone.conf.j2", version=__version__, **dollars)
+        )
+        values = {"endpoint": endpoint, "password": password}
+        self.write("openrc", render("keystone/openrc.j2", path=self.openrc, **values))
+        self.write("clouds.yaml", render("keystone/clouds.yaml.j2", path=self.clouds, **values))
+
+    def bootstrap(self, endpoint: str) -> None:
+        """Run ``keystone-manage bootstrap``; on a second run it moves the endpoints."""
+        password = self.password_file.read_text(encoding="utf-8").strip()
+        # by environment: a command line is readable by every user of the machine
+        self.manage(
+            "bootstrap",
+            OS_BOOTSTRAP_PASSWORD=password,
+            OS_BOOTSTRAP_REGION_ID="RegionOne",
+            OS_BOOTSTRAP_PUBLIC_URL=endpoint,
+            OS_BOOTSTRAP_INTERNAL_URL=endpoint,
+            OS_BOOTSTRAP_ADMIN_URL=endpoint,
+        )
+
+    def endpoint(self) -> str | None:
+        """The URL that the catalog names, as written when it was last bootstrapped."""
+        try:
+            lines = self.openrc.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            if line.startswith("export OS_AUTH_URL="):
+                return line.partition("=")[2]
+        return None
+
+    def manage(self, *arguments: str, **environment: str) -> None:
+        """Run ``keystone-manage`` on this Keystone.
+
+        :raises ServerError: it failed; names the log with all it printed
+        """
+        env = {**os.environ, **environment}
+        done = subprocess.run(
+            [sys.executable, "-c", _MANAGE, "--config-file", str(self.config), *arguments],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.path,
+            check=False,
+        )
+        if done.returncode == 0:
+            return
+        output = done.stdout.decode("utf-8", "replace")
+        if "No module named 'keystone'" in output:
+            raise MissingPartError(
+                "Keystone is not installed here: run pip install 'keyfront[keystone]'"
+            )
+        log = self.write("log/keystone-manage.log", output)
+        last = (output.strip().splitlines() or ["it printed nothing"])[-1]
+        raise ServerError(f"keystone-manage {arguments[0]} failed: {last}; all of it: {log}")
+
+    def environment(self) -> dict[str, str]:
+        """What names this Keystone's configuration to a process."""
+        return {"OS_KEYSTONE_CONFIG_DIR": str(self.path), "OS_KEYSTONE_CONFIG_FILES": ""}
+
+
+def _owner_arguments() -> list[str]:
+    # keystone-manage asks root whom the keys shall belong to
+    if os.geteuid() != 0:
+        return []
+    return ["--keystone-user", "root", "--keystone-group", "root"]
+
+
+def _user_name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,223 @@
+"""Starts the programs of a line-up, watches them, and leaves nothing running.
+
+Every program leads a session of its own, so that Ctrl-C in a terminal reaches only the
+supervisor, and is told by the kernel to stop should the supervisor be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from keyfront.errors import ServerError
+
+from .shapes import Program
+
+# Seconds until the first answer; Keystone takes some three to load, on a busy machine many more.
+START_TIMEOUT = 90.0
+# prctl(2)
+_PR_SET_PDEATHSIG = 1
+# Seconds beyond the stop timeout after which what is left is killed. uWSGI's master looks once a
+# second for ended workers, so it needs most of one.
+_LAST_CALL = 0.9
+
+
+class Supervisor:
+    """Runs programs in the foreground.
+
+    :param programs: in the order they start
+    :param stop_timeout: seconds that running requests get on a stop
+    """
+
+    def __init__(self, programs: list[Program], *, stop_timeout: float) -> None:
+        self._programs = programs
+        self._stop_timeout = stop_timeout
+        self._running: list[tuple[Program, subprocess.Popen[bytes]]] = []
+        self._received: list[int] = []
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Take SIGINT, SIGTERM, SIGHUP and SIGCHLD for the supervisor while the block runs."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+        before = {number: signal.signal(number, self._note) for number in numbers}
+        wakeup = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._received.append(number)
+
+    def _wait_signal(self, seconds: float | None) -> None:
+        """Sleep until a signal arrives or the time is over."""
+        if not self._received:
+            select.select([self._wake_read], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+
+    @property
+    def stop_requested(self) -> bool:
+        return signal.SIGINT in self._received or signal.SIGTERM in self._received
+
+    def start(self) -> None:
+        """Start every program; does not wait for them to answer.
+
+        :raises ServerError: a program cannot be run
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        parent = os.getpid()
+
+        def stop_with_parent() -> None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        for program in self._programs:
+            with self._open_log(program.log) as log:
+                try:
+                    process = subprocess.Popen(
+                        program.command,
+                        env={**os.environ, **program.environment},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        preexec_fn=stop_with_parent,
+                    )
+                except OSError as error:
+                    raise ServerError(
+                        f"{program.command[0]}: cannot be run: {error.strerror}"
+                    ) from None
+            self._running.append((program, process))
+
+    @staticmethod
+    def _open_log(path: Path) -> contextlib.AbstractContextManager[object]:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return os.fdopen(descriptor, "ab")
+
+    def wait_ready(self, host: str, port: int, path: str) -> bool:
+        """Wait until ``GET path`` is answered below 500.
+
+        :returns: ``False`` if a stop was asked for meanwhile
+        :raises ServerError: a program ended, or no answer came in time; names the log
+        """
+        deadline = time.monotonic() + START_TIMEOUT
+        pause = 0.05
+        while not self.stop_requested:
+            self._check_running()
+            status = _status(host, port, path)
+            if status is not None and status < 500:
+                return True
+            if time.monotonic() > deadline:
+                state = f"answers {status}" if status else "does not answer"
+                logs = ", ".join(str(program.log) for program in self._programs)
+                raise ServerError(f"Keystone {state} after {START_TIMEOUT:.0f} s; see {logs}")
+            self._wait_signal(pause)
+            pause = min(pause * 1.5, 0.5)
+            self._forget(signal.SIGCHLD, signal.SIGHUP)
+        return False
+
+    def _forget(self, *numbers: int) -> None:
+        self._received = [number for number in self._received if number not in numbers]
+
+    def watch(self) -> None:
+        """Return when a stop is asked for; reload on SIGHUP.
+
+        :raises ServerError: a program ended by itself
+        """
+        while not self.stop_requested:
+            if signal.SIGHUP in self._received:
+                self._forget(signal.SIGHUP)
+                for program, process in self._running:
+                    if program.reload is not None:
+                        process.send_signal(program.reload)
+            self._forget(signal.SIGCHLD)
+            self._check_running()
+            self._wait_signal(None)
+
+    def _check_running(self) -> None:
+        for program, process in self._running:
+            status = process.poll()
+            if status is not None:
+                ended = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+                cause = first_error(program.log)
+                raise ServerError(
+                    f"{program.name} ended with {ended}: {cause}; all of it: {program.log}"
+                )
+
+    def stop(self) -> None:
+        """Stop every program, the foremost first; after the timeout what is left is killed."""
+        deadline = time.monotonic() + self._stop_timeout
+        last_call = deadline + _LAST_CALL
+        for program, process in reversed(self._running):
+            if process.poll() is None:
+                process.send_signal(program.stop)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                # a program behind this one starts to stop at the deadline at the latest
+                behind = process is not self._running[0][1]
+                process.wait(max((deadline - 1 if behind else last_call) - time.monotonic(), 0.1))
+        for _, process in self._running:
+            # also what a killed leader left in its session
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._running.clear()
+
+
+def _status(host: str, port: int, path: str) -> int | None:
+    connection = HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", path, headers={"Connection": "close"})
+        return connection.getresponse().status
+    except (OSError, HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def connect_host(host: str) -> str:
+    """Where to reach a server that listens at ``host``: loopback for "every address"."""
+    if host in ("", "0.0.0.0"):
+        return "127.0.0.1"
+    if host == "::":
+        return "::1"
+    return host
+
+
+def first_error(log: Path) -> str:
+    """The line of a server's log that says why it ended, as well as one can tell."""
+    try:
+        text = log.read_bytes()[-65536:].decode("utf-8", "replace")
+    except OSError:
+        return "its log cannot be read"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in lines:
+        if line.startswith("keyfront: "):
+            return line.removeprefix("keyfront: ")
+    for word in ("[emerg]", "AH00", "rror", "nable to", "annot"):
+        for line in lines:
+            if word in line:
+                return line
+    return lines[-1] if lines else "it printed nothing"
+
+
+def hostname_port(host: str, port: int) -> str:
+    """``HOST:PORT``, with an IPv6 address in brackets."""
+    try:
+        socket.inet_pton(socket.AF_INET6, host)
+    except OSError:
+        return f"{host}:{port}"
+    return f"[{host}]:{port}"

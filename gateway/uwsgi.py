@@ -1,0 +1,37 @@
+"""The entrypoint for uWSGI: ``module = keyfront.gateway.uwsgi:application``.
+
+What is served is named by ``KEYFRONT_APP`` (``env = KEYFRONT_APP=config:/etc/...`` in the ini
+file; see :mod:`keyfront.gateway.application`); left out, Keystone behind the packaged pipeline.
+The application's own command line is uWSGI's ``pyargv``, which stays as it is.
+
+With ``gevent = N`` in the ini file, the standard library is patched before anything else is
+imported. With ``need-app = true`` a failed load ends uWSGI with a status other than 0; without
+it, every request is answered 503 and logs the first error. Stopping is bounded by
+``worker-reload-mercy`` (see :mod:`keyfront.gateway.mercy`).
+"""
+
+from __future__ import annotations
+
+import uwsgi
+
+# the order of the imports is the point: patching comes before everything that holds a lock
+if "gevent" in uwsgi.opt:
+    from .greenlets import patch_gevent
+
+    patch_gevent()
+
+from . import mercy
+from .application import load_or_fail, pin_argv
+from .chunked import LIMIT, read_chunked
+from .process import registry
+
+if "pyargv" not in uwsgi.opt:
+    pin_argv("uwsgi")
+
+registry.install()
+mercy.install(registry)
+application = read_chunked(
+    load_or_fail(raising="need-app" in uwsgi.opt), lambda: uwsgi.chunked_read(), LIMIT
+)
+if uwsgi.worker_id() == 0:
+    registry.prepare()

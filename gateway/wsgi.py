@@ -1,0 +1,16 @@
+"""The entrypoint for servers without one of their own: gunicorn, granian, waitress.
+
+``gunicorn keyfront.gateway.wsgi:application`` serves what ``KEYFRONT_APP`` names (see
+:mod:`keyfront.gateway.application`); left out, Keystone behind the packaged pipeline. A failed
+load is raised, since these servers report it and end.
+"""
+
+from __future__ import annotations
+
+from .application import load_or_fail, pin_argv
+from .process import registry
+
+pin_argv()
+registry.install()
+application = load_or_fail(raising=True)
+registry.prepare()

@@ -1,0 +1,1 @@
+"""WSGI filters for a paste pipeline, and what they stand on."""

@@ -1,0 +1,132 @@
+"""Where keyfront's packages lie, what they need, and what they are called once installed.
+
+Each folder at the top of the repository becomes a package inside ``keyfront``: ``gateway/`` is
+``keyfront.gateway``, and so on. ``src/keyfront`` is the package they hang from.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).parent
+TREES = ("gateway", "middleware", "deploy", "benchmarks")
+
+# Every requirement carries its reason on its own line; tests/unit/test_packaging.py checks it.
+BASE = [
+    "Jinja2>=3.1",  # fills in the server configuration templates in deploy/
+    "PasteDeploy>=3.0",  # loads applications and filters from paste .ini files
+]
+
+EXTRAS = {
+    "uwsgi": [
+        "uwsgi>=2.0.27",  # the server, compiled here; 2.0.27 is the first that knows Python 3.13
+    ],
+    "pyuwsgi": [
+        "pyuwsgi>=2.0.27",  # the same server as a ready wheel, for hosts without a compiler
+    ],
+    "gevent": [
+        "gevent>=24.2",  # uWSGI's greenlet workers
+    ],
+    "mod_wsgi": [
+        "mod_wsgi>=6.0.5",  # the Apache module, compiled here against apache2-dev
+    ],
+    "ldap": [
+        "ldap3>=2.9",  # the LDAP client in pure Python, no libldap to compile against
+    ],
+    "redis": [
+        "redis[hiredis]>=5.0",  # epochs shared by several hosts; hiredis parses replies in C
+    ],
+    "keystone": [
+        "keystone>=30",  # the service this package fronts
+    ],
+    "bench": [
+        "pytest>=8",  # the benchmark gate is a pytest plugin
+        "pytest-benchmark>=5",  # times the micro-benchmarks
+    ],
+    "test": [
+        "gevent>=24.2",  # the greenlet workers are tested for real
+        "keystone>=30",  # the service under test
+        "keystoneauth1",  # a real client session against the served Keystone
+        "ldap3>=2.9",  # the directory tests and their in-memory server
+        "mod_wsgi>=6.0.5",  # the Apache side is tested for real
+        "openstack-placement",  # a second service, to prove nothing is Keystone-only by accident
+        "psutil",  # looks at the workers' processes, memory and sockets
+        "pymemcache",  # the memcached client of oslo.cache that has to be closed after a fork
+        "pytest>=8",  # runs the tests
+        "pytest-benchmark>=5",  # the tests of the benchmark gate
+        "pytest-cov",  # measures which lines the tests reach
+        "python-openstackclient",  # the command an operator would type
+        "python-memcached",  # the other such client, thread-local
+        "redis[hiredis]>=5.0",  # the Redis coordinator's client
+        "requests",  # plain HTTP against the running servers
+        "setuptools>=77",  # the packaging tests build without an isolated environment
+        "uwsgi>=2.0.27",  # never beside pyuwsgi: both install bin/uwsgi
+    ],
+}
+
+ENTRY_POINTS = {
+    "console_scripts": [
+        "keyfront = keyfront.__main__:main",
+    ],
+    "paste.app_factory": [
+        "keystone = keyfront.gateway.keystone:app_factory",
+    ],
+}
+
+
+class CleanBuild(build_py):
+    """Build from nothing, so that a module deleted here cannot linger in the next wheel."""
+
+    def run(self):
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+def version():
+    text = (HERE / "src/keyfront/__init__.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)[1]
+
+
+def trees():
+    return find_packages(include=[name for tree in TREES for name in (tree, f"{tree}.*")])
+
+
+setup(
+    name="keyfront",
+    version=version(),
+    description="Makes OpenStack Keystone fast, steady and honest behind uWSGI and mod_wsgi",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="keyfront contributors",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["openstack", "keystone", "wsgi", "uwsgi", "mod_wsgi", "ldap"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: OpenStack",
+        "Intended Audience :: System Administrators",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Internet :: WWW/HTTP :: WSGI",
+        "Topic :: System :: Systems Administration :: Authentication/Directory",
+        "Typing :: Typed",
+    ],
+    python_requires=">=3.11",
+    packages=["keyfront", *(f"keyfront.{name}" for name in trees())],
+    package_dir={"keyfront": "src/keyfront", **{f"keyfront.{tree}": tree for tree in TREES}},
+    package_data={"keyfront": ["py.typed"], "keyfront.deploy": ["**/*"]},
+    exclude_package_data={"": ["__pycache__/*", "**/__pycache__/*", "*.pyc", "**/*.pyc"]},
+    include_package_data=False,
+    install_requires=BASE,
+    extras_require=EXTRAS,
+    entry_points=ENTRY_POINTS,
+    cmdclass={"build_py": CleanBuild},
+    zip_safe=False,
+)

@@ -1,0 +1,118 @@
+"""The ``keyfront`` command: ``serve`` and ``check``.
+
+Bad input ends with one line on standard error and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from keyfront import __version__
+from keyfront.errors import KeyfrontError
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a wrong command line, instead of the usage and the line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    from keyfront.gateway.serve import command, shapes
+
+    parser = _Parser(prog="keyfront", description="Keystone, fast and steady.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"keyfront {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    folder = {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "folder with database, keys and configuration (default: keyfront in "
+        "$XDG_STATE_HOME or in ~/.local/state)",
+    }
+    serve = commands.add_parser(
+        "serve",
+        allow_abbrev=False,
+        help="serve a Keystone on this machine, made on the first run",
+        description="Serve a Keystone on this machine until Ctrl-C. The first run makes it; later "
+        "runs go on with the same state. SIGHUP reloads, SIGTERM stops.",
+    )
+    serve.add_argument("--state", **folder)  # type: ignore[arg-type]
+    serve.add_argument(
+        "--listen",
+        default=command.DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help="address to listen at; port 0 takes a free one (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--server",
+        default="uwsgi",
+        metavar="|".join(shapes.SERVERS),
+        help="what serves it (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--stop-timeout",
+        default=str(command.DEFAULT_STOP_TIMEOUT),
+        metavar="SECONDS",
+        help="what running requests get when it stops, 1 to 3600 (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--fresh", action="store_true", help="delete the state folder first and start over"
+    )
+    check = commands.add_parser(
+        "check",
+        allow_abbrev=False,
+        help="log in to the served Keystone and validate the token",
+        description="Log in to the Keystone that keyfront serve runs, validate the token, and "
+        "print what came back.",
+    )
+    check.add_argument("--state", **folder)  # type: ignore[arg-type]
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from keyfront.errors import OptionError
+    from keyfront.gateway import application
+    from keyfront.gateway.serve import command, state
+
+    seconds = str(arguments.stop_timeout)
+    if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
+        raise OptionError("--stop-timeout", seconds, "a number of seconds, 1 to 3600")
+    options = command.Options(
+        state=arguments.state or state.default_path(),
+        listen=arguments.listen,
+        server=arguments.server,
+        fresh=arguments.fresh,
+        stop_timeout=int(seconds),
+        target=os.environ.get(application.TARGET_VARIABLE),
+    )
+    return command.serve(options, sys.stdout)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from keyfront.gateway.serve import check, state
+
+    folder = state.State(arguments.state or state.default_path())
+    return check.check(folder, sys.stdout)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status (0, or 2 for what an operator can mend)."""
+    try:
+        arguments = _parser().parse_args(argv)
+        run = {"serve": _serve, "check": _check}[arguments.command]
+        return run(arguments)
+    except KeyfrontError as error:
+        sys.stderr.write(f"keyfront: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        # during the set-up; a running server takes the signal itself and stops in order
+        sys.stderr.write("keyfront: interrupted; the next run begins again\n")
+        return 130
+    except BrokenPipeError:
+        return 1

@@ -1,0 +1,180 @@
+"""What is in the wheel and the source archive, and what the metadata promises."""
+
+import ast
+import importlib.metadata
+import importlib.resources
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TREES = ("gateway", "middleware", "deploy", "benchmarks")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def build(kind: str, source: Path, into: Path) -> Path:
+    """Build through the hook that pip itself calls, without an environment of its own."""
+    into.mkdir()
+    hook = "import sys, setuptools.build_meta as b; getattr(b, 'build_' + sys.argv[1])(sys.argv[2])"
+    run(sys.executable, "-W", "ignore", "-c", hook, kind, into, cwd=source)
+    (built,) = into.iterdir()
+    return built
+
+
+def files_of(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, so that building leaves nothing behind in the repository."""
+    copy = tmp_path_factory.mktemp("packaging") / "tree"
+    built = shutil.ignore_patterns(
+        ".git", ".tox", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache"
+    )
+    return Path(shutil.copytree(ROOT, copy, ignore=built))
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path) -> Path:
+    return build("wheel", tree, tree.parent / "wheel")
+
+
+@pytest.fixture(scope="module")
+def sdist(tree: Path) -> Path:
+    return build("sdist", tree, tree.parent / "sdist")
+
+
+def test_wheel_holds_only_the_package_and_its_metadata(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in files_of(wheel)}
+    assert len(tops) == 2
+    assert "keyfront" in tops
+    assert re.fullmatch(r"keyfront-[0-9a-z.]+\.dist-info", (tops - {"keyfront"}).pop())
+
+
+def test_wheel_holds_every_source_file(tree: Path, wheel: Path) -> None:
+    expected = {"keyfront/py.typed"}
+    expected |= {f"keyfront/{path.name}" for path in (tree / "src/keyfront").glob("*.py")}
+    for top in TREES:
+        kinds = "*" if top == "deploy" else "*.py"
+        found = [path for path in (tree / top).rglob(kinds) if path.is_file()]
+        assert found, top
+        expected |= {f"keyfront/{path.relative_to(tree).as_posix()}" for path in found}
+    packed = {name for name in files_of(wheel) if name.startswith("keyfront/")}
+    assert packed == expected
+
+
+def test_a_deleted_module_does_not_linger(tree: Path, wheel: Path) -> None:
+    extra = tree / "gateway/left_over.py"
+    extra.write_text("")
+    first = build("wheel", tree, tree.parent / "with")
+    extra.unlink()
+    second = build("wheel", tree, tree.parent / "without")
+    assert "keyfront/gateway/left_over.py" in files_of(first)
+    assert files_of(second) == files_of(wheel)
+
+
+def test_source_archive_makes_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    assert files_of(build("wheel", unpacked, tmp_path / "wheel")) == files_of(wheel)
+    for name in ("LICENSE", "tox.ini", "bindep.txt", "conftest.py", ".ci/run", "tests/unit"):
+        assert (unpacked / name).exists(), name
+
+
+def test_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        text = archive.read(name).decode()
+    source = (ROOT / "src/keyfront/__init__.py").read_text()
+    assert f'\n__version__ = "{re.search(r"^Version: (.+)$", text, re.M)[1]}"\n' in source
+    assert "\nLicense-Expression: Apache-2.0\n" in text
+    assert "\nRequires-Python: >=3.11\n" in text
+    base = [line for line in text.splitlines() if line.startswith("Requires-Dist:")]
+    assert len([line for line in base if "extra ==" not in line]) == 2
+
+
+def test_every_requirement_says_why() -> None:
+    source = (ROOT / "setup.py").read_text()
+    lines = source.splitlines()
+    lists = [
+        node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and node.targets[0].id in ("BASE", "EXTRAS")
+    ]
+    assert len(lists) == 2
+    requirements = [
+        item
+        for part in lists
+        for group in ([part] if isinstance(part, ast.List) else part.values)
+        for item in group.elts
+    ]
+    assert len(requirements) > 10
+    for item in requirements:
+        assert re.search(r",  # \w.{10,}", lines[item.lineno - 1]), item.value
+
+
+def test_no_extra_installs_both_builds_of_uwsgi() -> None:
+    extras = importlib.metadata.metadata("keyfront").get_all("Provides-Extra")
+    requires = importlib.metadata.requires("keyfront")
+    for extra in extras:
+        ours = {
+            re.match(r"[\w-]+", line)[0].lower()
+            for line in requires
+            if re.search(f"extra == ['\"]{extra}['\"]", line)
+        }
+        assert not {"uwsgi", "pyuwsgi"} <= ours, extra
+
+
+@pytest.mark.parametrize(
+    "entry_point",
+    importlib.metadata.distribution("keyfront").entry_points,
+    ids=lambda entry_point: f"{entry_point.group}:{entry_point.name}",
+)
+def test_entry_point_resolves(entry_point: importlib.metadata.EntryPoint, tmp_path: Path) -> None:
+    # In a process of its own, since loading Keystone or a pytest plugin changes the process.
+    load = (
+        "import sys\n"
+        "from importlib.metadata import EntryPoint\n"
+        "assert EntryPoint(*sys.argv[1:]).load() is not None\n"
+    )
+    names = (entry_point.name, entry_point.value, entry_point.group)
+    run(sys.executable, "-c", load, *names, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("folder", TREES)
+def test_folders_are_importable_only_inside_keyfront(folder: str, tmp_path: Path) -> None:
+    ask = (
+        "import sys\n"
+        "from importlib.util import find_spec\n"
+        "assert find_spec(sys.argv[1]) is None\n"
+        "assert find_spec('keyfront.' + sys.argv[1]) is not None\n"
+    )
+    run(sys.executable, "-c", ask, folder, cwd=tmp_path)
+
+
+def test_data_files_are_readable_through_importlib() -> None:
+    data = [
+        path.relative_to(ROOT / "deploy").as_posix()
+        for path in (ROOT / "deploy").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    ]
+    for name in data:
+        packed = importlib.resources.files("keyfront.deploy").joinpath(name)
+        assert packed.read_bytes() == (ROOT / "deploy" / name).read_bytes()
+    assert importlib.resources.files("keyfront").joinpath("py.typed").is_file()
