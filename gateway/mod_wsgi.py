@@ -51,3 +51,4 @@ registry.install()
 application = load_or_fail(
     raising=False, on_request=_FreshProcess() if _in_daemon_process() else None
 )
+registry.loaded()

@@ -72,6 +72,8 @@ def _read(path: Path) -> str:
 def _parse(path: Path, text: str) -> configparser.ConfigParser:
     # as PasteDeploy does, so that both see the same
     absolute = path.absolute()
+    if "%" in str(absolute):  # it puts the path among the values, where % begins a name
+        raise PasteFileError(f"{path}: PasteDeploy reads no path with % in it; use another")
     parser = configparser.ConfigParser({"here": str(absolute.parent), "__file__": str(absolute)})
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:

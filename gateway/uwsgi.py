@@ -22,16 +22,19 @@ if "gevent" in uwsgi.opt:
 
 from . import mercy
 from .application import load_or_fail, pin_argv
-from .chunked import LIMIT, read_chunked
 from .process import registry
+from .request_body import read_whole
 
 if "pyargv" not in uwsgi.opt:
     pin_argv("uwsgi")
 
+# behind a web server the uwsgi protocol carries a length, never chunks
+speaks_http = any(option in uwsgi.opt for option in ("http-socket", "https-socket"))
+
 registry.install()
 mercy.install(registry)
-application = read_chunked(
-    load_or_fail(raising="need-app" in uwsgi.opt), lambda: uwsgi.chunked_read(), LIMIT
+application = read_whole(
+    load_or_fail(raising="need-app" in uwsgi.opt),
+    read_chunk=uwsgi.chunked_read if speaks_http else None,
 )
-if uwsgi.worker_id() == 0:
-    registry.prepare()
+registry.loaded()
