@@ -49,10 +49,11 @@ EXTRAS = {
     "test": [
         "gevent>=24.2",  # the greenlet workers are tested for real
         "keystone>=30",  # the service under test
+        "gunicorn",  # one more server, with a command line that Keystone would choke on
         "keystoneauth1",  # a real client session against the served Keystone
         "ldap3>=2.9",  # the directory tests and their in-memory server
         "mod_wsgi>=6.0.5",  # the Apache side is tested for real
-        "openstack-placement",  # a second service, to prove nothing is Keystone-only by accident
+        "glance",  # a second service with a paste file of its own: nothing may be Keystone-only
         "psutil",  # looks at the workers' processes, memory and sockets
         "pymemcache",  # the memcached client of oslo.cache that has to be closed after a fork
         "pytest>=8",  # runs the tests

@@ -75,12 +75,11 @@ def _bound_gevent(registry: ForkRegistry) -> None:
     def watch() -> None:
         import gevent
 
-        gevent.signal_handler(signal.SIGHUP, _start_timer)
+        # The greenlet first runs in uWSGI's loop. A watcher made any earlier would be the first,
+        # for which alone libev installs its handler, and uWSGI's own handler would then replace it.
+        gevent.spawn(gevent.signal_handler, signal.SIGHUP, _start_timer)
 
-    if uwsgi.worker_id() > 0:
-        watch()
-    else:
-        registry.register("uwsgi stop", after=watch)
+    registry.register("uwsgi stop", after=watch)
 
 
 def _start_timer() -> None:

@@ -26,9 +26,13 @@ from .shapes import Program
 START_TIMEOUT = 90.0
 # prctl(2)
 _PR_SET_PDEATHSIG = 1
-# Seconds beyond the stop timeout after which what is left is killed. uWSGI's master looks once a
-# second for ended workers, so it needs most of one.
-_LAST_CALL = 0.9
+_PR_SET_CHILD_SUBREAPER = 36
+# Seconds beyond the stop timeout after which what is left is killed. Workers end at the timeout;
+# uWSGI's master looks for them once a second.
+_LAST_CALL = 0.6
+# Seconds before the timeout at which an application is told to stop whose web server still waits
+# for requests; those have had their time by then.
+_EARLIER = 0.5
 
 
 class Supervisor:
@@ -78,6 +82,8 @@ class Supervisor:
         :raises ServerError: a program cannot be run
         """
         libc = ctypes.CDLL(None, use_errno=True)
+        # what a killed server leaves behind becomes ours to end, not init's
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         parent = os.getpid()
 
         def stop_with_parent() -> None:
@@ -161,20 +167,32 @@ class Supervisor:
     def stop(self) -> None:
         """Stop every program, the foremost first; after the timeout what is left is killed."""
         deadline = time.monotonic() + self._stop_timeout
-        last_call = deadline + _LAST_CALL
-        for program, process in reversed(self._running):
+        for position, (program, process) in reversed(list(enumerate(self._running))):
             if process.poll() is None:
                 process.send_signal(program.stop)
+            # the application stops once the web server in front of it has no more requests for it
+            until = deadline + _LAST_CALL if position == 0 else deadline - _EARLIER
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # a program behind this one starts to stop at the deadline at the latest
-                behind = process is not self._running[0][1]
-                process.wait(max((deadline - 1 if behind else last_call) - time.monotonic(), 0.1))
+                process.wait(max(until - time.monotonic(), 0.1))
         for _, process in self._running:
-            # also what a killed leader left in its session
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._running.clear()
+        _end_orphans()
+
+
+def _end_orphans() -> None:
+    """Kill and collect every child there is, and the children it leaves."""
+    while True:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+        for pid in map(int, children.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
 def _status(host: str, port: int, path: str) -> int | None:

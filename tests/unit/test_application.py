@@ -159,7 +159,7 @@ def test_missing_attribute_and_what_cannot_be_called(module: Callable[..., str])
         application.load(f"{name}:app")
     with pytest.raises(TargetError, match=rf"module {name} has no number\.app$"):
         application.load(f"{name}:number.app")
-    with pytest.raises(TargetError, match="is not callable$"):
+    with pytest.raises(TargetError, match=r"is not callable$"):
         application.load(f"{name}:number")
 
 
@@ -298,8 +298,9 @@ def test_failed_application(capsys: pytest.CaptureFixture[str]) -> None:
     error = RuntimeError(f"cannot reach mysql://keystone:{SECRET}@db\nat all")
     called: list[bool] = []
     failed = application.FailedApplication(error, on_request=lambda: called.append(True))
+    started: list[tuple[str, list[tuple[str, str]]]] = []
     for number in (1, 2):
-        started: list[tuple[str, list[tuple[str, str]]]] = []
+        started.clear()
         body = b"".join(failed({}, lambda *given: started.append(given)))  # type: ignore[arg-type]
         ((status, headers),) = started
         assert status == "503 Service Unavailable"

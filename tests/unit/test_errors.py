@@ -20,9 +20,7 @@ ARGUMENTS: dict[type, tuple[object, ...]] = {
 
 
 def make(kind: type[errors.KeyfrontError]) -> errors.KeyfrontError:
-    made = kind(*ARGUMENTS.get(kind, ("what is wrong\n  and  where",)))  # type: ignore[arg-type]
-    made.server = "ldap://one"  # type: ignore[attr-defined]
-    return made
+    return kind(*ARGUMENTS.get(kind, ("what is wrong\n  and  where",)))  # type: ignore[arg-type]
 
 
 def test_the_tree_is_looked_at() -> None:
