@@ -84,7 +84,7 @@ def _bound_gevent(registry: ForkRegistry) -> None:
 
 def _start_timer() -> None:
     seconds = max(mercy() - MARGIN, MARGIN)
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
 
 
 def bound_stop() -> None:

@@ -53,7 +53,7 @@ def read_whole(
             return application(environ, start_response)
         try:
             if length:
-                body = _read_length(environ, int(length), limit)
+                body = _read_length(environ, length, limit)
             else:
                 assert read_chunk is not None
                 body = _read_chunks(read_chunk, limit)
@@ -61,7 +61,7 @@ def read_whole(
                 del environ["HTTP_TRANSFER_ENCODING"]
         except _TooLargeError:
             return _refuse(start_response, "413 Content Too Large", _TOO_LARGE)
-        except (OSError, ValueError):
+        except OSError:
             return _refuse(start_response, "400 Bad Request", _BROKEN)
         environ["wsgi.input"] = io.BytesIO(body)
         return application(environ, start_response)
@@ -74,9 +74,10 @@ def _is_chunked(environ: WSGIEnvironment) -> bool:
     return coding is not None and coding.strip().lower() == "chunked"
 
 
-def _read_length(environ: WSGIEnvironment, length: int, limit: int) -> bytes:
-    if length < 0:
-        raise ValueError
+def _read_length(environ: WSGIEnvironment, text: str, limit: int) -> bytes:
+    if not (text.isascii() and text.isdigit()):
+        raise OSError(f"Content-Length is {text!r}")
+    length = int(text)
     if length > limit:
         raise _TooLargeError
     body: bytes = environ["wsgi.input"].read(length) if length else b""

@@ -13,4 +13,7 @@ from .process import registry
 pin_argv()
 registry.install()
 application = load_or_fail(raising=True)
+# a server that preloads forks after this (os.register_at_fork starts its workers' handlers); in any
+# other one this process is the worker
 registry.prepare()
+registry.reopen()

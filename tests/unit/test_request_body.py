@@ -1,4 +1,4 @@
-"""Chunked request bodies behind uWSGI."""
+"""Request bodies behind uWSGI are read whole before the application runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from keyfront.gateway.chunked import LIMIT, read_chunked
+from keyfront.gateway.request_body import LIMIT, read_whole
 
 Started = list[tuple[str, dict[str, str]]]
 
@@ -49,7 +49,7 @@ def call(
 ) -> tuple[str, dict[str, str], bytes]:
     started: Started = []
     given: dict[str, Any] = {"wsgi.input": io.BytesIO(), **environ}
-    wrapped = read_chunked(application, read, limit)
+    wrapped = read_whole(application, read_chunk=read, limit=limit)
     answer = b"".join(wrapped(given, lambda s, h, *_: started.append((s, dict(h)))))  # type: ignore[arg-type, misc]
     ((status, headers),) = started
     return status, headers, answer
@@ -84,7 +84,10 @@ def test_other_requests_pass_untouched(encoding: str | None) -> None:
     body = io.BytesIO(b"plain")
     call(application, reader(), CONTENT_LENGTH="5", **{"wsgi.input": body}, **environ)
     assert application.body == b"plain"
-    assert application.environ == {"wsgi.input": body, "CONTENT_LENGTH": "5", **environ}
+    assert application.environ is not None
+    assert body.read() == b"", "it was not read before"
+    del application.environ["wsgi.input"]
+    assert application.environ == {"CONTENT_LENGTH": "5", **environ}
 
 
 def test_limit_is_the_largest_that_passes() -> None:
@@ -117,3 +120,35 @@ def test_broken_chunks_are_refused() -> None:
 def test_other_errors_of_reading_are_not_hidden() -> None:
     with pytest.raises(ValueError, match="a fault of ours"):
         call(Application(), reader(ValueError("a fault of ours")), HTTP_TRANSFER_ENCODING="chunked")
+
+
+def test_a_body_is_read_although_the_application_does_not() -> None:
+    body = io.BytesIO(b"unread")
+
+    def refuse(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        assert body.read() == b""
+        start_response("401 Unauthorized", [])
+        return []
+
+    wrapped = read_whole(refuse)  # type: ignore[arg-type]
+    list(wrapped({"wsgi.input": body, "CONTENT_LENGTH": "6"}, lambda *_: None))  # type: ignore[arg-type, misc]
+
+
+@pytest.mark.parametrize(
+    ("length", "status"),
+    [("7", "400"), ("-1", "400"), ("six", "400"), ("11", "413"), ("6", "200"), ("", "200")],
+)
+def test_lengths(length: str, status: str) -> None:
+    given, _, _ = call(
+        Application(), reader(), 10, CONTENT_LENGTH=length, **{"wsgi.input": io.BytesIO(b"sixsix")}
+    )
+    assert given.startswith(status)
+
+
+def test_chunks_are_left_alone_behind_a_web_server() -> None:
+    application = Application()
+    wrapped = read_whole(application)  # type: ignore[arg-type]
+    environ = {"wsgi.input": io.BytesIO(), "HTTP_TRANSFER_ENCODING": "chunked"}
+    list(wrapped(environ, lambda *_: None))  # type: ignore[arg-type, misc]
+    assert application.environ is not None
+    assert "CONTENT_LENGTH" not in application.environ
