@@ -95,7 +95,8 @@ def serve(options: Options, out: TextIO) -> int:
     _check_target(target)
     shapes.check(options.server)
     folder = state.State(options.state)
-    usable = folder.check() if not options.fresh else False
+    if not options.fresh:
+        folder.check()
     port = machine.claim(options.listen, host, port)
     address = supervisor.hostname_port(host, port)
     reach = supervisor.connect_host(host)
@@ -107,7 +108,8 @@ def serve(options: Options, out: TextIO) -> int:
     with folder.locked():
         if options.fresh:
             folder.remove()
-        _prepare(folder, usable, endpoint, progress)
+        # looked at again: another one may have made it just now
+        _prepare(folder, folder.check(), endpoint, progress)
         runtime = Path(tempfile.mkdtemp(prefix="keyfront-"))
         try:
             # a web server's own user has to reach the socket inside
@@ -166,9 +168,10 @@ def _run(
 def _greet(plan: shapes.Plan, endpoint: str, progress: Progress) -> None:
     folder = plan.state
     program = Path(sys.prefix, "bin", "keyfront")
+    option = "" if folder.path == state.default_path() else f" --state {folder.path}"
     progress.line("")
     progress.line(f"Keystone answers at  {endpoint}")
-    progress.line(f"Try next             {program} check --state {folder.path}")
+    progress.line(f"Try next             {program} check{option}")
     progress.line(f"For openstack        . {folder.openrc}")
     progress.line(f"Logs                 {folder.log}")
     progress.line("Stop with            Ctrl-C")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import BinaryIO
 
 from keyfront.errors import ServerError
 
@@ -110,7 +111,7 @@ class Supervisor:
             self._running.append((program, process))
 
     @staticmethod
-    def _open_log(path: Path) -> contextlib.AbstractContextManager[object]:
+    def _open_log(path: Path) -> BinaryIO:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         return os.fdopen(descriptor, "ab")
 

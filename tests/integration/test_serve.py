@@ -29,6 +29,7 @@ CONNECTIONS = 8
 BODY_SIZES = (1, 10, 1000, 4096, 16384, 65536, 100_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", SHAPES)
 def test_serves_keystone(keystone_state: tuple[Path, int], server: str) -> None:
     state, port = keystone_state
@@ -187,6 +188,7 @@ def test_stop_is_bounded(keystone_state: tuple[Path, int], tmp_path: Path, serve
         assert never.status in (None, 502, 503, 504)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("server", ("uwsgi", "gevent"))
 def test_uwsgi_bounds_its_own_stop(
     keystone_state: tuple[Path, int], tmp_path: Path, server: str
@@ -249,6 +251,7 @@ def test_reload_under_load_loses_nothing(
     assert not failures
 
 
+@pytest.mark.smoke
 def test_statistics_show_no_token(keystone_state: tuple[Path, int], tmp_path: Path) -> None:
     state, port = keystone_state
     with serve(state, "uwsgi", port=port, **_held(tmp_path, "uwsgi", 3)) as served:  # type: ignore[arg-type]
