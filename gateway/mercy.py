@@ -75,9 +75,14 @@ def _bound_gevent(registry: ForkRegistry) -> None:
     def watch() -> None:
         import gevent
 
+        def in_loop() -> None:
+            gevent.signal_handler(signal.SIGHUP, _start_timer)
+            # blocked while the worker loaded (keyfront.gateway.uwsgi)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
         # The greenlet first runs in uWSGI's loop. A watcher made any earlier would be the first,
         # for which alone libev installs its handler, and uWSGI's own handler would then replace it.
-        gevent.spawn(gevent.signal_handler, signal.SIGHUP, _start_timer)
+        gevent.spawn(in_loop)
 
     registry.register("uwsgi stop", after=watch)
 

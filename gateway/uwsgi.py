@@ -12,7 +12,14 @@ it, every request is answered 503 and logs the first error. Stopping is bounded 
 
 from __future__ import annotations
 
+import signal
+
 import uwsgi
+
+if uwsgi.worker_id() > 0:
+    # Under lazy-apps the worker loads with SIGHUP ignored: a stop or reload meanwhile would be lost
+    # on it. Blocked, the signal waits (signal(7)) until mercy takes it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 # the order of the imports is the point: patching comes before everything that holds a lock
 if "gevent" in uwsgi.opt:

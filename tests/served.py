@@ -23,7 +23,7 @@ import pytest
 SHAPES = ("uwsgi", "gevent", "nginx+uwsgi", "apache+uwsgi", "mod_wsgi")
 WITH_UWSGI = SHAPES[:-1]
 # Seconds; a bound on a hang, not an expectation.
-PATIENCE = 120.0
+PATIENCE = 90.0
 
 _USER_NAMESPACE = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
 

@@ -2,6 +2,7 @@
 
 ``/hold/NAME`` tells that it runs by making the file ``NAME.held`` in ``HOLD_FOLDER``, and answers
 once ``NAME.go`` is there; without ``NAME.go`` it never answers. Anything else answers at once.
+With ``HOLD_LOAD`` set, loading itself waits for ``load.go``.
 """
 
 import os
@@ -9,6 +10,11 @@ import time
 from pathlib import Path
 
 FOLDER = Path(os.environ.get("HOLD_FOLDER", "."))
+
+if "HOLD_LOAD" in os.environ:
+    (FOLDER / f"load-{os.getpid()}").touch()
+    while not (FOLDER / "load.go").exists():
+        time.sleep(0.02)
 
 
 def application(environ, start_response):
