@@ -101,7 +101,7 @@ def served(
     log, stats = folder / f"{name}.log", folder / f"{name}.stats"
     options = [
         *("--master", "--need-app", "--single-interpreter", "--enable-threads"),
-        *("--py-call-osafterfork", "--buffer-size=65535", "--processes", str(processes)),
+        *("--py-call-uwsgi-fork-hooks", "--buffer-size=65535", "--processes", str(processes)),
         *("--http-socket", f"127.0.0.1:{port}", "--stats", str(stats), "--stats-no-cores"),
         *("--virtualenv", sys.prefix, "--module", app),
         *(["--lazy-apps"] if lazy else []),

@@ -182,8 +182,8 @@ def uwsgi(
     "options",
     [
         pytest.param((), id="plain"),
-        pytest.param(("--py-call-osafterfork",), id="osafterfork"),
-        pytest.param(("--enable-threads", "--threads=2", "--py-call-osafterfork"), id="threads"),
+        pytest.param(("--py-call-uwsgi-fork-hooks",), id="fork-hooks"),
+        pytest.param(("--enable-threads", "--threads=2", "--py-call-uwsgi-fork-hooks"), id="threads"),
     ],
 )
 def test_workers_share_no_connection_and_no_random_state(

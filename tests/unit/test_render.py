@@ -123,7 +123,7 @@ def test_uwsgi_always(values: dict[str, object]) -> None:
     # statistics without the headers of running requests, which hold tokens
     assert options["stats"] == "/run/keyfront/stats.sock"
     assert options["stats-no-cores"] == "true"
-    for name in ("strict", "master", "need-app", "enable-threads", "py-call-osafterfork"):
+    for name in ("strict", "master", "need-app", "enable-threads", "py-call-uwsgi-fork-hooks"):
         assert options[name] == "true"
     assert options["env"] == "KEYFRONT_APP=config:/etc/keyfront/keystone.ini"
     assert options["processes"] == "3"
