@@ -87,8 +87,8 @@ class ForkRegistry:
         """Make :meth:`reopen` run in every child from now on; calling it again does no harm.
 
         ``os.register_at_fork`` sees every fork that Python makes or is told of. uWSGI forks in C
-        and tells Python only with ``py-call-uwsgi-fork-hooks``, so ``uwsgi.post_fork_hook`` is set as
-        well; a hook that was there runs after ours.
+        and tells Python only with ``py-call-uwsgi-fork-hooks``, so ``uwsgi.post_fork_hook`` is
+        set as well; a hook that was there runs after ours.
         """
         if not self._installed:
             self._installed = True

@@ -183,7 +183,7 @@ def uwsgi(
     [
         pytest.param((), id="plain"),
         pytest.param(("--py-call-uwsgi-fork-hooks",), id="fork-hooks"),
-        pytest.param(("--enable-threads", "--threads=2", "--py-call-uwsgi-fork-hooks"), id="threads"),
+        pytest.param(("--threads=2", "--py-call-uwsgi-fork-hooks"), id="threads"),
     ],
 )
 def test_workers_share_no_connection_and_no_random_state(
