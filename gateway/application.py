@@ -6,7 +6,7 @@ The target is named by ``KEYFRONT_APP`` in the environment, in one of three form
     an application of a paste file (PasteDeploy); the name after ``#`` is ``main`` if left out;
 ``egg:keyfront#keystone``
     a ``paste.app_factory`` entry point of an installed distribution;
-``placement.wsgi.api:application``
+``glance.wsgi.api:application``
     an object in a module.
 
 Left out, it is the packaged Keystone pipeline (``keyfront/deploy/paste/keystone.ini``).
@@ -18,7 +18,6 @@ repeats that first error, never a follow-up of it.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import re
 import shlex
@@ -36,8 +35,6 @@ from . import paste_file
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
-LOG = logging.getLogger("keyfront.gateway")
 
 TARGET_VARIABLE = "KEYFRONT_APP"
 ARGUMENTS_VARIABLE = "KEYFRONT_ARGV"

@@ -62,6 +62,8 @@ def install(registry: ForkRegistry) -> None:
     if not _hooked():
         # without the hook the passed-on signal would kill the worker at once
         LOG.warning("stop is not bounded: add 'hook-post-fork = %s' to the uWSGI ini file", HOOK)
+        # blocked for a loading worker (keyfront.gateway.uwsgi), and nobody here would take it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         return
     if uwsgi.worker_id() > 0:
         bound_stop()

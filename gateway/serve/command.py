@@ -168,10 +168,9 @@ def _run(
 def _greet(plan: shapes.Plan, endpoint: str, progress: Progress) -> None:
     folder = plan.state
     program = Path(sys.prefix, "bin", "keyfront")
-    option = "" if folder.path == state.default_path() else f" --state {folder.path}"
     progress.line("")
     progress.line(f"Keystone answers at  {endpoint}")
-    progress.line(f"Try next             {program} check{option}")
+    progress.line(f"Try next             {program} check --state {folder.path}")
     progress.line(f"For openstack        . {folder.openrc}")
     progress.line(f"Logs                 {folder.log}")
     progress.line("Stop with            Ctrl-C")

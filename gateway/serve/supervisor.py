@@ -209,7 +209,7 @@ def _status(host: str, port: int, path: str) -> int | None:
 
 def connect_host(host: str) -> str:
     """Where to reach a server that listens at ``host``: loopback for "every address"."""
-    if host in ("", "0.0.0.0"):
+    if host == "0.0.0.0":
         return "127.0.0.1"
     if host == "::":
         return "::1"

@@ -325,3 +325,41 @@ def test_a_stop_while_workers_load_is_not_lost(
             assert not _alive_after(family, PATIENCE)
         finally:
             served.process.send_signal(signal.SIGCONT)
+
+
+def test_lazy_workers_without_the_hook_still_stop(
+    keystone_state: tuple[Path, int], tmp_path: Path
+) -> None:
+    """An ini file of the operator's own, without our hook: unbounded, but no worse than stock."""
+    state, port = keystone_state
+    with serve(state, "uwsgi", port=port, **_held(tmp_path, "uwsgi", 3)) as served:  # type: ignore[arg-type]
+        rendered = (state / "run" / "uwsgi.ini").read_text()
+        served.stop()
+    own = tmp_path / "own.ini"
+    lines = [line for line in rendered.splitlines() if not line.startswith("hook-post-fork")]
+    own.write_text("\n".join(lines).replace("lazy-apps = false", "lazy-apps = true"))
+    options = _held(tmp_path, "uwsgi", 3)
+    uwsgi = subprocess.Popen(
+        [str(Path(sys.prefix, "bin", "uwsgi")), "--ini", str(own)],
+        env={**os.environ, **options["environment"]},  # type: ignore[dict-item]
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+
+        def all_loaded() -> bool:
+            try:
+                workers = stats(state / "run" / "stats.sock")["workers"]
+            except OSError:
+                return False
+            return all(worker["accepting"] for worker in workers)  # type: ignore[attr-defined]
+
+        wait_for(all_loaded, "every worker is loaded")
+        uwsgi.terminate()
+        uwsgi.wait(30)
+    finally:
+        if uwsgi.poll() is None:
+            for process in psutil.Process(uwsgi.pid).children(recursive=True):
+                process.kill()
+            uwsgi.kill()
+            uwsgi.wait()
