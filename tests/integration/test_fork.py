@@ -66,8 +66,10 @@ raw = use_all()
 def report(name):
     state = {"pid": os.getpid(), "random": hash(random.getstate())}
     path = pathlib.Path(name)
-    path.with_suffix(".new").write_text(json.dumps(state))
-    path.with_suffix(".new").rename(path)
+    # Lazy workers load at the same time, and each tells "master": a file of its own each.
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(state))
+    new.rename(path)
 
 
 @uwsgidecorators.postfork
