@@ -64,3 +64,7 @@ class StateError(KeyfrontError):
 
 class ServerError(KeyfrontError):
     """A server did not start, or ended by itself; names its log."""
+
+
+class CoordinatorError(KeyfrontError):
+    """The epochs of the token cache cannot be reached: changes are refused, nothing is cached."""

@@ -1,0 +1,1 @@
+"""Token validation from a cache that follows each change Keystone commits."""

@@ -1,0 +1,1 @@
+"""Coordinators: where the epochs of the token cache are kept."""

@@ -1,0 +1,236 @@
+"""The epoch table in one piece of memory: how words are laid out, marked, stamped and checked.
+
+Everything here but reading is called under the coordinator's lock, by one process at a time. A
+process may be killed between any two lines of it: what is left then is either as before, or has a
+mark that :meth:`Table.recover` completes, or fails :meth:`Table.fault` and is rebuilt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..epochs import ALL_SLOT, MARK_SECONDS, MARK_TAGS
+
+MAGIC = int.from_bytes(b"keyfront", "little")
+#: Raised when the layout changes; a table of another layout is rebuilt.
+LAYOUT = 1
+WORD = 8
+
+#: What a slot holds while a change of it is under way: newer than every number.
+DIRTY = 2**64 - 1
+_MASK = 2**64 - 1
+
+# Words of the header. Those up to the digest never change in the life of a table.
+_MAGIC, _LAYOUT, _GENERATION, _SLOTS, _BOOT, _SETTLED = range(6)
+_SECRET, _DIGEST, _FIXED_WORDS = 8, 12, 12
+_SEQUENCE, _CHECKSUM, _CHANGES, _RECOVERED, _FLUSHES, _SERIAL = range(16, 22)
+_HEADER_WORDS = 64
+
+#: Changes that can be under way at once in all processes; one more is refused until one ends.
+MARKS = 256
+# A mark: deadline in nanoseconds (0: free), serial number, number of slots, the slots.
+_MARK_HEAD = 3
+_MARK_WORDS = _MARK_HEAD + MARK_TAGS
+_FIRST_SLOT = _HEADER_WORDS + MARKS * _MARK_WORDS
+_PLACES = range(_HEADER_WORDS, _FIRST_SLOT, _MARK_WORDS)
+
+
+def boot_word() -> int:
+    """Return a number of this boot: the clock that marks go by starts anew with each."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        text = ""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def size(slot_count: int) -> int:
+    """Return the bytes that a table of ``slot_count`` slots takes."""
+    return (_FIRST_SLOT + slot_count) * WORD
+
+
+def _mix(slot: int, value: int) -> int:
+    """Return what a slot adds to the checksum; nothing while it was never written."""
+    if value == 0:
+        return 0
+    mixed = ((value ^ (slot * 0x9E3779B97F4A7C15)) * 0xD6E8FEB86659FD93) & _MASK
+    return mixed ^ (mixed >> 32)
+
+
+class Table:
+    """An epoch table over ``memory``, of which it takes the first :func:`size` bytes.
+
+    :param memory: writable and zeroed, or a table
+    """
+
+    __slots__ = ("_words", "generation", "slot_count", "values")
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory.cast("Q")
+        self.generation = self._words[_GENERATION]
+        self.slot_count = self._words[_SLOTS]
+        #: The slots, to be read without a lock: one aligned word is read and written whole.
+        self.values = self._words[_FIRST_SLOT:]
+
+    @classmethod
+    def make(cls, memory: memoryview, slot_count: int, settled: int) -> Table:
+        """Lay out a new table, with a generation and a secret of its own.
+
+        :param settled: nanoseconds of the monotonic clock before which no change may be marked
+        """
+        words = memory.cast("Q")
+        words[_MAGIC] = MAGIC
+        words[_LAYOUT] = LAYOUT
+        words[_GENERATION] = 1 + secrets.randbelow(2**63 - 1)
+        words[_SLOTS] = slot_count
+        words[_BOOT] = boot_word()
+        words[_SETTLED] = settled
+        memory[_SECRET * WORD : (_SECRET + 4) * WORD] = secrets.token_bytes(32)
+        memory[_DIGEST * WORD : (_DIGEST + 2) * WORD] = cls._digest(memory)
+        words[_SEQUENCE] = 1
+        words.release()
+        return cls(memory)
+
+    @staticmethod
+    def _digest(memory: memoryview) -> bytes:
+        return hashlib.blake2b(memory[: _FIXED_WORDS * WORD], digest_size=16).digest()
+
+    @classmethod
+    def fault(cls, memory: memoryview) -> str | None:
+        """Return why ``memory`` is no table of this boot and layout, or ``None`` if it is one."""
+        if len(memory) < _FIRST_SLOT * WORD:
+            return "it is too short"
+        if len(memory) % WORD:
+            return "it ends within a word"
+        words = memory.cast("Q")
+        try:
+            if words[_MAGIC] != MAGIC:
+                return "it is no epoch table"
+            if words[_LAYOUT] != LAYOUT:
+                return f"it has layout {words[_LAYOUT]}, this keyfront uses {LAYOUT}"
+            if memory[_DIGEST * WORD : (_DIGEST + 2) * WORD] != cls._digest(memory):
+                return "its header was changed"
+            if size(words[_SLOTS]) != len(memory):
+                return f"it has {len(memory)} bytes instead of {size(words[_SLOTS])}"
+            if words[_BOOT] != boot_word():
+                return "it is from before the machine started"
+            checksum = 0
+            newest = words[_SEQUENCE]
+            for slot, value in enumerate(words[_FIRST_SLOT:].tolist()):
+                if value:
+                    checksum ^= _mix(slot, value)
+                    if value > newest and value != DIRTY:
+                        return "a slot is newer than the table"
+            if checksum != words[_CHECKSUM]:
+                return "its slots do not match their checksum"
+            for place in _PLACES:
+                first, count = place + _MARK_HEAD, words[place + 2]
+                if words[place] and (
+                    not 0 < count <= MARK_TAGS
+                    or max(words[first : first + count]) >= words[_SLOTS]
+                ):
+                    return "a mark in it is damaged"
+        finally:
+            words.release()
+        return None
+
+    @property
+    def secret(self) -> bytes:
+        """The table's 32 random bytes, for keys and signatures of what depends on it."""
+        return self._words[_SECRET : _SECRET + 4].tobytes()
+
+    @property
+    def settled(self) -> int:
+        """When changes may begin, in nanoseconds of the monotonic clock."""
+        return self._words[_SETTLED]
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last complete change."""
+        return self._words[_SEQUENCE]
+
+    def mark(self, slots: tuple[int, ...], now: int) -> int | None:
+        """Make ``slots`` dirty; return the mark's serial number, or ``None`` if there is no room.
+
+        :param slots: at most :data:`~..epochs.MARK_TAGS` of them
+        :param now: nanoseconds of the monotonic clock
+        """
+        words = self._words
+        place = next((p for p in _PLACES if words[p] == 0), None)
+        if place is None:
+            return None
+        serial = words[_SERIAL] = words[_SERIAL] + 1
+        words[place + 1] = serial
+        words[place + 2] = len(slots)
+        for index, slot in enumerate(slots, place + _MARK_HEAD):
+            words[index] = slot
+        # From here on the mark counts; a writer killed before has changed nothing.
+        words[place] = now + int(MARK_SECONDS * 1e9)
+        for slot in slots:
+            self._set(slot, DIRTY)
+        return serial
+
+    def stamp(self, slots: Iterable[int], serial: int | None = None) -> None:
+        """Give ``slots`` the next number, and free the mark ``serial`` if it is still there."""
+        words = self._words
+        # A mark that was recovered meanwhile is gone; its slots are stamped once more.
+        place = next((p for p in _PLACES if words[p] and words[p + 1] == serial), None)
+        number = words[_SEQUENCE] + 1
+        # The number first: a fill that sees it starts after the commit.
+        words[_SEQUENCE] = number
+        words[_CHANGES] += 1
+        busy = self._marked(besides=place)
+        for slot in slots:
+            self._set(slot, DIRTY if slot in busy else number)
+        if place is not None:
+            words[place] = 0
+
+    def recover(self, now: int) -> int:
+        """Stamp the marks whose deadline has passed; return how many."""
+        words = self._words
+        found = 0
+        for place in _PLACES:
+            if 0 < words[place] <= now:
+                self.stamp(self._slots_of(place), words[place + 1])
+                found += 1
+        words[_RECOVERED] += found
+        return found
+
+    def flush(self) -> None:
+        """Make every answer stale."""
+        self.stamp((ALL_SLOT,))
+        self._words[_FLUSHES] += 1
+
+    def statistics(self) -> dict[str, int]:
+        """Return the table's own counts by name."""
+        words = self._words
+        marks = sum(1 for place in _PLACES if words[place])
+        return {
+            "changes": words[_CHANGES],
+            "changes_under_way": marks,
+            "changes_recovered": words[_RECOVERED],
+            "flushes": words[_FLUSHES],
+            "sequence": words[_SEQUENCE],
+            "slots": self.slot_count,
+        }
+
+    def _marked(self, besides: int | None) -> set[int]:
+        words = self._words
+        found: set[int] = set()
+        for place in _PLACES:
+            if words[place] and place != besides:
+                found.update(self._slots_of(place))
+        return found
+
+    def _slots_of(self, place: int) -> list[int]:
+        first = place + _MARK_HEAD
+        return self._words[first : first + self._words[place + 2]].tolist()
+
+    def _set(self, slot: int, value: int) -> None:
+        words = self._words
+        index = _FIRST_SLOT + slot
+        words[_CHECKSUM] ^= _mix(slot, words[index]) ^ _mix(slot, value)
+        words[index] = value

@@ -1,0 +1,138 @@
+"""A lock over all threads and processes that open the same file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from keyfront.errors import CoordinatorError
+
+#: Seconds to wait for the lock. It is held for microseconds, unless its holder is stopped.
+LOCK_SECONDS = 5.0
+_POLL_SECONDS = 0.0005
+
+
+class FileLock:
+    """A context manager; not to be entered again inside itself.
+
+    The kernel lets go of it when its holder is killed. It never waits inside a lock: under
+    greenlets a wait lets others run, in this same thread, which would then wait for each other.
+
+    :param path: a file that is never replaced; if it is removed, all go on with a new one
+    :param create: whether to make it if it is missing, with mode 0600
+    """
+
+    __slots__ = ("__weakref__", "_create", "_fd", "_path", "_pid", "_threads")
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self._path = path
+        self._create = create
+        self._threads = threading.Lock()
+        self._fd = -1
+        self._pid = os.getpid()
+        _all.add(self)
+
+    def __enter__(self) -> None:
+        """Take the lock.
+
+        :raises CoordinatorError: it was not to be had within :data:`LOCK_SECONDS`
+        """
+        if self._pid != os.getpid():
+            # What a thread of the parent held when it forked, nobody here would release; and a
+            # lock taken through an inherited descriptor would be the parent's as well.
+            self._threads = threading.Lock()
+            self._fd, self._pid = -1, os.getpid()
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not self._try():
+            if time.monotonic() > deadline:
+                raise CoordinatorError(
+                    f"{self._path}: not free within {LOCK_SECONDS:.0f} s; a process that holds it "
+                    "is stopped or stuck"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let go of it."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        finally:
+            self._threads.release()
+
+    def close(self) -> None:
+        """Close the file. The lock opens it again when it is next taken."""
+        if self._pid != os.getpid():
+            return
+        # Not under another thread's hands, which would lose the lock and then fail to release it.
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not self._threads.acquire(blocking=False):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_SECONDS)
+        try:
+            self._close()
+        finally:
+            self._threads.release()
+
+    def after_fork(self) -> None:
+        """Let go of what the parent has open: if it is killed, that must not keep its lock."""
+        self._close()
+        self._threads = threading.Lock()
+        self._pid = os.getpid()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            with suppress(OSError):
+                os.close(self._fd)
+        self._fd = -1
+
+    def _try(self) -> bool:
+        if not self._threads.acquire(blocking=False):
+            return False
+        try:
+            if self._fd < 0:
+                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+                flags |= os.O_CREAT if self._create else 0
+                self._fd = os.open(self._path, flags, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._is_removed():
+                self._close()
+                self._threads.release()
+                return False
+        except BlockingIOError:
+            self._threads.release()
+            return False
+        except OSError as error:
+            self._threads.release()
+            raise CoordinatorError(f"{self._path}: {error.strerror}") from None
+        return True
+
+    def _is_removed(self) -> bool:
+        """Whether those who open the file now would lock another one."""
+        try:
+            there = os.stat(self._path, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        here = os.fstat(self._fd)
+        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+
+
+_all: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in _all:
+        lock.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
