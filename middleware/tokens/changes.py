@@ -1,0 +1,166 @@
+"""Where this process tells of its changes: the epoch table that belongs to a database.
+
+Workers with the ``token_cache`` filter make the table. Any other process that writes to the same
+database finds it by the database's URL (or by the option ``path``) and takes part; where there is
+none, nobody has cached anything and there is nobody to tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from keyfront.errors import CoordinatorError
+
+from .coordinators.shared_memory import LEASE_SECONDS, NAME, SharedMemory
+from .epochs import Coordinator, Mark, slots
+
+# Parts of a URL's query that say which database it is, besides host and name.
+_WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
+
+
+def default_folder(url: Any) -> Path:
+    """Return the folder of a database's epoch table: the same for all who write to it.
+
+    In /dev/shm, where a mapped file is memory and nothing else; named after the database, without
+    user and password.
+
+    :param url: a ``sqlalchemy.engine.URL``
+    """
+    database = url.database
+    if url.get_backend_name() == "sqlite" and database:
+        database = os.path.abspath(database)
+    which = [url.get_backend_name(), url.host, url.port, database]
+    which += [f"{key}={url.query[key]}" for key in _WHICH if key in url.query]
+    digest = hashlib.blake2b(repr(which).encode(), digest_size=8).hexdigest()
+    base = Path("/dev/shm")
+    if not os.access(base, os.W_OK | os.X_OK):
+        base = Path(tempfile.gettempdir())
+    return base / f"keyfront-{digest}"
+
+
+def folder_of(conf: Any, url: Any = None) -> Path:
+    """Return the folder of the files that all share who write to a Keystone's database.
+
+    :param conf: Keystone's configuration, read
+    :param url: of the database, where it is not ``[database] connection``
+    :raises OptionError: an option has a value out of its range
+    """
+    from sqlalchemy.engine import make_url
+
+    from keyfront import options
+
+    path = options.token_cache(conf)["path"]
+    if path:
+        return Path(path)
+    return default_folder(url or make_url(conf.database.connection))
+
+
+def folder_here(url: Any) -> Path:
+    """Return the same in any process: by Keystone's configuration if this is one of Keystone's.
+
+    :param url: of the database
+    """
+    keystone: Any = sys.modules.get("keystone.conf")
+    return default_folder(url) if keystone is None else folder_of(keystone.CONF, url)
+
+
+class Registry:
+    """The coordinators of this process by folder: the one place that keeps them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._coordinators: dict[Path, Coordinator] = {}
+
+    def get(self, folder: Path) -> Coordinator | None:
+        """Return the coordinator for ``folder``, attached if there is a table; else ``None``.
+
+        :raises CoordinatorError: there is a table, and it cannot be used
+        """
+        coordinator = self._coordinators.get(folder)
+        if coordinator is None and (folder / NAME).exists():
+            with self._lock:
+                coordinator = self._coordinators.get(folder)
+                if coordinator is None:
+                    coordinator = SharedMemory(folder, create=False)
+                    self._coordinators[folder] = coordinator
+        return coordinator
+
+    def set(self, folder: Path, coordinator: Coordinator) -> None:
+        """Use ``coordinator`` for ``folder`` from now on."""
+        with self._lock:
+            self._coordinators[folder] = coordinator
+
+    def forget(self, folder: Path) -> None:
+        """Close the coordinator of ``folder``, if there is one."""
+        with self._lock:
+            coordinator = self._coordinators.pop(folder, None)
+        if coordinator is not None:
+            coordinator.close()
+
+
+registry = Registry()
+"""The coordinators of this process."""
+
+
+class Changes:
+    """Tells of the changes of one database.
+
+    :param find: returns the folder of the epoch table; called at the first change, when the
+        configuration has been read
+    """
+
+    def __init__(self, find: Callable[[], Path]) -> None:
+        self._find = find
+        self._folder: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the epoch table."""
+        if self._folder is None:
+            self._folder = self._find()
+        return self._folder
+
+    def begin(self, tags: Iterable[str]) -> Mark | None:
+        """Mark ``tags``; ``None`` where there is no table.
+
+        :raises CoordinatorError: nobody could be told; the change must not be committed
+        """
+        coordinator = registry.get(self.folder)
+        if coordinator is None:
+            return None
+        try:
+            return coordinator.mark(slots(tags, coordinator.slot_count))
+        except CoordinatorError:
+            if (self.folder / NAME).exists():
+                raise
+            # Removed with the service that used it, or about to be made anew: see end().
+            registry.forget(self.folder)
+            return None
+
+    def end(self, mark: Mark | None, tags: Iterable[str]) -> None:
+        """Stamp what was marked, after the commit.
+
+        :raises CoordinatorError: the table cannot be reached; the mark stays
+        """
+        if mark is not None:
+            coordinator = registry.get(self.folder)
+            if coordinator is not None:
+                coordinator.stamp(mark)
+            return
+        if not self.folder.exists():
+            return
+        # There was no table before the commit. One that was made since has to know, and one that
+        # was removed may still be trusted for a moment.
+        if not (self.folder / NAME).exists():
+            time.sleep(LEASE_SECONDS)
+        coordinator = registry.get(self.folder)
+        if coordinator is not None:
+            coordinator.touch(slots(tags, coordinator.slot_count))

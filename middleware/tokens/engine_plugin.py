@@ -1,0 +1,161 @@
+"""Sees what each database transaction changes, and tells before and after its commit.
+
+Keystone's workers get it from ``egg:keyfront#keystone``. Any other process that writes to
+Keystone's database, above all ``keystone-manage``, gets it by one word in the URL::
+
+    [database]
+    connection = mysql+pymysql://keystone:…@db/keystone?plugin=keyfront
+
+A transaction that writes nothing, or nothing that an answer depends on, costs a look at each
+statement's kind. One whose change nobody could be told of is not committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Connection, CreateEnginePlugin, Engine
+
+from keyfront.errors import CoordinatorError
+
+from . import touches
+from .changes import Changes, folder_here
+from .request import current
+from .writes import Write, describe, look_up
+
+LOG = logging.getLogger(__name__)
+
+#: In the URL's query: the folder of the epoch table, where it is not the usual one.
+PATH_PARAMETER = "keyfront_path"
+
+# In the info dictionary of a database connection: the tags of its transaction.
+_TAGS = "keyfront.tags"
+# As an attribute of an execution context: the write that is being executed.
+_WRITE = "_keyfront_write"
+
+
+class Plugin(CreateEnginePlugin):
+    """The plugin ``keyfront`` of SQLAlchemy's URLs (entry point ``sqlalchemy.plugins``)."""
+
+    def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
+        path = url.query.get(PATH_PARAMETER)
+        self._folder = Path(path) if isinstance(path, str) else None
+
+    def update_url(self, url: URL) -> URL:
+        """Return the URL without the parameters that the driver would not know."""
+        return url.difference_update_query([PATH_PARAMETER])
+
+    def engine_created(self, engine: Engine) -> None:
+        """Attach to the engine."""
+        attach(engine, self._folder)
+
+
+def attach(engine: Engine, folder: Path | None = None) -> None:
+    """Tell of the changes that ``engine`` commits; once only.
+
+    :param engine: of Keystone's database
+    :param folder: of the epoch table; by default as Keystone's configuration has it, or the one
+        that belongs to the engine's database
+    """
+    if is_attached(engine):
+        return
+    changes = Changes(lambda: folder or folder_here(engine.url))
+    commit = engine.dialect.do_commit
+
+    def do_commit(connection: Any) -> None:
+        _commit(connection, commit, changes, engine.dialect.name)
+
+    # No event tells that a commit is over, and the answer must not leave before.
+    do_commit.keyfront = changes  # type: ignore[attr-defined]
+    setattr(engine.dialect, "do_commit", do_commit)  # noqa: B010 - mypy refuses methods
+    event.listen(engine, "before_cursor_execute", _before_execute)
+    event.listen(engine, "after_cursor_execute", _after_execute)
+    event.listen(engine, "rollback", _forget)
+    event.listen(engine, "checkin", _forget_record)
+
+
+def is_attached(engine: Engine) -> bool:
+    """Whether the engine's changes are told."""
+    return hasattr(engine.dialect.do_commit, "keyfront")
+
+
+def _before_execute(
+    connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+) -> None:
+    write = describe(context, statement)
+    if write is None:
+        return
+    # Whose rows they are can only be seen as long as they are there.
+    setattr(context, _WRITE, look_up(connection, write, context))
+
+
+def _after_execute(
+    connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+) -> None:
+    write: Write | None = getattr(context, _WRITE, None)
+    if write is None:
+        return
+    # Not every driver counts the rows of many executions at once.
+    counted = not many or context.dialect.supports_sane_multi_rowcount
+    if write.operation in ("update", "delete") and counted and cursor.rowcount == 0:
+        return  # nothing was there to change
+    rows: Sequence[touches.Row] | None = write.rows
+    if write.looked_up >= 0 and not (counted and cursor.rowcount == write.looked_up):
+        rows = None  # rows of somebody else may have come in between
+    tags = touches.tags(write.table, write.operation, write.changed, rows)
+    if tags:
+        connection.info.setdefault(_TAGS, set()).update(tags)
+
+
+def _commit(
+    connection: Any, commit: Callable[[Any], None], changes: Changes, dialect: str
+) -> None:
+    tags: set[str] | None = connection.info.pop(_TAGS, None)
+    if not tags:
+        commit(connection)
+        return
+    request = current.get()
+    try:
+        mark = changes.begin(tags)
+    except CoordinatorError as error:
+        LOG.error("a change was refused: %s", error)
+        if request is not None:
+            request.refused = True
+        raise
+    try:
+        commit(connection)
+    except Exception:
+        # SQLite has not committed then. A server may still be about to: the mark stays until that
+        # cannot be any more.
+        if dialect == "sqlite":
+            _end(changes, mark, tags)
+        raise
+    _end(changes, mark, tags)
+    if request is not None:
+        # What Keystone's caches hold from before is not for the rest of this request either.
+        request.namespaces.clear()
+
+
+def _end(changes: Changes, mark: Any, tags: set[str]) -> None:
+    try:
+        changes.end(mark, tags)
+    except CoordinatorError as error:
+        # Committed it is, and nobody is told anything stale: until somebody completes the mark,
+        # what it covers is asked of Keystone.
+        LOG.error("a change could not be completed: %s", error)
+        if mark is None:
+            raise
+
+
+def _forget(connection: Connection) -> None:
+    # The info of an invalidated connection is gone, and asking for it would connect anew.
+    if not connection.invalidated:
+        connection.info.pop(_TAGS, None)
+
+
+def _forget_record(dbapi_connection: Any, record: Any) -> None:
+    record.info.pop(_TAGS, None)

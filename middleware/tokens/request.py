@@ -1,0 +1,47 @@
+"""What the token cache knows of the request that is being served.
+
+The filter, Keystone's hooks and the database hooks belong to one request but do not call each
+other: this is where they meet. A context variable, so that threads and greenlets have their own.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from typing import Any
+
+#: Where the filter leaves a :class:`Request` for the application below it.
+ENVIRON_KEY = "keyfront.token_cache"
+
+
+class Request:
+    """One request.
+
+    :param recording: whether its answer may be kept, so that what it depends on must be noted
+    """
+
+    __slots__ = (
+        *("accepted", "garbage", "namespaces", "recorded", "recording", "refused", "unsure"),
+        "windows",
+    )
+
+    def __init__(self, *, recording: bool = False) -> None:
+        self.recording = recording
+        #: Whether an application that notes dependencies has seen it.
+        self.recorded = False
+        #: Validated tokens: Keystone's models by the token.
+        self.accepted: dict[str, Any] = {}
+        #: Seconds for which each of these is accepted after it has expired.
+        self.windows: dict[str, float] = {}
+        #: Tokens that are none, whatever the database holds.
+        self.garbage: set[str] = set()
+        #: Tokens that were refused for a reason that a change may take away.
+        self.unsure: set[str] = set()
+        #: Names for what Keystone's own caches hold, by kind; see ``keystone_caches.py``.
+        self.namespaces: dict[str, str] = {}
+        #: Whether a change was not committed because nobody could be told of it.
+        self.refused = False
+
+
+current: contextvars.ContextVar[Request | None] = contextvars.ContextVar(
+    "keyfront_request", default=None
+)
