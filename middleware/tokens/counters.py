@@ -1,0 +1,121 @@
+"""Counts of what the token cache did, of all processes of a node, in a mapped file.
+
+Each process writes to a row of its own without a lock. Two threads of a process that count at the
+same instant may count one; nothing but ``keyfront tokens stats`` goes by these numbers.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from pathlib import Path
+
+from keyfront.errors import CoordinatorError
+
+from .lock import FileLock
+
+#: What is counted, in the order of a row.
+NAMES = (
+    "hits",  # answered from this process's memory
+    "node_hits",  # answered from what the workers share
+    "misses",  # asked of Keystone
+    "waits",  # waited for another request that asked the same
+    "bypassed",  # asked of Keystone because the request must not be answered from a cache
+    "not_kept",  # misses whose answer was not kept
+)
+HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT = range(1, len(NAMES) + 1)
+
+_ROW = 16
+_ROWS = 256
+_SIZE = (1 + _ROWS) * _ROW * 8
+
+
+class Counters:
+    """The counts of a node.
+
+    :param path: of the file; made with mode 0600 if it is missing
+    :param lock: over all processes that use it
+    :raises CoordinatorError: the file cannot be made or mapped
+    """
+
+    def __init__(self, path: Path, lock: FileLock) -> None:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, _SIZE)
+                self._words = memoryview(mmap.mmap(fd, _SIZE)).cast("Q")
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise CoordinatorError(f"{path}: cannot be made: {error.strerror}") from None
+        self._lock = lock
+        #: The row of this process: the place of its number, then the counts.
+        self.row = memoryview(bytearray(_ROW * 8)).cast("Q")
+        self.claim()
+        _all.add(self)
+
+    def claim(self) -> None:
+        """Take a row for this process."""
+        with self._lock:
+            for row in range(1, 1 + _ROWS):
+                owner = self._words[row * _ROW]
+                if owner and _lives(owner):
+                    continue
+                for place in range(1, _ROW):
+                    self._words[place] += self._words[row * _ROW + place]
+                    self._words[row * _ROW + place] = 0
+                self._words[row * _ROW] = os.getpid()
+                self.row = self._words[row * _ROW : (row + 1) * _ROW]
+                return
+        # More processes than rows: this one counts for itself.
+        self.row = memoryview(bytearray(_ROW * 8)).cast("Q")
+
+    def statistics(self) -> dict[str, int]:
+        """Return the sums over all processes, by name, and how many processes live."""
+        return _sums(self._words.tolist())
+
+
+def read(path: Path) -> dict[str, int]:
+    """Return the statistics in a file, without taking part.
+
+    :raises CoordinatorError: there is none, or it is not readable
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CoordinatorError(f"{path}: {error.strerror}") from None
+    if len(data) != _SIZE:
+        raise CoordinatorError(f"{path}: has {len(data)} bytes instead of {_SIZE}")
+    return _sums(memoryview(data).cast("Q").tolist())
+
+
+def _sums(words: list[int]) -> dict[str, int]:
+    counts = {name: sum(words[place::_ROW]) for place, name in enumerate(NAMES, 1)}
+    owners = words[_ROW::_ROW]
+    return {**counts, "processes": sum(1 for owner in owners if owner and _lives(owner))}
+
+
+_all: weakref.WeakSet[Counters] = weakref.WeakSet()
+"""The counters of this process, to be given rows of their own in a child."""
+
+
+def _after_fork() -> None:
+    for counters in _all:
+        try:
+            counters.claim()
+        except CoordinatorError:
+            counters.row = memoryview(bytearray(_ROW * 8)).cast("Q")
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):  # the latter: no number of a process at all
+        return False
+    except OSError:
+        pass
+    return True

@@ -1,0 +1,308 @@
+"""Stored answers: what they are found by, what they hold, and how long they stand.
+
+A key is a keyed hash over everything of a request that an answer may vary on. What is known to
+make no difference is listed in :data:`HARMLESS`; a request variable that is in no list becomes
+part of the key, so that an unknown header can cost a miss but never a wrong answer.
+
+No token is stored: keys are hashes, the token that an answer repeats is taken out of it and put
+back from the request, and the request identifier is fresh on each answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import struct
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from .epochs import Epoch, Slots
+
+Headers = list[tuple[str, str]]
+
+#: Request variables that are always part of the key.
+CORE = (
+    "REQUEST_METHOD",
+    "PATH_INFO",
+    "QUERY_STRING",
+    "HTTP_X_AUTH_TOKEN",
+    "HTTP_X_SUBJECT_TOKEN",
+    "HTTP_HOST",
+    "HTTP_OPENSTACK_IDENTITY_ACCESS_RULES",
+    "HTTP_ACCEPT_LANGUAGE",
+    "CONTENT_TYPE",
+    "SCRIPT_NAME",
+    "SERVER_NAME",
+    "SERVER_PORT",
+    "wsgi.url_scheme",
+)
+
+_HARMLESS = """
+    CONTENT_LENGTH CONTEXT_DOCUMENT_ROOT CONTEXT_PREFIX DOCUMENT_ROOT DOCUMENT_URI FCGI_ROLE
+    GATEWAY_INTERFACE HTTPS PATH_TRANSLATED RAW_URI REMOTE_ADDR REMOTE_HOST REMOTE_PORT
+    REQUEST_SCHEME REQUEST_URI SCRIPT_FILENAME SCRIPT_URI SCRIPT_URL SERVER_ADDR SERVER_ADMIN
+    SERVER_PROTOCOL SERVER_SIGNATURE SERVER_SOFTWARE UNIQUE_ID UWSGI_APPID UWSGI_ROUTER
+    UWSGI_SCHEME PROXY_ADDR PROXY_PORT UWSGI_FILE UWSGI_SCRIPT
+    HTTP_ACCEPT HTTP_ACCEPT_ENCODING HTTP_BAGGAGE HTTP_CACHE_CONTROL HTTP_CONNECTION HTTP_DATE
+    HTTP_KEEP_ALIVE HTTP_PRAGMA HTTP_TRACEPARENT HTTP_TRACESTATE HTTP_USER_AGENT HTTP_VIA
+    HTTP_X_AMZN_TRACE_ID HTTP_X_B3_PARENTSPANID HTTP_X_B3_SAMPLED HTTP_X_B3_SPANID
+    HTTP_X_B3_TRACEID HTTP_X_CORRELATION_ID HTTP_X_FORWARDED_FOR HTTP_X_OPENSTACK_REQUEST_ID
+    HTTP_X_REAL_IP HTTP_X_REQUEST_ID HTTP_X_REQUEST_START
+"""
+
+#: Request variables that change no answer: the connection's, the server's, tracing, and headers
+#: about caching and encoding, which Keystone does not read. Names with a dot are the server's too.
+HARMLESS = frozenset(_HARMLESS.split())
+
+# A request with one of these is asked of Keystone each time: who asks is not only in its tokens,
+# it has a body of unknown length, or it takes part in a trace.
+_UNCACHED_NAMES = """
+    REMOTE_USER REMOTE_IDENT REMOTE_PASSWD AUTH_TYPE HTTP_AUTHORIZATION HTTP_TRANSFER_ENCODING
+    HTTP_X_TRACE_INFO HTTP_X_TRACE_HMAC HTTP_EXPECT HTTP_UPGRADE
+"""
+_UNCACHED = frozenset(_UNCACHED_NAMES.split())
+_UNCACHED_PREFIXES = ("SSL_CLIENT_", "HTTP_X_SSL_", "HTTP_SSL_", "OIDC_", "MELLON_", "SHIB")
+
+#: Bytes of a key.
+KEY_BYTES = 16
+
+# A bound on the names that are learnt, should a server make them up for each request.
+_KNOWN_LIMIT = 300
+
+
+class Keys:
+    """Makes keys.
+
+    :param secret: 32 bytes, the same in all processes that share entries
+    """
+
+    __slots__ = ("_known", "_secret")
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._known = HARMLESS.union(CORE)
+
+    def key(self, environ: Mapping[str, Any]) -> bytes | None:
+        """Return the key of a request, or ``None`` if it must not be answered from a cache.
+
+        :param environ: of a GET or HEAD (PEP 3333)
+        """
+        length = environ.get("CONTENT_LENGTH")
+        if length and length != "0":
+            return None
+        parts = [environ.get(name, "") for name in CORE]
+        # In C, and the usual request ends here. All of them have as many parts, so that a value
+        # with a line feed, which a server should not let through, cannot pass for two of another.
+        if environ.keys() <= self._known or not (others := self._others(environ)):
+            text = "\n".join(parts)
+        else:
+            for name in others:
+                if name in _UNCACHED or name.startswith(_UNCACHED_PREFIXES):
+                    return None
+                if isinstance(environ[name], str):
+                    parts += (name, environ[name])
+            text = "\n".join(parts) + "\n"
+            if text.count("\n") != len(parts):
+                return None
+        try:
+            data = text.encode("latin-1")  # as PEP 3333 has all strings
+        except UnicodeEncodeError:
+            return None
+        return blake2b(data, digest_size=KEY_BYTES, key=self._secret).digest()
+
+    def _others(self, environ: Mapping[str, Any]) -> list[str]:
+        """Return the request variables that may matter though they are not core."""
+        names = environ.keys() - self._known
+        # Names with a dot are the server's (PEP 3333), and each request has the same.
+        servers = {name for name in names if "." in name}
+        if servers and len(self._known) < _KNOWN_LIMIT:
+            self._known |= servers
+        return sorted(names - servers)
+
+
+class Lifetime(NamedTuple):
+    """How long an answer may stand."""
+
+    #: Seconds of the monotonic clock (``ttl``, and no longer than the tokens, trusts, …).
+    deadline: float
+    #: Seconds since the epoch of the wall clock, when the first of these ends: a clock that is set
+    #: forward ends the answer as it ends the token.
+    expires: float
+
+
+class Entry:
+    """An answer, ready to be given again.
+
+    :param status: of start_response
+    :param headers: those of the answer, with the placeholders' values empty
+    :param body: the body without the token it may repeat
+    :param request_id: which header is the request identifier
+    :param subject: which header is the subject token, or -1
+    :param split: where in the body the subject token belongs, or -1
+    """
+
+    __slots__ = (
+        "body", "epoch", "headers", "lifetime", "request_id", "size", "slots", "split", "status",
+        "subject",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        status: str,
+        headers: Headers,
+        body: bytes,
+        *,
+        request_id: int,
+        subject: int,
+        split: int,
+        epoch: Epoch,
+        slots: Slots,
+        lifetime: Lifetime,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.request_id = request_id
+        self.subject = subject
+        self.split = split
+        self.epoch = epoch
+        self.slots = slots
+        self.lifetime = lifetime
+        # What Python needs for the rest, measured: the object, lists, tuples and the key.
+        self.size = len(body) + 1200 + sum(len(n) + len(v) + 180 for n, v in headers)
+
+    @property
+    def negative(self) -> bool:
+        """Whether it is a refusal."""
+        return not self.status.startswith("2")
+
+    def answer(self, environ: Mapping[str, Any]) -> tuple[Headers, bytes]:
+        """Return headers and body for this request."""
+        headers = self.headers.copy()
+        name = headers[self.request_id][0]
+        headers[self.request_id] = (name, new_request_id())
+        body = self.body
+        if self.subject >= 0:
+            name = headers[self.subject][0]
+            headers[self.subject] = (name, environ["HTTP_X_SUBJECT_TOKEN"])
+        if self.split >= 0:
+            token = environ["HTTP_X_SUBJECT_TOKEN"].encode("latin-1")
+            body = body[: self.split] + token + body[self.split :]
+        return headers, body
+
+    def pack(self) -> bytes:
+        """Return it as bytes, for a store that processes share."""
+        fields = (
+            *(self.status, self.headers, self.request_id, self.subject, self.split),
+            *(self.epoch, self.slots, self.lifetime),
+        )
+        meta = json.dumps(fields, separators=(",", ":")).encode()
+        return _LENGTH.pack(len(meta)) + meta + self.body
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Entry:
+        """Return the entry that :meth:`pack` packed."""
+        (length,) = _LENGTH.unpack_from(packed)
+        meta = json.loads(packed[_LENGTH.size : _LENGTH.size + length])
+        status, headers, request_id, subject, split, epoch, slots, lifetime = meta
+        return cls(
+            status,
+            [(name, value) for name, value in headers],
+            packed[_LENGTH.size + length :],
+            request_id=request_id,
+            subject=subject,
+            split=split,
+            epoch=Epoch(*epoch),
+            slots=Slots(slots),
+            lifetime=Lifetime(*lifetime),
+        )
+
+
+_LENGTH = struct.Struct("<I")
+
+#: The header with the identifier that is fresh on each answer (oslo.middleware).
+REQUEST_ID = "x-openstack-request-id"
+SUBJECT_TOKEN = "x-subject-token"
+
+
+def entry_of(
+    environ: Mapping[str, Any],
+    status: str,
+    headers: Headers,
+    body: bytes,
+    *,
+    epoch: Epoch,
+    slots: Slots,
+    lifetime: Lifetime,
+) -> Entry | None:
+    """Return the entry for an answer of Keystone, or ``None`` if it is not one to be repeated.
+
+    It is not if it sets a cookie, forbids storing, has no request identifier, or shows a token
+    elsewhere than where it can be taken out.
+    """
+    names = [name.lower() for name, _ in headers]
+    if names.count(REQUEST_ID) != 1 or "set-cookie" in names:
+        return None
+    if any("no-store" in value for _, value in headers):
+        return None
+    token = environ.get("HTTP_X_SUBJECT_TOKEN", "")
+    kept = list(headers)
+    request_id = names.index(REQUEST_ID)
+    kept[request_id] = (kept[request_id][0], "")
+    subject = -1
+    if SUBJECT_TOKEN in names:
+        subject = names.index(SUBJECT_TOKEN)
+        if kept[subject][1] != token:
+            return None
+        kept[subject] = (kept[subject][0], "")
+    split = -1
+    raw = token.encode("latin-1", "replace")
+    if raw and raw in body:
+        if body.count(raw) != 1:
+            return None
+        split = body.index(raw)
+        body = body[:split] + body[split + len(raw) :]
+    for secret in (token, *(environ.get(name, "") for name in _OTHER_TOKENS)):
+        if secret and (
+            secret.encode("latin-1", "replace") in body or any(secret in v for _, v in kept)
+        ):
+            return None
+    return Entry(
+        status, kept, body,
+        request_id=request_id, subject=subject, split=split,
+        epoch=epoch, slots=slots, lifetime=lifetime,
+    )  # fmt: skip
+
+
+_OTHER_TOKENS = ("HTTP_X_AUTH_TOKEN", "HTTP_X_SERVICE_TOKEN", "HTTP_X_STORAGE_TOKEN")
+
+
+class _RequestIds:
+    """Request identifiers in the form of oslo.context's, without a system call for each.
+
+    As random as they need to be: a random beginning for each process, then a walk with a random
+    odd step through all 2**48 endings.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        raw = os.urandom(16).hex()
+        # As uuid4 has it (RFC 9562): version 4, variant 10.
+        self._head = (
+            f"req-{raw[:8]}-{raw[8:12]}-4{raw[13:16]}-{'89ab'[int(raw[16], 16) & 3]}{raw[17:20]}-"
+        )
+        step = int.from_bytes(os.urandom(6), "big") | 1
+        self._endings = itertools.count(int(raw[20:], 16), step)
+
+    def next(self) -> str:
+        return f"{self._head}{next(self._endings) & 0xFFFFFFFFFFFF:012x}"
+
+
+_request_ids = _RequestIds()
+new_request_id = _request_ids.next
+# A child would go on with the identifiers of its parent, as would its siblings.
+os.register_at_fork(after_in_child=_request_ids.begin)

@@ -1,0 +1,341 @@
+"""The ``token_cache`` filter: answers validations in front of Keystone from memory.
+
+In a paste file, before ``egg:keyfront#keystone``::
+
+    [pipeline:main]
+    pipeline = token_cache keystone
+
+    [filter:token_cache]
+    use = egg:keyfront#token_cache
+
+Options are those of ``[keyfront_token_cache]`` in keystone.conf; all but ``path`` and
+``node_memory`` may also be set in the filter's section. What it promises, and what it cannot know,
+is in docs/tokens.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from keyfront.errors import CoordinatorError, MissingPartError
+
+from . import dependencies, guarantee
+from .changes import folder_of, registry
+from .coordinators.shared_memory import SharedMemory
+from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_KEPT
+from .entries import Entry, Headers, Keys, Lifetime, entry_of
+from .epochs import Epoch, slots
+from .memory import Memory
+from .node import Node
+from .request import ENVIRON_KEY, Request
+from .routes import Routes
+
+LOG = logging.getLogger(__name__)
+
+WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+# Statuses that are kept. Others are errors of the moment.
+_KEPT = ("200 ", "204 ", "401 ", "403 ", "404 ")
+
+
+class TokenCache:
+    """The filter.
+
+    :param application: Keystone below ``egg:keyfront#keystone``
+    :param coordinator: keeps the epochs
+    :param node: what the workers of this node share
+    :param routes: what is answered from the cache
+    :param ttl: seconds an answer is kept at most
+    :param negative_ttl: the same for refusals
+    :param memory: bytes of answers in this process, an eighth of it for refusals
+    """
+
+    def __init__(
+        self,
+        application: WSGIApplication,
+        coordinator: SharedMemory,
+        node: Node,
+        *,
+        routes: Routes,
+        ttl: float,
+        negative_ttl: float,
+        memory: int,
+    ) -> None:
+        self.application = application
+        self.coordinator = coordinator
+        self._node = node
+        self._families = routes.families
+        self._ttl = ttl
+        self._negative_ttl = negative_ttl
+        self.answers = Memory(memory - memory // 8)
+        self.refusals = Memory(memory // 8)
+        self._warned = False
+        self._generation = 0
+        self._keys = Keys(bytes(32))
+        self._start_generation(coordinator.now().generation)
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Serve one request (PEP 3333)."""
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return self.application(environ, start_response)
+        families = self._families(environ["PATH_INFO"])
+        if families is None:
+            return self.application(environ, start_response)
+        key = self._keys.key(environ)
+        if key is None:
+            return self._bypass(environ, start_response)
+        entry = self.answers.get(key)
+        if entry is None:
+            entry = self.refusals.get(key)
+        if (
+            entry is not None
+            and time.monotonic() < entry.lifetime.deadline
+            and time.time() < entry.lifetime.expires
+            and self.coordinator.fresh(entry.epoch, entry.slots)
+        ):
+            self._row[HITS] += 1
+            headers, body = entry.answer(environ)
+            start_response(entry.status, headers)
+            return [body]
+        return self._miss(environ, start_response, key, families)
+
+    def _miss(
+        self,
+        environ: dict[str, Any],
+        start_response: Callable[..., Any],
+        key: bytes,
+        families: tuple[str, ...],
+    ) -> Iterable[bytes]:
+        try:
+            generation = self.coordinator.now().generation
+            if generation != self._generation:
+                self._start_generation(generation)
+                key = self._keys.key(environ) or key
+            entry = self._node.find(key)
+            if entry is None or not self._stands(entry):
+                entry = None
+                asking = self._node.ask(key)
+                if not asking:
+                    entry = self._node.wait(key, self._stands)
+            else:
+                self._node.renew(key, entry)
+        except CoordinatorError:
+            return self._bypass(environ, start_response)
+        if entry is not None:
+            self._row[NODE_HITS] += 1
+            self._keep(key, entry)
+            headers, body = entry.answer(environ)
+            start_response(entry.status, headers)
+            return [body]
+        try:
+            return self._ask(environ, start_response, key, families)
+        finally:
+            if asking:
+                self._node.answered(key)
+
+    def _ask(
+        self,
+        environ: dict[str, Any],
+        start_response: Callable[..., Any],
+        key: bytes,
+        families: tuple[str, ...],
+    ) -> Iterable[bytes]:
+        """Let Keystone answer, and keep the answer if it is one to be kept."""
+        self._row[MISSES] += 1
+        request = environ[ENVIRON_KEY] = Request(recording=True)
+        answer = _Answer(start_response)
+        try:
+            # Before anything is read that the answer will be made of.
+            epoch = self.coordinator.now()
+        except CoordinatorError:
+            return self.application(environ, start_response)
+        body = answer.read(self.application(environ, answer.start))
+        entry = self._entry(environ, request, answer, body, epoch, families)
+        if entry is None:
+            self._row[NOT_KEPT] += 1
+        else:
+            self._keep(key, entry)
+            self._node.keep(key, entry)
+        return [body]
+
+    def _entry(
+        self,
+        environ: Mapping[str, Any],
+        request: Request,
+        answer: _Answer,
+        body: bytes,
+        epoch: Epoch,
+        families: tuple[str, ...],
+    ) -> Entry | None:
+        if not request.recorded:
+            if not self._warned:
+                self._warned = True
+                LOG.warning(
+                    "token_cache keeps nothing: the application behind it does not say what its "
+                    "answers depend on; it must be egg:keyfront#keystone, with nothing between "
+                    "that makes requests of its own"
+                )
+            return None
+        status = answer.status
+        if not status.startswith(_KEPT):
+            return None
+        ttl = self._ttl if status.startswith("2") else self._negative_ttl
+        tags = _tags(environ, request, status)
+        if tags is None or ttl <= 0:
+            return None
+        try:
+            expires = dependencies.expiry(request)
+        except (ValueError, TypeError, AttributeError):
+            return None
+        ttl = min(ttl, expires - time.time())
+        found = slots(tags.union(families), self.coordinator.slot_count)
+        if ttl <= 0 or not self.coordinator.fresh(epoch, found):
+            return None
+        return entry_of(
+            environ,
+            status,
+            answer.headers,
+            body,
+            epoch=epoch,
+            slots=found,
+            lifetime=Lifetime(time.monotonic() + ttl, expires),
+        )
+
+    def _stands(self, entry: Entry) -> bool:
+        return (
+            time.monotonic() < entry.lifetime.deadline
+            and time.time() < entry.lifetime.expires
+            and self.coordinator.fresh(entry.epoch, entry.slots)
+        )
+
+    def _bypass(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        self._row[BYPASSED] += 1
+        return self.application(environ, start_response)
+
+    def _keep(self, key: bytes, entry: Entry) -> None:
+        memory, other = self.answers, self.refusals
+        if entry.negative:
+            memory, other = other, memory
+        memory.put(key, entry)
+        other.drop(key)  # what a yes was, a no is now, or the other way round
+
+    def _start_generation(self, generation: int) -> None:
+        """Begin anew with another epoch table: nothing from before it stands."""
+        secret = self.coordinator.secret
+        self.answers.clear()
+        self.refusals.clear()
+        self._node.start(secret)
+        self._keys = Keys(secret)
+        self._generation = generation
+
+    @property
+    def _row(self) -> memoryview:
+        return self._node.counters.row
+
+
+class _Answer:
+    """Takes an answer apart on its way to the server."""
+
+    __slots__ = ("_start_response", "_written", "headers", "status")
+
+    def __init__(self, start_response: Callable[..., Any]) -> None:
+        self._start_response = start_response
+        self._written: list[bytes] = []
+        self.status = ""
+        self.headers: Headers = []
+
+    def start(self, status: str, headers: Headers, error: Any = None) -> Callable[[bytes], None]:
+        self.status, self.headers = status, headers
+        if error is None:
+            self._start_response(status, headers)
+        else:
+            self._start_response(status, headers, error)
+        return self._written.append
+
+    def read(self, parts: Iterable[bytes]) -> bytes:
+        try:
+            rest = b"".join(parts)
+        finally:
+            close = getattr(parts, "close", None)
+            if close is not None:
+                close()
+        return b"".join(self._written) + rest
+
+
+def _tags(environ: Mapping[str, Any], request: Request, status: str) -> set[str] | None:
+    """Return the tags of the tokens of a request, or ``None`` if its answer is not to be kept."""
+    caller = environ.get("HTTP_X_AUTH_TOKEN") or environ.get("HTTP_X_STORAGE_TOKEN")
+    others = (environ.get("HTTP_X_SERVICE_TOKEN"), environ.get("HTTP_X_SUBJECT_TOKEN"))
+    asked = [caller] if caller else []
+    looked_at = request.accepted.keys() | request.garbage | request.unsure
+    for token in others:
+        # A caller who is refused is refused whatever else he brings.
+        if token and (token in looked_at or not status.startswith("401")):
+            asked.append(token)
+    return dependencies.tags(request, asked)
+
+
+def filter_factory(
+    global_conf: Mapping[str, str] | None, **local_conf: str
+) -> Callable[[WSGIApplication], TokenCache]:
+    """Build the filter (entry point ``paste.filter_factory``).
+
+    :param local_conf: options of ``[keyfront_token_cache]`` for this pipeline
+    :raises OptionError: an option has a value out of its range
+    :raises CoordinatorError: the files that workers share cannot be made
+    :raises MissingPartError: Keystone is not installed
+    """
+
+    def build(application: WSGIApplication) -> TokenCache:
+        # Only now: Keystone's configuration is read when Keystone is loaded.
+        return token_cache(application, local_conf)
+
+    return build
+
+
+def token_cache(
+    application: WSGIApplication, local: Mapping[str, str] | None = None
+) -> TokenCache:
+    """Put the cache in front of a Keystone that is loaded, with the options of its configuration.
+
+    :raises OptionError: an option has a value out of its range
+    :raises CoordinatorError: the files that workers share cannot be made
+    :raises MissingPartError: Keystone is not installed
+    """
+    try:
+        import keystone.conf
+    except ModuleNotFoundError as error:
+        if error.name != "keystone":
+            raise
+        raise MissingPartError(
+            "token_cache stands in front of Keystone, which is not installed; install it with: "
+            "pip install 'keyfront[keystone]'"
+        ) from error
+
+    from keyfront import options
+
+    conf = keystone.conf.CONF
+    values = options.token_cache(conf, local)
+    folder = folder_of(conf)
+    guarantee.warn(guarantee.replica_doubts(conf))
+    coordinator = SharedMemory(folder)
+    registry.set(folder, coordinator)
+    node = Node(
+        folder, size=values["node_memory"] << 20, flight_timeout=values["flight_timeout"]
+    )
+    return TokenCache(
+        application,
+        coordinator,
+        node,
+        routes=Routes(values["routes"]),
+        ttl=values["ttl"],
+        negative_ttl=values["negative_ttl"],
+        memory=values["memory"] << 20,
+    )

@@ -1,0 +1,70 @@
+"""The entries of one process: bounded by bytes, the least recently used go first."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from .entries import Entry
+
+
+class Memory:
+    """Entries by key.
+
+    :param limit: bytes that all entries together may take
+    """
+
+    __slots__ = ("_entries", "_lock", "evicted", "limit", "size")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        #: Bytes that are taken.
+        self.size = 0
+        #: Entries that had to go for others.
+        self.evicted = 0
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        # For writers only; a hit takes no lock.
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> Entry | None:
+        """Return the entry and make it the most recently used."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            try:
+                self._entries.move_to_end(key)
+            except KeyError:
+                pass  # another thread has just removed it; the entry itself is still good
+        return entry
+
+    def put(self, key: bytes, entry: Entry) -> None:
+        """Keep an entry, unless it alone is over a quarter of the limit."""
+        if entry.size > self.limit // 4:
+            return
+        with self._lock:
+            self._drop(key)
+            self._entries[key] = entry
+            self.size += entry.size
+            while self.size > self.limit:
+                _, oldest = self._entries.popitem(last=False)
+                self.size -= oldest.size
+                self.evicted += 1
+
+    def drop(self, key: bytes) -> None:
+        """Forget an entry, if it is there."""
+        if key in self._entries:
+            with self._lock:
+                self._drop(key)
+
+    def clear(self) -> None:
+        """Forget them all."""
+        with self._lock:
+            self._entries.clear()
+            self.size = 0
+
+    def _drop(self, key: bytes) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.size -= entry.size
