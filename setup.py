@@ -55,7 +55,9 @@ EXTRAS = {
         "mod_wsgi>=6.0.5",  # the Apache side is tested for real
         "glance",  # a second service with a paste file of its own: nothing may be Keystone-only
         "psutil",  # looks at the workers' processes, memory and sockets
+        "psycopg2-binary>=2.9.10",  # Keystone on PostgreSQL; the first with wheels for Python 3.13
         "pymemcache",  # the memcached client of oslo.cache that has to be closed after a fork
+        "PyMySQL>=1.1",  # Keystone on MariaDB, with the driver that OpenStack's documents name
         "pytest>=8",  # runs the tests
         "pytest-benchmark>=5",  # the tests of the benchmark gate
         "pytest-cov",  # measures which lines the tests reach
@@ -74,6 +76,15 @@ ENTRY_POINTS = {
     ],
     "paste.app_factory": [
         "keystone = keyfront.gateway.keystone:app_factory",
+    ],
+    "paste.filter_factory": [
+        "token_cache = keyfront.middleware.tokens.keystone_filter:filter_factory",
+    ],
+    "sqlalchemy.plugins": [
+        "keyfront = keyfront.middleware.tokens.engine_plugin:Plugin",
+    ],
+    "oslo.config.opts": [
+        "keyfront = keyfront.options:list_opts",
     ],
 }
 

@@ -26,19 +26,17 @@ from __future__ import annotations
 
 import contextvars
 import dis
-import importlib
-import importlib.metadata
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from keyfront.errors import (
-    ImportedTooEarlyError,
-    IncompatibleError,
-    MissingPartError,
-    PasteFileError,
-)
+from keyfront.errors import ImportedTooEarlyError, PasteFileError
+from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
+
+from . import keystone_tokens
+from .compatibility import import_keystone as _import
+from .compatibility import incompatible as _incompatible
 
 WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -72,8 +70,18 @@ class RequestLocalToken:
         _caller_token.set(value)
 
 
+#: What a change gets of which the other workers could not be told, so that it was not made.
+_REPLACED = frozenset({"content-type", "content-length", "retry-after"})
+_REFUSED = (
+    b'{"error": {"code": 503, "message": "The change was not made because the other workers could '
+    b'not be told of it. Try again.", "title": "Service Unavailable"}}'
+)
+
+
 class KeystoneApplication:
     """A WSGI callable: forget the previous request of this thread, then call Keystone.
+
+    A change that its database hooks refused is answered 503 with ``Retry-After``.
 
     :param application: Keystone's WSGI application, middleware included
     :param request_store: the thread-local in which ``oslo_context`` keeps the request context
@@ -94,7 +102,27 @@ class KeystoneApplication:
         except AttributeError:
             pass  # the first request of this thread
         _caller_token.set(None)
-        return self.application(environ, start_response)
+        request = environ.get(ENVIRON_KEY)
+        if request is None:
+            request = Request()
+        request.recorded = True
+        current.set(request)
+
+        def start(status: str, headers: list[tuple[str, str]], error: Any = None) -> Any:
+            if request.refused:
+                status = "503 Service Unavailable"
+                headers = [(n, v) for n, v in headers if n.lower() not in _REPLACED]
+                headers += [("Content-Type", "application/json"), ("Retry-After", "1")]
+                headers.append(("Content-Length", str(len(_REFUSED))))
+            return start_response(status, headers, *(() if error is None else (error,)))
+
+        body = self.application(environ, start)
+        if request.refused:
+            close = getattr(body, "close", None)
+            if close is not None:
+                close()
+            return [_REFUSED]
+        return body
 
 
 def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> KeystoneApplication:
@@ -118,9 +146,11 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> Key
     request_store = checked_request_store()
     check_server_core(core, middleware)
     make_token_request_local(middleware)
+    database = keystone_tokens.watch_database()
     application = core.initialize_application(
         name="public", config_files=core._get_config_files(environment)
     )
+    keystone_tokens.connect(database)
     return KeystoneApplication(application, request_store)
 
 
@@ -253,41 +283,6 @@ def _environment(
         "OS_KEYSTONE_CONFIG_DIR": local_conf.get("config_dir", ""),
         "OS_KEYSTONE_CONFIG_FILES": local_conf.get("config_files", ""),
     }
-
-
-def _import(name: str) -> Any:
-    """Import a module of Keystone, or of what it requires.
-
-    :raises MissingPartError: Keystone is not installed
-    :raises IncompatibleError: Keystone is installed without this module
-    """
-    try:
-        importlib.import_module("keystone")
-    except ModuleNotFoundError as error:
-        if error.name != "keystone":
-            raise
-        raise MissingPartError(
-            "Keystone is not installed; install it with: pip install 'keyfront[keystone]'"
-        ) from error
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # Another module that fails to import is an error of its own and is shown as it is.
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise _incompatible(f"there is no module {error.name}") from error
-
-
-def _incompatible(difference: str) -> IncompatibleError:
-    """Return the error that says which Keystone this is and what is not as expected."""
-    try:
-        version = importlib.metadata.version("keystone")
-    except importlib.metadata.PackageNotFoundError:
-        version = "of unknown version"
-    return IncompatibleError(
-        f"Keystone {version} does not look as keyfront needs it: {difference}; use a Keystone that"
-        " this keyfront supports, or a newer keyfront"
-    )
 
 
 def _function(owner: object, method: str) -> Callable[..., Any] | None:

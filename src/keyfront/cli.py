@@ -1,4 +1,4 @@
-"""The ``keyfront`` command: ``serve`` and ``check``.
+"""The ``keyfront`` command: ``serve``, ``check`` and ``tokens``.
 
 Bad input ends with one line on standard error and exit status 2.
 """
@@ -72,6 +72,31 @@ def _parser() -> argparse.ArgumentParser:
         "print what came back.",
     )
     check.add_argument("--state", **folder)  # type: ignore[arg-type]
+    tokens = commands.add_parser(
+        "tokens",
+        allow_abbrev=False,
+        help="look at the token cache of this machine, or empty it",
+        description="Look at the token cache of this machine, or empty it.",
+    )
+    actions = tokens.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for action, text in (
+        ("stats", "print what the cache did since the service started on this machine"),
+        ("flush", "make every cached answer stale, after a change that no transaction shows"),
+    ):
+        part = actions.add_parser(action, allow_abbrev=False, help=text, description=text + ".")
+        where = part.add_mutually_exclusive_group()
+        where.add_argument(
+            "--config-file",
+            type=Path,
+            metavar="FILE",
+            help="the Keystone's keystone.conf (default: the one cache there is)",
+        )
+        where.add_argument(
+            "--path", type=Path, metavar="DIR", help="the folder of the cache, as the option path"
+        )
+        where.add_argument("--state", **folder)  # type: ignore[arg-type]
+        if action == "stats":
+            part.add_argument("--json", action="store_true", help="for programs")
     return parser
 
 
@@ -101,11 +126,24 @@ def _check(arguments: argparse.Namespace) -> int:
     return check.check(folder, sys.stdout)
 
 
+def _tokens(arguments: argparse.Namespace) -> int:
+    from keyfront import token_commands
+    from keyfront.gateway.serve import state
+
+    config = arguments.config_file
+    if arguments.state is not None:
+        config = state.State(arguments.state).config
+    folder = token_commands.folder(path=arguments.path, config_file=config)
+    if arguments.action == "flush":
+        return token_commands.flush(folder, sys.stdout)
+    return token_commands.stats(folder, sys.stdout, as_json=arguments.json)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, or 2 for what an operator can mend)."""
     try:
         arguments = _parser().parse_args(argv)
-        run = {"serve": _serve, "check": _check}[arguments.command]
+        run = {"serve": _serve, "check": _check, "tokens": _tokens}[arguments.command]
         return run(arguments)
     except KeyfrontError as error:
         sys.stderr.write(f"keyfront: {error}\n")

@@ -16,6 +16,7 @@ from keyfront.errors import (
     MissingPartError,
     PasteFileError,
 )
+from keyfront.gateway import compatibility
 from keyfront.gateway import keystone as factory
 
 needs_keystone = pytest.mark.skipif(
@@ -256,6 +257,9 @@ def test_files_that_keystone_is_given(
         return "the application"
 
     monkeypatch.setattr(core, "initialize_application", initialize_application)
+    # There is no Keystone behind this one to connect to the token cache.
+    monkeypatch.setattr(factory.keystone_tokens, "watch_database", lambda: "database")
+    monkeypatch.setattr(factory.keystone_tokens, "connect", given.append)
     try:
         application = factory.app_factory({"__file__": "x.ini"}, **options)
         assert isinstance(
@@ -264,7 +268,7 @@ def test_files_that_keystone_is_given(
     finally:
         if "token" in vars(auth_context.AuthContextMiddleware):
             del auth_context.AuthContextMiddleware.token
-    assert given == [("public", files)]
+    assert given == [("public", files), "database"]
     assert application.application == "the application"
 
 
@@ -289,7 +293,7 @@ def test_without_keystone_the_command_to_install_it(monkeypatch: pytest.MonkeyPa
     def nothing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(factory.importlib, "import_module", nothing)
+    monkeypatch.setattr(compatibility.importlib, "import_module", nothing)
     with pytest.raises(MissingPartError, match=r"pip install 'keyfront\[keystone\]'"):
         factory.app_factory({})
 
@@ -306,14 +310,14 @@ def test_a_module_missing_below_keystone(
             return types.ModuleType(name)
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 
-    monkeypatch.setattr(factory.importlib, "import_module", partly)
+    monkeypatch.setattr(compatibility.importlib, "import_module", partly)
     with pytest.raises(expected, match=missing):
         factory.app_factory({})
 
 
 class _Proxy:
     def _get_request_context(self) -> Any:
-        return factory.importlib.get_current()  # type: ignore[attr-defined]
+        return factory.inspect.get_current()  # type: ignore[attr-defined]
 
 
 class _OtherProxy:

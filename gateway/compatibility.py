@@ -1,0 +1,44 @@
+"""Importing Keystone's modules, and saying so when they are not what keyfront builds upon."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import Any
+
+from keyfront.errors import IncompatibleError, MissingPartError
+
+
+def import_keystone(name: str) -> Any:
+    """Import a module of Keystone, or of what it requires.
+
+    :raises MissingPartError: Keystone is not installed
+    :raises IncompatibleError: Keystone is installed without this module
+    """
+    try:
+        importlib.import_module("keystone")
+    except ModuleNotFoundError as error:
+        if error.name != "keystone":
+            raise
+        raise MissingPartError(
+            "Keystone is not installed; install it with: pip install 'keyfront[keystone]'"
+        ) from error
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Another module that fails to import is an error of its own and is shown as it is.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise incompatible(f"there is no module {error.name}") from error
+
+
+def incompatible(difference: str) -> IncompatibleError:
+    """Return the error that says which Keystone this is and what is not as expected."""
+    try:
+        version = importlib.metadata.version("keystone")
+    except importlib.metadata.PackageNotFoundError:
+        version = "of unknown version"
+    return IncompatibleError(
+        f"Keystone {version} does not look as keyfront needs it: {difference}; use a Keystone that"
+        " this keyfront supports, or a newer keyfront"
+    )

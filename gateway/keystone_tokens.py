@@ -1,0 +1,101 @@
+"""Connects a Keystone that is being loaded to the token cache.
+
+With the ``token_cache`` filter in front, Keystone must tell what its answers depend on, and what
+its transactions change; see :mod:`keyfront.middleware.tokens`. Without the filter this costs next
+to nothing, and a Keystone that writes to the same database as one with the filter is heard by it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from keyfront.middleware.tokens.epochs import Coordinator
+from keyfront.middleware.tokens.keystone_hooks import name_after_epochs, record_validations
+
+from .compatibility import import_keystone, incompatible
+
+
+class Database:
+    """Keystone's database: what it is asked through, and where its epochs are.
+
+    :param factory: of oslo.db's transaction context
+    """
+
+    def __init__(self, factory: Any) -> None:
+        self.factory = factory
+        self._folder: Path | None = None
+
+    def coordinator(self) -> Coordinator | None:
+        """Return the coordinator, if there is an epoch table.
+
+        :raises CoordinatorError: there is one that cannot be used
+        """
+        from keyfront.middleware.tokens.changes import folder_of, registry
+
+        if self._folder is None:
+            self._folder = folder_of(import_keystone("keystone.conf").CONF)
+        return registry.get(self._folder)
+
+    def watch(self, engine: Any) -> None:
+        """Tell of what ``engine`` commits; called by oslo.db for each engine it makes."""
+        from sqlalchemy import event
+
+        from keyfront.middleware.tokens.engine_plugin import attach
+        from keyfront.middleware.tokens.guarantee import FirstConnection
+
+        attach(engine)
+        event.listen(engine, "connect", FirstConnection(engine.dialect.name))
+
+
+def watch_database() -> Database:
+    """Have every database engine that Keystone makes from now on tell of its changes.
+
+    :raises IncompatibleError: Keystone does not get its engines as expected
+    """
+    sql = import_keystone("keystone.common.sql.core")
+    try:
+        context = sql._get_main_context_manager()
+        database = Database(context._factory)
+        context.append_on_engine_create(database.watch)
+    except AttributeError as error:
+        raise incompatible(f"its database engines are not made as expected ({error})") from None
+    return database
+
+
+def connect(database: Database) -> None:
+    """Connect what needs a Keystone that is loaded.
+
+    :raises IncompatibleError: this Keystone does not look as needed
+    """
+    from keyfront.middleware.tokens.engine_plugin import is_attached
+
+    if database.factory._started and not is_attached(database.factory.get_writer_engine()):
+        raise incompatible("its database engine was made before it could be watched")
+    name_after_epochs(_cache_regions(), database.coordinator)
+    record_validations(_token_manager())
+
+
+def _cache_regions() -> Iterator[Any]:
+    """Yield Keystone's cache regions, but for the one with the names of the others."""
+    core = import_keystone("keystone.common.cache.core")
+    region = import_keystone("dogpile.cache.region").CacheRegion
+    seen = {id(core.CACHE_INVALIDATION_REGION)}
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("keystone."):
+            continue
+        for value in list(vars(module).values()):
+            if isinstance(value, region) and id(value) not in seen:
+                seen.add(id(value))
+                yield value
+
+
+def _token_manager() -> Any:
+    providers = import_keystone("keystone.common.provider_api").ProviderAPIs
+    manager = getattr(providers, "token_provider_api", None)
+    for owner in (manager, getattr(manager, "driver", None)):
+        if not callable(getattr(owner, "validate_token", None)):
+            raise incompatible("its token provider has no validate_token()")
+    return manager

@@ -1,0 +1,336 @@
+"""Real memcached, MariaDB and PostgreSQL for tests: empty, private, gone when the block ends.
+
+Each is the program of a Debian package listed in bindep.txt, run by the test itself and never as
+a service. It listens at a port the kernel chose or at a socket in a folder of its own; nothing but
+its log stays. They keep the isolation levels and collations they come with: only how fast they
+lose data in a power cut is tuned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import psycopg2
+import pymysql
+import pytest
+
+from served import PATIENCE
+
+T = TypeVar("T")
+
+_USER = "keystone"
+# Greenlet workers open a hundred connections each.
+_CONNECTIONS = 400
+
+
+@dataclass(frozen=True)
+class Memcached:
+    """A running memcached."""
+
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT``, as oslo.cache's ``memcache_servers`` wants it."""
+        return f"{self.host}:{self.port}"
+
+    def stats(self) -> dict[str, str]:
+        """Its own counters, ``cmd_set`` and ``get_hits`` among them."""
+        lines = self._ask("stats", b"END\r\n").decode("ascii").splitlines()
+        return dict(line.split(" ", 2)[1:] for line in lines if line.startswith("STAT "))
+
+    def flush(self) -> None:
+        """Forget everything, as a restart would."""
+        self._ask("flush_all", b"OK\r\n")
+
+    def _ask(self, command: str, end: bytes) -> bytes:
+        with socket.create_connection((self.host, self.port), PATIENCE) as client:
+            client.sendall(command.encode() + b"\r\n")
+            answer = b""
+            while not answer.endswith(end):
+                part = client.recv(65536)
+                assert part, f"memcached hung up after {answer!r}"
+                answer += part
+        return answer
+
+
+@dataclass(frozen=True)
+class MariaDB:
+    """A running MariaDB; whoever can open the folder of its socket is let in."""
+
+    socket: Path
+    log: Path
+
+    def url(self, name: str) -> str:
+        """What SQLAlchemy, and so Keystone's ``[database] connection``, connects to."""
+        return f"mysql+pymysql://{_USER}@localhost/{name}?unix_socket={self.socket}"
+
+    def fresh_database(self, name: str) -> str:
+        """Make an empty database, in place of one of that name; returns its URL."""
+        connection = self._connect()
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
+                cursor.execute(f"CREATE DATABASE `{name}`")
+        finally:
+            connection.close()
+        return self.url(name)
+
+    def _connect(self) -> pymysql.Connection:
+        # pymysql leaves a socket open if it finds nobody there
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(self.socket))
+        return pymysql.connect(unix_socket=str(self.socket), user=_USER)
+
+
+@dataclass(frozen=True)
+class PostgreSQL:
+    """A running PostgreSQL; the kernel tells it that its clients are this user."""
+
+    folder: Path
+    log: Path
+
+    def url(self, name: str) -> str:
+        """What SQLAlchemy, and so Keystone's ``[database] connection``, connects to."""
+        return f"postgresql+psycopg2://{_USER}@/{name}?host={self.folder}"
+
+    def fresh_database(self, name: str) -> str:
+        """Make an empty database, in place of one of that name; returns its URL."""
+        connection = self._connect()
+        try:
+            # neither statement may be in a transaction
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+                cursor.execute(f'CREATE DATABASE "{name}"')
+        finally:
+            connection.close()
+        return self.url(name)
+
+    def _connect(self) -> psycopg2.extensions.connection:
+        return psycopg2.connect(host=str(self.folder), user=_USER, dbname="postgres")
+
+
+@contextlib.contextmanager
+def memcached() -> Iterator[Memcached]:
+    """Run a memcached with 64 MB until the block ends."""
+    program = _program("memcached", "memcached")
+    with _own_folder("memcached") as folder:
+        ports, log = folder / "ports", folder / "log"
+        command = [str(program), "-l", "127.0.0.1", "-p", "-1", "-U", "0"]
+        # without it memcached refuses to run as root
+        command += ["-u", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
+        # it takes a free port itself and, listening, moves this file in place
+        environment = {"MEMCACHED_PORT_FILENAME": str(ports)}
+        with _running(command, log, signal.SIGKILL, environment=environment) as process:
+
+            def look() -> Memcached:
+                line = next(x for x in ports.read_text().splitlines() if x.startswith("TCP"))
+                found = Memcached("127.0.0.1", int(line.rpartition(":")[2]))
+                found.stats()
+                return found
+
+            yield _ready(look, process, log, (OSError,))
+
+
+@contextlib.contextmanager
+def mariadb(folder: Path) -> Iterator[MariaDB]:
+    """Run a MariaDB until the block ends.
+
+    :param folder: where its log is left, ``mariadb.log``
+    """
+    program = _program("mariadbd", "mariadb-server-core")
+    with _own_folder("mariadb") as own:
+        data, log = own / "data", folder / "mariadb.log"
+        data.mkdir(mode=0o700)
+        server = MariaDB(own / "socket", log)
+        options = {
+            "datadir": data,
+            "socket": server.socket,
+            "pid-file": own / "pid",
+            # Debian's, for new databases; mariadbd's own default is latin1
+            "character-set-server": "utf8mb4",
+            "collation-server": "utf8mb4_general_ci",
+            "max-connections": _CONNECTIONS,
+            "innodb-buffer-pool-size": "32M",
+            "innodb-log-file-size": "16M",
+            "innodb-flush-method": "nosync",
+            "innodb-flush-log-at-trx-commit": 0,
+            # their table is one of those that mariadb-install-db would make, in many seconds
+            "innodb-stats-persistent": "OFF",
+            "performance-schema": "OFF",
+        }
+        command = [
+            str(program), "--no-defaults", "--skip-networking", "--skip-grant-tables",
+            "--skip-log-bin", *(f"--{name}={value}" for name, value in options.items()),
+        ]
+        # without it mariadbd refuses to run as root
+        command += ["--user=root"] if os.geteuid() == 0 else []
+        # nothing of the data is kept: it need not be put in order
+        with _running(command, log, signal.SIGKILL) as process:
+            _ready(lambda: server._connect().close(), process, log, (OSError, pymysql.Error))
+            yield server
+
+
+@contextlib.contextmanager
+def postgresql(folder: Path) -> Iterator[PostgreSQL]:
+    """Run a PostgreSQL until the block ends.
+
+    It does not run as root: root runs it as user postgres, which the package makes.
+
+    :param folder: where its log is left, ``postgresql.log``
+    """
+    program = _program("postgres", "postgresql")
+    user: list[str] = []
+    with _own_folder("postgresql") as own:
+        if os.geteuid() == 0:
+            name = _ordinary_name()
+            group = str(pwd.getpwnam(name).pw_gid)
+            user = [f"--reuid={name}", f"--regid={group}", "--clear-groups"]
+            shutil.chown(own, name, int(group))
+            # a client that is root only within a user namespace has to get to the socket
+            own.chmod(0o711)
+        data, log = own / "data", folder / "postgresql.log"
+        _make_cluster(program.with_name("initdb"), user, data)
+        server = PostgreSQL(own, log)
+        options = {
+            "listen_addresses": "",
+            "unix_socket_directories": own,
+            "max_connections": _CONNECTIONS,
+            "shared_buffers": "32MB",
+            "fsync": "off",
+            "full_page_writes": "off",
+            "synchronous_commit": "off",
+            "wal_level": "minimal",
+            "max_wal_senders": 0,
+            "autovacuum": "off",
+            "jit": "off",
+        }
+        settings = [f"--{name}={value}" for name, value in options.items()]
+        command = [str(program), "-D", str(data), *settings]
+        # at once, collecting its children
+        with _running(command, log, signal.SIGQUIT, user=user) as process:
+            _ready(lambda: server._connect().close(), process, log, (psycopg2.Error,))
+            yield server
+
+
+def _make_cluster(initdb: Path, user: list[str], data: Path) -> None:
+    done = subprocess.run(
+        [
+            *_setpriv(signal.SIGKILL, user), str(initdb), "-D", str(data), "-U", _USER,
+            "-A", "peer", "-E", "UTF8", "--locale=C", "--wal-segsize=1", "--no-sync",
+        ],
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout.decode(errors="replace")
+    # the one who runs the tests, and nobody else of this machine, is its superuser
+    (data / "pg_hba.conf").write_text("local all all peer map=tests\n")
+    (data / "pg_ident.conf").write_text(f"tests {pwd.getpwuid(os.geteuid()).pw_name} {_USER}\n")
+
+
+def _ordinary_name() -> str:
+    try:
+        return pwd.getpwnam("postgres").pw_name
+    except KeyError:
+        return "nobody"
+
+
+@cache
+def _find(name: str) -> Path | None:
+    """A program, also where Debian puts servers."""
+    versions = Path("/usr/lib/postgresql").glob("[0-9]*/bin")
+    newest_first = sorted(versions, key=lambda x: float(x.parent.name), reverse=True)
+    folders = [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", *newest_first]
+    found = shutil.which(name, path=os.pathsep.join(map(str, folders)))
+    # what a link points to has its companions beside it
+    return Path(found).resolve() if found else None
+
+
+def _program(name: str, package: str) -> Path:
+    found = _find(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed; on Debian: apt-get install {package}")
+    return found
+
+
+@contextlib.contextmanager
+def _own_folder(name: str) -> Iterator[Path]:
+    """A folder right in /tmp: a socket's path is short, and pytest's are for this user only."""
+    folder = Path(tempfile.mkdtemp(prefix=f"keyfront-{name}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _running(
+    command: list[str], log: Path, stop: signal.Signals, *,
+    environment: dict[str, str] | None = None, user: list[str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server until the block ends, or this process does, however it ends."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*_setpriv(stop, user or []), *command],
+            env={**os.environ, **(environment or {})},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(stop)
+        try:
+            process.wait(PATIENCE)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _setpriv(last: signal.Signals, user: list[str]) -> list[str]:
+    """Puts a command under this process and, by its options, another user.
+
+    One setpriv does both: what is sent when the parent ends is forgotten with the user.
+    """
+    return ["setpriv", "--pdeathsig", last.name, *user]
+
+
+def _ready(
+    look: Callable[[], T],
+    process: subprocess.Popen[bytes],
+    log: Path,
+    not_yet: tuple[type[Exception], ...],
+) -> T:
+    """Ask the server until it answers."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        ended = process.poll() is not None
+        try:
+            return look()
+        except not_yet as error:
+            if ended or time.monotonic() > deadline:
+                printed = log.read_text(errors="replace")
+                raise AssertionError(f"{process.args}: {error}; it printed: {printed}") from error
+        time.sleep(0.02)
