@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
 from keyfront.middleware.tokens.keystone_hooks import name_after_epochs, record_validations
 
+from . import process
 from .compatibility import import_keystone, incompatible
 
 
@@ -74,6 +76,9 @@ def connect(database: Database) -> None:
 
     if database.factory._started and not is_attached(database.factory.get_writer_engine()):
         raise incompatible("its database engine was made before it could be watched")
+    # Python's own fork hooks do the same, but uWSGI runs them only if its configuration says so.
+    process.registry.register("request identifiers", after=entries.begin_request_ids)
+    process.registry.register("token counters", after=counters.claim_all)
     name_after_epochs(_cache_regions(), database.coordinator)
     record_validations(_token_manager())
 

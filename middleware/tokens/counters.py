@@ -56,7 +56,9 @@ class Counters:
         _all.add(self)
 
     def claim(self) -> None:
-        """Take a row for this process."""
+        """Take a row for this process, unless it has one."""
+        if self.row[0] == os.getpid():
+            return
         with self._lock:
             for row in range(1, 1 + _ROWS):
                 owner = self._words[row * _ROW]
@@ -100,7 +102,8 @@ _all: weakref.WeakSet[Counters] = weakref.WeakSet()
 """The counters of this process, to be given rows of their own in a child."""
 
 
-def _after_fork() -> None:
+def claim_all() -> None:
+    """Give the counters of a child process rows of their own; again is no harm."""
     for counters in _all:
         try:
             counters.claim()
@@ -108,7 +111,7 @@ def _after_fork() -> None:
             counters.row = memoryview(bytearray(_ROW * 8)).cast("Q")
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=claim_all)
 
 
 def _lives(pid: int) -> bool:

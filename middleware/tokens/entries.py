@@ -78,10 +78,11 @@ class Keys:
     :param secret: 32 bytes, the same in all processes that share entries
     """
 
-    __slots__ = ("_known", "_secret")
+    __slots__ = ("_hash", "_known")
 
     def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+        # Copied for each key: starting with the secret costs as much as the rest.
+        self._hash = blake2b(digest_size=KEY_BYTES, key=secret)
         self._known = HARMLESS.union(CORE)
 
     def key(self, environ: Mapping[str, Any]) -> bytes | None:
@@ -110,7 +111,9 @@ class Keys:
             data = text.encode("latin-1")  # as PEP 3333 has all strings
         except UnicodeEncodeError:
             return None
-        return blake2b(data, digest_size=KEY_BYTES, key=self._secret).digest()
+        keyed = self._hash.copy()
+        keyed.update(data)
+        return keyed.digest()
 
     def _others(self, environ: Mapping[str, Any]) -> list[str]:
         """Return the request variables that may matter though they are not core."""
@@ -290,6 +293,7 @@ class _RequestIds:
         self.begin()
 
     def begin(self) -> None:
+        """Start anew, as a child has to: it would go on with those of its parent."""
         raw = os.urandom(16).hex()
         # As uuid4 has it (RFC 9562): version 4, variant 10.
         self._head = (
@@ -304,5 +308,5 @@ class _RequestIds:
 
 _request_ids = _RequestIds()
 new_request_id = _request_ids.next
-# A child would go on with the identifiers of its parent, as would its siblings.
-os.register_at_fork(after_in_child=_request_ids.begin)
+begin_request_ids = _request_ids.begin
+os.register_at_fork(after_in_child=begin_request_ids)

@@ -1,0 +1,502 @@
+"""The filter in front of a stand-in for Keystone: what it keeps, for whom, and how long."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sqlalchemy")
+
+from keyfront.middleware.tokens import dependencies, keystone_filter
+from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
+from keyfront.middleware.tokens.entries import new_request_id
+from keyfront.middleware.tokens.epochs import slots
+from keyfront.middleware.tokens.keystone_filter import TokenCache
+from keyfront.middleware.tokens.node import Node
+from keyfront.middleware.tokens.request import ENVIRON_KEY, Request
+from keyfront.middleware.tokens.routes import Routes
+
+FAR = "2099-01-01T00:00:00.000000Z"
+
+
+def model(name: str, **changed: Any) -> Any:
+    """A stand-in for Keystone's TokenModel."""
+    fields: dict[str, Any] = {
+        "audit_ids": [f"audit-{name}"],
+        "user_id": f"user-{name}",
+        "user": {"domain_id": "default"},
+        "domain_id": None,
+        "project_id": "project",
+        "project_domain": {"id": "default"},
+        "trust_id": None,
+        "trust": None,
+        "application_credential_id": None,
+        "application_credential": None,
+        "access_token_id": None,
+        "expires_at": FAR,
+    }
+    return SimpleNamespace(**{**fields, **changed})
+
+
+class Keystone:
+    """Answers from ``known`` and says what it looked at."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Any] = {name: model(name) for name in ("admin", "t", "u")}
+        self.garbage: set[str] = {"junk"}
+        self.asked = 0
+        self.records = True
+        self.while_answering: Callable[[], None] = lambda: None
+        self.body = "body of {}"
+        self.headers: list[tuple[str, str]] = []
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        self.asked += 1
+        caller = environ.get("HTTP_X_AUTH_TOKEN", "")
+        subject = environ.get("HTTP_X_SUBJECT_TOKEN", "")
+        request: Request | None = environ.get(ENVIRON_KEY)
+        status = "200 OK"
+        for token, refused in ((caller, "401 UNAUTHORIZED"), (subject, "404 NOT FOUND")):
+            if not token:
+                continue
+            found = self.known.get(token)
+            if request is not None and self.records:
+                request.recorded = True
+                if found is not None:
+                    request.accepted[token] = found
+                elif token in self.garbage:
+                    request.garbage.add(token)
+                else:
+                    request.unsure.add(token)
+            if found is None:
+                status = refused
+                break
+        self.while_answering()
+        body = b"" if environ["REQUEST_METHOD"] == "HEAD" else self.body.format(subject).encode()
+        headers = [("Content-Length", str(len(body)))]
+        if status == "200 OK":
+            headers.append(("X-Subject-Token", subject))
+        headers += [("x-openstack-request-id", new_request_id()), *self.headers]
+        start_response(status, headers)
+        return [body]
+
+
+class World:
+    """The filter, what is behind it, and a client."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.keystone = Keystone()
+        self.folder = folder
+        self.coordinator = SharedMemory(folder)
+        self.options = options
+        self.cache = self.worker()
+
+    def worker(self) -> TokenCache:
+        """One more process's filter on the same node."""
+        options = {"ttl": 30.0, "negative_ttl": 5.0, "memory": 1 << 20, **self.options}
+        routes = Routes(options.pop("routes", ()))
+        timeout = options.pop("flight_timeout", 5.0)
+        return TokenCache(
+            self.keystone,
+            SharedMemory(self.folder),
+            Node(self.folder, size=1 << 20, flight_timeout=timeout),
+            routes=routes,
+            **options,
+        )
+
+    def get(
+        self,
+        caller: str = "admin",
+        subject: str = "t",
+        *,
+        by: TokenCache | None = None,
+        **more: str,
+    ) -> tuple[str, dict[str, str], bytes]:
+        environ: dict[str, Any] = {
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": "/v3/auth/tokens",
+            "SCRIPT_NAME": "",
+            "QUERY_STRING": "",
+            "SERVER_NAME": "keystone",
+            "SERVER_PORT": "5000",
+            "HTTP_HOST": "keystone:5000",
+            "wsgi.url_scheme": "http",
+            "HTTP_X_AUTH_TOKEN": caller,
+            "HTTP_X_SUBJECT_TOKEN": subject,
+            **more,
+        }
+        given: list[Any] = []
+        body = (by or self.cache)(environ, lambda status, headers: given.extend((status, headers)))
+        return given[0], dict(given[1]), b"".join(body)
+
+    def change(self, *tags: str) -> None:
+        self.coordinator.touch(slots(tags, self.coordinator.slot_count))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return self.cache._node.statistics()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "shared")
+
+
+def test_the_second_answer_is_the_first_with_a_request_id_of_its_own(world: World) -> None:
+    first, second = world.get(), world.get()
+    assert world.keystone.asked == 1
+    assert first[0] == second[0] == "200 OK"
+    assert first[2] == second[2] == b"body of t"
+    ids = [headers.pop("x-openstack-request-id") for _, headers, _ in (first, second)]
+    assert len(set(ids)) == 2
+    assert first[1] == second[1]
+    assert second[1]["X-Subject-Token"] == "t"
+
+
+def test_workers_share_answers(world: World) -> None:
+    other = world.worker()
+    world.get()
+    assert world.get(by=other)[2] == b"body of t"
+    assert world.keystone.asked == 1
+    world.get(by=other)
+    counts = world.counts
+    assert (counts["misses"], counts["node_hits"], counts["hits"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        *("all", "roles", "catalog", "federation", "grants:group"),
+        *("user:user-t", "grants:user:user-t", "members:user-t", "audit:audit-t"),
+        *("user:user-admin", "grants:user:user-admin", "members:user-admin", "audit:audit-admin"),
+        *("project:project", "project:default"),
+    ],
+)
+def test_a_change_of_what_it_depends_on_ends_an_answer(world: World, tag: str) -> None:
+    world.get()
+    world.change(tag)
+    world.get()
+    assert world.keystone.asked == 2
+    world.get()
+    assert world.keystone.asked == 2
+
+
+@pytest.mark.parametrize("tag", ["any", "content", "users", "audit:other", "user:user-u", "oauth"])
+def test_a_change_of_anything_else_does_not(world: World, tag: str) -> None:
+    world.get()
+    world.change(tag)
+    world.get()
+    assert world.keystone.asked == 1
+
+
+def test_while_a_change_is_under_way_keystone_is_asked(world: World) -> None:
+    world.get()
+    mark = world.coordinator.mark(slots(["user:user-t"], world.coordinator.slot_count))
+    for _ in range(3):
+        world.get()
+    assert world.keystone.asked == 4
+    world.coordinator.stamp(mark)
+    world.get()
+    world.get()
+    assert world.keystone.asked == 5
+
+
+def test_an_answer_that_was_made_during_a_change_is_not_kept(world: World) -> None:
+    """The slow fill: it read the old rows, and comes back after the change."""
+    world.keystone.while_answering = lambda: world.change("user:user-t")
+    world.get()
+    world.keystone.while_answering = lambda: None
+    world.get()
+    assert world.keystone.asked == 2
+
+
+def test_a_yes_gives_way_to_a_no_and_back(world: World) -> None:
+    world.get()
+    known = world.keystone.known.pop("t")
+    world.change("user:user-t", "any")
+    assert [world.get()[0] for _ in range(3)] == ["404 NOT FOUND"] * 3
+    assert world.keystone.asked == 2
+    world.keystone.known["t"] = known
+    world.change("any")  # a refusal ends with any change: who knows which makes it good
+    assert [world.get()[0] for _ in range(3)] == ["200 OK"] * 3
+    assert world.keystone.asked == 3
+
+
+def test_garbage_is_garbage_whatever_changes(world: World) -> None:
+    for _ in range(3):
+        assert world.get(caller="junk")[0] == "401 UNAUTHORIZED"
+        world.change("any", "users")
+    assert world.keystone.asked == 1
+
+
+def test_garbage_has_room_of_its_own(tmp_path: Path) -> None:
+    world = World(tmp_path / "shared")
+    world.get()
+    for number in range(500):
+        world.keystone.garbage.add(f"junk{number}")
+        world.get(caller=f"junk{number}")
+    asked = world.keystone.asked
+    assert world.cache.refusals.evicted > 0
+    assert world.cache.refusals.size <= world.cache.refusals.limit
+    world.get()
+    assert world.keystone.asked == asked
+
+
+def test_callers_do_not_share(world: World) -> None:
+    world.get(caller="admin")
+    world.get(caller="u")
+    assert world.keystone.asked == 2
+
+
+def test_a_body_that_repeats_the_token_is_kept_without_it(world: World) -> None:
+    token = "gAAAAABsecret"
+    world.keystone.garbage.add(token)
+    world.keystone.body = '{{"message": "Could not find token: {}."}}'
+    first, second = world.get(subject=token), world.get(subject=token)
+    assert world.keystone.asked == 1
+    assert first[2] == second[2]
+    assert token.encode() in second[2]
+    for file in world.folder.iterdir():
+        assert token.encode() not in file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"CONTENT_LENGTH": "3"},
+        {"HTTP_TRANSFER_ENCODING": "chunked"},
+        {"REMOTE_USER": "joe"},
+        {"SSL_CLIENT_S_DN": "CN=joe"},
+    ],
+)
+def test_what_is_not_to_be_cached_goes_to_keystone(world: World, more: dict[str, str]) -> None:
+    world.get(**more)
+    world.get(**more)
+    assert world.keystone.asked == 2
+    assert world.counts["bypassed"] == 2
+
+
+@pytest.mark.parametrize("header", ["Set-Cookie", "Cache-Control"])
+def test_an_answer_that_is_for_once_is_not_kept(world: World, header: str) -> None:
+    world.keystone.headers = [(header, "no-store")]
+    world.get()
+    world.get()
+    assert world.keystone.asked == 2
+    assert world.counts["not_kept"] == 2
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE", "PATCH", "OPTIONS"])
+def test_other_methods_go_through(world: World, method: str) -> None:
+    world.get()
+    world.get(REQUEST_METHOD=method)
+    assert world.keystone.asked == 2
+
+
+def test_head_is_not_get(world: World) -> None:
+    world.get()
+    assert world.get(REQUEST_METHOD="HEAD")[2] == b""
+    assert world.get(REQUEST_METHOD="HEAD")[2] == b""
+    assert world.keystone.asked == 2
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(wall=4_000_000_000.0, monotonic=1000.0)
+    monkeypatch.setattr(keystone_filter.time, "time", lambda: clock.wall)
+    monkeypatch.setattr(keystone_filter.time, "monotonic", lambda: clock.monotonic)
+    return clock
+
+
+def in_seconds(clock: SimpleNamespace, seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(clock.wall + seconds, datetime.UTC).isoformat()
+
+
+def test_an_answer_ends_with_its_ttl(world: World, clock: SimpleNamespace) -> None:
+    for name in world.keystone.known:
+        world.keystone.known[name].expires_at = in_seconds(clock, 3600)
+    world.get()
+    clock.monotonic += 29.9
+    world.get()
+    assert world.keystone.asked == 1
+    clock.monotonic += 0.2
+    world.get()
+    assert world.keystone.asked == 2
+
+
+@pytest.mark.parametrize("whose", ["t", "admin"])
+def test_an_answer_ends_with_its_tokens(
+    world: World, clock: SimpleNamespace, whose: str
+) -> None:
+    for name in world.keystone.known:
+        world.keystone.known[name].expires_at = in_seconds(clock, 3600)
+    world.keystone.known[whose].expires_at = in_seconds(clock, 10)
+    world.get()
+    clock.wall += 9
+    world.get()
+    assert world.keystone.asked == 1
+    clock.wall += 2  # a clock that is set, or that goes on while the other stands still
+    world.get()
+    assert world.keystone.asked == 2
+
+
+def test_a_frozen_wall_clock_does_not_keep_an_answer(
+    world: World, clock: SimpleNamespace
+) -> None:
+    for name in world.keystone.known:
+        world.keystone.known[name].expires_at = in_seconds(clock, 10)
+    world.get()
+    clock.monotonic += 11
+    world.get()
+    assert world.keystone.asked == 2
+
+
+@pytest.mark.parametrize("basis", ["trust", "application_credential"])
+def test_an_answer_ends_with_what_its_token_stands_on(
+    world: World, clock: SimpleNamespace, basis: str
+) -> None:
+    ends = datetime.datetime.fromtimestamp(clock.wall + 10, datetime.UTC).replace(tzinfo=None)
+    for name in world.keystone.known:
+        world.keystone.known[name].expires_at = in_seconds(clock, 3600)
+    setattr(world.keystone.known["t"], basis, {"expires_at": ends})
+    world.get()
+    clock.wall += 11
+    world.get()
+    assert world.keystone.asked == 2
+
+
+def test_without_a_ttl_refusals_are_not_kept(tmp_path: Path) -> None:
+    world = World(tmp_path / "shared", negative_ttl=0.0)
+    world.get(caller="junk")
+    world.get(caller="junk")
+    assert world.keystone.asked == 2
+
+
+def test_an_application_that_says_nothing_is_not_cached(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.keystone.records = False
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            world.get()
+    assert world.keystone.asked == 3
+    (record,) = caplog.records
+    assert record.getMessage().startswith("token_cache keeps nothing")
+
+
+def test_a_model_of_another_shape_is_not_cached(world: World) -> None:
+    del world.keystone.known["t"].audit_ids
+    world.get()
+    world.get()
+    assert world.keystone.asked == 2
+
+
+def test_other_routes_depend_on_what_they_show(tmp_path: Path) -> None:
+    world = World(tmp_path / "shared", routes=["/v3/projects", "/v3/users/{id}", "/v3/limits"])
+
+    def ask(path: str) -> int:
+        world.get(subject="", PATH_INFO=path)
+        return world.keystone.asked
+
+    assert [ask("/v3/projects"), ask("/v3/projects")] == [1, 1]
+    world.change("users", "user:x")
+    world.change("projects", "project:new")
+    assert ask("/v3/projects") == 2
+    world.change("catalog")
+    assert [ask("/v3/users/joe"), ask("/v3/users/joe"), ask("/v3/users/jim")] == [3, 3, 4]
+    world.change("users", "content", "any")
+    assert ask("/v3/users/joe") == 5
+    assert [ask("/v3/limits"), ask("/v3/limits")] == [6, 6]
+    world.change("any", "content", "limits")
+    assert ask("/v3/limits") == 7
+    assert [ask("/v3/roles"), ask("/v3/roles")] == [8, 9]
+
+
+def test_concurrent_misses_ask_once(world: World) -> None:
+    answering, go = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        answering.set()
+        assert go.wait(30)
+
+    world.keystone.while_answering = slow
+    other = world.worker()
+    results: list[bytes] = []
+
+    def ask(by: TokenCache) -> None:
+        results.append(world.get(by=by)[2])
+
+    threads = [threading.Thread(target=ask, args=(by,)) for by in (world.cache, other, other)]
+    threads[0].start()
+    assert answering.wait(30)
+    for thread in threads[1:]:
+        thread.start()
+    while world.counts["waits"] < 2:
+        threads[1].join(0.01)
+    go.set()
+    for thread in threads:
+        thread.join(30)
+    assert results == [b"body of t"] * 3
+    assert world.keystone.asked == 1
+
+
+def test_who_waits_in_vain_asks_himself(tmp_path: Path) -> None:
+    world = World(tmp_path / "shared", flight_timeout=0.05)
+    world.get()
+    world.change("all")
+    (key,) = world.cache.answers._entries
+    assert world.cache._node.ask(key)  # by one that will never answer
+    world.get()
+    assert world.keystone.asked == 2
+    assert world.counts["waits"] == 1
+
+
+def test_a_lost_table_makes_it_slower_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.get()
+    now = world.cache.coordinator
+    now._looked = 0  # its lease has ended
+    for file in world.folder.iterdir():
+        file.unlink()
+    world.folder.rmdir()
+    world.folder.write_text("in the way")
+    assert world.get()[0] == "200 OK"
+    assert world.keystone.asked == 2
+    world.folder.unlink()
+    now._looked = 0
+    world.folder.mkdir(mode=0o700)
+    assert [world.get()[0] for _ in range(3)] == ["200 OK"] * 3
+
+
+def test_tags_of_a_trust_and_of_a_chain_of_trusts() -> None:
+    users = [{"id": name, "domain_id": f"domain-{name}"} for name in ("giver", "taker")]
+    token = model("t", trust_id="T1", trust={"id": "T1"}, trustor=users[0], trustee=users[1])
+    tags = set(dependencies.token_tags(token))
+    assert {"trust:t1", "user:giver", "user:taker", "grants:user:giver", "members:giver"} <= tags
+    assert {"project:domain-giver", "project:domain-taker"} <= tags
+    assert "trusts" not in tags
+    token.trust["redelegated_trust_id"] = "T0"
+    assert {"trusts", "grants", "members", "users"} <= set(dependencies.token_tags(token))
+
+
+def test_tags_of_other_tokens() -> None:
+    def tags(**changed: Any) -> set[str]:
+        return set(dependencies.token_tags(model("t", **changed)))
+
+    assert "appcred:ac" in tags(application_credential_id="AC")
+    assert "oauth" in tags(access_token_id="x")
+    assert "project:d" in tags(domain_id="D", project_id=None)
+    assert {"audit:a", "audit:b"} <= tags(audit_ids=["A", "B"])
+    with pytest.raises(ValueError, match="user"):
+        tags(user_id="ü")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process here trusts an older table, for which a new one would wait."""
+    monkeypatch.setattr(SharedMemory, "_settle", lambda self, table: None)
