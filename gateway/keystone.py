@@ -106,7 +106,6 @@ class KeystoneApplication:
         if request is None:
             request = Request()
         request.recorded = True
-        current.set(request)
 
         def start(status: str, headers: list[tuple[str, str]], error: Any = None) -> Any:
             if request.refused:
@@ -116,7 +115,12 @@ class KeystoneApplication:
                 headers.append(("Content-Length", str(len(_REFUSED))))
             return start_response(status, headers, *(() if error is None else (error,)))
 
-        body = self.application(environ, start)
+        before = current.set(request)
+        try:
+            body = self.application(environ, start)
+        finally:
+            # Keystone has made the whole answer by now.
+            current.reset(before)
         if request.refused:
             close = getattr(body, "close", None)
             if close is not None:

@@ -14,7 +14,11 @@ from typing import Any
 
 from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
-from keyfront.middleware.tokens.keystone_hooks import name_after_epochs, record_validations
+from keyfront.middleware.tokens.keystone_hooks import (
+    keep_per_request,
+    name_after_epochs,
+    record_validations,
+)
 
 from . import process
 from .compatibility import import_keystone, incompatible
@@ -79,6 +83,7 @@ def connect(database: Database) -> None:
     # Python's own fork hooks do the same, but uWSGI runs them only if its configuration says so.
     process.registry.register("request identifiers", after=entries.begin_request_ids)
     process.registry.register("token counters", after=counters.claim_all)
+    keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
     name_after_epochs(_cache_regions(), database.coordinator)
     record_validations(_token_manager())
 

@@ -65,6 +65,24 @@ def record_validations(manager: Any) -> None:
     manager.driver.validate_token = decode_token
 
 
+def keep_per_request(proxy: Any) -> None:
+    """Have Keystone's request-local cache live as long as the request, and no longer.
+
+    Keystone keeps it in the context of oslo.context. That of the previous request is still there
+    when the caller's token is validated, and a new one is made for the rest, so that everything is
+    computed twice for one request.
+
+    :param proxy: Keystone's class ``_ResponseCacheProxy``
+    """
+    original = proxy._get_request_context
+
+    def _get_request_context(self: Any) -> Any:
+        request = current.get()
+        return original(self) if request is None else request.memory
+
+    proxy._get_request_context = _get_request_context
+
+
 def name_after_epochs(regions: Iterable[Any], find: Find) -> None:
     """Make the keys of Keystone's cache regions carry the epoch.
 

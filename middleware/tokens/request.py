@@ -7,6 +7,7 @@ other: this is where they meet. A context variable, so that threads and greenlet
 from __future__ import annotations
 
 import contextvars
+import types
 from typing import Any
 
 #: Where the filter leaves a :class:`Request` for the application below it.
@@ -20,8 +21,8 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "garbage", "namespaces", "recorded", "recording", "refused", "unsure"),
-        "windows",
+        *("accepted", "garbage", "memory", "namespaces", "recorded", "recording", "refused"),
+        *("unsure", "windows"),
     )
 
     def __init__(self, *, recording: bool = False) -> None:
@@ -36,6 +37,8 @@ class Request:
         self.garbage: set[str] = set()
         #: Tokens that were refused for a reason that a change may take away.
         self.unsure: set[str] = set()
+        #: Where Keystone keeps what it has once computed for this request.
+        self.memory = types.SimpleNamespace()
         #: Names for what Keystone's own caches hold, by kind; see ``keystone_caches.py``.
         self.namespaces: dict[str, str] = {}
         #: Whether a change was not committed because nobody could be told of it.
