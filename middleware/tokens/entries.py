@@ -93,20 +93,20 @@ class Keys:
         length = environ.get("CONTENT_LENGTH")
         if length and length != "0":
             return None
+        if environ.get("HTTP_X_AUTH_TOKEN") == "":
+            return None  # not as if it were absent: it keeps Keystone from X-Storage-Token
         parts = [environ.get(name, "") for name in CORE]
-        # In C, and the usual request ends here. All of them have as many parts, so that a value
-        # with a line feed, which a server should not let through, cannot pass for two of another.
-        if environ.keys() <= self._known or not (others := self._others(environ)):
-            text = "\n".join(parts)
-        else:
-            for name in others:
+        # In C, and the usual request has nothing else.
+        if not environ.keys() <= self._known:
+            for name in self._others(environ):
                 if name in _UNCACHED or name.startswith(_UNCACHED_PREFIXES):
                     return None
                 if isinstance(environ[name], str):
                     parts += (name, environ[name])
-            text = "\n".join(parts) + "\n"
-            if text.count("\n") != len(parts):
-                return None
+        text = "\n".join(parts)
+        # A value with a line feed could pass for two; a server should let none through.
+        if text.count("\n") != len(parts) - 1:
+            return None
         try:
             data = text.encode("latin-1")  # as PEP 3333 has all strings
         except UnicodeEncodeError:
@@ -118,8 +118,9 @@ class Keys:
     def _others(self, environ: Mapping[str, Any]) -> list[str]:
         """Return the request variables that may matter though they are not core."""
         names = environ.keys() - self._known
-        # Names with a dot are the server's (PEP 3333), and each request has the same.
-        servers = {name for name in names if "." in name}
+        # Names with a dot are the server's (PEP 3333), and each request has the same. A header's
+        # name may have one, too.
+        servers = {name for name in names if "." in name and not name.startswith("HTTP_")}
         if servers and len(self._known) < _KNOWN_LIMIT:
             self._known |= servers
         return sorted(names - servers)

@@ -271,8 +271,8 @@ class _Answer:
 
 def _tags(environ: Mapping[str, Any], request: Request, status: str) -> set[str] | None:
     """Return the tags of the tokens of a request, or ``None`` if its answer is not to be kept."""
-    caller = environ.get("HTTP_X_AUTH_TOKEN") or environ.get("HTTP_X_STORAGE_TOKEN")
-    others = (environ.get("HTTP_X_SERVICE_TOKEN"), environ.get("HTTP_X_SUBJECT_TOKEN"))
+    caller = environ.get("HTTP_X_AUTH_TOKEN", environ.get("HTTP_X_STORAGE_TOKEN", "")).strip()
+    others = (environ.get("HTTP_X_SERVICE_TOKEN", "").strip(), environ.get("HTTP_X_SUBJECT_TOKEN"))
     asked = [caller] if caller else []
     looked_at = request.accepted.keys() | request.garbage | request.unsure
     for token in others:

@@ -45,7 +45,17 @@ _NEVER = re.compile(
     r"|domains/[^/]+/config|auth/(tokens|OS-FEDERATION)|OS-FEDERATION/(websso|saml2)"
     r"|users/[^/]+/(credentials|OS-OAUTH1))(/|$)"
 )
-_ROUTE = re.compile(r"^/v3(/([A-Za-z0-9_.-]+|\{id\}))+$")
+# One path for each kind of them, which no pattern may match.
+_SECRETS = (
+    *("/v3/credentials", "/v3/credentials/x", "/v3/ec2tokens", "/v3/s3tokens"),
+    *("/v3/users/x/credentials", "/v3/users/x/credentials/OS-EC2"),
+    *("/v3/users/x/credentials/OS-EC2/x", "/v3/users/x/OS-OAUTH1/access_tokens"),
+    *("/v3/users/x/OS-OAUTH1/access_tokens/x", "/v3/users/x/OS-OAUTH1/access_tokens/x/roles"),
+    *("/v3/domains/x/config", "/v3/domains/x/config/x", "/v3/domains/x/config/x/x"),
+    *("/v3/OS-OAUTH1/consumers", "/v3/OS-OAUTH1/consumers/x", "/v3/OS-REVOKE/events"),
+    *("/v3/auth/tokens/OS-PKI/revoked", "/v3/auth/OS-FEDERATION/saml2", "/v3/OS-OAUTH2/token"),
+)
+_ROUTE = re.compile(r"^/v3(/([A-Za-z0-9_.-]+|\{id\}))+\Z")
 
 
 class Routes:
@@ -69,7 +79,8 @@ class Routes:
                     route,
                     "paths such as /v3/projects or /v3/users/{id}",
                 )
-            if _NEVER.match(route.replace("{id}", "x")):
+            pattern = re.compile(re.escape(route).replace(r"\{id\}", r"[^/\n]+") + r"\Z")
+            if _NEVER.match(route) or any(map(pattern.match, (TOKENS, *_SECRETS))):
                 raise OptionError(
                     "[keyfront_token_cache] routes",
                     route,
@@ -77,8 +88,7 @@ class Routes:
                 )
             families = _FAMILIES.get(route, (CONTENT,))
             if "{id}" in route:
-                pattern = re.escape(route).replace(r"\{id\}", "[^/]+")
-                self._patterns.append((re.compile(pattern + r"\Z"), families))
+                self._patterns.append((pattern, families))
             else:
                 self._exact[route] = families
 
@@ -88,5 +98,5 @@ class Routes:
         if families is None and self._patterns:
             for pattern, found in self._patterns:
                 if pattern.match(path):
-                    return found
+                    return None if _NEVER.match(path) else found
         return families
