@@ -50,6 +50,7 @@ EXTRAS = {
         "gevent>=24.2",  # the greenlet workers are tested for real
         "keystone>=30",  # the service under test
         "gunicorn",  # one more server, with a command line that Keystone would choke on
+        "hypothesis>=6.100",  # tries the epoch protocol in every order
         "keystoneauth1",  # a real client session against the served Keystone
         "ldap3>=2.9",  # the directory tests and their in-memory server
         "mod_wsgi>=6.0.5",  # the Apache side is tested for real

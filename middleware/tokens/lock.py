@@ -43,13 +43,8 @@ class FileLock:
 
         :raises CoordinatorError: it was not to be had within :data:`LOCK_SECONDS`
         """
-        if self._pid != os.getpid():
-            # What a thread of the parent held when it forked, nobody here would release; and a
-            # lock taken through an inherited descriptor would be the parent's as well.
-            self._threads = threading.Lock()
-            self._fd, self._pid = -1, os.getpid()
         deadline = time.monotonic() + LOCK_SECONDS
-        while not self._try():
+        while not self.attempt():
             if time.monotonic() > deadline:
                 raise CoordinatorError(
                     f"{self._path}: not free within {LOCK_SECONDS:.0f} s; a process that holds it "
@@ -96,7 +91,16 @@ class FileLock:
                 os.close(self._fd)
         self._fd = -1
 
-    def _try(self) -> bool:
+    def attempt(self) -> bool:
+        """Take the lock if it is free now; who got it leaves it by :meth:`__exit__`.
+
+        :raises CoordinatorError: its file cannot be opened
+        """
+        if self._pid != os.getpid():
+            # What a thread of the parent held when it forked, nobody here would release; and a
+            # lock taken through an inherited descriptor would be the parent's as well.
+            self._threads = threading.Lock()
+            self._fd, self._pid = -1, os.getpid()
         if not self._threads.acquire(blocking=False):
             return False
         try:

@@ -20,7 +20,7 @@ from pathlib import Path
 from keyfront.errors import CoordinatorError
 
 _HEADER_WORDS = 8
-_HEAD, _STORED = 0, 1
+_HEAD, _STORED, _RING = 0, 1, 2
 # The head is the position at which the next entry begins; it never goes back.
 _BUCKET = struct.Struct("<16sQQ")  # key, position + 1 (0: empty), length
 _PROBES = 4
@@ -64,6 +64,7 @@ class Store:
         if self._map[_HEADER_WORDS * 8 : self._flights_at] != owner:
             self._map[: self._ring_at] = bytes(self._ring_at)
             self._map[_HEADER_WORDS * 8 : self._flights_at] = owner
+        self._words[_RING] = size
 
     def get(self, key: bytes) -> bytes | None:
         """Return what was stored under ``key``, if it is still there and whole."""
@@ -189,8 +190,7 @@ def read(path: Path) -> dict[str, int]:
     """
     try:
         with path.open("rb") as file:
-            head, stored = struct.unpack("QQ", file.read(16))
-            size = os.fstat(file.fileno()).st_size
+            head, stored, size = struct.unpack("QQQ", file.read(24))
     except OSError as error:
         raise CoordinatorError(f"{path}: {error.strerror}") from None
     except struct.error:

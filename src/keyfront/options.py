@@ -7,6 +7,7 @@ a paste file, most of its options can be set there as well, for that pipeline on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,9 +98,11 @@ def token_cache(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) ->
         try:
             values[option.dest] = conf[TOKEN_CACHE_GROUP][option.dest]
         except ValueError as error:
-            raise OptionError(
-                f"[{TOKEN_CACHE_GROUP}] {option.name}", "(as set)", f"valid: {error}"
-            ) from None
+            # oslo.config tells where the value is and not what it is
+            where = re.search(r"detail='([^']*)'", str(error))
+            raise _out_of_range(option, where[1] if where else "the environment") from None
+        if values[option.dest] != values[option.dest]:  # nan, which no range keeps out
+            raise _out_of_range(option, conf.get_location(option.dest, TOKEN_CACHE_GROUP).detail)
     known = {option.dest: option for option in TOKEN_CACHE}
     for name, text in (local or {}).items():
         if name not in known:
@@ -116,9 +119,17 @@ def token_cache(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) ->
         option = known[name]
         try:
             values[name] = option.type(text)
+            if values[name] != values[name]:
+                raise ValueError("nan")
         except ValueError:
             raise OptionError(f"token_cache: {name}", text, _allowed(option)) from None
     return values
+
+
+def _out_of_range(option: cfg.Opt, where: str) -> OptionError:
+    return OptionError(
+        f"[{TOKEN_CACHE_GROUP}] {option.name}", f"(as set in {where})", _allowed(option)
+    )
 
 
 def _allowed(option: cfg.Opt) -> str:

@@ -16,8 +16,8 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from keyfront.errors import CoordinatorError
@@ -70,11 +70,9 @@ class SharedMemory:
         self._recovered = 0
         self._complained = False
         self._closed = False
-        if create:
-            make_folder(folder)
         # Only who makes the table makes the lock, so that it is the service user's, not root's.
         self._lock = FileLock(folder / _LOCK_NAME, create=create)
-        with self._lock:
+        with self._held():
             self._attach()
 
     @property
@@ -121,7 +119,7 @@ class SharedMemory:
         """Announce a change of ``slots``."""
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
-            with self._lock:
+            with self._held():
                 table = self._attach()
                 # Slots beyond its end are of a table that was there before.
                 fits = len(slots) <= MARK_TAGS and slots[-1] < table.slot_count
@@ -134,16 +132,16 @@ class SharedMemory:
                         return Mark(table.generation, serial, wanted)
                     if table.recover(now):
                         continue
-                    wait = 0.01
+                    wait, why = 0.01, "too many changes are under way at once"
+                else:
+                    why = "it was made anew, again and again"
             if time.monotonic() + wait > deadline:
-                raise CoordinatorError(
-                    f"{self._path}: too many changes are under way at once; try again"
-                )
+                raise CoordinatorError(f"{self._path}: {why}; try again")
             time.sleep(wait)
 
     def stamp(self, mark: Mark) -> None:
         """Complete a change."""
-        with self._lock:
+        with self._held():
             table = self._attach()
             # In a table that was made meanwhile the mark is not; its slots are at the same places
             # only if there are as many, so a change from another table touches everything.
@@ -153,7 +151,7 @@ class SharedMemory:
 
     def touch(self, slots: Slots) -> None:
         """Give ``slots`` a new number without a mark."""
-        with self._lock:
+        with self._held():
             table = self._attach()
             table.stamp(slots if slots[-1] < table.slot_count else _ALL)
         self._settle(table)
@@ -163,22 +161,19 @@ class SharedMemory:
 
         :raises CoordinatorError: the table cannot be reached
         """
-        with self._lock:
+        with self._held():
             table = self._attach()
             table.flush()
         self._settle(table)
 
     def recover(self) -> int:
         """Stamp abandoned marks; return how many there were."""
-        with self._lock:
-            found = self._attach().recover(time.monotonic_ns())
-        if found:
-            LOG.warning("%s: completed %d change(s) of writers that died", self._path, found)
-        return found
+        with self._held():
+            return self._recover()
 
     def statistics(self) -> Mapping[str, int]:
         """Return the table's counts by name."""
-        with self._lock:
+        with self._held():
             return self._attach().statistics()
 
     def close(self) -> None:
@@ -186,6 +181,13 @@ class SharedMemory:
         self._closed = True
         self._table = None
         self._lock.close()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the lock, in a folder that is safe; it is made anew if it was removed."""
+        check_folder(self.folder, make=self._create)
+        with self._lock:
+            yield
 
     def _settle(self, table: Table) -> None:
         """Wait until nobody trusts an older file, in which what was just stamped is not."""
@@ -211,7 +213,7 @@ class SharedMemory:
             return
         self._table = None
         try:
-            with self._lock:
+            with self._held():
                 self._attach()
             self._complained = False
         except CoordinatorError as error:
@@ -237,8 +239,19 @@ class SharedMemory:
         now = time.monotonic_ns()
         if now - self._recovered > _RECOVER:
             self._recovered = now
+            # A reader does not wait for the lock: whoever has it may be completing that change.
             with suppress(CoordinatorError):
-                self.recover()
+                if self._lock.attempt():
+                    try:
+                        self._recover()
+                    finally:
+                        self._lock.__exit__(None, None, None)
+
+    def _recover(self) -> int:
+        found = self._attach().recover(time.monotonic_ns())
+        if found:
+            LOG.warning("%s: completed %d change(s) of writers that died", self._path, found)
+        return found
 
     def _attach(self) -> Table:
         """Return the table in the file that is there now. Called under the lock."""
@@ -266,6 +279,7 @@ class SharedMemory:
         self._identity = identity
         self._looked = looked
         table = Table(memory)
+        table.mend()
         if not self._closed:  # a change that is under way is completed all the same
             self._table = table
         return table
@@ -321,20 +335,23 @@ class SharedMemory:
         return memory, (found.st_dev, found.st_ino)
 
 
-def make_folder(folder: Path) -> None:
-    """Make ``folder`` with mode 0700, or check that it is one that only this user can enter.
+def check_folder(folder: Path, *, make: bool) -> None:
+    """Check that only one user, this one unless this is root, can enter ``folder``.
 
+    :param make: make it with mode 0700 if it is missing
     :raises CoordinatorError: it is another user's, or open to others, or cannot be made
     """
     try:
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
+        if make:
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
         found = folder.lstat()
     except OSError as error:
         raise CoordinatorError(f"{folder}: cannot be made: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode):
         raise CoordinatorError(f"{folder}: is no folder; remove it or set path to another")
-    if found.st_uid != os.geteuid():
+    # Root takes part in the service user's, and makes none in it.
+    if found.st_uid != os.geteuid() and (make or os.geteuid() != 0):
         raise CoordinatorError(
             f"{folder}: belongs to user {found.st_uid}, not to this process's user "
             f"{os.geteuid()}; remove it or set path to another"

@@ -26,7 +26,7 @@ _MASK = 2**64 - 1
 # Words of the header. Those up to the digest never change in the life of a table.
 _MAGIC, _LAYOUT, _GENERATION, _SLOTS, _BOOT, _SETTLED = range(6)
 _SECRET, _DIGEST, _FIXED_WORDS = 8, 12, 12
-_SEQUENCE, _CHECKSUM, _CHANGES, _RECOVERED, _FLUSHES, _SERIAL = range(16, 22)
+_SEQUENCE, _CHECKSUM, _CHANGES, _RECOVERED, _FLUSHES, _SERIAL, _WRITING = range(16, 23)
 _HEADER_WORDS = 64
 
 #: Changes that can be under way at once in all processes; one more is refused until one ends.
@@ -124,7 +124,8 @@ class Table:
                     checksum ^= _mix(slot, value)
                     if value > newest and value != DIRTY:
                         return "a slot is newer than the table"
-            if checksum != words[_CHECKSUM]:
+            # Not if a writer was killed in between: see mend().
+            if checksum != words[_CHECKSUM] and not words[_WRITING]:
                 return "its slots do not match their checksum"
             for place in _PLACES:
                 first, count = place + _MARK_HEAD, words[place + 2]
@@ -136,6 +137,16 @@ class Table:
         finally:
             words.release()
         return None
+
+    def mend(self) -> None:
+        """Make the checksum right if a writer was killed between a slot and its checksum."""
+        words = self._words
+        if words[_WRITING]:
+            checksum = 0
+            for slot, value in enumerate(self.values.tolist()):
+                checksum ^= _mix(slot, value)
+            words[_CHECKSUM] = checksum
+            words[_WRITING] = 0
 
     @property
     def secret(self) -> bytes:
@@ -159,6 +170,7 @@ class Table:
         :param now: nanoseconds of the monotonic clock
         """
         words = self._words
+        self.mend()
         place = next((p for p in _PLACES if words[p] == 0), None)
         if place is None:
             return None
@@ -169,13 +181,16 @@ class Table:
             words[index] = slot
         # From here on the mark counts; a writer killed before has changed nothing.
         words[place] = now + int(MARK_SECONDS * 1e9)
+        words[_WRITING] = 1
         for slot in slots:
             self._set(slot, DIRTY)
+        words[_WRITING] = 0
         return serial
 
     def stamp(self, slots: Iterable[int], serial: int | None = None) -> None:
         """Give ``slots`` the next number, and free the mark ``serial`` if it is still there."""
         words = self._words
+        self.mend()
         # A mark that was recovered meanwhile is gone; its slots are stamped once more.
         place = next((p for p in _PLACES if words[p] and words[p + 1] == serial), None)
         number = words[_SEQUENCE] + 1
@@ -183,14 +198,17 @@ class Table:
         words[_SEQUENCE] = number
         words[_CHANGES] += 1
         busy = self._marked(besides=place)
+        words[_WRITING] = 1
         for slot in slots:
             self._set(slot, DIRTY if slot in busy else number)
+        words[_WRITING] = 0
         if place is not None:
             words[place] = 0
 
     def recover(self, now: int) -> int:
         """Stamp the marks whose deadline has passed; return how many."""
         words = self._words
+        self.mend()
         found = 0
         for place in _PLACES:
             if 0 < words[place] <= now:
