@@ -73,8 +73,8 @@ class RequestLocalToken:
 #: What a change gets of which the other workers could not be told, so that it was not made.
 _REPLACED = frozenset({"content-type", "content-length", "retry-after"})
 _REFUSED = (
-    b'{"error": {"code": 503, "message": "The change was not made because the other workers could '
-    b'not be told of it. Try again.", "title": "Service Unavailable"}}'
+    b'{"error": {"code": 503, "message": "The change was not completed because the other workers '
+    b'could not be told of it. Try again.", "title": "Service Unavailable"}}'
 )
 
 
@@ -106,27 +106,35 @@ class KeystoneApplication:
         if request is None:
             request = Request()
         request.recorded = True
+        given: list[Any] = []
+        written: list[bytes] = []
 
         def start(status: str, headers: list[tuple[str, str]], error: Any = None) -> Any:
-            if request.refused:
-                status = "503 Service Unavailable"
-                headers = [(n, v) for n, v in headers if n.lower() not in _REPLACED]
-                headers += [("Content-Type", "application/json"), ("Retry-After", "1")]
-                headers.append(("Content-Length", str(len(_REFUSED))))
-            return start_response(status, headers, *(() if error is None else (error,)))
+            given[:] = (status, headers) if error is None else (status, headers, error)
+            return written.append
 
+        body: Iterable[bytes] = ()
         before = current.set(request)
         try:
+            # Keystone makes the whole answer here; nothing of it has left yet.
             body = self.application(environ, start)
+        except Exception:
+            # oslo.db hands on what a commit raises as an error of its own.
+            if not request.refused:
+                raise
         finally:
-            # Keystone has made the whole answer by now.
             current.reset(before)
         if request.refused:
             close = getattr(body, "close", None)
             if close is not None:
                 close()
+            headers = [(n, v) for n, v in (given or ("", ()))[1] if n.lower() not in _REPLACED]
+            headers += [("Content-Type", "application/json"), ("Retry-After", "1")]
+            headers.append(("Content-Length", str(len(_REFUSED))))
+            start_response("503 Service Unavailable", headers)
             return [_REFUSED]
-        return body
+        start_response(*given)
+        return [*written, *body] if written else body
 
 
 def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> KeystoneApplication:

@@ -86,6 +86,7 @@ def connect(database: Database) -> None:
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
     name_after_epochs(_cache_regions(), database.coordinator)
     record_validations(_token_manager())
+    _load_policies()
 
 
 def _cache_regions() -> Iterator[Any]:
@@ -109,3 +110,18 @@ def _token_manager() -> Any:
         if not callable(getattr(owner, "validate_token", None)):
             raise incompatible("its token provider has no validate_token()")
     return manager
+
+
+def _load_policies() -> None:
+    """Have the policies loaded before the first request.
+
+    Keystone loads them in it, and while one thread does, another finds no rules and is answered
+    403, which would be kept for others.
+
+    :raises IncompatibleError: Keystone does not keep them as expected
+    """
+    policy = import_keystone("keystone.common.rbac_enforcer.policy")
+    try:
+        policy._ENFORCER._enforcer.load_rules()
+    except AttributeError as error:
+        raise incompatible(f"its policies are not where expected ({error})") from None

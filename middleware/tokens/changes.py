@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from keyfront.errors import CoordinatorError
+from keyfront.errors import CoordinatorError, OptionError
 
 from .coordinators.shared_memory import LEASE_SECONDS, NAME, SharedMemory
 from .epochs import Coordinator, Mark, slots
+
+#: In a database URL's query: the folder of the epoch table, where it is not the usual one.
+PATH_PARAMETER = "keyfront_path"
 
 # Parts of a URL's query that say which database it is, besides host and name.
 _WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
@@ -58,9 +61,15 @@ def folder_of(conf: Any, url: Any = None) -> Path:
     from keyfront import options
 
     path = options.token_cache(conf)["path"]
-    if path:
-        return Path(path)
-    return default_folder(url or make_url(conf.database.connection))
+    here = make_url(conf.database.connection) if conf.database.connection else url
+    other = here.query.get(PATH_PARAMETER) if here is not None else None
+    if path and other and Path(path) != Path(str(other)):
+        raise OptionError(
+            "[keyfront_token_cache] path", path, f"{other}, as the database URL has it, or unset"
+        )
+    if path or other:
+        return Path(path or str(other))
+    return default_folder(url or here)
 
 
 def folder_here(url: Any) -> Path:
@@ -72,12 +81,17 @@ def folder_here(url: Any) -> Path:
     return default_folder(url) if keystone is None else folder_of(keystone.CONF, url)
 
 
+def _removed(folder: Path) -> bool:
+    return not (folder / NAME).exists()
+
+
 class Registry:
     """The coordinators of this process by folder: the one place that keeps them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._coordinators: dict[Path, Coordinator] = {}
+        self._attached: set[Path] = set()
 
     def get(self, folder: Path) -> Coordinator | None:
         """Return the coordinator for ``folder``, attached if there is a table; else ``None``.
@@ -91,17 +105,24 @@ class Registry:
                 if coordinator is None:
                     coordinator = SharedMemory(folder, create=False)
                     self._coordinators[folder] = coordinator
+                    self._attached.add(folder)
         return coordinator
 
     def set(self, folder: Path, coordinator: Coordinator) -> None:
         """Use ``coordinator`` for ``folder`` from now on."""
         with self._lock:
             self._coordinators[folder] = coordinator
+            self._attached.discard(folder)
+
+    def only_takes_part(self, folder: Path) -> bool:
+        """Whether this process did not bring the coordinator of ``folder``, but found a table."""
+        return folder in self._attached
 
     def forget(self, folder: Path) -> None:
         """Close the coordinator of ``folder``, if there is one."""
         with self._lock:
             coordinator = self._coordinators.pop(folder, None)
+            self._attached.discard(folder)
         if coordinator is not None:
             coordinator.close()
 
@@ -120,6 +141,7 @@ class Changes:
     def __init__(self, find: Callable[[], Path]) -> None:
         self._find = find
         self._folder: Path | None = None
+        self._known = False  # whether there ever was a table
 
     @property
     def folder(self) -> Path:
@@ -136,10 +158,11 @@ class Changes:
         coordinator = registry.get(self.folder)
         if coordinator is None:
             return None
+        self._known = True
         try:
             return coordinator.mark(slots(tags, coordinator.slot_count))
         except CoordinatorError:
-            if (self.folder / NAME).exists():
+            if not (registry.only_takes_part(self.folder) and _removed(self.folder)):
                 raise
             # Removed with the service that used it, or about to be made anew: see end().
             registry.forget(self.folder)
@@ -155,11 +178,11 @@ class Changes:
             if coordinator is not None:
                 coordinator.stamp(mark)
             return
-        if not self.folder.exists():
-            return
         # There was no table before the commit. One that was made since has to know, and one that
         # was removed may still be trusted for a moment.
-        if not (self.folder / NAME).exists():
+        if _removed(self.folder):
+            if not self._known and not self.folder.exists():
+                return
             time.sleep(LEASE_SECONDS)
         coordinator = registry.get(self.folder)
         if coordinator is not None:

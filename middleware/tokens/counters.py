@@ -6,7 +6,6 @@ same instant may count one; nothing but ``keyfront tokens stats`` goes by these 
 
 from __future__ import annotations
 
-import mmap
 import os
 import weakref
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from keyfront.errors import CoordinatorError
 
 from .lock import FileLock
+from .mapped import Mapped
 
 #: What is counted, in the order of a row.
 NAMES = (
@@ -40,24 +40,20 @@ class Counters:
     """
 
     def __init__(self, path: Path, lock: FileLock) -> None:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, _SIZE)
-                self._words = memoryview(mmap.mmap(fd, _SIZE)).cast("Q")
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise CoordinatorError(f"{path}: cannot be made: {error.strerror}") from None
+        self._path = path
+        self._map()
         self._lock = lock
-        #: The row of this process: the place of its number, then the counts.
-        self.row = memoryview(bytearray(_ROW * 8)).cast("Q")
         self.claim()
         _all.add(self)
 
     def claim(self) -> None:
-        """Take a row for this process, unless it has one."""
-        if self.row[0] == os.getpid():
+        """Take a row for this process, unless it has one.
+
+        :raises CoordinatorError: the file is gone and cannot be made anew
+        """
+        if not self._file.is_there():
+            self._map()
+        elif self.row[0] == os.getpid():
             return
         with self._lock:
             for row in range(1, 1 + _ROWS):
@@ -65,12 +61,25 @@ class Counters:
                 if owner and _lives(owner):
                     continue
                 for place in range(1, _ROW):
-                    self._words[place] += self._words[row * _ROW + place]
+                    total = self._words[place] + self._words[row * _ROW + place]
+                    self._words[place] = total % 2**64
                     self._words[row * _ROW + place] = 0
                 self._words[row * _ROW] = os.getpid()
                 self.row = self._words[row * _ROW : (row + 1) * _ROW]
                 return
         # More processes than rows: this one counts for itself.
+        self.row = memoryview(bytearray(_ROW * 8)).cast("Q")
+
+    def count(self, place: int) -> None:
+        """Count one; in a damaged file, none."""
+        try:
+            self.row[place] += 1
+        except ValueError:
+            self.row[place] = 0
+
+    def _map(self) -> None:
+        self._file = Mapped(self._path, _SIZE)
+        self._words = memoryview(self._file.map).cast("Q")
         self.row = memoryview(bytearray(_ROW * 8)).cast("Q")
 
     def statistics(self) -> dict[str, int]:

@@ -23,14 +23,11 @@ from sqlalchemy.engine import URL, Connection, CreateEnginePlugin, Engine
 from keyfront.errors import CoordinatorError
 
 from . import touches
-from .changes import Changes, folder_here
+from .changes import PATH_PARAMETER, Changes, folder_here
 from .request import current
 from .writes import Write, describe, look_up
 
 LOG = logging.getLogger(__name__)
-
-#: In the URL's query: the folder of the epoch table, where it is not the usual one.
-PATH_PARAMETER = "keyfront_path"
 
 # In the info dictionary of a database connection: the tags of its transaction.
 _TAGS = "keyfront.tags"

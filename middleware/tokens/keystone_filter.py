@@ -98,7 +98,10 @@ class TokenCache:
             and time.time() < entry.lifetime.expires
             and self.coordinator.fresh(entry.epoch, entry.slots)
         ):
-            self._row[HITS] += 1
+            try:
+                self._node.counters.row[HITS] += 1
+            except ValueError:
+                pass  # somebody wrote junk into the counts
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
             return [body]
@@ -111,6 +114,7 @@ class TokenCache:
         key: bytes,
         families: tuple[str, ...],
     ) -> Iterable[bytes]:
+        self._node.check()
         try:
             generation = self.coordinator.now().generation
             if generation != self._generation:
@@ -127,7 +131,7 @@ class TokenCache:
         except CoordinatorError:
             return self._bypass(environ, start_response)
         if entry is not None:
-            self._row[NODE_HITS] += 1
+            self._count(NODE_HITS)
             self._keep(key, entry)
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
@@ -146,7 +150,7 @@ class TokenCache:
         families: tuple[str, ...],
     ) -> Iterable[bytes]:
         """Let Keystone answer, and keep the answer if it is one to be kept."""
-        self._row[MISSES] += 1
+        self._count(MISSES)
         request = environ[ENVIRON_KEY] = Request(recording=True)
         answer = _Answer(start_response)
         try:
@@ -157,7 +161,7 @@ class TokenCache:
         body = answer.read(self.application(environ, answer.start))
         entry = self._entry(environ, request, answer, body, epoch, families)
         if entry is None:
-            self._row[NOT_KEPT] += 1
+            self._count(NOT_KEPT)
         else:
             self._keep(key, entry)
             self._node.keep(key, entry)
@@ -193,7 +197,10 @@ class TokenCache:
         except (ValueError, TypeError, AttributeError):
             return None
         ttl = min(ttl, expires - time.time())
-        found = slots(tags.union(families), self.coordinator.slot_count)
+        try:
+            found = slots(tags.union(families), self.coordinator.slot_count)
+        except CoordinatorError:
+            return None
         if ttl <= 0 or not self.coordinator.fresh(epoch, found):
             return None
         return entry_of(
@@ -216,7 +223,7 @@ class TokenCache:
     def _bypass(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        self._row[BYPASSED] += 1
+        self._count(BYPASSED)
         return self.application(environ, start_response)
 
     def _keep(self, key: bytes, entry: Entry) -> None:
@@ -235,9 +242,8 @@ class TokenCache:
         self._keys = Keys(secret)
         self._generation = generation
 
-    @property
-    def _row(self) -> memoryview:
-        return self._node.counters.row
+    def _count(self, place: int) -> None:
+        self._node.counters.count(place)
 
 
 class _Answer:

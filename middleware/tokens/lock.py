@@ -26,13 +26,17 @@ class FileLock:
 
     :param path: a file that is never replaced; if it is removed, all go on with a new one
     :param create: whether to make it if it is missing, with mode 0600
+    :param seconds: to wait for it
     """
 
-    __slots__ = ("__weakref__", "_create", "_fd", "_path", "_pid", "_threads")
+    __slots__ = ("__weakref__", "_create", "_fd", "_path", "_pid", "_seconds", "_threads")
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
+    def __init__(
+        self, path: Path, *, create: bool = True, seconds: float = LOCK_SECONDS
+    ) -> None:
         self._path = path
         self._create = create
+        self._seconds = seconds
         self._threads = threading.Lock()
         self._fd = -1
         self._pid = os.getpid()
@@ -41,13 +45,13 @@ class FileLock:
     def __enter__(self) -> None:
         """Take the lock.
 
-        :raises CoordinatorError: it was not to be had within :data:`LOCK_SECONDS`
+        :raises CoordinatorError: it was not to be had in time
         """
-        deadline = time.monotonic() + LOCK_SECONDS
+        deadline = time.monotonic() + self._seconds
         while not self.attempt():
             if time.monotonic() > deadline:
                 raise CoordinatorError(
-                    f"{self._path}: not free within {LOCK_SECONDS:.0f} s; a process that holds it "
+                    f"{self._path}: not free within {self._seconds:g} s; a process that holds it "
                     "is stopped or stuck"
                 )
             time.sleep(_POLL_SECONDS)

@@ -10,14 +10,14 @@ The file is of a given size from the start, and is made anew with each epoch tab
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import struct
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from keyfront.errors import CoordinatorError
+
+from .mapped import Mapped
 
 _HEADER_WORDS = 8
 _HEAD, _STORED, _RING = 0, 1, 2
@@ -53,18 +53,21 @@ class Store:
         self._buckets_at = self._flights_at + _FLIGHTS * _FLIGHT.size
         self._ring_at = self._buckets_at + self._buckets * _BUCKET.size
         total = self._ring_at + size
-        try:
-            self._map = _mapped(path, total)
-        except OSError as error:
-            raise CoordinatorError(
-                f"{path}: cannot be made: {error.strerror}; it needs {total} bytes"
-            ) from None
+        self._file = Mapped(path, total)
+        self._map = self._file.map
         self._words = memoryview(self._map)[: _HEADER_WORDS * 8].cast("Q")
-        owner = hashlib.blake2b(b"store", digest_size=32, key=secret).digest()
-        if self._map[_HEADER_WORDS * 8 : self._flights_at] != owner:
+        self._owner = hashlib.blake2b(b"store", digest_size=32, key=secret).digest()
+        if not self._is_ours():
             self._map[: self._ring_at] = bytes(self._ring_at)
-            self._map[_HEADER_WORDS * 8 : self._flights_at] = owner
+            self._map[_HEADER_WORDS * 8 : self._flights_at] = self._owner
         self._words[_RING] = size
+
+    def is_whole(self) -> bool:
+        """Whether the file is still there, as long as it was, and for this secret."""
+        return self._file.is_there() and self._is_ours()
+
+    def _is_ours(self) -> bool:
+        return self._map[_HEADER_WORDS * 8 : self._flights_at] == self._owner
 
     def get(self, key: bytes) -> bytes | None:
         """Return what was stored under ``key``, if it is still there and whole."""
@@ -196,32 +199,3 @@ def read(path: Path) -> dict[str, int]:
     except struct.error:
         raise CoordinatorError(f"{path}: is too short") from None
     return {"bytes": min(head, size), "bytes_limit": size, "stored": stored}
-
-
-def _mapped(path: Path, size: int) -> mmap.mmap:
-    """Map the file, made with mode 0600 and its room reserved if it is missing or of another size.
-
-    :raises OSError: it cannot be made
-    """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags)
-        found = os.fstat(fd)
-        if found.st_size != size or found.st_mode & 0o077 or found.st_uid != os.geteuid():
-            os.close(fd)
-            # Not truncated: a process that still has it mapped would end by SIGBUS.
-            path.unlink()
-            raise FileNotFoundError
-    except FileNotFoundError:
-        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, size)
-        except OSError:
-            os.close(fd)
-            with suppress(OSError):
-                path.unlink()
-            raise
-    try:
-        return mmap.mmap(fd, size)
-    finally:
-        os.close(fd)

@@ -319,8 +319,6 @@ def test_the_kernel_lets_go_of_the_lock_of_who_is_killed(
 def test_a_stopped_holder_is_an_error_in_time(
     tmp_path: Path, pipes: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keyfront.middleware.tokens import lock as module
-
     folder = tmp_path / "epochs"
     coordinator = settled(folder)
     locked = pipes()
@@ -332,7 +330,7 @@ def test_a_stopped_holder_is_an_error_in_time(
 
     child = Child(hold)
     await_hand_over(locked)
-    monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(coordinator._lock, "_seconds", 0.05)
     try:
         epoch = coordinator.now()
         for deed in (coordinator.mark, coordinator.touch):

@@ -233,7 +233,8 @@ class SharedMemory:
             return False
         if found.st_size != size(table.slot_count):
             return False  # one more look at the mapping would end the process by SIGBUS
-        return (found.st_dev, found.st_ino) == self._identity
+        # Junk in place of its header is seen here as well.
+        return (found.st_dev, found.st_ino) == self._identity and table.is_whole()
 
     def _recover_sometimes(self) -> None:
         now = time.monotonic_ns()

@@ -66,10 +66,11 @@ class Table:
     :param memory: writable and zeroed, or a table
     """
 
-    __slots__ = ("_words", "generation", "slot_count", "values")
+    __slots__ = ("_fixed", "_words", "generation", "slot_count", "values")
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory.cast("Q")
+        self._fixed = self._words[: _DIGEST + 2].tobytes()
         self.generation = self._words[_GENERATION]
         self.slot_count = self._words[_SLOTS]
         #: The slots, to be read without a lock: one aligned word is read and written whole.
@@ -137,6 +138,10 @@ class Table:
         finally:
             words.release()
         return None
+
+    def is_whole(self) -> bool:
+        """Whether what never changes is as it was when this table was mapped."""
+        return self._words[: _DIGEST + 2] == memoryview(self._fixed).cast("Q")
 
     def mend(self) -> None:
         """Make the checksum right if a writer was killed between a slot and its checksum."""

@@ -1,0 +1,69 @@
+"""What the token cache has to reach: the goals of all benchmarks, in one place.
+
+A ratio is taken of two cases that were measured one after the other, a pair in each round. A goal
+is *met* if the median of the pairs meets it, and *missed* if no single pair does; in between, the
+noise of the machine decides, and it is *unclear*. Where the true ratio lies at the goal itself,
+each pair is a coin toss, so 6 rounds call it missed by mistake once in 2**6 runs; what is worse
+than the goal by more than the noise is missed in every run. Only what is missed fails a build.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+MET, UNCLEAR, MISSED = "met", "unclear", "missed"
+
+HIT_MICROSECONDS = 15.0
+"""A hit in the process, at most. It depends on the machine: told, but no build fails by it."""
+
+
+class Goal(NamedTuple):
+    """A bound on a ratio of two cases of ``token_validation``.
+
+    :param figure: ``rate`` (answers per second: at least) or ``p99`` (at most)
+    """
+
+    first: str
+    second: str
+    figure: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.figure == 'rate' else '<='} {self.bound:g}"
+
+    def judge(self, ratios: Sequence[float]) -> str:
+        """Say how the goal was met, by the ratio of each pair."""
+        if self._holds(statistics.median(ratios)):
+            return MET
+        return UNCLEAR if any(map(self._holds, ratios)) else MISSED
+
+    def _holds(self, ratio: float) -> bool:
+        return ratio >= self.bound if self.figure == "rate" else ratio <= self.bound
+
+
+GOALS = (
+    Goal("keyfront", "bare", "rate", 0.9),
+    Goal("keyfront", "bare", "p99", 2.0),
+    Goal("keyfront", "memcached", "rate", 40.0),
+    Goal("keyfront miss", "keystone miss", "rate", 0.98),
+    Goal("keyfront+memcached miss", "memcached miss", "rate", 0.98),
+)
+
+
+def find(first: str, second: str, figure: str) -> Goal | None:
+    """The goal for a figure of two cases, if there is one."""
+    for goal in GOALS:
+        if goal[:3] == (first, second, figure):
+            return goal
+    return None
+
+
+def missed(verdicts: Mapping[Goal, str]) -> list[str]:
+    """A line for each goal that was missed."""
+    return [
+        f"missed: {goal.figure} of {goal.first} / {goal.second} {goal}"
+        for goal, verdict in verdicts.items()
+        if verdict == MISSED
+    ]

@@ -1,0 +1,141 @@
+"""Load on an HTTP server: one run of wrk, its latencies as counts that can be added up.
+
+wrk (Debian's package of that name) keeps ``connections`` requests in flight and starts the next
+when one is answered (a closed loop), in one thread of C. It is told what to send by a Lua file
+with mode 0600, so secrets in headers are never among the arguments of a process.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from keyfront.errors import ServerError
+from keyfront.gateway.serve import machine
+
+# Seconds until an answer that does not come counts as an error. Generous: what is slow shall show
+# as slow.
+PATIENCE = 30
+
+_SCRIPT = """\
+{headers}
+{request}
+done = function(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format("summary %d %d %d\\n", summary.requests, summary.duration, e.status))
+  io.write(string.format("failed %d\\n", e.connect + e.read + e.write + e.timeout))
+  for index = 1, #latency do
+    local microseconds, count = latency(index)
+    io.write(string.format("latency %d %d\\n", microseconds, count))
+  end
+end
+"""
+
+_VARIED = """\
+local number = 0
+request = function()
+  number = number + 1
+  return wrk.format(nil, wrk.path .. {prefix} .. number)
+end
+"""
+
+
+class Load(NamedTuple):
+    """What one run of wrk saw."""
+
+    requests: int
+    """Answers with a status below 400."""
+    seconds: float
+    errors: int
+    """Answers with another status, and connections that failed or timed out."""
+    generator_cpu: float
+    """CPU seconds that wrk took."""
+    latencies: Counter[int]
+    """Answers by their microseconds."""
+
+    @property
+    def rate(self) -> float:
+        """Good answers per second."""
+        return self.requests / self.seconds
+
+
+def program() -> str:
+    """:raises MissingPartError: wrk is not installed; names the Debian package"""
+    return machine.system_program(("wrk",), "wrk")
+
+
+def percentile(latencies: Mapping[int, int], fraction: float) -> float:
+    """The milliseconds within which ``fraction`` of the answers came."""
+    wanted = fraction * sum(latencies.values())
+    seen = 0
+    for microseconds in sorted(latencies):
+        seen += latencies[microseconds]
+        if seen >= wanted:
+            return microseconds / 1000
+    return 0.0
+
+
+def run(
+    url: str,
+    headers: Mapping[str, str],
+    *,
+    seconds: int,
+    connections: int,
+    vary: str | None = None,
+) -> Load:
+    """Send GET requests for ``seconds``, over ``connections`` at a time.
+
+    :param headers: sent with each request
+    :param vary: a query (``?name=value``) that is added to the URL with a number behind it, which
+        is another one in each request
+    :raises MissingPartError: wrk is not installed
+    :raises ServerError: wrk failed
+    """
+    lines = [f"wrk.headers[{_quote(name)}] = {_quote(value)}" for name, value in headers.items()]
+    request = _VARIED.format(prefix=_quote(vary)) if vary else ""
+    command = [program(), "--threads", "1", "--connections", str(connections)]
+    command += ["--duration", f"{seconds}s", "--timeout", f"{PATIENCE}s"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # made with mode 0600
+    with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="ascii") as script:
+        script.write(_SCRIPT.format(headers="\n".join(lines), request=request))
+        script.flush()
+        try:
+            done = subprocess.run(
+                [*command, "--script", script.name, url],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=seconds + 2 * PATIENCE,
+            )
+        except subprocess.TimeoutExpired:
+            raise ServerError(f"wrk hangs; is the server at {url} still there?") from None
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if done.returncode != 0 or "\nsummary " not in done.stdout:
+        raise ServerError(f"wrk failed on {url}: {done.stderr[-300:] or done.stdout[-300:]}")
+    return parse(done.stdout, cpu)
+
+
+def parse(output: str, generator_cpu: float) -> Load:
+    """Read what the script printed behind wrk's own report."""
+    answers = microseconds = wrong = failed = 0
+    latencies: Counter[int] = Counter()
+    for line in output.splitlines():
+        match line.split():
+            case ["summary", *numbers]:
+                answers, microseconds, wrong = map(int, numbers)
+            case ["failed", number]:
+                failed = int(number)
+            case ["latency", value, count]:
+                latencies[int(value)] += int(count)
+    return Load(answers - wrong, microseconds / 1e6, wrong + failed, generator_cpu, latencies)
+
+
+def _quote(text: str) -> str:
+    """A Lua string, whatever is in it."""
+    return '"' + "".join(f"\\{byte:03d}" for byte in text.encode()) + '"'

@@ -1,0 +1,84 @@
+"""When a goal of the benchmarks counts as missed, and what a build makes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from keyfront.benchmarks import goals, token_report, token_samples
+from keyfront.benchmarks.goals import MET, MISSED, UNCLEAR, Goal
+from keyfront.benchmarks.load import Load
+from keyfront.benchmarks.token_samples import CASES, RATIOS, Sample, Samples
+
+AT_LEAST = Goal("one", "other", "rate", 0.9)
+AT_MOST = Goal("one", "other", "p99", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("goal", "ratios", "verdict"),
+    [
+        (AT_LEAST, [0.9, 0.95, 0.8], MET),
+        (AT_LEAST, [0.89, 0.95, 0.8], UNCLEAR),
+        (AT_LEAST, [0.89, 0.88, 0.8], MISSED),
+        (AT_MOST, [2.0, 1.5, 9.0], MET),
+        (AT_MOST, [2.1, 1.5, 9.0], UNCLEAR),
+        (AT_MOST, [2.1, 2.2, 9.0], MISSED),
+    ],
+)
+def test_missed_is_what_no_pair_meets(goal: Goal, ratios: list[float], verdict: str) -> None:
+    assert goal.judge(ratios) == verdict
+
+
+def test_only_what_is_missed_is_told_as_missed() -> None:
+    assert goals.missed({AT_LEAST: UNCLEAR, AT_MOST: MET}) == []
+    assert goals.missed({AT_LEAST: MISSED}) == ["missed: rate of one / other >= 0.9"]
+
+
+def test_every_goal_is_of_cases_that_are_measured_and_shown() -> None:
+    for goal in goals.GOALS:
+        assert {goal.first, goal.second} <= CASES.keys()
+        assert (goal.first, goal.second) in RATIOS
+
+
+def sample(rate: int, milliseconds: int) -> Sample:
+    return Sample(Load(rate, 1.0, 0, 0.5, Counter({milliseconds * 1000: rate})), 0.1)
+
+
+@pytest.fixture
+def samples() -> Samples:
+    """Two rounds: in the second one everything is half as fast."""
+    rates = dict.fromkeys(CASES, 100) | {"bare": 10_000, "keyfront": 9_500}
+    return {name: [sample(rate, 4), sample(rate // 2, 8)] for name, rate in rates.items()}
+
+
+def test_a_ratio_is_taken_in_each_round(samples: Samples) -> None:
+    for name in ("keyfront", "bare"):
+        samples[name].append(sample(1000, 1))
+    ratio = token_samples.ratio(samples, "keyfront", "bare", "rate")
+    assert ratio.pairs == (0.95, 0.95, 1.0)
+    assert token_samples.ratio(samples, "keyfront", "bare", "p99").pairs == (1.0, 1.0, 1.0)
+
+
+def test_goals_are_judged_by_the_pairs(samples: Samples) -> None:
+    assert set(token_samples.judge(samples).values()) == {MET}
+    samples["keyfront miss"] = [sample(97, 4), sample(48, 8)]
+    verdicts = token_samples.judge(samples)
+    assert [goal.first for goal, verdict in verdicts.items() if verdict == MISSED] == [
+        "keyfront miss"
+    ]
+
+
+def test_the_tables_are_whole(samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = dict.fromkeys(("cpu", "cores", "python", "keystone", "keyfront", "uwsgi", "date"), "?")
+    monkeypatch.setattr(token_report, "environment", lambda: facts)
+    settings = token_report.Settings(2, 1)
+    text = token_report.markdown(samples, settings)
+    assert "| Keystone + keyfront | 7 100 | 4.0 ms | 8.0 ms | 0 | 95 |" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in rows[:8]} == {7}
+    assert {line.count("|") for line in rows[8:]} == {5}
+    assert f"`{settings.command}`" in text
+    assert all(len(line) <= 100 for line in token_report.table(samples).splitlines())
+    described = token_report.described(samples, settings, 3.0)
+    assert described["ratios"]["keyfront / bare"]["rate"] == (0.95, 0.95)

@@ -1,0 +1,92 @@
+"""What the benchmarks make of wrk: what they tell it, and what they read from it."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from keyfront.benchmarks import load
+from keyfront.errors import MissingPartError, ServerError
+
+# Stands in for wrk: notes what it was told and reports three answers and two kinds of failure.
+WRK = """#!{python}
+import json, os, sys
+path = sys.argv[sys.argv.index("--script") + 1]
+told = {{"arguments": sys.argv, "mode": os.stat(path).st_mode, "script": open(path).read()}}
+json.dump(told, open({notes!r}, "w"))
+print("Running 2s test")
+print("summary 4 2000000 1")
+print("failed 2")
+print("latency 100 3")
+print("latency 9000 1")
+sys.exit({status})
+"""
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the wrk of this test writes what it was told."""
+    _install(tmp_path, monkeypatch, status=0)
+    return tmp_path / "notes"
+
+
+def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, status: int) -> None:
+    program = folder / "wrk"
+    program.write_text(
+        WRK.format(python=sys.executable, notes=str(folder / "notes"), status=status)
+    )
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def run(**options: str) -> load.Load:
+    headers = {"X-Auth-Token": "secret-token"}
+    return load.run("http://127.0.0.1:1/", headers, seconds=2, connections=4, **options)
+
+
+def test_counts_good_answers_and_errors(notes: Path) -> None:
+    seen = run()
+    assert (seen.requests, seen.errors, seen.seconds, seen.rate) == (3, 3, 2.0, 1.5)
+    assert seen.latencies == Counter({100: 3, 9000: 1})
+
+
+def test_a_secret_is_in_no_argument_and_in_no_file_of_others(notes: Path) -> None:
+    run()
+    told = json.loads(notes.read_text())
+    assert "secret-token" not in " ".join(told["arguments"])
+    assert stat.S_IMODE(told["mode"]) == 0o600
+    # as bytes in decimal: whatever is in a value, it stays one Lua string
+    assert '"\\115\\101\\099\\114\\101\\116' in told["script"]
+    assert not Path(told["arguments"][told["arguments"].index("--script") + 1]).exists()
+
+
+def test_a_varied_request_has_a_function_of_its_own(notes: Path) -> None:
+    run()
+    assert "request = function" not in json.loads(notes.read_text())["script"]
+    run(vary="?nocatalog=")
+    assert "request = function" in json.loads(notes.read_text())["script"]
+
+
+def test_a_failed_wrk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(tmp_path, monkeypatch, status=1)
+    with pytest.raises(ServerError, match="wrk failed on http"):
+        run()
+
+
+def test_a_missing_wrk_names_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, path: None)
+    with pytest.raises(MissingPartError, match="run apt install wrk"):
+        run()
+
+
+def test_percentiles() -> None:
+    latencies = {1000: 98, 5000: 1, 70_000: 1}
+    assert load.percentile(latencies, 0.5) == 1.0
+    assert load.percentile(latencies, 0.99) == 5.0
+    assert load.percentile(latencies, 1.0) == 70.0
+    assert load.percentile({}, 0.5) == 0.0
