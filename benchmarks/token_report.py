@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keyfront import __version__
-from keyfront.gateway.serve import machine, shapes
+from keyfront.gateway.serve import machine
 
 from .token_candidates import CANDIDATES
 from .token_samples import CASES, TOKEN_CACHING_CASES, Ratio, Samples, judge, ratios, row
@@ -23,11 +23,13 @@ class Settings(NamedTuple):
     rounds: int
     seconds: int
     token_caching: bool = False
+    threads: int = 1
 
     @property
     def command(self) -> str:
         """What measures the same again."""
         more = " --token-caching" if self.token_caching else ""
+        more += f" --threads {self.threads}" if self.threads > 1 else ""
         return (
             f"python -m keyfront.benchmarks.token_validation --rounds {self.rounds} "
             f"--seconds {self.seconds}{more}"
@@ -89,7 +91,7 @@ def described_in_words(settings: Settings) -> str:
     return (
         f"`{settings.command}`, {facts['date']}: {facts['cpu']}, {facts['cores']} cores, wrk with "
         f"{CONNECTIONS} connections on the same cores; uWSGI {facts['uwsgi']} `http-socket` with "
-        f"{PROCESSES} processes of {shapes.THREADS} threads, Keystone {facts['keystone']} on "
+        f"{PROCESSES} processes of {settings.threads} thread(s), Keystone {facts['keystone']} on "
         f"SQLite, Python {facts['python']}, keyfront {facts['keyfront']}."
     )
 

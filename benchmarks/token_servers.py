@@ -36,7 +36,8 @@ from .token_candidates import BARE, CANDIDATES, STOCK, Candidate
 HOST = "127.0.0.1"
 PATH = "/v3/auth/tokens"
 PROCESSES = 2
-CONNECTIONS = PROCESSES * shapes.THREADS
+# Of connections that are closed after each answer; kept ones hold a thread each.
+CONNECTIONS = 4
 # Seconds that a uWSGI gets to stop; it has nothing left to answer.
 STOP_PATIENCE = 5
 START_PATIENCE = 60
@@ -90,15 +91,21 @@ class Servers:
 
     :param folder: a folder of this user only; the caller deletes it
     :param shared: the same in memory, for what keyfront's workers share
+    :param threads: of each uWSGI process
     """
 
-    def __init__(self, folder: Path, shared: Path) -> None:
+    def __init__(self, folder: Path, shared: Path, *, threads: int = 1) -> None:
         self.folder = folder
+        self.threads = threads
         self.shared = shared
         self.state = State(folder / "state")
         self.headers: dict[str, str] = {}
         self._running: dict[str, Server] = {}
         self._expected: object = None
+
+    def connections(self, name: str) -> int:
+        """How many connections load a candidate."""
+        return PROCESSES * self.threads if CANDIDATES[name].kept else CONNECTIONS
 
     def __getitem__(self, name: str) -> Server:
         return self._running[name]
@@ -180,7 +187,7 @@ class Servers:
             stop_timeout=1,
             processes=PROCESSES,
         )
-        values = {**plan.values(), "stats_socket": folder / "stats.sock"}
+        values = {**plan.values(), "threads": self.threads, "stats_socket": folder / "stats.sock"}
         text = render("uwsgi/keyfront.ini.j2", **values) + "\ndisable-logging = true\n"
         changes = {}
         if candidate.module is not None:
@@ -272,7 +279,7 @@ class Servers:
 
     def touch(self, name: str) -> None:
         """Let every thread of a candidate answer: its memory and its cache are warm then."""
-        open_ones = [self[name].connect() for _ in range(CONNECTIONS)]
+        open_ones = [self[name].connect() for _ in range(self.connections(name))]
         try:
             # all at once, so that no thread takes two
             for _ in range(2):

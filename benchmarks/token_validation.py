@@ -21,7 +21,8 @@ stale, and at worst, when changes make it stale 200 times a second.
 
 Each request has a connection of its own, as packaged (``http-socket``); bare and keyfront are also
 loaded over kept ones (``http11-socket``), which show more of the difference since connecting does
-not hide it. There are as many connections as threads.
+not hide it; there are then as many connections as threads. Each process has one thread unless
+``--threads`` says otherwise: with more, threads wait for each other's interpreter lock.
 
 Before it is measured, each candidate must give Keystone's answer. Answers per second, p50 and p99
 (over all rounds), errors and the CPU time of the uWSGI processes per answer are printed. wrk runs
@@ -51,7 +52,7 @@ from keyfront.gateway.serve import shapes
 from . import goals, load, token_report
 from .token_report import Settings
 from .token_samples import CASES, TOKEN_CACHING_CASES, Case, Sample, Samples, judge, row
-from .token_servers import CONNECTIONS, HOST, PATH, Servers, memcached_program, tail
+from .token_servers import HOST, PATH, Servers, memcached_program, tail
 
 ROUNDS = 6
 SECONDS = 2
@@ -88,7 +89,7 @@ def measure(settings: Settings) -> Samples:
             prefix="token-validation-", dir=MEMORY if MEMORY.is_dir() else None
         ) as shared,
     ):
-        servers = Servers(Path(folder), Path(shared))
+        servers = Servers(Path(folder), Path(shared), threads=settings.threads)
         say("a Keystone and its servers start")
         with servers.running(case.candidate for case in cases.values()):
             for number in range(settings.rounds):
@@ -116,7 +117,7 @@ def measure_once(servers: Servers, case: Case, seconds: int) -> Sample:
             f"http://{HOST}:{server.port}{PATH}",
             servers.headers,
             seconds=seconds * SLOW if case.slow else seconds,
-            connections=CONNECTIONS,
+            connections=servers.connections(case.candidate),
             # nothing that an earlier run asked for
             vary=f"{VARY}{time.time_ns()}-" if case.vary else None,
         )
@@ -189,12 +190,20 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"per case (default {SECONDS}), {SLOW} times that where Keystone itself answers",
     )
     parser.add_argument(
+        "--threads",
+        type=_at_least_one,
+        default=1,
+        help="of each uWSGI process (default 1; keyfront serve has 2)",
+    )
+    parser.add_argument(
         "--token-caching", action="store_true", help="also without Keystone's own token cache"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     parser.add_argument("--markdown", action="store_true", help="print the README's tables")
     options = parser.parse_args(arguments)
-    settings = Settings(options.rounds, options.seconds, options.token_caching)
+    settings = Settings(
+        options.rounds, options.seconds, options.token_caching, options.threads
+    )
     # what runs is taken down as after Ctrl-C
     signal.signal(signal.SIGTERM, _terminated)
     start = time.monotonic()

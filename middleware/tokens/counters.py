@@ -26,6 +26,9 @@ NAMES = (
 )
 HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT = range(1, len(NAMES) + 1)
 
+# No count gets there.
+_DAMAGED = 2**56
+
 _ROW = 16
 _ROWS = 256
 _SIZE = (1 + _ROWS) * _ROW * 8
@@ -53,16 +56,17 @@ class Counters:
         """
         if not self._file.is_there():
             self._map()
-        elif self.row[0] == os.getpid():
+        elif self.row[0] == os.getpid() and max(self.row[1:]) <= _DAMAGED:
             return
         with self._lock:
+            if max(max(self._words[place::_ROW]) for place in range(1, _ROW)) > _DAMAGED:
+                self._words[:] = memoryview(bytes(_SIZE)).cast("Q")
             for row in range(1, 1 + _ROWS):
                 owner = self._words[row * _ROW]
                 if owner and _lives(owner):
                     continue
                 for place in range(1, _ROW):
-                    total = self._words[place] + self._words[row * _ROW + place]
-                    self._words[place] = total % 2**64
+                    self._words[place] += self._words[row * _ROW + place]
                     self._words[row * _ROW + place] = 0
                 self._words[row * _ROW] = os.getpid()
                 self.row = self._words[row * _ROW : (row + 1) * _ROW]
@@ -75,7 +79,7 @@ class Counters:
         try:
             self.row[place] += 1
         except ValueError:
-            self.row[place] = 0
+            pass  # the next claim begins anew
 
     def _map(self) -> None:
         self._file = Mapped(self._path, _SIZE)

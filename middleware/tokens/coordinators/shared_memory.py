@@ -98,7 +98,7 @@ class SharedMemory:
         if time.monotonic_ns() - self._looked > _LEASE:
             self._look()
         table = self._table
-        if table is None or table.generation != epoch[0]:
+        if table is None or table.name[0] != epoch[0]:
             return False
         newest = max(slots.read(table.values))
         if newest <= epoch[1]:

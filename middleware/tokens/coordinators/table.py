@@ -66,12 +66,14 @@ class Table:
     :param memory: writable and zeroed, or a table
     """
 
-    __slots__ = ("_fixed", "_words", "generation", "slot_count", "values")
+    __slots__ = ("_fixed", "_words", "generation", "name", "slot_count", "values")
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory.cast("Q")
         self._fixed = self._words[: _DIGEST + 2].tobytes()
         self.generation = self._words[_GENERATION]
+        #: The generation as it is in memory now, should somebody write junk over the table.
+        self.name = self._words[_GENERATION : _GENERATION + 1]
         self.slot_count = self._words[_SLOTS]
         #: The slots, to be read without a lock: one aligned word is read and written whole.
         self.values = self._words[_FIRST_SLOT:]
