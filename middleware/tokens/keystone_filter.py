@@ -31,11 +31,13 @@ from .epochs import Epoch, slots
 from .memory import Memory
 from .node import Node
 from .request import ENVIRON_KEY, Request
-from .routes import Routes
+from .routes import TOKENS, Routes
 
 LOG = logging.getLogger(__name__)
 
 WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+_READS = frozenset({"GET", "HEAD"})
 
 # Statuses that are kept. Others are errors of the moment.
 _KEPT = ("200 ", "204 ", "401 ", "403 ", "404 ")
@@ -81,9 +83,10 @@ class TokenCache:
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
         """Serve one request (PEP 3333)."""
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        if environ["REQUEST_METHOD"] not in _READS:
             return self.application(environ, start_response)
-        families = self._families(environ["PATH_INFO"])
+        path = environ["PATH_INFO"]
+        families = () if path == TOKENS else self._families(path)
         if families is None:
             return self.application(environ, start_response)
         key = self._keys.key(environ)
@@ -94,8 +97,8 @@ class TokenCache:
             entry = self.refusals.get(key)
         if (
             entry is not None
-            and time.monotonic() < entry.lifetime.deadline
-            and time.time() < entry.lifetime.expires
+            and time.monotonic() < entry.deadline
+            and time.time() < entry.expires
             and self.coordinator.fresh(entry.epoch, entry.slots)
         ):
             try:
@@ -215,8 +218,8 @@ class TokenCache:
 
     def _stands(self, entry: Entry) -> bool:
         return (
-            time.monotonic() < entry.lifetime.deadline
-            and time.time() < entry.lifetime.expires
+            time.monotonic() < entry.deadline
+            and time.time() < entry.expires
             and self.coordinator.fresh(entry.epoch, entry.slots)
         )
 
