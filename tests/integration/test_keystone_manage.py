@@ -256,17 +256,6 @@ def test_trust_flush(place: Place, world: World) -> None:
     assert place.changes() > before
 
 
-@pytest.mark.slow
-def test_reset_last_active(place: Place, world: World) -> None:
-    """A change of many rows, which stands for a change of everything."""
-    token = world.person().token
-    place.cached(token)
-    before = place.changes()
-    place.manage("reset_last_active", "--force")
-    assert all(alive(answer) for answer in place.cached(token))
-    assert place.changes() > before
-
-
 # Without it, and elsewhere
 
 
