@@ -27,7 +27,7 @@ pytest.importorskip("keystone")
 
 # The quick form takes the first of each list of kinds; more rounds by environment take all.
 ROUNDS = int(os.environ.get("KEYFRONT_EXACTNESS_ROUNDS", "1"))
-QUICK = 4
+QUICK = 3
 STOCK = "keystone.wsgi.api:application"
 # path: the usual folder, named after the database.
 EXTRA = """\

@@ -31,8 +31,8 @@ from token_changes import VALIDATE, Answer, Client, Person, World, grant
 pytest.importorskip("keystone")
 
 # Of the user who does much, and of the other, who only wants to be validated.
-TURNS = int(os.environ.get("KEYFRONT_FAIRNESS_TURNS", "40"))
-VALIDATIONS = 200
+TURNS = int(os.environ.get("KEYFRONT_FAIRNESS_TURNS", "16"))
+VALIDATIONS = 120
 FLIGHT_TIMEOUT = 3.0
 # Workers and threads of each, as keyfront serve starts them on two cores.
 AT_ONCE = 4
