@@ -42,6 +42,9 @@ class Counters:
     :raises CoordinatorError: the file cannot be made or mapped
     """
 
+    #: The row of this process: its number, then the counts.
+    row: memoryview[int]
+
     def __init__(self, path: Path, lock: FileLock) -> None:
         self._path = path
         self._map()
