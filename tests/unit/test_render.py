@@ -199,7 +199,7 @@ def test_a_web_server_drops_to_a_user_only_from_root(template: str, line: str) -
                 "RequestHeader unset Forwarded",
             ],
         ),
-        ("keystone/keystone.conf.j2", ["connection = sqlite:////srv/keystone.sqlite"]),
+        ("keystone/keystone.conf.j2", ["connection = sqlite:////srv/keystone.sqlite?plugin=keyfront"]),
         ("keystone/openrc.j2", ["export OS_PASSWORD='pass-word'"]),
         ("keystone/clouds.yaml.j2", ['password: "pass-word"']),
     ],

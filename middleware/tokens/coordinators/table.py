@@ -178,7 +178,7 @@ class Table:
         """
         words = self._words
         self.mend()
-        place = next((p for p in _PLACES if words[p] == 0), None)
+        place = self._find(0)
         if place is None:
             return None
         serial = words[_SERIAL] = words[_SERIAL] + 1
@@ -199,7 +199,7 @@ class Table:
         words = self._words
         self.mend()
         # A mark that was recovered meanwhile is gone; its slots are stamped once more.
-        place = next((p for p in _PLACES if words[p] and words[p + 1] == serial), None)
+        place = self._find(serial) if serial is not None else None
         number = words[_SEQUENCE] + 1
         # The number first: a fill that sees it starts after the commit.
         words[_SEQUENCE] = number
@@ -241,6 +241,14 @@ class Table:
             "sequence": words[_SEQUENCE],
             "slots": self.slot_count,
         }
+
+    def _find(self, serial: int) -> int | None:
+        """Return where the mark ``serial`` is; with 0, a free place."""
+        words = self._words
+        for place in _PLACES:
+            if words[place + 1] == serial if words[place] else not serial:
+                return place
+        return None
 
     def _marked(self, besides: int | None) -> set[int]:
         words = self._words
