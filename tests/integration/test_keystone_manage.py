@@ -53,6 +53,8 @@ domain_specific_drivers_enabled = true
 domain_config_dir = {folder}/domains
 [keyfront_token_cache]
 path =
+# A container may have 64 MiB in /dev/shm.
+node_memory = 4
 ttl = {ttl}
 negative_ttl = {ttl}
 """
