@@ -22,7 +22,7 @@ _LINES = (
     ("changes_under_way", "under way", "changes being committed now"),
     ("changes_recovered", "recovered", "changes completed for writers that died"),
     ("flushes", "flushes", "keyfront tokens flush"),
-    ("processes", "workers", "processes that count here"),
+    ("processes", "processes", "that share it, the master included"),
 )
 
 

@@ -36,7 +36,7 @@ def test_stats_as_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert lines["hits"] == "3"
     assert lines["misses"] == "1"
     assert lines["hit ratio"] == "75.00"
-    assert lines["workers"] == "1"
+    assert lines["processes"] == "1"
     assert max(map(len, out.splitlines()[1:])) <= 80
 
 
