@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from keystone_world import Answer, Client, World
 from served import PATIENCE
-from token_changes import Answer, Change, Client, Kind, Prepared, Read, World
+from token_changes import Change, Kind, Prepared, Read
 
 # Reads that each reader completes in each state before the next change.
 ENOUGH = 3

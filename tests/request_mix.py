@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 from cryptography.fernet import Fernet
 
-from token_changes import VALIDATE, World, grant, random_name
+from keystone_world import VALIDATE, World, grant, random_name
 
 HOST = "keystone.example:5000"
 TOKENS = f"/v3{VALIDATE}"

@@ -162,10 +162,7 @@ class Changes:
         try:
             return coordinator.mark(slots(tags, coordinator.slot_count))
         except CoordinatorError:
-            if not (registry.only_takes_part(self.folder) and _removed(self.folder)):
-                raise
-            # Removed with the service that used it, or about to be made anew: see end().
-            registry.forget(self.folder)
+            self._forget_removed()
             return None
 
     def end(self, mark: Mark | None, tags: Iterable[str]) -> None:
@@ -173,11 +170,13 @@ class Changes:
 
         :raises CoordinatorError: the table cannot be reached; the mark stays
         """
-        if mark is not None:
-            coordinator = registry.get(self.folder)
-            if coordinator is not None:
+        coordinator = registry.get(self.folder)
+        if mark is not None and coordinator is not None:
+            try:
                 coordinator.stamp(mark)
-            return
+                return
+            except CoordinatorError:
+                self._forget_removed()
         # There was no table before the commit. One that was made since has to know, and one that
         # was removed may still be trusted for a moment.
         if _removed(self.folder):
@@ -187,3 +186,12 @@ class Changes:
         coordinator = registry.get(self.folder)
         if coordinator is not None:
             coordinator.touch(slots(tags, coordinator.slot_count))
+
+    def _forget_removed(self) -> None:
+        """Go on without a table that was removed, with the service or to be made anew.
+
+        :raises CoordinatorError: the one being handled: the table is there, or is this process's
+        """
+        if not (registry.only_takes_part(self.folder) and _removed(self.folder)):
+            raise
+        registry.forget(self.folder)

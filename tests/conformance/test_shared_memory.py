@@ -250,7 +250,6 @@ def test_killed_writers_leave_nothing_that_cannot_be_recovered(
     folder = tmp_path / "epochs"
     survivor = settled(folder)
     dice = random.Random(deed)
-    rebuilt = 0
 
     def write(ready: tuple[int, int]) -> None:
         coordinator = SharedMemory(folder, slot_count=SLOTS)
@@ -269,23 +268,14 @@ def test_killed_writers_leave_nothing_that_cannot_be_recovered(
         await_hand_over(ready)
         time.sleep(dice.random() * 0.003)
         child.kill()
-        # Its lock went with it, so none of this waits.
-        before = time.monotonic()
-        try:
-            found = SharedMemory(folder, create=False)
-        except CoordinatorError as error:
-            assert "do not match their checksum" in str(error)
-            SharedMemory(folder, slot_count=SLOTS)
-            rebuilt += 1
-            clock.later(1)
-            found = SharedMemory(folder, create=False)
+        # Its lock went with it: to wait in vain for that would be an error.
+        found = SharedMemory(folder, create=False)
         # One of them at least was complete: of a touch that was not, nobody was told.
         complete = survivor.statistics()["changes"] > begun + 1
         if complete:
             assert not survivor.fresh(epoch, entry(1, 2, 3, 4))
         clock.later(MARK_SECONDS + 1)
         assert found.recover() <= 1
-        assert time.monotonic() - before < 3
         table = table_of(folder)
         assert DIRTY not in table.values.tolist()
         assert survivor.statistics()["changes_under_way"] == 0
@@ -294,7 +284,6 @@ def test_killed_writers_leave_nothing_that_cannot_be_recovered(
             assert not survivor.fresh(epoch, entry(1, 2, 3, 4))
         change(survivor, some(1))
         assert found.fresh(found.now(), entry(1))
-    assert rebuilt < 10
 
 
 def test_the_kernel_lets_go_of_the_lock_of_who_is_killed(
@@ -310,10 +299,10 @@ def test_the_kernel_lets_go_of_the_lock_of_who_is_killed(
     child = Child(hold)
     await_hand_over(locked)
     lock = FileLock(path)
-    began = time.monotonic()
-    threading.Timer(0.05, child.kill).start()
-    with lock:
-        assert 0.04 < time.monotonic() - began < 3
+    assert not lock.attempt()
+    child.kill()
+    with lock:  # to wait in vain for it would be an error
+        pass
 
 
 def test_a_stopped_holder_is_an_error_in_time(
@@ -387,10 +376,9 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_who_is_killed(
     child = Child(parent)
     await_hand_over(ready)
     child.kill()
-    began = time.monotonic()
     try:
-        with FileLock(path):
-            assert time.monotonic() - began < 2
+        with FileLock(path):  # to wait in vain for it would be an error
+            pass
     finally:
         os.write(end[1], b".")
 

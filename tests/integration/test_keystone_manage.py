@@ -23,19 +23,10 @@ from sqlalchemy.engine import make_url
 
 from keyfront.middleware.tokens.changes import default_folder
 from keyfront.middleware.tokens.coordinators.shared_memory import NAME, SharedMemory
+from keystone_world import VALIDATE, Answer, Client, Person, World
 from keystones import keystone_state, serve_as_is
 from served import PATIENCE, Served
-from token_changes import (
-    VALIDATE,
-    Answer,
-    Client,
-    Person,
-    World,
-    alive,
-    catalog_has,
-    gone,
-    says,
-)
+from token_changes import alive, catalog_has, gone, says
 
 pytest.importorskip("keystone")
 

@@ -19,9 +19,10 @@ import servers
 from exactness import Report, check
 from keyfront.middleware.tokens.changes import default_folder
 from keyfront.middleware.tokens.coordinators.shared_memory import NAME
+from keystone_world import World
 from keystones import keystone_state, serve_as_is
 from served import Served
-from token_changes import KINDS, Kind, World
+from token_changes import KINDS, Kind
 
 pytest.importorskip("keystone")
 

@@ -28,10 +28,10 @@ from keyfront.errors import OptionError
 from keyfront.middleware.tokens.counters import Counters
 from keyfront.middleware.tokens.lock import FileLock
 from keyfront.middleware.tokens.routes import Routes
+from keystone_world import World
 from keystones import keystone_state
 from request_mix import CONFIGURATION, ROUTES, TOKENS, Ask, Cached, People, ask, mix
 from served import PATIENCE, free_port
-from token_changes import World
 
 pytest.importorskip("keystone")
 

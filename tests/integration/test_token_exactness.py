@@ -17,8 +17,9 @@ import pytest
 
 import servers
 from exactness import Report, check
+from keystone_world import World
 from served import Served, free_port, serve, stats
-from token_changes import KINDS, Kind, Prepared, Read, World, alive, gone
+from token_changes import KINDS, Kind, Prepared, Read, alive, gone
 
 pytest.importorskip("keystone")
 

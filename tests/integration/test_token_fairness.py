@@ -24,9 +24,9 @@ import pytest
 from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
 from keyfront.middleware.tokens.counters import NAMES, Counters
 from keyfront.middleware.tokens.lock import FileLock
+from keystone_world import VALIDATE, Answer, Client, Person, World, grant
 from keystones import keystone_state, serve_as_is
 from served import Served, stats, wait_for
-from token_changes import VALIDATE, Answer, Client, Person, World, grant
 
 pytest.importorskip("keystone")
 

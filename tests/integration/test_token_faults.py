@@ -31,9 +31,9 @@ from keyfront.middleware.tokens.coordinators.shared_memory import NAME, SharedMe
 from keyfront.middleware.tokens.counters import Counters
 from keyfront.middleware.tokens.epochs import MARK_SECONDS, slots
 from keyfront.middleware.tokens.lock import LOCK_SECONDS, FileLock
+from keystone_world import VALIDATE, Answer, Client, World, random_name
 from keystones import keystone_state, serve_as_is
-from served import Served
-from token_changes import VALIDATE, Answer, Client, World, random_name
+from served import Served, wait_for
 
 pytest.importorskip("keystone")
 
@@ -160,6 +160,11 @@ class Watch:
             answer = self.ask(subject)
             assert answer is not None
             assert subject.shown(answer) == subject.stored()
+
+    def go_on(self) -> None:
+        """Wait until each worker has been read from often."""
+        enough = self.judged + 40
+        wait_for(lambda: self.judged >= enough, "there were some reads")
 
     def read(self) -> None:
         while not self.ended:
@@ -454,7 +459,7 @@ _LINES = {
 @pytest.mark.parametrize(("name", "fault"), _CASES)
 def test_damaged_file(house: House, name: str, fault: str) -> None:
     with house.watch() as watch:
-        time.sleep(0.2)  # all workers have looked for the files a moment ago
+        watch.go_on()  # all workers have looked for the files a moment ago
         logged = len(house.logged())
         _FAULTS[fault](house.folder / name)
         _change_beside_readers(watch)
@@ -470,7 +475,7 @@ def test_damaged_file(house: House, name: str, fault: str) -> None:
 def test_folder_removed(house: House) -> None:
     """Then whoever needs it first makes it anew."""
     with house.watch() as watch:
-        time.sleep(0.2)
+        watch.go_on()
         logged = len(house.logged())
         shutil.rmtree(house.folder)
         _change_beside_readers(watch)
@@ -484,8 +489,8 @@ def test_folder_removed_beside_another_process(tmp_path: Path) -> None:
     """Who has just looked for the table trusts it for a lease: no change may be over before."""
     folder = tmp_path / "shared"
     reader, writer = SharedMemory(folder), SharedMemory(folder)
-    time.sleep(1.1)  # a new table's own delay
     tags = {"all"}
+    reader.touch(slots(tags, reader.slot_count))  # returns when the new table has settled
     epoch, found = reader.now(), slots(tags, reader.slot_count)
     assert reader.fresh(epoch, found)
     registry.set(folder, writer)
@@ -533,20 +538,18 @@ def _held(path: Path) -> Iterator[None]:
 @pytest.mark.slow
 def test_change_that_cannot_be_told_is_refused(house: House) -> None:
     with house.watch() as watch:
-        time.sleep(0.2)
+        watch.go_on()
         logged = len(house.logged())
         before = [subject.stored() for subject in watch.subjects]
         with _held(house.folder / "lock"):
-            judged, started = watch.judged, time.monotonic()
+            judged = watch.judged
             answers = [watch.change(subject) for subject in watch.subjects]
-            took = time.monotonic() - started
             # Reads went on meanwhile.
             assert watch.judged - judged > 20
         assert [answer and answer.status for answer in answers] == [503, 503], watch.reasons
         for answer in answers:
             assert int(answer.headers["Retry-After"]) > 0
             assert answer.body["error"]["code"] == 503
-        assert LOCK_SECONDS <= took / len(answers) < LOCK_SECONDS + 3
         assert [subject.stored() for subject in watch.subjects] == before
         for subject in watch.subjects:
             watch.agrees(subject)
@@ -554,7 +557,7 @@ def test_change_that_cannot_be_told_is_refused(house: House) -> None:
             watch.agrees(subject)
     assert watch.lost == 0
     assert "a change was refused: " in house.logged()[logged:]
-    assert "not free within 5 s" in house.logged()[logged:]
+    assert f"not free within {LOCK_SECONDS:g} s" in house.logged()[logged:]
 
 
 @pytest.mark.slow
@@ -563,7 +566,7 @@ def test_change_waits_for_a_lock_that_is_let_go(house: House) -> None:
         subject = watch.subjects[0]
         with ThreadedChange(watch, subject) as changing, _held(house.folder / "lock"):
             changing.start()
-            time.sleep(1.0)
+            watch.go_on()
             assert watch.confirmed == len(watch.subjects)
         assert watch.confirmed == len(watch.subjects) + 1
         watch.agrees(subject)
@@ -584,15 +587,12 @@ class ThreadedChange(threading.Thread):
 
 @pytest.mark.slow
 def test_reads_without_the_lock_of_the_node(house: House) -> None:
-    """What is not kept yet is asked of Keystone; it takes as long as the lock is waited for."""
+    """What is not kept yet is asked of Keystone."""
     with house.watch(readers=1) as watch:
         fresh = watch.world.person().token
         with _held(house.folder / "node-lock"):
-            started = time.monotonic()
             headers = {"X-Auth-Token": watch.world.admin, "X-Subject-Token": fresh}
             answer = watch._send("GET", VALIDATE, headers)
-            took = time.monotonic() - started
         assert answer is not None
         assert answer.status == 200
-        assert took < LOCK_SECONDS + 3
     assert watch.lost == 0

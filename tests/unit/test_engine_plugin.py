@@ -363,6 +363,32 @@ def test_a_table_made_during_a_commit_hears_of_it(tmp_path: Path) -> None:
         changes.registry.forget(folder)
 
 
+def test_a_table_made_anew_during_a_commit_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark was in the table that was removed; who only takes part cannot make another."""
+    monkeypatch.setattr(SharedMemory, "_settle", lambda self, table: None)
+    folder = tmp_path / "shared"
+    SharedMemory(folder).touch(slots(["all"], 4096))
+    monkeypatch.setattr(shared_memory.Table, "settled", 0)
+    source = changes.Changes(lambda: folder)
+    made: list[SharedMemory] = []
+
+    def wait(seconds: float) -> None:
+        made.append(SharedMemory(folder))  # a worker, meanwhile
+
+    monkeypatch.setattr(changes.time, "sleep", wait)
+    try:
+        mark = source.begin(["catalog"])
+        assert mark is not None
+        (folder / shared_memory.NAME).unlink()
+        source.end(mark, ["catalog"])
+        (worker,) = made
+        assert worker.statistics()["changes"] == 1
+    finally:
+        changes.registry.forget(folder)
+
+
 def test_one_database_has_one_folder_whoever_connects() -> None:
     def folder(url: str) -> Path:
         return changes.default_folder(sa.make_url(url))
