@@ -13,13 +13,14 @@ own tokens empties little.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from keyfront.errors import CoordinatorError
 
-from .epochs import Coordinator, slots
+from .epochs import Coordinator, Slots, slots
 from .request import current
 from .touches import ALL, ANY, CONTENT
 
@@ -110,13 +111,18 @@ def _mangler(mangle: Callable[[str], str] | None, kind: str, find: Find) -> Call
     return key_mangler
 
 
+@functools.cache
+def _slots(kind: str, count: int) -> Slots:
+    return slots((ALL, kind), count)
+
+
 def _namespace(kind: str, find: Find) -> str:
     try:
         coordinator = find()
         if coordinator is None:
             return ""
         generation = coordinator.now().generation
-        number = coordinator.number(slots((ALL, kind), coordinator.slot_count))
+        number = coordinator.number(_slots(kind, coordinator.slot_count))
         # Looked at twice: a number of one table must not get the name of another.
         if number is not None and coordinator.now().generation == generation:
             return f"{generation:x}.{number:x}"

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from keyfront.errors import CoordinatorError, MissingPartError, OptionError
+from keyfront.errors import CoordinatorError, KeyfrontError, MissingPartError, OptionError
 
 #: What is printed, in this order: name, label, meaning.
 _LINES = (
@@ -31,23 +31,36 @@ def folder(*, path: Path | None, config_file: Path | None) -> Path:
 
     :param path: the folder itself
     :param config_file: Keystone's configuration, which says where it is
-    :raises OptionError: neither is given and there is not exactly one cache on this machine
-    :raises CoordinatorError: the configuration cannot be read
+    :raises OptionError: neither is given and there are several caches on this machine
+    :raises CoordinatorError: there is none, or the configuration cannot be read
     """
     if path is not None:
         return path
     if config_file is not None:
         return _configured(config_file)
     found = [Path(name) for name in glob.glob("/dev/shm/keyfront-*") if os.path.isdir(name)]
+    found += [one for one in _served() if one not in found]
     if len(found) == 1:
         return found[0]
     if not found:
         raise CoordinatorError(
-            "no token cache in /dev/shm; is the service running? If its option path names another "
-            "folder, give it with --path or --config-file"
+            "no token cache in /dev/shm, and none of keyfront serve; is the service running? If "
+            "its option path names another folder, give it with --path or --config-file"
         )
     names = ", ".join(sorted(map(str, found)))
     raise OptionError("--path", "(not given)", f"one of {names}")
+
+
+def _served() -> list[Path]:
+    """Return the cache of ``keyfront serve`` in its usual state folder, if there is one."""
+    from keyfront.gateway.serve.state import State, default_path
+
+    try:
+        config = State(default_path()).config
+        served = _configured(config) if config.is_file() else None
+    except (KeyfrontError, OSError):
+        return []  # no home, or another user's: then there is none of this user
+    return [served] if served is not None and served.is_dir() else []
 
 
 def _configured(config_file: Path) -> Path:

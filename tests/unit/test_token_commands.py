@@ -75,9 +75,13 @@ def test_no_cache_there(
 
 
 def test_the_only_cache_is_found(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found: list[str] = []
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
     monkeypatch.setattr(token_commands.glob, "glob", lambda pattern: found)
     assert cli.main(["tokens", "stats"]) == 2
     assert "is the service running?" in capsys.readouterr().err
@@ -89,6 +93,22 @@ def test_the_only_cache_is_found(
     error = capsys.readouterr().err
     assert str(folder) in error
     assert str(folder.parent) in error
+
+
+def test_the_cache_of_keyfront_serve_is_found(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("oslo_db")
+    monkeypatch.setattr(token_commands.glob, "glob", lambda pattern: [])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    config = tmp_path / "keyfront" / "keystone.conf"
+    config.parent.mkdir(mode=0o700)
+    config.write_text(f"[keyfront_token_cache]\npath = {folder}\n")
+    assert cli.main(["tokens", "stats"]) == 0
+    assert str(folder) in capsys.readouterr().out
 
 
 def test_a_keystone_conf_says_which(
