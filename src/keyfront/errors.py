@@ -7,6 +7,9 @@ process borders whole.
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
+
 
 class KeyfrontError(Exception):
     """Base of every error that keyfront raises on purpose; ``str()`` is one line."""
@@ -68,3 +71,128 @@ class ServerError(KeyfrontError):
 
 class CoordinatorError(KeyfrontError):
     """The epochs of the token cache cannot be reached: changes are refused, nothing is cached."""
+
+
+class Verdict(enum.Enum):
+    """Why a directory refused a user."""
+
+    WRONG_PASSWORD = "wrong password"
+    UNKNOWN_USER = "unknown user"
+    LOCKED = "account locked"
+    DISABLED = "account disabled"
+    EXPIRED = "password expired"
+    ACCOUNT_EXPIRED = "account expired"
+    MUST_CHANGE = "password must be changed"
+    NOT_NOW = "not at this time or from this place"
+    UNWILLING = "the server is unwilling"
+
+
+class DirectoryError(KeyfrontError):
+    """Base of what goes wrong with an LDAP directory.
+
+    :param message: without the server, which is put before it
+    :param server: its URL; ``None`` if it concerns none or several
+    """
+
+    def __init__(self, message: str, *, server: str | None = None) -> None:
+        super().__init__(f"{server}: {message}" if server else message)
+        self.server = server
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _as_it_was, (type(self), self.message), vars(self)
+
+
+class DirectoryUnavailableError(DirectoryError):
+    """No server could be asked, or one did not answer: an outage, never a verdict on a user."""
+
+
+class DirectoryTimeoutError(DirectoryUnavailableError):
+    """A server did not answer in time."""
+
+
+class DirectoryProtocolError(DirectoryUnavailableError):
+    """A server sent what is not LDAP, or not an answer to what it was asked."""
+
+
+class DirectoryTLSError(DirectoryUnavailableError):
+    """The TLS handshake failed, the certificate is not trusted, or StartTLS was refused."""
+
+
+class PoolTimeoutError(DirectoryUnavailableError):
+    """No connection of the pool became free in time."""
+
+
+class PoolFullError(DirectoryUnavailableError):
+    """As many as may are waiting for a connection of the pool already."""
+
+
+class PoolClosedError(DirectoryUnavailableError):
+    """The pool is closed, or was never opened."""
+
+
+class FilterError(DirectoryError):
+    """A search filter does not follow RFC 4515; nothing was sent."""
+
+
+class DirectoryAnswerError(DirectoryError):
+    """A server refused an operation.
+
+    :param code: the result code of RFC 4511 section 4.1.9
+    :param name: the code's name there, for example ``noSuchObject``
+    :param diagnostic: the server's own words
+    :param matched_dn: the part of the DN that exists, after ``noSuchObject``
+    :param referrals: URLs of servers that may know more; they are never followed
+    """
+
+    def __init__(
+        self,
+        code: int,
+        name: str,
+        diagnostic: str = "",
+        matched_dn: str = "",
+        referrals: Sequence[str] = (),
+        *,
+        server: str | None = None,
+        advice: str = "",
+    ) -> None:
+        parts = [f"{name} ({code})", _printable(diagnostic), advice]
+        super().__init__(": ".join(part for part in parts if part), server=server)
+        self.code = code
+        self.name = name
+        self.diagnostic = diagnostic
+        self.matched_dn = matched_dn
+        self.referrals = tuple(referrals)
+
+
+class CredentialsError(DirectoryAnswerError):
+    """A server refused a BIND because of the user.
+
+    :param verdict: why, as far as the server tells: many say ``WRONG_PASSWORD`` for all
+    """
+
+    def __init__(
+        self,
+        verdict: Verdict,
+        code: int = 49,
+        name: str = "invalidCredentials",
+        diagnostic: str = "",
+        matched_dn: str = "",
+        referrals: Sequence[str] = (),
+        *,
+        server: str | None = None,
+    ) -> None:
+        super().__init__(
+            code, name, diagnostic, matched_dn, referrals, server=server, advice=verdict.value
+        )
+        self.verdict = verdict
+
+
+def _as_it_was(kind: type[DirectoryError], message: str) -> DirectoryError:
+    return kind.__new__(kind, message)
+
+
+def _printable(text: str) -> str:
+    """A server's words in at most 300 characters that do nothing to a terminal or a log."""
+    line = " ".join(text[:1000].split())
+    line = "".join(x if x.isprintable() else "?" for x in line)
+    return line if len(line) <= 300 else f"{line[:300]}..."

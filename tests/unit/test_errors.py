@@ -16,6 +16,8 @@ KINDS = [
 ]
 ARGUMENTS: dict[type, tuple[object, ...]] = {
     errors.OptionError: ("--listen", "x\ny", "HOST:PORT"),
+    errors.DirectoryAnswerError: (32, "noSuchObject", "gone\n  for good", "dc=x", ["ldap://y"]),
+    errors.CredentialsError: (errors.Verdict.LOCKED, 49, "invalidCredentials", "data\n  775"),
 }
 
 
@@ -55,3 +57,48 @@ def test_option_error_says_what_is_allowed() -> None:
         0,
         "a number of seconds, 1 to 3600",
     )
+
+
+DIRECTORY = [kind for kind in KINDS if issubclass(kind, errors.DirectoryError)]
+
+
+@pytest.mark.parametrize("kind", DIRECTORY, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_directory_errors_name_the_server_once(
+    kind: type[errors.DirectoryError], protocol: int
+) -> None:
+    made = kind(*ARGUMENTS.get(kind, ("it\nis gone",)), server="ldap://a:389")  # type: ignore[arg-type]
+    assert str(made).startswith("ldap://a:389: ")
+    again = pickle.loads(pickle.dumps(made, protocol))
+    assert (str(again), again.server, vars(again)) == (str(made), "ldap://a:389", vars(made))
+
+
+def test_an_outage_is_not_a_verdict_on_the_user() -> None:
+    for kind in DIRECTORY:
+        assert not (
+            issubclass(kind, errors.DirectoryUnavailableError)
+            and issubclass(kind, errors.DirectoryAnswerError)
+        )
+
+
+def test_an_answer_keeps_what_the_server_said() -> None:
+    error = errors.DirectoryAnswerError(
+        10, "referral", "elsewhere", "dc=x", ["ldap://b"], server="ldap://a", advice="ask there"
+    )
+    assert str(error) == "ldap://a: referral (10): elsewhere: ask there"
+    assert (error.code, error.name, error.diagnostic) == (10, "referral", "elsewhere")
+    assert (error.matched_dn, error.referrals) == ("dc=x", ("ldap://b",))
+
+
+def test_a_verdict_is_told_and_kept() -> None:
+    error = pickle.loads(pickle.dumps(errors.CredentialsError(errors.Verdict.LOCKED)))
+    assert error.verdict is errors.Verdict.LOCKED
+    assert str(error) == "invalidCredentials (49): account locked"
+
+
+def test_a_servers_words_are_bounded_and_harmless() -> None:
+    error = errors.DirectoryAnswerError(80, "other", "\x1b[2J\x00red\r\nline" + "x" * 10_000_000)
+    assert "\x1b" not in str(error)
+    assert "\x00" not in str(error)
+    assert "?[2J?red line" in str(error)
+    assert len(str(error)) < 400

@@ -1,0 +1,55 @@
+"""LDAP: connections that are kept, bounded and checked, for searching and for logging in.
+
+:class:`LDAPPool` is the whole of it for a program::
+
+    from keyfront.middleware.ldap import LDAPPool, TLS
+
+    pool = LDAPPool("ldaps://ds1.example.org, ldaps://ds2.example.org",
+                    bind_dn="cn=app,dc=example,dc=org", bind_password=secret,
+                    search_base="ou=People,dc=example,dc=org",
+                    tls=TLS(ca_file="/etc/ssl/certs/example.pem"))
+
+Keystone has it by ``[identity] driver = keyfront_ldap`` (``keystone_driver.py``), other services by
+the paste filter ``ldap_auth``. ``keyfront ldap check`` tells what works on which server.
+"""
+
+from keyfront.errors import (
+    CredentialsError,
+    DirectoryAnswerError,
+    DirectoryError,
+    DirectoryProtocolError,
+    DirectoryTimeoutError,
+    DirectoryTLSError,
+    DirectoryUnavailableError,
+    FilterError,
+    OptionError,
+    PoolClosedError,
+    PoolFullError,
+    PoolTimeoutError,
+    Verdict,
+)
+
+from .authenticate import Identity
+from .directory import LDAPPool
+from .probe import ServerReport
+from .tls import TLS
+
+__all__ = [
+    "TLS",
+    "CredentialsError",
+    "DirectoryAnswerError",
+    "DirectoryError",
+    "DirectoryProtocolError",
+    "DirectoryTLSError",
+    "DirectoryTimeoutError",
+    "DirectoryUnavailableError",
+    "FilterError",
+    "Identity",
+    "LDAPPool",
+    "OptionError",
+    "PoolClosedError",
+    "PoolFullError",
+    "PoolTimeoutError",
+    "ServerReport",
+    "Verdict",
+]

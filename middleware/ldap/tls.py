@@ -1,0 +1,121 @@
+"""How connections to a directory are encrypted, and what a server must show to be trusted."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+
+from keyfront.errors import OptionError
+
+_VERIFY = ("demand", "allow", "never")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TLS:
+    """Options of TLS, for ``ldaps://`` and StartTLS. They concern no other pool of the process.
+
+    :param ca_file: PEM file of the CAs to trust; by default those of the system
+    :param ca_dir: folder of such files, named by hash (``openssl rehash``)
+    :param verify: ``demand`` a certificate that one of these CAs signed for the name in the URL.
+        ``never`` and ``allow`` take any, which protects from nobody who can get in between;
+        libldap's ``allow`` does the same, as every server shows some certificate
+    :param start_tls: encrypt ``ldap://`` connections before anything else is sent (RFC 4511
+        section 4.14)
+    :param client_cert: PEM file to show to a server that asks, with its chain
+    :param client_key: its key without a passphrase; by default in ``client_cert``
+    :param ciphers: in the notation of OpenSSL, up to TLS 1.2; by default those of Python
+    :raises OptionError: ``verify`` is none of these, or there is a key without a certificate
+    """
+
+    ca_file: str | None = None
+    ca_dir: str | None = None
+    verify: str = "demand"
+    start_tls: bool = False
+    client_cert: str | None = None
+    client_key: str | None = None
+    ciphers: str | None = None
+    _made: dict[str, ssl.SSLContext] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.verify not in _VERIFY:
+            raise OptionError("verify", self.verify, "one of " + ", ".join(_VERIFY))
+        if self.client_key and not self.client_cert:
+            raise OptionError("client_key", self.client_key, "given together with client_cert")
+
+    def context(self) -> ssl.SSLContext:
+        """The context of all connections with these options: at least TLS 1.2, with SNI.
+
+        The first call reads the files, which takes some 20 ms with the CAs of the system; files
+        that are changed later are not read again.
+
+        :raises OptionError: a file is missing, unreadable or not what it should be
+        """
+        made = self._made.get("context")
+        # Two threads may both get here; all go on with what the first of them has made.
+        return made or self._made.setdefault("context", self._make())
+
+    def _make(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.verify == "demand":
+            self._trust(context)
+        else:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.client_cert:
+            self._identify(context, self.client_cert)
+        if self.ciphers:
+            try:
+                context.set_ciphers(self.ciphers)
+            except ssl.SSLError:
+                raise OptionError(
+                    "ciphers", self.ciphers, "a list of ciphers that 'openssl ciphers' knows"
+                ) from None
+        return context
+
+    def _trust(self, context: ssl.SSLContext) -> None:
+        if not self.ca_file and not self.ca_dir:
+            context.load_default_certs()
+            return
+        if self.ca_file:
+            _check("ca_file", self.ca_file)
+            try:
+                context.load_verify_locations(cafile=self.ca_file)
+            except (OSError, ValueError):
+                raise OptionError("ca_file", self.ca_file, "certificates in PEM") from None
+        if self.ca_dir:
+            # OpenSSL looks into it at each handshake, and does not say if it cannot
+            if not os.path.isdir(self.ca_dir) or not os.access(self.ca_dir, os.R_OK | os.X_OK):
+                raise OptionError("ca_dir", self.ca_dir, "a folder that can be read")
+            context.load_verify_locations(capath=self.ca_dir)
+
+    def _identify(self, context: ssl.SSLContext, certificate: str) -> None:
+        _check("client_cert", certificate)
+        if self.client_key:
+            _check("client_key", self.client_key)
+        try:
+            # the passphrase would be asked for at the terminal
+            context.load_cert_chain(certificate, self.client_key, password=_no_passphrase)
+        except (OSError, ValueError):
+            option = "client_key" if self.client_key else "client_cert"
+            raise OptionError(
+                option,
+                self.client_key or certificate,
+                "the key of client_cert, both in PEM, without a passphrase",
+            ) from None
+
+
+def _no_passphrase() -> bytes:
+    return b""
+
+
+def _check(option: str, path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a path"
+        raise OptionError(option, path, f"a file that can be read ({reason})") from None
