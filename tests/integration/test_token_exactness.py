@@ -26,16 +26,19 @@ pytest.importorskip("keystone")
 # The quick form proves that every kind is looked at; more rounds by environment prove exactness.
 ROUNDS = int(os.environ.get("KEYFRONT_EXACTNESS_ROUNDS", "1"))
 QUICK = ROUNDS == 1
-# Keystone's own caches, which are stale in stock Keystone, must not show through.
-MEMCACHED = os.environ.get("KEYFRONT_EXACTNESS_MEMCACHED") == "1"
 READERS = 1 if QUICK else 2
 # A reader's next read shows what its read beside the change left in a cache.
 ENOUGH = 1 if QUICK else 3
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A Keystone of its own: these tests change its catalog, which every token shows."""
+@pytest.fixture(scope="module", params=["alone", "memcached"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """A Keystone of its own: these tests change its catalog, which every token shows.
+
+    With memcached, its own caches, which are stale in stock Keystone, must not show through.
+    """
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("keyfront serve starts one worker per core, and there is one core")
     state, port = tmp_path_factory.mktemp("exactness") / "state", free_port()
@@ -45,7 +48,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         with (state / "keystone.conf").open("a") as config:
             # The cheapest that bcrypt takes: passwords are not what is tested.
             config.write("\n[identity]\npassword_hash_rounds = 4\n")
-            if MEMCACHED:
+            if request.param == "memcached":
                 address = stack.enter_context(servers.memcached()).address
                 config.write(
                     "[cache]\nenabled = true\nbackend = dogpile.cache.pymemcache\n"
