@@ -133,8 +133,15 @@ class KeystoneApplication:
             headers.append(("Content-Length", str(len(_REFUSED))))
             start_response("503 Service Unavailable", headers)
             return [_REFUSED]
+        # Keystone's own 503 tells no time: when the directory of its users is away, for example.
+        if given and given[0].startswith("503") and not _says_when(given[1]):
+            given[1] = [*given[1], ("Retry-After", "1")]
         start_response(*given)
         return [*written, *body] if written else body
+
+
+def _says_when(headers: list[tuple[str, str]]) -> bool:
+    return any(name.lower() == "retry-after" for name, _ in headers)
 
 
 def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> KeystoneApplication:

@@ -299,6 +299,28 @@ def test_without_keystone_the_command_to_install_it(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
+    ("status", "own", "expected"),
+    [
+        ("503 Service Unavailable", [], ["1"]),
+        ("503 Service Unavailable", [("retry-after", "30")], ["30"]),
+        ("500 Internal Server Error", [], []),
+    ],
+)
+def test_an_outage_says_when_to_come_back(
+    status: str, own: list[tuple[str, str]], expected: list[str]
+) -> None:
+    def stock(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        start_response(status, [("Content-Type", "text/plain"), *own])
+        return [b""]
+
+    told: list[tuple[str, str]] = []
+    application = factory.KeystoneApplication(stock, threading.local())
+    list(application({}, lambda status, headers, *_: told.extend(headers)))
+    assert [value for name, value in told if name.lower() == "retry-after"] == expected
+    assert told[0] == ("Content-Type", "text/plain")
+
+
+@pytest.mark.parametrize(
     ("missing", "expected"),
     [("keystone.server", IncompatibleError), ("sqlalchemy", ModuleNotFoundError)],
 )
