@@ -239,7 +239,7 @@ class Transport:
 
     def _failure(self, error: OSError | EOFError, what: str) -> DirectoryError:
         if isinstance(error, TimeoutError) and error.errno is None:
-            within = f" within {self._seconds:g} s" if self._seconds is not None else ""
+            within = f" within {self._seconds:.3g} s" if self._seconds is not None else ""
             return DirectoryTimeoutError(f"{what}{within}", server=self._url.text)
         if isinstance(error, TimeoutError):
             # the kernel's: keepalive, or no answer to a SYN

@@ -1,0 +1,395 @@
+"""A pool of connections to an LDAP directory, for searching and for logging in.
+
+Searches go over connections that are bound as one identity, the service's. Logins have connections
+of their own, which are never searched with: whoever logged in last is whom they are bound as. A
+login is exactly one BIND each time; nothing is remembered of it, so what the directory says now is
+the answer, and when nobody can be asked that is an error of its own, never a wrong password::
+
+    with LDAPPool("ldaps://ds1.example.org, ldaps://ds2.example.org",
+                  bind_dn="cn=app,dc=example,dc=org", bind_password=...,
+                  search_base="ou=People,dc=example,dc=org") as pool:
+        identity = pool.authenticate("jane", password)
+        found = pool.search("dc=example,dc=org", filter="(mail=jane@example.org)")
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from keyfront.errors import (
+    CredentialsError,
+    DirectoryUnavailableError,
+)
+
+from . import ranges
+from .authenticate import Identity, Names, octets
+from .dialer import Dialer, PoolConnection
+from .health import Health
+from .loan import Loan
+from .opener import LoginOpener, ServiceOpener, is_lost
+from .pool import ConnectionPool
+from .probe import ServerReport, Terms, examine
+from .servers import ServerSet, ServerState
+from .service import ServiceIdentity
+from .session import SearchAnswer
+from .tally import Tally
+from .tls import TLS
+
+
+class LDAPPool:
+    """Connections to one directory, on one or more servers with the same content.
+
+    All times are seconds; ``math.inf`` stands for never. All methods may be called by any thread
+    or greenlet. In a forked child it has connections of its own.
+
+    :param urls: of the servers, in the order of preference; one text may name several, with commas
+        or spaces between. A name stands for all its addresses.
+    :param bind_dn: whom to search as; by default nobody (anonymous)
+    :param bind_password: kept, since connections are opened at any time, and shown nowhere
+    :param tls: certificates and StartTLS
+    :param strategy: ``ordered``: the first server that is up; ``balanced``: the one with the
+        fewest connections of this pool
+    :param min_size: connections for searching that are kept open, 0 to ``max_size``
+    :param max_size: connections for searching, at least 1
+    :param auth_min_size: connections for logins that are kept open, 0 to ``auth_max_size``
+    :param auth_max_size: connections for logins, at least 1: so many may log in at once
+    :param timeout: to wait for a connection, above 0; opening it included
+    :param max_waiting: requests that may wait for each kind of connection; 0 for any number
+    :param max_lifetime: a connection's age at which it is closed, less up to 5 %, above 0
+    :param auth_max_lifetime: the same for logins; by default as ``max_lifetime``
+    :param max_idle: after which an unused connection is closed, above 0. Choose less than what the
+        servers and firewalls allow: Active Directory closes after 900.
+    :param check_after: idle seconds after which a connection is asked for a sign of life before it
+        is used, which is one round trip; 0 or more
+    :param connect_timeout: to connect to a server, all its addresses and TLS included, above 0
+    :param operation_timeout: for the answer to an operation, above 0
+    :param user_dn: the DN of every user, with ``{}`` for the name; see :class:`.authenticate.Names`
+    :param search_base: where to search for the user of a name; without both, what is given to
+        :meth:`authenticate` is bound as it is
+    :param user_filter: by which to search there, with ``{}`` for the name
+    :param password_policy: ask the server why a login fails, and when a password expires
+    :param fast_bind: use Active Directory's fast bind for logins; ``auto``: where the server has it
+    :param fail_back: close connections to a worse server when a better one is up again, bit by bit
+    :param name: of the pool, for messages and threads; by default the first server's
+    :param open: open it at once; else :meth:`open` is for later
+    :raises OptionError: a value is out of its range, or two contradict each other
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        bind_dn: str = "",
+        bind_password: str | bytes = "",
+        tls: TLS | None = None,
+        strategy: Literal["ordered", "balanced"] = "ordered",
+        min_size: int = 1,
+        max_size: int = 10,
+        auth_min_size: int = 0,
+        auth_max_size: int = 100,
+        timeout: float = 30.0,
+        max_waiting: int = 0,
+        max_lifetime: float = 3600.0,
+        auth_max_lifetime: float | None = None,
+        max_idle: float = 600.0,
+        check_after: float = 30.0,
+        connect_timeout: float = 5.0,
+        operation_timeout: float = 30.0,
+        user_dn: str | None = None,
+        search_base: str | None = None,
+        user_filter: str = "(uid={})",
+        password_policy: bool = True,
+        fast_bind: bool | Literal["auto"] = "auto",
+        fail_back: bool = True,
+        name: str | None = None,
+        open: bool = True,
+    ) -> None:
+        try:
+            service = ServiceIdentity(bind_dn, bind_password)
+        finally:
+            # The traceback of an error below keeps this frame.
+            del bind_password
+        for option, seconds in (
+            ("timeout", timeout),
+            ("max_lifetime", max_lifetime),
+            ("max_idle", max_idle),
+            ("operation_timeout", operation_timeout),
+        ):
+            ranges.above_zero(option, seconds)
+        if auth_max_lifetime is None:
+            auth_max_lifetime = max_lifetime
+        ranges.above_zero("auth_max_lifetime", auth_max_lifetime)
+        ranges.finite("connect_timeout", connect_timeout)
+        ranges.zero_or_more("check_after", check_after)
+        ranges.sizes(min_size, max_size)
+        ranges.sizes(auth_min_size, auth_max_size, "auth_")
+        ranges.count("max_waiting", max_waiting)
+        ranges.one_of("fast_bind", fast_bind, "auto", True, False)
+        self._urls = ranges.servers(urls)
+        tls = ranges.secured(tls, self._urls)
+        self._names = Names(user_dn=user_dn, search_base=search_base, user_filter=user_filter)
+        self._search_base = search_base
+        self._password_policy = password_policy
+        self._timeout = timeout
+        self.name = name or self._urls[0].host
+        self._servers = ServerSet(self._urls, strategy=strategy, connect_timeout=connect_timeout)
+        self._dialer = Dialer(tls, connect_timeout, operation_timeout)
+        self._health = Health(
+            self._servers, self._dialer.probe, name=self.name, fail_back=fail_back,
+            wait=connect_timeout,
+        )  # fmt: skip
+        self._search_opener = ServiceOpener(self._servers, self._dialer, self._health, service)
+        self._login_opener = LoginOpener(self._servers, self._dialer, self._health, fast_bind)
+        common: dict[str, Any] = {
+            "max_waiting": max_waiting,
+            "max_idle": max_idle,
+            "check_after": check_after,
+        }
+        self._search_pool = self._make_pool(
+            "search", self._search_opener,
+            min_size=min_size, max_size=max_size, max_lifetime=max_lifetime, **common,
+        )  # fmt: skip
+        self._auth_pool = self._make_pool(
+            "auth", self._login_opener,
+            min_size=auth_min_size, max_size=auth_max_size, max_lifetime=auth_max_lifetime,
+            **common,
+        )  # fmt: skip
+        self._tally = Tally()
+        _all.add(self)
+        if open:
+            self.open()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {self._search_pool}, {self._auth_pool}>"
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Using it
+
+    def authenticate(
+        self, dn_or_name: str, password: str | bytes, *, timeout: float | None = None
+    ) -> Identity:
+        """Check a password, by exactly one BIND that is never sent again.
+
+        The name becomes a DN as ``user_dn`` or ``search_base`` tell; without both it is taken for
+        a DN, or whatever else the server binds, such as a UPN. The password is nowhere when this
+        returns or raises. Who does not exist, or not once, is refused sooner than who gives a wrong
+        password, by the round trip of the BIND: whoever can measure that learns which names there
+        are. With ``user_dn`` it is sent for
+        both.
+
+        :param password: text is sent in UTF-8; an empty one is refused, and not sent
+        :param timeout: for the answer to the BIND; by default ``operation_timeout``. Finding the
+            user has ``operation_timeout``, and a free connection the pool's ``timeout``.
+        :raises CredentialsError: refused because of the user; its ``verdict`` says why, but
+            ``WRONG_PASSWORD`` and ``UNKNOWN_USER`` are for the log only: show neither
+        :raises DirectoryUnavailableError: nobody answered, or the service's own identity was
+            refused: nothing is known of the user
+        :raises DirectoryAnswerError: a server refused BINDs as such, as without TLS
+        """
+        self._tally.add("logins")
+        try:
+            secret = octets(password)
+            dn = self._names.find(dn_or_name, self.search)
+            with Loan(self._auth_pool, self._login_opener) as connection:
+                self._tally.add("binds")
+                answer = connection.bind(
+                    dn, secret, timeout=timeout, password_policy=self._password_policy
+                )
+                return Identity(
+                    dn, dn_or_name, connection.server, answer.password_expiring, answer.grace
+                )
+        except CredentialsError:
+            self._tally.add("credentials_refused")
+            raise
+        except DirectoryUnavailableError:
+            self._tally.add("logins_failed")
+            raise
+        finally:
+            # Of an error's frames, none may still have it.
+            del password
+            secret = b""
+
+    def search(
+        self,
+        base: str,
+        scope: int = 2,
+        filter: str = "(objectClass=*)",
+        attributes: Sequence[str] | None = None,
+        *,
+        attrs_only: bool = False,
+        size_limit: int = 0,
+        time_limit: int = 0,
+        dereference: int = 0,
+        page_size: int = 0,
+        timeout: float | None = None,
+    ) -> SearchAnswer:
+        """Search as the service; parameters as of :meth:`.connection.Connection.search`.
+
+        It is sent again, once, if its connection turns out to be dead before any of the answer
+        came. All pages come over one connection.
+
+        :param timeout: for all of the answer; by default ``operation_timeout``
+        :raises DirectoryUnavailableError: nobody answered, or no connection was free in time
+        :raises CredentialsError: the service itself was refused: ``bind_dn``, ``bind_password``
+        :raises DirectoryAnswerError: a server refused, or a limit was reached
+        :raises FilterError: the filter is none
+        """
+        self._tally.add("searches")
+        retried = False
+        try:
+            while True:
+                with self.connection() as connection:
+                    connection.heard = False
+                    try:
+                        return connection.search(
+                            base, scope, filter, attributes,
+                            attrs_only=attrs_only, size_limit=size_limit, time_limit=time_limit,
+                            dereference=dereference, page_size=page_size, timeout=timeout,
+                        )  # fmt: skip
+                    except DirectoryUnavailableError as error:
+                        if retried or connection.heard or not is_lost(connection, error):
+                            raise
+                retried = True
+                self._tally.add("searches_retried")
+        except DirectoryUnavailableError:
+            self._tally.add("searches_failed")
+            raise
+
+    def connection(self, timeout: float | None = None) -> Loan:
+        """Return a context manager that lends a connection, bound as the service.
+
+        It is a :class:`.connection.Connection`, whose ``ldap3`` does what it does not. Nothing
+        that is done over it is ever repeated. If it is bound as somebody else, it is closed when it
+        comes back.
+
+        :param timeout: to wait for one; by default the pool's
+        :raises DirectoryUnavailableError: none was to be had
+        :raises CredentialsError: the service itself was refused
+        """
+        return Loan(self._search_pool, self._search_opener, timeout)
+
+    def check(self) -> list[ServerReport]:
+        """Try each server, one after the other, and tell what works; opens connections of its own.
+
+        Not for a program in service: it asks servers that are known to be down as well, and waits
+        for them.
+        """
+        terms = Terms.of_pool(self._dialer, self._search_opener.identity, self._search_base)
+        return [examine(url, terms) for url in self._urls]
+
+    # Its life
+
+    @property
+    def closed(self) -> bool:
+        """Whether it cannot be used: after :meth:`close`, and before :meth:`open`."""
+        return self._search_pool.closed
+
+    def open(self) -> None:
+        """Let it be used, and have the workers open ``min_size`` and ``auth_min_size``.
+
+        :raises PoolClosedError: it was closed; a closed pool stays closed
+        """
+        self._search_pool.open()
+        self._auth_pool.open()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until ``min_size`` and ``auth_min_size`` connections are open.
+
+        :param timeout: by default the pool's
+        :raises PoolTimeoutError: they are not; names the last error
+        :raises PoolClosedError: it is closed
+        """
+        timeout = self._timeout if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        self._search_pool.wait(timeout)
+        self._auth_pool.wait(max(deadline - time.monotonic(), 0.0))
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Fail those who wait, close what is idle, and wait for what is lent; again is no harm.
+
+        :return: whether all connections are closed by now; what is still lent then is closed when
+            it comes back
+        """
+        deadline = time.monotonic() + timeout
+        self._health.stop()
+        done = self._search_pool.close(timeout)
+        done &= self._auth_pool.close(max(deadline - time.monotonic(), 0.0))
+        self._health.join(max(deadline - time.monotonic(), 0.0))
+        self._search_opener.close_spares()
+        self._login_opener.close_spares()
+        return done
+
+    # What it tells
+
+    @property
+    def servers(self) -> list[ServerState]:
+        """What is known of each server, in the order given."""
+        return self._servers.states()
+
+    def get_stats(self) -> dict[str, int | float]:
+        """Return sizes as they are, and counts since the start or since they were last popped.
+
+        Those of the two pools begin with ``search_`` and ``auth_``, see
+        :meth:`.pool.ConnectionPool.get_stats`; the others are named in ``tally.py``.
+        """
+        return self._statistics(pop=False)
+
+    def pop_stats(self) -> dict[str, int | float]:
+        """Like :meth:`get_stats`, and begin to count anew."""
+        return self._statistics(pop=True)
+
+    def _statistics(self, *, pop: bool) -> dict[str, int | float]:
+        states = self._servers.states()
+        up = sum(state.state == "up" for state in states)
+        found: dict[str, int | float] = {"servers_up": up, "servers_down": len(states) - up}
+        found |= self._tally.read(pop=pop)
+        for prefix, pool in (("search", self._search_pool), ("auth", self._auth_pool)):
+            numbers = pool.pop_stats() if pop else pool.get_stats()
+            found |= {f"{prefix}_{name}": value for name, value in numbers.items()}
+        return found
+
+    # Within
+
+    def _make_pool(
+        self, kind: str, opener: ServiceOpener | LoginOpener, **options: Any
+    ) -> ConnectionPool[PoolConnection]:
+        pool = ConnectionPool(
+            opener.open, opener.close, check=opener.ping, usable=opener.is_fit,
+            stale=opener.is_stale, abandon=PoolConnection.close, name=f"{self.name}-{kind}",
+            timeout=self._timeout, **options,
+        )  # fmt: skip
+        self._health.watch(pool, opener)
+        return pool
+
+    def _after_fork(self) -> None:
+        self._health.after_fork()
+        self._search_opener.after_fork()
+        self._login_opener.after_fork()
+        self._tally.after_fork()
+
+
+_all: weakref.WeakSet[LDAPPool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in _all:
+        pool._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
