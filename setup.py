@@ -34,7 +34,12 @@ EXTRAS = {
         "mod_wsgi>=6.0.5",  # the Apache module, compiled here against apache2-dev
     ],
     "ldap": [
-        "ldap3>=2.9",  # the LDAP client in pure Python, no libldap to compile against
+        "ldap3>=2.9",  # the LDAP client in pure Python, for what our own encoder does not do
+        "python-ldap>=3.4",  # Keystone's LDAP driver, which ours extends, imports it
+        "ldappool>=3.0",  # and this too, though ours pools without it
+    ],
+    "ldap3": [
+        "ldap3>=2.9",  # the library and the ldap_auth filter alone: nothing to compile
     ],
     "redis": [
         "redis[hiredis]>=5.0",  # epochs shared by several hosts; hiredis parses replies in C
@@ -47,12 +52,21 @@ EXTRAS = {
         "pytest-benchmark>=5",  # times the micro-benchmarks
     ],
     "test": [
+        "cryptography>=42",  # makes the certificates of the TLS tests; Keystone brings it anyway
+        "eventlet",  # the LDAP pool is tested under its green threads, too
+        "fixtures",  # set up Keystone's own LDAP tests, which are run with our driver
+        "freezegun",  # sets the clock that those go by
+        "lxml",  # compares the XML that those look at
+        "oslotest",  # has the base class of those
+        "testtools",  # runs them and says how they went
+        "WebTest",  # sends the requests of those without a server
         "gevent>=24.2",  # the greenlet workers are tested for real
         "keystone>=30",  # the service under test
         "gunicorn",  # one more server, with a command line that Keystone would choke on
         "hypothesis>=6.100",  # tries the epoch protocol in every order
         "keystoneauth1",  # a real client session against the served Keystone
-        "ldap3>=2.9",  # the directory tests and their in-memory server
+        "ldap3>=2.9",  # the directory tests compare our encoder with its own
+        "ldappool>=3.0",  # what the LDAP pool is compared with; Keystone's driver imports it
         "mod_wsgi>=6.0.5",  # the Apache side is tested for real
         "glance",  # a second service with a paste file of its own: nothing may be Keystone-only
         "psutil",  # looks at the workers' processes, memory and sockets
@@ -62,6 +76,7 @@ EXTRAS = {
         "pytest>=8",  # runs the tests
         "pytest-benchmark>=5",  # the tests of the benchmark gate
         "pytest-cov",  # measures which lines the tests reach
+        "python-ldap>=3.4",  # Keystone's LDAP driver, and the directory fixture's own client
         "python-openstackclient",  # the command an operator would type
         "python-memcached",  # the other such client, thread-local
         "redis[hiredis]>=5.0",  # the Redis coordinator's client
@@ -78,7 +93,11 @@ ENTRY_POINTS = {
     "paste.app_factory": [
         "keystone = keyfront.gateway.keystone:app_factory",
     ],
+    "keystone.identity": [
+        "keyfront_ldap = keyfront.middleware.ldap.keystone_driver:Identity",
+    ],
     "paste.filter_factory": [
+        "ldap_auth = keyfront.middleware.ldap.filter:filter_factory",
         "token_cache = keyfront.middleware.tokens.keystone_filter:filter_factory",
     ],
     "sqlalchemy.plugins": [

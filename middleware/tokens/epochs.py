@@ -21,7 +21,6 @@ which whoever finds it :data:`MARK_SECONDS` later stamps in its place.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -159,8 +158,6 @@ def slots(tags: Iterable[str], count: int) -> Slots:
     return Slots(_slot(tag, count) for tag in tags)
 
 
-# Bounded: the users, projects and tokens of a busy minute, which come in every miss.
-@functools.lru_cache(maxsize=16384)
 def _slot(tag: str, count: int) -> int:
     fixed = _FIXED_SLOTS.get(tag)
     if fixed is not None:

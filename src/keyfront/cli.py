@@ -1,4 +1,4 @@
-"""The ``keyfront`` command: ``serve``, ``check`` and ``tokens``.
+"""The ``keyfront`` command: ``serve``, ``check``, ``tokens`` and ``ldap``.
 
 Bad input ends with one line on standard error and exit status 2.
 """
@@ -21,6 +21,13 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
+class _NoPassword(argparse.Action):
+    """Refuses a password on the command line, and does not repeat it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        parser.error("--password is refused, as every user can read it; use --password-file")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,7 +104,50 @@ def _parser() -> argparse.ArgumentParser:
         where.add_argument("--state", **folder)  # type: ignore[arg-type]
         if action == "stats":
             part.add_argument("--json", action="store_true", help="for programs")
+    _add_ldap(commands)
     return parser
+
+
+def _add_ldap(commands: argparse._SubParsersAction[_Parser]) -> None:
+    ldap = commands.add_parser(
+        "ldap",
+        allow_abbrev=False,
+        help="look at LDAP servers",
+        description="Look at LDAP servers.",
+    )
+    actions = ldap.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = actions.add_parser(
+        "check",
+        allow_abbrev=False,
+        help="connect to LDAP servers and say what works",
+        description="Connect to each server and say what works: TLS, bind, search, paging, and how "
+        "long it takes. Nothing is changed. The exit status is 1 if something failed.",
+    )
+    check.add_argument(
+        "urls", nargs="+", metavar="URL", help="ldap://HOST[:PORT], ldaps://… or ldapi://%%2Fpath"
+    )
+    check.add_argument(
+        "--ca-file", metavar="FILE", help="CAs to trust, in PEM (default: the system's)"
+    )
+    check.add_argument("--start-tls", action="store_true", help="encrypt ldap:// by StartTLS")
+    check.add_argument("--bind-dn", metavar="DN", help="who binds (default: nobody, anonymous)")
+    check.add_argument(
+        "--password-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the password of --bind-dn (default: it is asked for at the terminal)",
+    )
+    check.add_argument("--password", action=_NoPassword, help=argparse.SUPPRESS)
+    check.add_argument(
+        "--base", metavar="DN", help="where to search (default: what the server names first)"
+    )
+    check.add_argument(
+        "--timeout",
+        default="5",
+        metavar="SECONDS",
+        help="for each step, 0.01 to 600 (default: %(default)s)",
+    )
+    check.add_argument("--json", action="store_true", help="for programs")
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -139,12 +189,26 @@ def _tokens(arguments: argparse.Namespace) -> int:
     return token_commands.stats(folder, sys.stdout, as_json=arguments.json)
 
 
+def _ldap(arguments: argparse.Namespace) -> int:
+    from keyfront import ldap_commands
+
+    chosen = ldap_commands.options(
+        ca_file=arguments.ca_file,
+        start_tls=arguments.start_tls,
+        bind_dn=arguments.bind_dn,
+        password_file=arguments.password_file,
+        base=arguments.base,
+        timeout=arguments.timeout,
+    )
+    return ldap_commands.check(arguments.urls, chosen, sys.stdout, as_json=arguments.json)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status (0, or 2 for what an operator can mend)."""
+    """Run the command line; returns the exit status: 0, 1 if a check failed, 2 for bad input."""
     try:
         arguments = _parser().parse_args(argv)
-        run = {"serve": _serve, "check": _check, "tokens": _tokens}[arguments.command]
-        return run(arguments)
+        commands = {"serve": _serve, "check": _check, "tokens": _tokens, "ldap": _ldap}
+        return commands[arguments.command](arguments)
     except KeyfrontError as error:
         sys.stderr.write(f"keyfront: {error}\n")
         return 2

@@ -15,6 +15,101 @@ from oslo_config import cfg
 
 from keyfront.errors import OptionError
 
+LDAP_GROUP = "keyfront_ldap"
+
+LDAP = [
+    cfg.FloatOpt(
+        "connect_timeout",
+        default=5.0,
+        min=0.01,
+        max=600.0,
+        help="Seconds that opening a connection may take at most: all addresses of a server, TLS "
+        "and StartTLS included. A positive [ldap] pool_connection_timeout wins.",
+    ),
+    cfg.FloatOpt(
+        "operation_timeout",
+        default=30.0,
+        min=0.01,
+        max=3600.0,
+        help="Seconds to wait for the answer to a bind, a search or a page of one. A positive "
+        "[ldap] pool_connection_timeout wins.",
+    ),
+    cfg.FloatOpt(
+        "checkout_timeout",
+        default=10.0,
+        min=0.01,
+        max=600.0,
+        help="Seconds for which a request waits for a connection when all are in use; after that "
+        "it is answered 503.",
+    ),
+    cfg.IntOpt(
+        "max_waiting",
+        default=0,
+        min=0,
+        max=100000,
+        help="Requests that may wait for a connection at the same time, in each process; the next "
+        "one is answered 503 at once. 0 sets no bound.",
+    ),
+    cfg.IntOpt(
+        "min_size",
+        default=1,
+        min=0,
+        max=10000,
+        help="Connections for searching that each process keeps open, at most [ldap] pool_size. "
+        "0 closes the last one too when it was idle for max_idle.",
+    ),
+    cfg.IntOpt(
+        "auth_min_size",
+        default=0,
+        min=0,
+        max=10000,
+        help="Connections for checking passwords that each process keeps open, at most [ldap] "
+        "auth_pool_size.",
+    ),
+    cfg.FloatOpt(
+        "max_idle",
+        default=600.0,
+        min=1.0,
+        max=86400.0,
+        help="Seconds after which an unused connection is closed. Keep it below the idle limit of "
+        "the server and of every firewall between: Active Directory hangs up after 900.",
+    ),
+    cfg.FloatOpt(
+        "check_after",
+        default=30.0,
+        min=0.0,
+        max=86400.0,
+        help="Seconds a connection may have been idle before it is asked for a sign of life when "
+        "it is next used, which takes one round trip; 0 asks every time.",
+    ),
+    cfg.StrOpt(
+        "strategy",
+        choices=["ordered", "balanced"],
+        help="Which server of [ldap] url a new connection goes to. ordered: the first that works; "
+        "balanced: the one with the fewest connections of this process. By default ordered, or "
+        "balanced with [ldap] randomize_urls.",
+    ),
+    cfg.BoolOpt(
+        "fail_back",
+        default=True,
+        help="Whether connections return to a preferred server once it is healthy again; only "
+        "with strategy ordered.",
+    ),
+    cfg.BoolOpt(
+        "password_policy",
+        default=True,
+        help="Whether servers are asked to say why a login fails or when a password expires "
+        "(password policy control). What they say is logged, never shown to the user.",
+    ),
+    cfg.StrOpt(
+        "fast_bind",
+        default="auto",
+        choices=["auto", "always", "never"],
+        help="Whether passwords are checked by Active Directory's fast bind, which builds no "
+        "security context. auto: where a server offers it.",
+    ),
+]
+
 TOKEN_CACHE_GROUP = "keyfront_token_cache"
 
 TOKEN_CACHE = [
@@ -82,7 +177,22 @@ SHARED = frozenset({"path", "node_memory"})
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """Return groups and options (entry point ``oslo.config.opts``)."""
-    return [(TOKEN_CACHE_GROUP, TOKEN_CACHE)]
+    return [(TOKEN_CACHE_GROUP, TOKEN_CACHE), (LDAP_GROUP, LDAP)]
+
+
+def register_ldap(conf: cfg.ConfigOpts) -> None:
+    """Make ``conf`` know ``[keyfront_ldap]``; as often as wanted."""
+    conf.register_opts(LDAP, group=LDAP_GROUP)
+
+
+def ldap(conf: cfg.ConfigOpts) -> dict[str, Any]:
+    """Return the values of ``[keyfront_ldap]`` by name.
+
+    :param conf: the service's configuration, or that of one domain, loaded
+    :raises OptionError: a value is out of its range
+    """
+    register_ldap(conf)
+    return _values(conf, LDAP_GROUP, LDAP)
 
 
 def token_cache(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -93,16 +203,7 @@ def token_cache(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) ->
     :raises OptionError: a value is out of its range, or an option may not be set where it is
     """
     conf.register_opts(TOKEN_CACHE, group=TOKEN_CACHE_GROUP)
-    values: dict[str, Any] = {}
-    for option in TOKEN_CACHE:
-        try:
-            values[option.dest] = conf[TOKEN_CACHE_GROUP][option.dest]
-        except ValueError as error:
-            # oslo.config tells where the value is and not what it is
-            where = re.search(r"detail='([^']*)'", str(error))
-            raise _out_of_range(option, where[1] if where else "the environment") from None
-        if values[option.dest] != values[option.dest]:  # nan, which no range keeps out
-            raise _out_of_range(option, conf.get_location(option.dest, TOKEN_CACHE_GROUP).detail)
+    values = _values(conf, TOKEN_CACHE_GROUP, TOKEN_CACHE)
     known = {option.dest: option for option in TOKEN_CACHE}
     for name, text in (local or {}).items():
         if name not in known:
@@ -126,13 +227,31 @@ def token_cache(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) ->
     return values
 
 
-def _out_of_range(option: cfg.Opt, where: str) -> OptionError:
-    return OptionError(
-        f"[{TOKEN_CACHE_GROUP}] {option.name}", f"(as set in {where})", _allowed(option)
-    )
+def _values(conf: cfg.ConfigOpts, group: str, options: list[cfg.Opt]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for option in options:
+        try:
+            values[option.dest] = conf[group][option.dest]
+        except ValueError as error:
+            # oslo.config tells where the value is and not what it is
+            where = re.search(r"detail='([^']*)'", str(error))
+            raise _out_of_range(group, option, where[1] if where else "the environment") from None
+        if values[option.dest] != values[option.dest]:  # nan, which no range keeps out
+            where_set = conf.get_location(option.dest, group).detail
+            raise _out_of_range(group, option, where_set)
+    return values
+
+
+def _out_of_range(group: str, option: cfg.Opt, where: str) -> OptionError:
+    return OptionError(f"[{group}] {option.name}", f"(as set in {where})", _allowed(option))
 
 
 def _allowed(option: cfg.Opt) -> str:
+    if isinstance(option, cfg.BoolOpt):
+        return "true or false"
+    choices = getattr(option.type, "choices", None)
+    if choices:
+        return "one of " + ", ".join(choices)
     low, high = getattr(option.type, "min", None), getattr(option.type, "max", None)
     if low is None or high is None:
         return "a list divided by commas" if isinstance(option, cfg.ListOpt) else "text"
