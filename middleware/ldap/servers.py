@@ -318,24 +318,36 @@ class ServerSet:
         call: Callable[[ServerURL, Address, float], C],
         seconds: float,
     ) -> C:
+        failure: DirectoryUnavailableError | None = None
         try:
             result = server.addresses.reach(call, seconds)
         except DirectoryAnswerError:
             self._end_well(server, attempt)
             raise
         except DirectoryUnavailableError as error:
-            fair = min(self._connect_timeout, _FAIR_SECONDS)
-            if isinstance(error, DirectoryTimeoutError) and seconds < fair:
-                self._abandon(server, attempt)
-            else:
-                reason = _reason(server, error)
-                self._take(server, reason, lambda: server.breaker.failed(attempt, reason))
-            raise
+            failure = error
         except BaseException:
             self._abandon(server, attempt)
             raise
-        self._end_well(server, attempt)
-        return result
+        if failure is None:
+            self._end_well(server, attempt)
+            return result
+        try:
+            # No more in the except block, in which oslo.log would add the error to the line.
+            self._end_badly(server, attempt, failure, seconds)
+            raise failure
+        finally:
+            failure = None  # or it would hold this frame, and this frame it
+
+    def _end_badly(
+        self, server: _Server, attempt: Attempt, error: DirectoryUnavailableError, seconds: float
+    ) -> None:
+        fair = min(self._connect_timeout, _FAIR_SECONDS)
+        if isinstance(error, DirectoryTimeoutError) and seconds < fair:
+            self._abandon(server, attempt)
+        else:
+            reason = _reason(server, error)
+            self._take(server, reason, lambda: server.breaker.failed(attempt, reason))
 
     def _end_well(self, server: _Server, attempt: Attempt) -> None:
         if server.breaker.is_up:

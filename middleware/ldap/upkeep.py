@@ -100,29 +100,36 @@ class Upkeep(Generic[C]):
                 return False
             places.size += 1
         failures = places.failures
+        member, failure = None, None
         try:
             member = self._stock.open(places, self._open_timeout)
         except PoolClosedError:
             return False
         except Exception as error:
-            delay = min(self._retry_delay * 2.0 ** min(failures, 60), MAX_RETRY_DELAY)
-            delay *= 1 + RETRY_JITTER * (2 * random.random() - 1)
-            with places.lock:
-                places.failures = failures + 1
-                places.retry_at = self._clock() + delay
-            if not failures:
-                # What is none of ours may need its trace.
-                trace = not isinstance(error, KeyfrontError)
-                LOG.warning(
-                    "%s: cannot open a connection: %s", self._name, error, exc_info=trace
-                )
-            return False
+            failure = error
+        if failure is not None:
+            try:
+                self._put_off(places, failures, failure)
+            finally:
+                failure = None  # or it would hold this frame, and this frame it
         if member is None:
             return False
         if failures:
             LOG.info("%s: connections can be opened again", self._name)
         self._stock.pass_on(places, member)
         return True
+
+    def _put_off(self, places: Places[C], failures: int, error: Exception) -> None:
+        """Try again later. Not called while ``error`` is handled: oslo.log would add it again."""
+        delay = min(self._retry_delay * 2.0 ** min(failures, 60), MAX_RETRY_DELAY)
+        delay *= 1 + RETRY_JITTER * (2 * random.random() - 1)
+        with places.lock:
+            places.failures = failures + 1
+            places.retry_at = self._clock() + delay
+        if not failures:
+            # What is none of ours may need its trace.
+            trace = None if isinstance(error, KeyfrontError) else error
+            LOG.warning("%s: cannot open a connection: %s", self._name, error, exc_info=trace)
 
     def _delay(self, places: Places[C], now: float) -> float:
         with places.lock:
