@@ -78,7 +78,10 @@ def folder_here(url: Any) -> Path:
     :param url: of the database
     """
     keystone: Any = sys.modules.get("keystone.conf")
-    return default_folder(url) if keystone is None else folder_of(keystone.CONF, url)
+    # Who has imported it has not configured it yet, and need not mean to.
+    if keystone is None or "database" not in keystone.CONF:
+        return default_folder(url)
+    return folder_of(keystone.CONF, url)
 
 
 def _removed(folder: Path) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -313,6 +315,16 @@ def test_an_unknown_sqlalchemy_costs_hits_only(caplog: pytest.LogCaptureFixture)
 
     assert writes.describe(Context(), "INSERT") is writes.UNKNOWN
     assert "change of everything" in caplog.text
+
+
+def test_a_keystone_that_is_imported_only_has_no_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = pytest.importorskip("oslo_config.cfg")
+    imported = types.SimpleNamespace(CONF=cfg.ConfigOpts())
+    monkeypatch.setitem(sys.modules, "keystone.conf", imported)
+    url = sa.make_url(f"sqlite:///{tmp_path}/db")
+    assert changes.folder_here(url) == changes.default_folder(url)
 
 
 @pytest.mark.parametrize("path", [True, False])
