@@ -35,20 +35,18 @@ so a slow or busy machine makes all ratios smaller.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from keyfront.errors import KeyfrontError, OptionError
+from keyfront.errors import OptionError
 from keyfront.gateway.serve import machine
 
-from . import goals, ldap_report, ldap_world
+from . import ldap_report, ldap_world, outcome
 from .ldap_keystones import CACHES, Keystone, Keystones, local_login, login
 from .ldap_report import Settings
-from .ldap_samples import CASES, ONE, Case, Sample, judge
+from .ldap_samples import CASES, ONE, Case, Sample, Samples, judge
 
 TOKENS = 500
 ROUNDS = 5
@@ -218,28 +216,14 @@ def main(arguments: list[str] | None = None) -> int:
     settings, options = _settings(arguments)
     # what runs is taken down as after Ctrl-C
     signal.signal(signal.SIGTERM, _terminated)
-    start = time.monotonic()
-    try:
+
+    def checked(settings: Settings) -> Samples:
         _check(settings, options.json)
-        samples = measure(settings)
-    except KeyfrontError as error:
-        say(f"ldap_logins: {error}")
-        return 2
-    except KeyboardInterrupt:
-        say("ldap_logins: interrupted")
-        return 130
-    if options.json:
-        content = ldap_report.described(samples, settings, time.monotonic() - start)
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    if options.markdown:
-        print(ldap_report.markdown(samples, settings))
-    else:
-        say(ldap_report.described_in_words(settings))
-        print(ldap_report.table(samples))
-    lines = goals.missed(judge(samples))
-    for line in lines:
-        say(line)
-    return 1 if lines else 0
+        return measure(settings)
+
+    return outcome.run(
+        "ldap_logins", checked, settings, options, report=ldap_report, judge=judge, say=say
+    )
 
 
 if __name__ == "__main__":

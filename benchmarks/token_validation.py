@@ -36,7 +36,6 @@ a bound in seconds would tell of the machine.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
@@ -46,10 +45,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from keyfront.errors import KeyfrontError, OptionError, ServerError
+from keyfront.errors import OptionError, ServerError
 from keyfront.gateway.serve import shapes
 
-from . import goals, load, token_report
+from . import load, outcome, token_report
 from .token_report import Settings
 from .token_samples import CASES, TOKEN_CACHING_CASES, Case, Sample, Samples, judge, row
 from .token_servers import HOST, PATH, Servers, memcached_program, tail
@@ -206,29 +205,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     # what runs is taken down as after Ctrl-C
     signal.signal(signal.SIGTERM, _terminated)
-    start = time.monotonic()
-    try:
+
+    def checked(settings: Settings) -> Samples:
         if options.json and not options.json.absolute().parent.is_dir():
             raise OptionError("--json", options.json, "a file in a folder that exists")
-        samples = measure(settings)
-    except KeyfrontError as error:
-        say(f"token_validation: {error}")
-        return 2
-    except KeyboardInterrupt:
-        say("token_validation: interrupted")
-        return 130
-    if options.json:
-        content = token_report.described(samples, settings, time.monotonic() - start)
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    if options.markdown:
-        print(token_report.markdown(samples, settings))
-    else:
-        say(token_report.described_in_words(settings))
-        print(token_report.table(samples))
-    lines = goals.missed(judge(samples))
-    for line in lines:
-        say(line)
-    return 1 if lines else 0
+        return measure(settings)
+
+    return outcome.run(
+        "token_validation", checked, settings, options, report=token_report, judge=judge, say=say
+    )
 
 
 if __name__ == "__main__":

@@ -86,11 +86,9 @@ class ServerReport:
         self.add(name, FAILED, str(error).replace(f"{self.url.text}: ", ""))
 
     @property
-    def is_fine(self) -> bool:
+    def ok(self) -> bool:
         """Whether nothing failed. What a server does not offer, such as paging, is no failure."""
         return all(check.state != FAILED for check in self.checks)
-
-    ok = is_fine
 
     @property
     def error(self) -> str | None:

@@ -142,7 +142,7 @@ def check(urls: Sequence[str], chosen: Options, out: TextIO, *, as_json: bool = 
         if not as_json:
             out.write(table(report, _marks(out)) + "\n")
             out.flush()
-    failed = sum(not report.is_fine for report in reports)
+    failed = sum(not report.ok for report in reports)
     if as_json:
         found = [_for_programs(report) for report in reports]
         out.write(json.dumps(found, indent=2, default=_date) + "\n")
@@ -183,7 +183,7 @@ def _for_programs(report: ServerReport) -> dict[str, Any]:
         {"name": x.name, "state": x.state, "text": _spelled(x.text), **x.data}
         for x in report.checks
     ]
-    return {"url": report.url.text, "ok": report.is_fine, "checks": checks}
+    return {"url": report.url.text, "ok": report.ok, "checks": checks}
 
 
 def _spelled(text: str) -> str:
