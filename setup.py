@@ -53,7 +53,8 @@ EXTRAS = {
     ],
     "test": [
         "cryptography>=42",  # makes the certificates of the TLS tests; Keystone brings it anyway
-        "eventlet",  # the LDAP pool is tested under its green threads, too
+        "amqp>=5",  # the AMQP client that the heartbeat keeps alive
+        "eventlet",  # the LDAP pool and the heartbeat are tested under its green threads, too
         "fixtures",  # set up Keystone's own LDAP tests, which are run with our driver
         "freezegun",  # sets the clock that those go by
         "lxml",  # compares the XML that those look at
@@ -64,11 +65,13 @@ EXTRAS = {
         "keystone>=30",  # the service under test
         "gunicorn",  # one more server, with a command line that Keystone would choke on
         "hypothesis>=6.100",  # tries the epoch protocol in every order
+        "kombu>=5",  # what oslo.messaging uses of it; the heartbeat covers its own pools, too
         "keystoneauth1",  # a real client session against the served Keystone
         "ldap3>=2.9",  # the directory tests compare our encoder with its own
         "ldappool>=3.0",  # what the LDAP pool is compared with; Keystone's driver imports it
         "mod_wsgi>=6.0.5",  # the Apache side is tested for real
         "glance",  # a second service with a paste file of its own: nothing may be Keystone-only
+        "oslo.messaging",  # its publishers, callers and listeners under the heartbeat
         "psutil",  # looks at the workers' processes, memory and sockets
         "psycopg2-binary>=2.9.10",  # Keystone on PostgreSQL; the first with wheels for Python 3.13
         "pymemcache",  # the memcached client of oslo.cache that has to be closed after a fork
@@ -97,6 +100,7 @@ ENTRY_POINTS = {
         "keyfront_ldap = keyfront.middleware.ldap.keystone_driver:Identity",
     ],
     "paste.filter_factory": [
+        "heartbeat = keyfront.gateway.heartbeat.filter:filter_factory",
         "ldap_auth = keyfront.middleware.ldap.filter:filter_factory",
         "token_cache = keyfront.middleware.tokens.keystone_filter:filter_factory",
     ],

@@ -270,3 +270,15 @@ def load_or_fail(*, raising: bool, on_request: Callable[[], None] | None = None)
         if raising:
             raise
         return FailedApplication(error, on_request=on_request)
+
+
+def keep_connections() -> None:
+    """Keep the application's AMQP connections alive if its configuration says so.
+
+    Entrypoints call it once the application is loaded. What it imports (ssl, socket) it imports
+    only then: an application may patch the standard library while it loads.
+    """
+    if "oslo_config.cfg" in sys.modules:
+        from .heartbeat import install_if_enabled
+
+        install_if_enabled()

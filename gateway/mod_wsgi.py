@@ -19,7 +19,7 @@ import os
 import signal
 import time
 
-from .application import RETRY_AFTER, load_or_fail, pin_argv
+from .application import RETRY_AFTER, keep_connections, load_or_fail, pin_argv
 from .process import registry
 
 
@@ -51,4 +51,5 @@ registry.install()
 application = load_or_fail(
     raising=False, on_request=_FreshProcess() if _in_daemon_process() else None
 )
+keep_connections()
 registry.loaded()

@@ -28,7 +28,7 @@ if "gevent" in uwsgi.opt:
     patch_gevent()
 
 from . import mercy
-from .application import load_or_fail, pin_argv
+from .application import keep_connections, load_or_fail, pin_argv
 from .process import registry
 from .request_body import read_whole
 
@@ -44,4 +44,5 @@ application = read_whole(
     load_or_fail(raising="need-app" in uwsgi.opt),
     read_chunk=uwsgi.chunked_read if speaks_http else None,
 )
+keep_connections()
 registry.loaded()

@@ -7,12 +7,13 @@ load is raised, since these servers report it and end.
 
 from __future__ import annotations
 
-from .application import load_or_fail, pin_argv
+from .application import keep_connections, load_or_fail, pin_argv
 from .process import registry
 
 pin_argv()
 registry.install()
 application = load_or_fail(raising=True)
+keep_connections()
 # a server that preloads forks after this (os.register_at_fork starts its workers' handlers); in any
 # other one this process is the worker
 registry.prepare()

@@ -1,4 +1,4 @@
-"""The ``keyfront`` command: ``serve``, ``check``, ``tokens`` and ``ldap``.
+"""The ``keyfront`` command: ``serve``, ``check``, ``tokens``, ``ldap`` and ``heartbeat``.
 
 Bad input ends with one line on standard error and exit status 2.
 """
@@ -105,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         if action == "stats":
             part.add_argument("--json", action="store_true", help="for programs")
     _add_ldap(commands)
+    _add_heartbeat(commands)
     return parser
 
 
@@ -148,6 +149,30 @@ def _add_ldap(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="for each step, 0.01 to 600 (default: %(default)s)",
     )
     check.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_heartbeat(commands: argparse._SubParsersAction[_Parser]) -> None:
+    heartbeat = commands.add_parser(
+        "heartbeat",
+        allow_abbrev=False,
+        help="look at the AMQP connections that are kept alive on this machine",
+        description="Look at the AMQP connections that are kept alive on this machine.",
+    )
+    actions = heartbeat.add_subparsers(dest="action", required=True, metavar="ACTION")
+    status = actions.add_parser(
+        "status",
+        allow_abbrev=False,
+        help="print what the heartbeat did in each process",
+        description="Print what the heartbeat did in each process, and which of them combine "
+        "what cannot work together. Root sees the processes of all users.",
+    )
+    status.add_argument(
+        "--path",
+        type=Path,
+        metavar="DIR",
+        help="the folder of the counts, as the option path (default: those in /dev/shm)",
+    )
+    status.add_argument("--json", action="store_true", help="for programs")
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -203,11 +228,23 @@ def _ldap(arguments: argparse.Namespace) -> int:
     return ldap_commands.check(arguments.urls, chosen, sys.stdout, as_json=arguments.json)
 
 
+def _heartbeat(arguments: argparse.Namespace) -> int:
+    from keyfront import heartbeat_commands
+
+    return heartbeat_commands.status(arguments.path, sys.stdout, as_json=arguments.json)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 if a check failed, 2 for bad input."""
     try:
         arguments = _parser().parse_args(argv)
-        commands = {"serve": _serve, "check": _check, "tokens": _tokens, "ldap": _ldap}
+        commands = {
+            "serve": _serve,
+            "check": _check,
+            "tokens": _tokens,
+            "ldap": _ldap,
+            "heartbeat": _heartbeat,
+        }
         return commands[arguments.command](arguments)
     except KeyfrontError as error:
         sys.stderr.write(f"keyfront: {error}\n")

@@ -174,10 +174,34 @@ TOKEN_CACHE = [
 #: Options that all processes of a node must agree on.
 SHARED = frozenset({"path", "node_memory"})
 
+HEARTBEAT_GROUP = "keyfront_heartbeat"
+
+HEARTBEAT = [
+    cfg.BoolOpt(
+        "enabled",
+        default=False,
+        help="Whether keyfront's entrypoints keep the AMQP connections of the service alive while "
+        "its green threads do not run. The filter heartbeat and install() need no such word.",
+    ),
+    cfg.FloatOpt(
+        "interval",
+        min=0.1,
+        max=3600.0,
+        help="Seconds between two heartbeats of a connection. By default half of the heartbeat "
+        "that the connection negotiated; more than that is cut to half.",
+    ),
+    cfg.StrOpt(
+        "path",
+        help="Folder for the counts that keyfront heartbeat status shows, one file of a few kB for "
+        "each process, best on tmpfs. It is made with mode 0700 and must be the user's own. By "
+        "default keyfront-heartbeat-UID in /dev/shm.",
+    ),
+]
+
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """Return groups and options (entry point ``oslo.config.opts``)."""
-    return [(TOKEN_CACHE_GROUP, TOKEN_CACHE), (LDAP_GROUP, LDAP)]
+    return [(TOKEN_CACHE_GROUP, TOKEN_CACHE), (LDAP_GROUP, LDAP), (HEARTBEAT_GROUP, HEARTBEAT)]
 
 
 def register_ldap(conf: cfg.ConfigOpts) -> None:
@@ -202,28 +226,56 @@ def token_cache(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) ->
     :param local: options of a paste section, which win
     :raises OptionError: a value is out of its range, or an option may not be set where it is
     """
+    where = f"set in keystone.conf, [{TOKEN_CACHE_GROUP}], where all processes of the node see it"
     conf.register_opts(TOKEN_CACHE, group=TOKEN_CACHE_GROUP)
-    values = _values(conf, TOKEN_CACHE_GROUP, TOKEN_CACHE)
-    known = {option.dest: option for option in TOKEN_CACHE}
-    for name, text in (local or {}).items():
-        if name not in known:
-            raise OptionError(
-                "egg:keyfront#token_cache", name, "one of " + ", ".join(sorted(known))
-            )
-        if name in SHARED:
-            raise OptionError(
-                f"token_cache: {name}",
-                text,
-                f"set in keystone.conf, [{TOKEN_CACHE_GROUP}], where all processes of the node "
-                "see it",
-            )
-        option = known[name]
+    return {
+        **_values(conf, TOKEN_CACHE_GROUP, TOKEN_CACHE),
+        **_of_paste("token_cache", TOKEN_CACHE, local or {}, dict.fromkeys(SHARED, where)),
+    }
+
+
+def heartbeat(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the values of ``[keyfront_heartbeat]`` by name; ``interval`` and ``path`` may be
+    ``None``.
+
+    :param conf: the service's configuration, loaded
+    :param local: options of a paste section, which win
+    :raises OptionError: a value is out of its range, or an option may not be set where it is
+    """
+    where = (
+        f"left out: the filter is on by being in the pipeline; [{HEARTBEAT_GROUP}] enabled, in the "
+        "service's configuration, is for keyfront's entrypoints"
+    )
+    conf.register_opts(HEARTBEAT, group=HEARTBEAT_GROUP)
+    values = {
+        **_values(conf, HEARTBEAT_GROUP, HEARTBEAT),
+        **_of_paste("heartbeat", HEARTBEAT, local or {}, {"enabled": where}),
+    }
+    return {**values, "path": values["path"] or None}
+
+
+def _of_paste(
+    name: str, options: list[cfg.Opt], local: Mapping[str, str], elsewhere: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the values of the options in the section of a filter.
+
+    :param elsewhere: where the options belong that may not be set there
+    """
+    known = {option.dest: option for option in options}
+    allowed = ", ".join(sorted(known.keys() - elsewhere.keys()))
+    values: dict[str, Any] = {}
+    for key, text in local.items():
+        if key not in known:
+            raise OptionError(f"egg:keyfront#{name}", key, f"one of {allowed}")
+        if key in elsewhere:
+            raise OptionError(f"{name}: {key}", text, elsewhere[key])
+        option = known[key]
         try:
-            values[name] = option.type(text)
-            if values[name] != values[name]:
-                raise ValueError("nan")
+            values[key] = option.type(text)
+            if _is_no_value(values[key], option):
+                raise ValueError(text)
         except ValueError:
-            raise OptionError(f"token_cache: {name}", text, _allowed(option)) from None
+            raise OptionError(f"{name}: {key}", text, _allowed(option)) from None
     return values
 
 
@@ -236,10 +288,15 @@ def _values(conf: cfg.ConfigOpts, group: str, options: list[cfg.Opt]) -> dict[st
             # oslo.config tells where the value is and not what it is
             where = re.search(r"detail='([^']*)'", str(error))
             raise _out_of_range(group, option, where[1] if where else "the environment") from None
-        if values[option.dest] != values[option.dest]:  # nan, which no range keeps out
+        if _is_no_value(values[option.dest], option):
             where_set = conf.get_location(option.dest, group).detail
             raise _out_of_range(group, option, where_set)
     return values
+
+
+def _is_no_value(value: object, option: cfg.Opt) -> bool:
+    """Whether a value is ``nan``, which no range keeps out, or is empty where a default is not."""
+    return value != value or (value is None and option.default is not None)
 
 
 def _out_of_range(group: str, option: cfg.Opt, where: str) -> OptionError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-import os
+import stat
 from pathlib import Path
 from typing import TextIO
 
@@ -38,7 +38,7 @@ def folder(*, path: Path | None, config_file: Path | None) -> Path:
         return path
     if config_file is not None:
         return _configured(config_file)
-    found = [Path(name) for name in glob.glob("/dev/shm/keyfront-*") if os.path.isdir(name)]
+    found = [Path(name) for name in glob.glob("/dev/shm/keyfront-*") if _is_cache(Path(name))]
     found += [one for one in _served() if one not in found]
     if len(found) == 1:
         return found[0]
@@ -61,6 +61,20 @@ def _served() -> list[Path]:
     except (KeyfrontError, OSError):
         return []  # no home, or another user's: then there is none of this user
     return [served] if served is not None and served.is_dir() else []
+
+
+def _is_cache(folder: Path) -> bool:
+    """Whether the folder is a cache's, and not that of another part; another user's may be."""
+    from keyfront.middleware.tokens.coordinators.shared_memory import NAME
+
+    try:
+        return stat.S_ISREG((folder / NAME).stat().st_mode)
+    except PermissionError:
+        from keyfront.gateway.heartbeat.counts import PREFIX
+
+        return not folder.name.startswith(PREFIX)
+    except OSError:
+        return False
 
 
 def _configured(config_file: Path) -> Path:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("sqlalchemy")
 
 from keyfront import cli, token_commands
+from keyfront.gateway.heartbeat.counts import Counts
 from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
 from keyfront.middleware.tokens.counters import HITS, MISSES
 from keyfront.middleware.tokens.epochs import slots
@@ -66,9 +67,7 @@ def test_flush(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("action", ["stats", "flush"])
-def test_no_cache_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str
-) -> None:
+def test_no_cache_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str) -> None:
     assert cli.main(["tokens", action, "--path", str(tmp_path / "none")]) == 2
     assert "there is no token cache" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
@@ -88,11 +87,43 @@ def test_the_only_cache_is_found(
     found.append(str(folder))
     assert cli.main(["tokens", "stats"]) == 0
     capsys.readouterr()
-    found.append(str(folder.parent))
+    another = tmp_path / "another"
+    monkeypatch.setattr(SharedMemory, "_settle", lambda self, table: None)
+    SharedMemory(another)
+    found.append(str(another))
     assert cli.main(["tokens", "stats"]) == 2
     error = capsys.readouterr().err
     assert str(folder) in error
-    assert str(folder.parent) in error
+    assert str(another) in error
+
+
+def test_a_folder_of_another_part_is_no_cache(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counts = Counts(tmp_path / "keyfront-heartbeat-1000")
+    (tmp_path / "file").touch()
+    found = [str(folder), str(tmp_path / "keyfront-heartbeat-1000"), str(tmp_path / "file")]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
+    monkeypatch.setattr(token_commands.glob, "glob", lambda pattern: found)
+    assert cli.main(["tokens", "stats"]) == 0
+    assert str(folder) in capsys.readouterr().out
+    counts.close()
+
+
+def test_a_cache_of_another_user_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(self: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    found = [str(tmp_path / name) for name in ("keyfront-1234", "keyfront-heartbeat-1000")]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
+    monkeypatch.setattr(token_commands.glob, "glob", lambda pattern: found)
+    monkeypatch.setattr(token_commands.Path, "stat", refused)
+    assert token_commands.folder(path=None, config_file=None) == tmp_path / "keyfront-1234"
 
 
 def test_the_cache_of_keyfront_serve_is_found(

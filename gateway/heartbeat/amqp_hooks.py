@@ -1,0 +1,157 @@
+"""Where py-amqp is held: three of its methods, and one that reads, for the whole process.
+
+They are replaced in the classes, so that oslo.messaging, kombu, celery and whoever uses py-amqp
+directly are covered alike, without a change in their configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import native
+from .keeper import Keeper, writer_of
+from .pulse import FRAME
+
+
+def difference(amqp: Any) -> str | None:
+    """What in this py-amqp is not as keyfront needs it; ``None`` if all is.
+
+    It is found out by trying, not by version: a frame is written through a transport that is not
+    connected, and must come out as one call of ``_write`` with the bytes of AMQP 0-9-1.
+    """
+    try:
+        connection, transports = amqp.connection.Connection, amqp.transport
+        for owner, name in (
+            (connection, "connect"),
+            (connection, "collect"),
+            (connection, "blocking_read"),
+            (connection, "heartbeat_tick"),
+            (connection, "send_method"),
+            (transports._AbstractTransport, "close"),
+            (transports.SSLTransport, "_write"),
+            (amqp.exceptions, "RecoverableConnectionError"),
+            (amqp.exceptions, "ConnectionForced"),
+        ):
+            if not callable(getattr(owner, name, None)):
+                return f"there is no {getattr(owner, '__name__', owner)}.{name}"
+        made = connection(heartbeat=1)
+        for name in ("_transport", "last_heartbeat_received", "last_heartbeat_sent"):
+            if not hasattr(made, name):
+                return f"a Connection has no {name}"
+        for kind in (transports.TCPTransport, transports.SSLTransport):
+            written: list[bytes] = []
+            transport = kind("127.0.0.1:1")
+            transport._write = lambda data, into=written: into.append(bytes(data))
+            write = amqp.method_framing.frame_writer(made, transport)
+            write(8, 0, None, None, None)
+            if written != [FRAME]:
+                return f"{kind.__name__} does not write a frame by one call of _write"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+class AmqpHooks:
+    """The replaced methods of py-amqp.
+
+    :param amqp: the module
+    :param keeper: what keeps the connections
+    :param connected: called after each connect; by then all that uses py-amqp is imported
+    """
+
+    def __init__(self, amqp: Any, keeper: Keeper, *, connected: Callable[[], object]) -> None:
+        self._connected = connected
+        self._forced: type[Exception] = amqp.exceptions.ConnectionForced
+        self._keeper = keeper
+        self._classes = (amqp.connection.Connection, amqp.transport._AbstractTransport)
+        self._originals: list[tuple[type, str, Any]] = []
+
+    def put_in(self) -> None:
+        """Replace the methods."""
+        connection, transport = self._classes
+        self._replace(connection, "connect", self._connect)
+        self._replace(connection, "heartbeat_tick", self._tick)
+        self._replace(connection, "blocking_read", self._read)
+        self._replace(transport, "close", self._close)
+
+    def take_out(self) -> None:
+        """Put the originals back."""
+        while self._originals:
+            owner, name, original = self._originals.pop()
+            setattr(owner, name, original)
+
+    def _replace(self, owner: type, name: str, make: Any) -> None:
+        original = getattr(owner, name)
+        self._originals.append((owner, name, original))
+        replacement = make(original)
+        replacement.__name__ = name
+        replacement.__doc__ = original.__doc__
+        replacement.__wrapped__ = original
+        setattr(owner, name, replacement)
+
+    def _connect(self, original: Any) -> Any:
+        keeper, connected = self._keeper, self._connected
+
+        def connect(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = original(connection, *args, **kwargs)
+            keeper.keep(connection)
+            connected()
+            return answer
+
+        return connect
+
+    def _read(self, original: Any) -> Any:
+        keeper = self._keeper
+
+        def blocking_read(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            transport = connection._transport
+            if transport is not None:
+                keeper.refuse_inherited(transport)
+            return original(connection, *args, **kwargs)
+
+        return blocking_read
+
+    def _close(self, original: Any) -> Any:
+        keeper = self._keeper
+
+        def close(transport: Any, *args: Any, **kwargs: Any) -> Any:
+            writer = writer_of(transport)
+            if writer is not None:
+                if writer.pulse.inherited():
+                    keeper.abandon(transport)
+                    return None
+                keeper.let_go(writer.pulse)
+            return original(transport, *args, **kwargs)
+
+        return close
+
+    def _tick(self, original: Any) -> Any:
+        """What lies unread counts as heard, and what the thread sent as sent."""
+        keeper, forced = self._keeper, self._forced
+
+        def heartbeat_tick(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            transport = connection._transport
+            writer = writer_of(transport)
+            if writer is None:
+                return original(connection, *args, **kwargs)
+            pulse = writer.pulse
+            if pulse.inherited():
+                return None
+            state = pulse.state()
+            now = native.monotonic()
+            if state is not None and state.established:
+                heard = now - state.silent_data if state.room else now
+                if heard > connection.last_heartbeat_received:
+                    connection.last_heartbeat_received = heard
+            if not pulse.stopped and not pulse.dead:
+                connection.prev_sent = connection.bytes_sent
+                connection.last_heartbeat_sent = now
+            try:
+                return original(connection, *args, **kwargs)
+            except forced:
+                # Without this kombu would take it for connected, and go on with it.
+                keeper.sever(transport, pulse)
+                raise
+
+        return heartbeat_tick

@@ -1,0 +1,160 @@
+"""Looks at a connection when it is taken out of a pool, and replaces one that is dead.
+
+No heartbeat helps while the whole machine is suspended or the broker is restarted. The kernel knows
+at once; without a look the first message would find out, and oslo.messaging then waits a second
+before it tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from . import concurrency
+from .keeper import Keeper, writer_of
+
+LOG = logging.getLogger("keyfront.gateway.heartbeat")
+
+
+class BorrowHooks:
+    """The pools of oslo.messaging and of kombu, as far as they are imported.
+
+    :param keeper: what keeps the connections
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._originals: list[tuple[type, str, Any]] = []
+
+    def put_in(self) -> None:
+        """Replace the methods that lend; again when another library has been imported."""
+        for module, name, method, make in (
+            ("oslo_messaging._drivers.pool", "ConnectionPool", "get", self._get),
+            ("kombu.connection", "ConnectionPool", "prepare", self._prepare),
+        ):
+            owner = getattr(sys.modules.get(module), name, None)
+            original = getattr(owner, method, None)
+            if owner is None or original is None or any(o is owner for o, _, _ in self._originals):
+                continue
+            self._originals.append((owner, method, vars(owner).get(method)))
+            replacement = make(original)
+            replacement.__name__ = method
+            replacement.__doc__ = original.__doc__
+            replacement.__wrapped__ = original
+            setattr(owner, method, replacement)
+
+    def take_out(self) -> None:
+        """Put the originals back."""
+        while self._originals:
+            owner, method, original = self._originals.pop()
+            if original is None:
+                delattr(owner, method)  # it was a base class's
+            else:
+                setattr(owner, method, original)
+
+    def _get(self, original: Any) -> Any:
+        def get(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            item = original(pool, *args, **kwargs)
+            client = getattr(item, "connection", None)
+            if client is None or not hasattr(item, "_connection_lock"):
+                return item  # another driver's
+            self._warn_of_native_heartbeats(item)
+            connection = getattr(client, "_connection", None)
+            if self._is_inherited(connection):
+                # The parent's: a new one is made, and what is left of this one falls silent.
+                ended = getattr(item, "_heartbeat_exit_event", None)
+                if ended is not None:
+                    ended.set()
+                return pool.create(**({"retry": args[0]} if args else kwargs))
+            if self._is_usable(connection) and self._is_quiet(item, connection):
+                return item
+            self._replace(item)
+            return item
+
+        return get
+
+    def _prepare(self, original: Any) -> Any:
+        def prepare(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            client = original(pool, *args, **kwargs)
+            connection = getattr(client, "_connection", None)
+            if connection is not None and not self._is_usable(connection):
+                # kombu connects by itself when it is next used.
+                client._do_close_self()
+            return client
+
+        return prepare
+
+    @staticmethod
+    def _is_inherited(connection: Any) -> bool:
+        writer = writer_of(getattr(connection, "_transport", None))
+        return writer is not None and writer.pulse.inherited()
+
+    def _is_usable(self, connection: Any) -> bool:
+        """Whether a connection stands and its peer was heard of; a dead one is given up."""
+        transport = getattr(connection, "_transport", None)
+        if transport is None or not transport.connected:
+            return False
+        writer = writer_of(transport)
+        if writer is None:
+            return True  # not ours to judge
+        pulse = writer.pulse
+        if pulse.inherited():
+            return False
+        state = pulse.state()
+        if state is None or (state.established and not pulse.dead and not pulse.silent(state)):
+            return True
+        self._keeper.sever(transport, pulse)
+        return False
+
+    def _is_quiet(self, item: Any, connection: Any) -> bool:
+        """Read what lies unread: it may be the broker's goodbye."""
+        writer = writer_of(connection._transport)
+        state = writer.pulse.state() if writer is not None else None
+        if state is None or not state.unread:
+            return True
+        failure = None
+        with item._connection_lock:
+            try:
+                connection.drain_events(timeout=0)
+            except TimeoutError:
+                pass  # that was all
+            except Exception as error:
+                failure = error
+        if failure is None:
+            return True
+        LOG.debug("heartbeat: %s", type(failure).__name__)
+        if writer is not None and connection._transport is not None:
+            self._keeper.sever(connection._transport, writer.pulse)
+        return False
+
+    def _replace(self, item: Any) -> None:
+        """Connect again, trying each broker once; if none answers, sending tells why."""
+        patience, item.max_retries = item.max_retries, max(len(item.connection.alt or ()), 1)
+        failure = None
+        try:
+            with item._connection_lock:
+                if not item.connection.connected:
+                    item.ensure_connection()
+        except Exception as error:
+            failure = error
+        finally:
+            item.max_retries = patience
+        if failure is None:
+            LOG.info(
+                "heartbeat: replaced a connection to %s:%s that was lost while it lay idle",
+                item.connection.hostname,
+                item.connection.port,
+            )
+        else:
+            LOG.debug("heartbeat: no broker answers: %s", type(failure).__name__)
+
+    def _warn_of_native_heartbeats(self, item: Any) -> None:
+        if getattr(item, "heartbeat_in_pthread", False):
+            around = concurrency.surroundings()
+            if around.is_patched:
+                self._keeper.say(
+                    f"[oslo_messaging_rabbit] heartbeat_in_pthread = true in a process patched by"
+                    f" {around.patching}: the whole process stands still while the broker is away;"
+                    " set it to false, it is not needed any more"
+                )
