@@ -95,8 +95,14 @@ class AmqpHooks:
 
         def connect(connection: Any, *args: Any, **kwargs: Any) -> Any:
             answer = original(connection, *args, **kwargs)
-            keeper.keep(connection)
-            connected()
+            failure = None
+            try:
+                keeper.keep(connection)
+                connected()
+            except Exception as error:  # the connection itself is good
+                failure = error
+            if failure is not None:
+                keeper.say(f"a connection is not kept alive: {type(failure).__name__}: {failure}")
             return answer
 
         return connect

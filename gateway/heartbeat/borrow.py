@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from . import concurrency
+from . import concurrency, native
 from .keeper import Keeper, writer_of
+
+# Seconds: a connection that was written to so lately is lent without a look, which would cost more
+# than the pool itself. Whoever writes all the time finds out by writing.
+_RECENT = 0.1
 
 LOG = logging.getLogger("keyfront.gateway.heartbeat")
 
@@ -56,23 +61,36 @@ class BorrowHooks:
     def _get(self, original: Any) -> Any:
         def get(pool: Any, *args: Any, **kwargs: Any) -> Any:
             item = original(pool, *args, **kwargs)
-            client = getattr(item, "connection", None)
-            if client is None or not hasattr(item, "_connection_lock"):
-                return item  # another driver's
-            self._warn_of_native_heartbeats(item)
-            connection = getattr(client, "_connection", None)
-            if self._is_inherited(connection):
-                # The parent's: a new one is made, and what is left of this one falls silent.
-                ended = getattr(item, "_heartbeat_exit_event", None)
-                if ended is not None:
-                    ended.set()
-                return pool.create(**({"retry": args[0]} if args else kwargs))
-            if self._is_usable(connection) and self._is_quiet(item, connection):
+            connection = getattr(getattr(item, "connection", None), "_connection", None)
+            transport: Any = getattr(connection, "_transport", None)
+            writer = writer_of(transport)
+            if (
+                writer is not None
+                and native.monotonic() - writer.pulse.written < _RECENT
+                and transport.connected
+                and not writer.pulse.inherited()
+            ):
                 return item
-            self._replace(item)
-            return item
+            if not hasattr(item, "_connection_lock"):
+                return item  # another driver's
+            return self._looked_at(item, lambda: pool.create(**_retry(args, kwargs)))
 
         return get
+
+    def _looked_at(self, item: Any, create: Callable[[], Any]) -> Any:
+        """An item of oslo.messaging's pool that may be used: this one, repaired, or a new one."""
+        self._warn_of_native_heartbeats(item)
+        connection = getattr(item.connection, "_connection", None)
+        writer = writer_of(getattr(connection, "_transport", None))
+        if writer is not None and writer.pulse.inherited():
+            # The parent's: what is left of it here falls silent.
+            ended = getattr(item, "_heartbeat_exit_event", None)
+            if ended is not None:
+                ended.set()
+            return create()
+        if not self._is_usable(connection) or not self._is_quiet(item, connection):
+            self._replace(item)
+        return item
 
     def _prepare(self, original: Any) -> Any:
         def prepare(pool: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,11 +102,6 @@ class BorrowHooks:
             return client
 
         return prepare
-
-    @staticmethod
-    def _is_inherited(connection: Any) -> bool:
-        writer = writer_of(getattr(connection, "_transport", None))
-        return writer is not None and writer.pulse.inherited()
 
     def _is_usable(self, connection: Any) -> bool:
         """Whether a connection stands and its peer was heard of; a dead one is given up."""
@@ -158,3 +171,8 @@ class BorrowHooks:
                     f" {around.patching}: the whole process stands still while the broker is away;"
                     " set it to false, it is not needed any more"
                 )
+
+
+def _retry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What ``get`` was called with, for ``create``, whose first parameter is another."""
+    return {"retry": args[0]} if args else kwargs

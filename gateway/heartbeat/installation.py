@@ -50,8 +50,15 @@ class Heart:
             keeper.say("this uWSGI has no threads and no timer for its workers: nobody can beat")
         borrow = BorrowHooks(keeper)
         hooks = AmqpHooks(amqp, keeper, connected=borrow.put_in)
-        hooks.put_in()
-        borrow.put_in()
+        try:
+            hooks.put_in()
+            borrow.put_in()
+        except TypeError as error:  # compiled classes cannot be changed
+            hooks.take_out()
+            borrow.take_out()
+            keeper.end()
+            LOG.warning("heartbeat: nothing is kept alive: %s; use amqp as it is on PyPI", error)
+            return False
         self.keeper, self._hooks = keeper, (hooks, borrow)
         for connection in _opened_before(amqp):
             keeper.keep(connection)

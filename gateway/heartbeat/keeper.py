@@ -271,7 +271,11 @@ class Keeper:
         old = before()
         if old is not None and not old.connected:
             # kombu has forgotten it without closing it.
-            old.close()
+            try:
+                old.close()
+            except OSError:
+                # amqp before 5.1 gives up where the peer is gone, and leaves the socket open.
+                self.abandon(old)
 
 
 def _named() -> dict[str, str]:

@@ -41,6 +41,7 @@ class Pulse:
     """
 
     __slots__ = (
+        "beaten",
         "beating",
         "closed",
         "dead",
@@ -65,8 +66,9 @@ class Pulse:
         self.pid = os.getpid()
         #: What is left of a beat that was sent in part.
         self.pending = b""
-        #: When bytes were last handed to the kernel (``time.monotonic``).
+        #: When the owner last wrote, and when a beat was last sent (``time.monotonic``).
         self.written: float = monotonic()
+        self.beaten: float = self.written
         #: Whether the native thread holds the lock.
         self.beating = False
         #: A write was interrupted, perhaps in the middle of a frame: nothing may be put after it.
@@ -92,7 +94,7 @@ class Pulse:
         try:
             if self.stopped or self.dead or self.closed:
                 return None
-            due = self.written + self.interval
+            due = max(self.written, self.beaten) + self.interval
             if due - self.early > now and not self.pending:
                 self.row[FLOWING] += 1
                 return due
@@ -114,7 +116,7 @@ class Pulse:
             return None
         else:
             self.pending = data[sent:]
-            self.written = now
+            self.beaten = now
             self.row[BEATS] += 1
         return now + self.interval
 

@@ -73,7 +73,7 @@ class TLSPulse(Pulse):
             return None
         else:
             self.pending = b""
-            self.written = now
+            self.beaten = now
             self.row[BEATS] += 1
         finally:
             self.reading.release()

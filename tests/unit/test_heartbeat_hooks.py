@@ -124,6 +124,7 @@ def test_a_kept_connection_writes_and_is_beaten_on(keeper: Keeper, opened: Opene
     assert writer is not None
     assert writer.pulse.interval == 10.0
     writer.pulse.written -= 10.0
+    writer.pulse.beaten -= 10.0
     keeper._beater.turn()
     assert opened.peer.recv(100) == FRAME
     assert keeper.connections() == [opened.connection]

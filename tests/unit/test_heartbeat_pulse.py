@@ -246,6 +246,7 @@ def test_a_pulse_that_comes_later_is_not_late(pair: Pair, counts: Counts) -> Non
     assert seconds is not None
     assert 0 < seconds <= 10
     pulse.written -= 10.0
+    pulse.beaten -= 10.0
     second = Beater(counts, threaded=False)
     second.add(pulse)
     second.turn()
