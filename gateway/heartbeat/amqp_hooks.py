@@ -36,7 +36,9 @@ def difference(amqp: Any) -> str | None:
             if not callable(getattr(owner, name, None)):
                 return f"there is no {getattr(owner, '__name__', owner)}.{name}"
         made = connection(heartbeat=1)
-        for name in ("_transport", "last_heartbeat_received", "last_heartbeat_sent"):
+        for name in (
+            "_transport", "frame_writer_cls", "last_heartbeat_received", "last_heartbeat_sent",
+        ):
             if not hasattr(made, name):
                 return f"a Connection has no {name}"
         for kind in (transports.TCPTransport, transports.SSLTransport):

@@ -19,6 +19,9 @@ from .keeper import Keeper, writer_of
 # than the pool itself. Whoever writes all the time finds out by writing.
 _RECENT = 0.1
 
+# Methods that are read at borrowing: a connection for sending is told little.
+_MOST = 100
+
 LOG = logging.getLogger("keyfront.gateway.heartbeat")
 
 
@@ -88,20 +91,33 @@ class BorrowHooks:
             if ended is not None:
                 ended.set()
             return create()
-        if not self._is_usable(connection) or not self._is_quiet(item, connection):
-            self._replace(item)
+        try:
+            if not self._is_usable(connection) or not self._is_quiet(item, connection):
+                self._replace(item)
+        except Exception as error:
+            self._cannot_look(error)
         return item
 
     def _prepare(self, original: Any) -> Any:
         def prepare(pool: Any, *args: Any, **kwargs: Any) -> Any:
             client = original(pool, *args, **kwargs)
             connection = getattr(client, "_connection", None)
-            if connection is not None and not self._is_usable(connection):
-                # kombu connects by itself when it is next used.
-                client._do_close_self()
+            try:
+                if connection is not None and not self._is_usable(connection):
+                    # kombu connects by itself when it is next used.
+                    client._do_close_self()
+            except Exception as error:
+                self._cannot_look(error)
             return client
 
         return prepare
+
+    def _cannot_look(self, error: Exception) -> None:
+        """A library looks different: what it lends is lent as before."""
+        self._keeper.say(
+            f"a connection is lent without a look: {type(error).__name__}: {error}; use a keyfront"
+            " that knows this oslo.messaging and kombu"
+        )
 
     def _is_usable(self, connection: Any) -> bool:
         """Whether a connection stands and its peer was heard of; a dead one is given up."""
@@ -129,7 +145,8 @@ class BorrowHooks:
         failure = None
         with item._connection_lock:
             try:
-                connection.drain_events(timeout=0)
+                for _ in range(_MOST):  # each reads one method, and the heartbeats before it
+                    connection.drain_events(timeout=0)
             except TimeoutError:
                 pass  # that was all
             except Exception as error:

@@ -99,14 +99,14 @@ class Keeper:
         if not timeout or transport is None or writer_of(transport) is not None:
             return
         try:
-            pulse = self._guard(transport, float(timeout))
+            pulse = self._guard(connection, transport, float(timeout))
         except OSError:
             return  # it was closed meanwhile: whoever uses it will hear of it
         if pulse is None:
             self.say(
                 f"a {type(transport).__name__} of amqp {self._amqp.__version__} looks different"
-                " from what this keyfront knows: such connections are not kept alive; use an amqp"
-                " that this keyfront supports, or a newer keyfront"
+                " from what this keyfront knows, or writes frames with a writer of its own: such"
+                " connections are not kept alive; use amqp as it is on PyPI, or a newer keyfront"
             )
             return
         self._count_client(connection, transport)
@@ -185,8 +185,10 @@ class Keeper:
         """The connections of py-amqp that are kept alive now."""
         return [found for _, ref in list(self._kept.values()) if (found := ref()) is not None]
 
-    def _guard(self, transport: Any, timeout: float) -> Pulse | None:
+    def _guard(self, connection: Any, transport: Any, timeout: float) -> Pulse | None:
         """Put a writer into a transport; ``None`` if the transport looks different."""
+        if connection.frame_writer_cls is not self._amqp.method_framing.frame_writer:
+            return None  # the service's own, which may write a frame in parts
         sock, row = transport.sock, self.counts.row
         interval = self._interval(timeout)
         kinds = self._amqp.transport

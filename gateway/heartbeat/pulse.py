@@ -124,7 +124,8 @@ class Pulse:
         """Never beat again: a write was interrupted. The holder of the lock calls it."""
         if not self.stopped:
             self.stopped = True
-            self.row[STOPPED] += 1
+            if not self.closed and not self.dead:
+                self.row[STOPPED] += 1
 
     def state(self) -> State | None:
         """What the kernel knows of the connection; ``None`` if it is not TCP."""

@@ -163,6 +163,15 @@ def test_a_transport_of_another_kind_is_left_alone_with_one_line(
     assert "not kept alive" in record.getMessage()
 
 
+def test_a_writer_of_frames_of_the_services_own_is_left_alone(
+    keeper: Keeper, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened.connection.frame_writer_cls = lambda *_: None
+    keeper.keep(opened.connection)
+    assert writer_of(opened.transport) is None
+    assert "a writer of its own" in caplog.records[0].getMessage()
+
+
 @pytest.mark.usefixtures("hooks")
 def test_closing_ends_it(keeper: Keeper, opened: Opened) -> None:
     keeper.keep(opened.connection)

@@ -136,6 +136,17 @@ def test_after_an_interrupted_write_there_is_no_beat_ever_again(
     pulse.close()
 
 
+def test_a_write_that_fails_on_a_severed_connection_is_not_counted(
+    pair: Pair, counts: Counts
+) -> None:
+    pulse = pulse_of(pair, counts)
+    pulse.close()
+    pair[0].shutdown(socket.SHUT_RDWR)
+    with pytest.raises(BrokenPipeError):
+        writer_of(pulse, pair)(b"goodbye")
+    assert counts.row[names.STOPPED] == 0
+
+
 def test_a_dead_peer_ends_the_beats(pair: Pair, counts: Counts) -> None:
     pulse = pulse_of(pair, counts)
     pair[0].shutdown(socket.SHUT_RDWR)
