@@ -8,6 +8,8 @@ on two hosts.
 from __future__ import annotations
 
 import atexit
+import fcntl
+import os
 import re
 import shutil
 import tempfile
@@ -89,12 +91,23 @@ def port_of(state: Path) -> int:
 
 @cache
 def _template() -> Path:
-    """A Keystone as ``keyfront serve`` makes it, once for this process."""
-    folder = Path(tempfile.mkdtemp(prefix="keyfront-template-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """A Keystone as ``keyfront serve`` makes it, once for this process.
+
+    Once for all processes that are given the same folder in ``KEYFRONT_TEST_KEYSTONE``.
+    """
+    shared = os.environ.get("KEYFRONT_TEST_KEYSTONE")
+    if shared:
+        folder = Path(shared)
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="keyfront-template-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     state = State(folder / "state")
-    for _ in state.create(_endpoint(free_port())):
-        pass
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not state.check():
+            for _ in state.create(_endpoint(free_port())):
+                pass
     return state.path
 
 

@@ -1,19 +1,36 @@
-"""What the integration tests share: one Keystone, made once and served in turn."""
+"""What the integration tests share: one Keystone, made once and served in turn; one RabbitMQ."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from served import free_port, serve
+if TYPE_CHECKING:
+    from broker import Broker
 
 
 @pytest.fixture(scope="session")
 def keystone_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A state folder with a Keystone, and the port that its catalog names."""
-    state = tmp_path_factory.mktemp("keystone") / "state"
-    port = free_port()
-    with serve(state, "uwsgi", port=port) as served:
-        assert b"administrator" in served.output
-    return state, port
+    import keystones
+
+    state = keystones.keystone_state(tmp_path_factory.mktemp("keystone") / "state")
+    return state, keystones.port_of(state)
+
+
+@pytest.fixture(scope="session")
+def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A RabbitMQ with TLS, for tests that neither stop nor pause it, nor leave it blocked.
+
+    Take queues of your own, or a virtual host by ``add_vhost``, and name your connections, so
+    that they can be counted apart from others'.
+    """
+    from broker import broker
+    from certificates import certificates
+
+    made = certificates(tmp_path_factory.getbasetemp())
+    with broker(tmp_path_factory.mktemp("rabbitmq"), tls=made) as running:
+        yield running

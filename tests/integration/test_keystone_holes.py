@@ -7,13 +7,14 @@ not, the repair is no longer needed, or the scenario no longer shows anything.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from keystones import keystone_state
 
 pytest.importorskip("keystone")
 
@@ -26,11 +27,11 @@ CONFIG = """\
 use_stderr = false
 log_file = {folder}/keystone.log
 [database]
-connection = sqlite:///{folder}/keystone.db
+connection = sqlite:///{state}/keystone.sqlite
 [fernet_tokens]
-key_repository = {folder}/fernet-keys
+key_repository = {state}/fernet-keys
 [credential]
-key_repository = {folder}/credential-keys
+key_repository = {state}/credential-keys
 [identity]
 # The cheapest that bcrypt takes: passwords are not what is tested.
 password_hash_rounds = 4
@@ -41,17 +42,11 @@ password_hash_rounds = 4
 def keystone_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The configuration file of a bootstrapped Keystone on SQLite, made once per session."""
     folder = tmp_path_factory.mktemp("keystone")
+    state = keystone_state(folder / "state")
     config = folder / "keystone.conf"
-    config.write_text(CONFIG.format(folder=folder))
-    # Without an owner keystone-manage refuses to make keys.
-    owner = ["--keystone-user", os.getuid(), "--keystone-group", os.getgid()]
-    for command in (
-        ["db_sync"],
-        ["fernet_setup", *owner],
-        ["credential_setup", *owner],
-        ["bootstrap", "--bootstrap-password", PASSWORD],
-    ):
-        _run("-c", MANAGE, "--config-file", config, *command)
+    config.write_text(CONFIG.format(folder=folder, state=state))
+    # an administrator with the scenarios' password
+    _run("-c", MANAGE, "--config-file", config, "bootstrap", "--bootstrap-password", PASSWORD)
     return config
 
 

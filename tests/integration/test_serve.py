@@ -1,117 +1,24 @@
-"""``keyfront serve`` in each line-up: tokens, kept connections, stopping, reloading."""
+"""``keyfront serve`` in each line-up: stopping, reloading."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 
 import psutil
 import pytest
-from keystoneauth1 import session
-from keystoneauth1.identity import v3
 
 from served import PATIENCE, SHAPES, WITH_UWSGI, Served, serve, stats, wait_for
 
-# The issue's own number; fewer by environment while working on something else.
-REQUESTS = int(os.environ.get("KEYFRONT_TEST_REQUESTS", "20000"))
 CONNECTIONS = 8
-BODY_SIZES = (1, 10, 1000, 4096, 16384, 65536, 100_000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("server", SHAPES)
-def test_serves_keystone(keystone_state: tuple[Path, int], server: str) -> None:
-    state, port = keystone_state
-    with serve(state, server, port=port) as served:
-        _issue_and_validate(served)
-        checked = subprocess.run(
-            [sys.executable, "-m", "keyfront", "check", "--state", str(state)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert "validation  ok" in checked.stdout
-        failures, statuses = _hammer(served, REQUESTS)
-        assert not failures
-        assert sum(statuses.values()) == REQUESTS // CONNECTIONS * CONNECTIONS
-        assert statuses.keys() <= {200, 400, 401, 404, 411}, statuses
-        assert "HARAKIRI" not in (served.log("uwsgi.log") if "wsgi" not in server[:4] else "")
-        output = served.stop(signal.SIGINT)
-    assert served.process.returncode == 0
-    assert b"Traceback" not in output
-    secret = served.password
-    assert secret.encode() not in output
-    for log in (state / "log").iterdir():
-        assert secret not in log.read_text(errors="replace"), log
-
-
-def _issue_and_validate(served: Served) -> None:
-    auth = v3.Password(
-        auth_url=served.url,
-        username="admin",
-        password=served.password,
-        project_name="admin",
-        user_domain_id="default",
-        project_domain_id="default",
-    )
-    client = session.Session(auth=auth)
-    token = client.get_token()
-    answer = client.get(f"{served.url}/auth/tokens", headers={"X-Subject-Token": token})
-    assert answer.json()["token"]["user"]["name"] == "admin"
-    assert client.get_endpoint(service_type="identity") == served.url
-    client.session.close()
-
-
-def _hammer(served: Served, requests: int) -> tuple[Counter[str], Counter[int]]:
-    """Requests from clients that keep their connections, many of them refused early."""
-    failures: Counter[str] = Counter()
-    statuses: Counter[int] = Counter()
-
-    def client(seed: int) -> None:
-        choose = random.Random(seed)
-        connection = served.connect()
-        for _ in range(requests // CONNECTIONS):
-            try:
-                _one_request(connection, choose)
-                answer = connection.getresponse()
-                answer.read()
-                statuses[answer.status] += 1
-            except (OSError, HTTPException) as error:
-                failures[f"{type(error).__name__}: {error}"] += 1
-                connection.close()
-        connection.close()
-
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
-        for done in [pool.submit(client, seed) for seed in range(CONNECTIONS)]:
-            done.result()
-    return failures, statuses
-
-
-def _one_request(connection: HTTPConnection, choose: random.Random) -> None:
-    kind = choose.random()
-    body = b"x" * choose.choice(BODY_SIZES)
-    json_type = {"Content-Type": "application/json"}
-    if kind < 0.5:
-        connection.request("GET", "/v3")
-    elif kind < 0.75:
-        connection.request("POST", "/v3/users", body=body, headers=json_type)
-    elif kind < 0.95:
-        connection.request("POST", "/nothing/here", body=body)
-    else:
-        connection.request(
-            "POST", "/v3/auth/tokens", body=iter([body]), headers=json_type, encode_chunked=True
-        )
 
 
 def _held(folder: Path, server: str, mercy: int) -> dict[str, object]:
@@ -281,25 +188,6 @@ def test_nothing_is_left_running(keystone_state: tuple[Path, int], end: signal.S
         assert len(family) > 3
         served.process.send_signal(end)
         assert not _alive_after(family, PATIENCE)
-
-
-def test_second_run_goes_on_and_fresh_starts_over(
-    keystone_state: tuple[Path, int], tmp_path: Path
-) -> None:
-    state, port = keystone_state
-    with serve(state, "uwsgi", port=port) as served:
-        assert b"as it is" in served.output
-    own = tmp_path / "own"
-    passwords = set()
-    for arguments in ((), ("--fresh",)):
-        with serve(own, "uwsgi", arguments=arguments) as served:
-            passwords.add(served.password)
-            for path in (own / "openrc", own / "clouds.yaml", own / "admin-password"):
-                assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            _issue_and_validate(served)
-    assert len(passwords) == 2
-
-
 
 
 def test_a_stop_while_workers_load_is_not_lost(

@@ -18,7 +18,8 @@ import pytest
 import servers
 from exactness import Report, check
 from keystone_world import World
-from served import Served, free_port, serve, stats
+from keystones import keystone_state, serve_as_is
+from served import Served, stats
 from token_changes import KINDS, Kind, Prepared, Read, alive, gone
 
 pytest.importorskip("keystone")
@@ -41,20 +42,17 @@ def served(
     """
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("keyfront serve starts one worker per core, and there is one core")
-    state, port = tmp_path_factory.mktemp("exactness") / "state", free_port()
-    with serve(state, "uwsgi", port=port):
-        pass
     with ExitStack() as stack:
-        with (state / "keystone.conf").open("a") as config:
+        address = None
+        if request.param == "memcached":
+            address = stack.enter_context(servers.memcached()).address
+        state = keystone_state(
+            tmp_path_factory.mktemp("exactness") / "state",
+            memcached=address,
             # The cheapest that bcrypt takes: passwords are not what is tested.
-            config.write("\n[identity]\npassword_hash_rounds = 4\n")
-            if request.param == "memcached":
-                address = stack.enter_context(servers.memcached()).address
-                config.write(
-                    "[cache]\nenabled = true\nbackend = dogpile.cache.pymemcache\n"
-                    f"memcache_servers = {address}\n"
-                )
-        yield stack.enter_context(serve(state, "uwsgi", port=port))
+            extra="[identity]\npassword_hash_rounds = 4\n",
+        )
+        yield stack.enter_context(serve_as_is(state, "uwsgi"))
 
 
 # The tokens of a world live for an hour, which many rounds of all kinds exceed.
