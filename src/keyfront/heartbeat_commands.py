@@ -18,10 +18,10 @@ _WIDTH: Final = 80
 #: The columns of the table: title, width.
 _COLUMNS: Final = (
     ("PID", 7),
-    ("SERVICE", 18),
-    ("SERVER", 9),
+    ("SERVICE", 11),
+    ("SERVER", 17),
     ("CONN", 5),
-    ("BEATS", 7),
+    ("BEATS", 6),
     ("FLOWING", 7),
     ("LATE", 8),
     ("DEAD", 5),
