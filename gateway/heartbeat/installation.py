@@ -62,7 +62,7 @@ class Heart:
         self.keeper, self._hooks = keeper, (hooks, borrow)
         for connection in _opened_before(amqp):
             keeper.keep(connection)
-        _register(keeper)
+        _register(keeper, borrow)
         atexit.register(keeper.end)
         return True
 
@@ -174,8 +174,12 @@ def _opened_before(amqp: Any) -> list[Any]:
     return [one for one in found if one._handshake_complete and one.connected]
 
 
-def _register(keeper: Keeper) -> None:
+def _register(keeper: Keeper, borrow: BorrowHooks) -> None:
     """Let the processes that an entrypoint forks share no connection."""
     from keyfront.gateway.process import registry
 
-    registry.register("heartbeat", before=keeper.close_all, after=keeper.renew)
+    def release() -> None:
+        borrow.hush()
+        keeper.close_all()
+
+    registry.register("heartbeat", before=release, after=keeper.renew)

@@ -162,6 +162,9 @@ class Keeper:
             except Exception as error:
                 LOG.debug("heartbeat: no goodbye before the fork: %s", type(error).__name__)
             connection.collect()
+        # Without connections there is nothing to beat on, and a fork is better without a thread.
+        self._beater.end()
+        self._beater = Beater(self.counts, threaded=self._threaded)
 
     def turn(self) -> None:
         """Beat on what is due, in the thread that calls (see :mod:`.pump`)."""

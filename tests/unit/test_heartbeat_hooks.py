@@ -6,6 +6,7 @@ import gc
 import logging
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from oslo_config import cfg
 from keyfront.gateway import heartbeat
 from keyfront.gateway.heartbeat import amqp_hooks, filter, installation
 from keyfront.gateway.heartbeat import counts as names
+from keyfront.gateway.heartbeat.borrow import BorrowHooks
 from keyfront.gateway.heartbeat.keeper import Keeper, writer_of
 from keyfront.gateway.heartbeat.pulse import FRAME
 from served import PATIENCE
@@ -289,6 +291,23 @@ def test_before_a_fork_all_say_goodbye(keeper: Keeper, opened: Opened) -> None:
     assert said[7:11] == b"\x00\x0a\x00\x32"  # connection.close
     assert opened.peer.recv(1) == b""
     assert not opened.connection.connected
+
+
+def test_before_a_fork_oslo_messaging_falls_silent(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Connection:
+        def __init__(self) -> None:
+            self._heartbeat_exit_event = threading.Event()
+
+    listening, sending = Connection(), Connection()
+    del listening._heartbeat_exit_event
+    BorrowHooks(keeper).hush()
+    assert not sending._heartbeat_exit_event.is_set()
+    module = SimpleNamespace(Connection=Connection)
+    monkeypatch.setitem(sys.modules, "oslo_messaging._drivers.impl_rabbit", module)
+    BorrowHooks(keeper).hush()
+    assert sending._heartbeat_exit_event.is_set()
 
 
 def test_reconnections_are_counted_and_the_old_one_is_closed(keeper: Keeper) -> None:
