@@ -112,11 +112,13 @@ class AmqpHooks:
     def _read(self, original: Any) -> Any:
         keeper = self._keeper
 
-        def blocking_read(connection: Any, *args: Any, **kwargs: Any) -> Any:
-            transport = connection._transport
-            if transport is not None:
-                keeper.refuse_inherited(transport)
-            return original(connection, *args, **kwargs)
+        may_be_inherited = keeper.may_be_inherited
+
+        # Each message reads at least once: this is as short as it gets.
+        def blocking_read(connection: Any, timeout: float | None = None) -> Any:
+            if may_be_inherited() and connection._transport is not None:
+                keeper.refuse_inherited(connection._transport)
+            return original(connection, timeout)
 
         return blocking_read
 

@@ -82,7 +82,8 @@ class Beater:
                 heapq.heappop(due)
                 continue
             self._counts.late(late)
-            heapq.heapreplace(due, (again, number, pulse))
+            # Never twice in one turn: whoever holds a lock may need this thread to sleep.
+            heapq.heapreplace(due, (max(again, now + 2 * pulse.early), number, pulse))
         return None
 
     def _run(self) -> None:

@@ -20,6 +20,9 @@ from .keeper import Keeper, writer_of
 # than the pool itself. Whoever writes all the time finds out by writing.
 _RECENT = 0.1
 
+# How often and at what intervals oslo.messaging's connection tries to connect.
+_PATIENCE = ("max_retries", "interval_start", "interval_stepping")
+
 # Methods that are read at borrowing: a connection for sending is told little.
 _MOST = 100
 
@@ -171,7 +174,9 @@ class BorrowHooks:
 
     def _replace(self, item: Any) -> None:
         """Connect again, trying each broker once; if none answers, sending tells why."""
-        patience, item.max_retries = item.max_retries, max(len(item.connection.alt or ()), 1)
+        brokers = max(len(item.connection.alt or ()), 1)
+        patience = {name: getattr(item, name) for name in _PATIENCE}
+        vars(item).update(zip(_PATIENCE, (brokers, 0, 0), strict=True))
         failure = None
         try:
             with item._connection_lock:
@@ -180,7 +185,7 @@ class BorrowHooks:
         except Exception as error:
             failure = error
         finally:
-            item.max_retries = patience
+            vars(item).update(patience)
         if failure is None:
             LOG.info(
                 "heartbeat: replaced a connection to %s:%s that was lost while it lay idle",

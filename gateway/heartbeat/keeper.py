@@ -18,7 +18,7 @@ from . import concurrency, tls
 from .beater import Beater
 from .counts import CONNECTIONS, DEAD_PEERS, OPENED, RECONNECTIONS, Counts, default_folder
 from .pulse import Pulse
-from .writer import Writer
+from .writer import Writer, make_writer
 
 LOG = logging.getLogger("keyfront.gateway.heartbeat")
 
@@ -40,6 +40,8 @@ class Keeper:
         self._folder = folder
         self._threaded = threaded
         self._said: set[str] = set()
+        # Connections were open when this process was forked.
+        self._mixed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -66,6 +68,7 @@ class Keeper:
         """Begin anew in a process that was forked; again is no harm."""
         if self.is_inherited():
             self.counts.close()  # the parent's: this gives back a descriptor, no more
+            self._mixed = self._mixed or bool(self._kept)
             self._begin()
 
     def say(self, line: str) -> None:
@@ -220,7 +223,7 @@ class Keeper:
             sock._sslobj = tls.GuardedTLS(real, pulse.reading, sock)
         else:
             return None
-        transport._write = Writer(
+        transport._write = make_writer(
             pulse,
             send,
             pause=concurrency.pause_of(sock),
@@ -236,6 +239,10 @@ class Keeper:
             " new one is needed"
         )
         return error
+
+    def may_be_inherited(self) -> bool:
+        """Whether some connection of this process may be another's."""
+        return self._mixed or self._pid != os.getpid()
 
     def refuse_inherited(self, transport: Any) -> None:
         """Raise py-amqp's recoverable error if the connection is another process's."""
@@ -293,4 +300,4 @@ def _named() -> dict[str, str]:
 def writer_of(transport: Any) -> Writer | None:
     """The writer in a transport of py-amqp, if there is one."""
     writer = getattr(transport, "_write", None)
-    return writer if isinstance(writer, Writer) else None
+    return writer if isinstance(getattr(writer, "pulse", None), Pulse) else None

@@ -23,7 +23,7 @@ from .counts import BEATS, FLOWING, FULL
 from .pulse import FRAME, Pulse
 
 # Of an interval: when to look again after a beat that found somebody reading.
-_AGAIN = 0.1
+_AGAIN = 0.25
 
 # Bytes in the send buffer from which on a beat might have to wait for room: a record of TLS with
 # a beat has under 100, the smallest send buffer of Linux has 4608 (tcp(7)).

@@ -6,8 +6,9 @@ its place, so that a beat can never come between the bytes of a frame.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from . import native
 from .pulse import Pulse
@@ -17,29 +18,11 @@ _LONGEST_BEAT = 0.002
 _PAUSE = 0.0005
 
 
-class Writer:
-    """Writes on one connection, in the threads or greenlets of those who use it.
+class Writer(Protocol):
+    """Writes on one connection, in the threads or greenlets of those who use it."""
 
-    :param pulse: the native half
-    :param send: what the transport wrote with: sends all of the bytes, waiting as the process does
-    :param pause: lets others run for some seconds: a hub's own sleep where the socket is green
-    :param inherited: makes the error to raise in a process that was forked from the connection's
-    """
-
-    __slots__ = ("_inherited", "_pause", "_send", "pulse")
-
-    def __init__(
-        self,
-        pulse: Pulse,
-        send: Callable[[Any], object],
-        *,
-        pause: Callable[[float], object],
-        inherited: Callable[[], Exception],
-    ) -> None:
-        self.pulse = pulse
-        self._send = send
-        self._pause = pause
-        self._inherited = inherited
+    #: The native half.
+    pulse: Pulse
 
     def __call__(self, data: Any) -> None:
         """Send whole frames (``transport._write``).
@@ -47,32 +30,59 @@ class Writer:
         :raises Exception: what sending raises, unchanged; then no beat is ever sent again, since
             what the peer has got may end in the middle of a frame
         """
-        pulse = self.pulse
-        if pulse.inherited():
-            raise self._inherited()
-        lock = pulse.lock
-        if not lock.acquire(False):
-            self._wait(lock)
+
+
+def make_writer(
+    pulse: Pulse,
+    send: Callable[[Any], object],
+    *,
+    pause: Callable[[float], object],
+    inherited: Callable[[], Exception],
+) -> Writer:
+    """Make the writer of a connection.
+
+    :param pulse: the native half
+    :param send: what the transport wrote with: sends all of the bytes, waiting as the process does
+    :param pause: lets others run for some seconds: a hub's own sleep where the socket is green
+    :param inherited: makes the error to raise in a process that was forked from the connection's
+    """
+    # Each message of the service goes through here: all that can be looked up is looked up now.
+    lock, pid = pulse.lock, pulse.pid
+    acquire, release = lock.acquire, lock.release
+    getpid, monotonic = os.getpid, native.monotonic
+
+    def write(data: Any) -> None:
+        if getpid() != pid:
+            raise inherited()
+        if not acquire(False):
+            _wait(pulse, pause)
         try:
             if pulse.pending:
-                self._send(pulse.pending)
+                send(pulse.pending)
                 pulse.pending = b""
-            self._send(data)
+            send(data)
         except BaseException:
             pulse.stop()
             raise
         finally:
-            pulse.written = native.monotonic()
-            lock.release()
+            pulse.written = monotonic()
+            release()
             if pulse.closed:
                 pulse.shut()
 
-    def _wait(self, lock: native.Lock) -> None:
-        """Take the lock from a beat, or from another writer, without stopping the hub."""
-        while not lock.acquire(False):
-            if self.pulse.beating:
-                # The native thread needs no hub: it is done before this returns.
-                if lock.acquire(True, _LONGEST_BEAT):
-                    return
-            else:
-                self._pause(_PAUSE)
+    writer: Any = write
+    writer.pulse = pulse
+    made: Writer = writer
+    return made
+
+
+def _wait(pulse: Pulse, pause: Callable[[float], object]) -> None:
+    """Take the lock from a beat, or from another writer, without stopping the hub."""
+    lock = pulse.lock
+    while not lock.acquire(False):
+        if pulse.beating:
+            # The native thread needs no hub: it is done before this returns.
+            if lock.acquire(True, _LONGEST_BEAT):
+                return
+        else:
+            pause(_PAUSE)

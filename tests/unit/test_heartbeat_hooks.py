@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import socket
 import sys
 import threading
@@ -261,14 +262,14 @@ def test_a_peer_that_has_no_room_to_send_is_not_given_up(
 
 @pytest.mark.usefixtures("hooks")
 def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
-    keeper: Keeper, opened: Opened
+    keeper: Keeper, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pid = parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid)
     connection, transport = opened.connection, opened.transport
     keeper.keep(connection)
-    writer = writer_of(transport)
-    assert writer is not None
-    keeper_pid = writer.pulse.pid
-    writer.pulse.pid = keeper_pid + 1
+    pid = parent + 1  # the fork
+    assert keeper.is_inherited()
     connection.heartbeat_tick()
     duplicate = transport.sock.dup()  # the parent's
     with pytest.raises(amqp.exceptions.RecoverableConnectionError, match="forked"):
@@ -281,6 +282,7 @@ def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
     with pytest.raises(BlockingIOError):
         opened.peer.recv(1)  # no goodbye and no end
     duplicate.close()
+    pid = parent
 
 
 def test_before_a_fork_all_say_goodbye(keeper: Keeper, opened: Opened) -> None:

@@ -14,7 +14,7 @@ from keyfront.gateway.heartbeat import counts as names
 from keyfront.gateway.heartbeat.beater import Beater
 from keyfront.gateway.heartbeat.counts import Counts
 from keyfront.gateway.heartbeat.pulse import FRAME, Pulse
-from keyfront.gateway.heartbeat.writer import Writer
+from keyfront.gateway.heartbeat.writer import Writer, make_writer
 from served import PATIENCE
 
 Pair = tuple[socket.socket, socket.socket]
@@ -41,7 +41,7 @@ def pulse_of(pair: Pair, counts: Counts, interval: float = 10.0) -> Pulse:
 
 
 def writer_of(pulse: Pulse, pair: Pair) -> Writer:
-    return Writer(
+    return make_writer(
         pulse, pair[0].sendall, pause=time.sleep, inherited=lambda: OSError("the parent's")
     )
 
@@ -127,7 +127,7 @@ def test_after_an_interrupted_write_there_is_no_beat_ever_again(
         pair[0].sendall(data[:3])
         raise KeyboardInterrupt
 
-    writer = Writer(pulse, fail, pause=time.sleep, inherited=OSError)
+    writer = make_writer(pulse, fail, pause=time.sleep, inherited=OSError)
     with pytest.raises(KeyboardInterrupt):
         writer(b"halved")
     assert pulse.beat(pulse.written + 10.0) is None
@@ -168,7 +168,7 @@ def test_the_duplicate_is_closed_by_whoever_has_it_last(pair: Pair, counts: Coun
         assert leave.wait(PATIENCE)
 
     writing = threading.Thread(
-        target=Writer(second, send, pause=time.sleep, inherited=OSError), args=(b"x",)
+        target=make_writer(second, send, pause=time.sleep, inherited=OSError), args=(b"x",)
     )
     writing.start()
     assert entered.wait(PATIENCE)
@@ -206,7 +206,7 @@ def test_a_writer_waits_for_another_without_holding_up_the_rest(
         pulse.lock.release()  # the other greenlet is done
 
     pulse.lock.acquire()
-    Writer(pulse, pair[0].sendall, pause=pause, inherited=OSError)(b"x")
+    make_writer(pulse, pair[0].sendall, pause=pause, inherited=OSError)(b"x")
     assert len(pauses) == 1
     assert read(pair[1], 1) == b"x"
     pulse.close()
