@@ -28,8 +28,11 @@ import psutil
 
 from certificates import Certificates
 from fault_proxy import bind_stable
+from programs import own_folder as _own_folder
+from programs import program as _program
+from programs import ready as _ready
+from programs import running as _running
 from served import PATIENCE
-from servers import _own_folder, _program, _ready, _running
 
 # Debian's at /usr/sbin changes to user rabbitmq and reads /etc/rabbitmq.
 _DEBIAN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
