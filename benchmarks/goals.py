@@ -1,4 +1,4 @@
-"""What the token cache and the LDAP pool have to reach: the goals of all benchmarks, in one place.
+"""What keyfront's parts have to reach: the goals of all benchmarks, in one place.
 
 A ratio is taken of two cases that were measured one after the other, a pair in each round. A goal
 is *met* if the median of the pairs meets it, and *missed* if no single pair does; in between, the
@@ -76,6 +76,33 @@ ONE_BIND = Goal("keyfront", "logins", "BINDs", 1.0)
 
 LDAPS_CONNECT = Goal("keyfront", "python-ldap", "CPU", 2.0)
 """Of ``ldap_operations``, to connect by LDAPS."""
+
+
+HEARTBEAT_GOALS = (
+    *(
+        Goal(f"kept, eight, {patch}", f"stock, eight, {patch}", "rate", 0.99)
+        for patch in ("none", "eventlet", "gevent")
+    ),
+    # py-amqp itself cannot do this under plain threads
+    *(
+        Goal(f"kept, one, {patch}", f"stock, one, {patch}", "rate", 0.95)
+        for patch in ("eventlet", "gevent")
+    ),
+    *(
+        Goal(f"kept, oslo, {patch}", f"stock, oslo, {patch}", "rate", 0.99)
+        for patch in ("none", "eventlet", "gevent")
+    ),
+)
+"""Of ``heartbeat_publish``: messages per second over connections of their own, or over one."""
+
+HEARTBEAT_REQUESTS = tuple(
+    Goal(f"kept, {patch}", f"bare, {patch}", "rate", 0.99)
+    for patch in ("none", "eventlet", "gevent")
+)
+"""Of ``heartbeat_idle``: requests per second of a service that has connections kept."""
+
+HEARTBEAT_PERCENT = 0.1
+"""Of the same: what the thread takes of a core for 300 idle connections at 30 s, at most."""
 
 
 def find(first: str, second: str, figure: str, among: Iterable[Goal] = GOALS) -> Goal | None:
