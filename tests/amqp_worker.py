@@ -276,6 +276,8 @@ class _Program:
 
     def do_fail(self, name: str) -> float:
         """A cast that is not tried again; the seconds until it fails, as it must."""
+        import oslo_messaging
+
         client = self._client(name, "nobody", retry=0)
 
         def cast() -> None:
