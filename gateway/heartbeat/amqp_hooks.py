@@ -12,6 +12,7 @@ from typing import Any
 from . import native
 from .keeper import Keeper, writer_of
 from .pulse import FRAME
+from .replacements import Replacements
 
 
 def difference(amqp: Any) -> str | None:
@@ -67,30 +68,22 @@ class AmqpHooks:
         self._forced: type[Exception] = amqp.exceptions.ConnectionForced
         self._keeper = keeper
         self._classes = (amqp.connection.Connection, amqp.transport._AbstractTransport)
-        self._originals: list[tuple[type, str, Any]] = []
+        self._replacements = Replacements()
 
     def put_in(self) -> None:
-        """Replace the methods."""
+        """Replace the methods.
+
+        :raises TypeError: py-amqp's classes are compiled and cannot be changed
+        """
         connection, transport = self._classes
-        self._replace(connection, "connect", self._connect)
-        self._replace(connection, "heartbeat_tick", self._tick)
-        self._replace(connection, "blocking_read", self._read)
-        self._replace(transport, "close", self._close)
+        self._replacements.put(connection, "connect", self._connect)
+        self._replacements.put(connection, "heartbeat_tick", self._tick)
+        self._replacements.put(connection, "blocking_read", self._read)
+        self._replacements.put(transport, "close", self._close)
 
     def take_out(self) -> None:
         """Put the originals back."""
-        while self._originals:
-            owner, name, original = self._originals.pop()
-            setattr(owner, name, original)
-
-    def _replace(self, owner: type, name: str, make: Any) -> None:
-        original = getattr(owner, name)
-        self._originals.append((owner, name, original))
-        replacement = make(original)
-        replacement.__name__ = name
-        replacement.__doc__ = original.__doc__
-        replacement.__wrapped__ = original
-        setattr(owner, name, replacement)
+        self._replacements.take_out()
 
     def _connect(self, original: Any) -> Any:
         keeper, connected = self._keeper, self._connected

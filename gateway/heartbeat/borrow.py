@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from . import concurrency, native
 from .keeper import Keeper, writer_of
+from .replacements import Replacements
 
 # Seconds: a connection that was written to so lately is lent without a look, which would cost more
 # than the pool itself. Whoever writes all the time finds out by writing.
@@ -37,7 +39,7 @@ class BorrowHooks:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._originals: list[tuple[type, str, Any]] = []
+        self._replacements = Replacements()
 
     def put_in(self) -> None:
         """Replace the methods that lend; again when another library has been imported."""
@@ -45,25 +47,13 @@ class BorrowHooks:
             ("oslo_messaging._drivers.pool", "ConnectionPool", "get", self._get),
             ("kombu.connection", "ConnectionPool", "prepare", self._prepare),
         ):
-            owner = getattr(sys.modules.get(module), name, None)
-            original = getattr(owner, method, None)
-            if owner is None or original is None or any(o is owner for o, _, _ in self._originals):
-                continue
-            self._originals.append((owner, method, vars(owner).get(method)))
-            replacement = make(original)
-            replacement.__name__ = method
-            replacement.__doc__ = original.__doc__
-            replacement.__wrapped__ = original
-            setattr(owner, method, replacement)
+            owner: Any = getattr(sys.modules.get(module), name, None)
+            if hasattr(owner, method):
+                self._replacements.put(owner, method, make)
 
     def take_out(self) -> None:
         """Put the originals back."""
-        while self._originals:
-            owner, method, original = self._originals.pop()
-            if original is None:
-                delattr(owner, method)  # it was a base class's
-            else:
-                setattr(owner, method, original)
+        self._replacements.take_out()
 
     def hush(self) -> None:
         """End oslo.messaging's own heartbeats; before a fork.
@@ -100,8 +90,7 @@ class BorrowHooks:
         """An item of oslo.messaging's pool that may be used: this one, repaired, or a new one."""
         self._warn_of_native_heartbeats(item)
         connection = getattr(item.connection, "_connection", None)
-        writer = writer_of(getattr(connection, "_transport", None))
-        if writer is not None and writer.pulse.inherited():
+        if getattr(item, "_initial_pid", None) not in (None, os.getpid()):
             # The parent's: what is left of it here falls silent.
             _end_heartbeat(item)
             return create()

@@ -73,6 +73,32 @@ def has_threads(uwsgi: Any) -> bool:
     return version >= (2, 0, 27) or "enable-threads" in uwsgi.opt or "threads" in uwsgi.opt
 
 
+def parent_is_idle() -> bool:
+    """Whether this process was forked from a master of uWSGI, which only loads the application."""
+    uwsgi: Any = sys.modules.get("uwsgi")
+    return uwsgi is not None and uwsgi.worker_id() > 0 and uwsgi.masterpid() == os.getppid()
+
+
+def after_fork_in_uwsgi(action: Callable[[], object]) -> None:
+    """Have ``action`` called in each worker that this master of uWSGI forks.
+
+    uWSGI forks without telling Python's own hooks. A hook that was there runs after it.
+    """
+    uwsgi: Any = sys.modules.get("uwsgi")
+    if uwsgi is None or uwsgi.worker_id() != 0:
+        return
+    before = getattr(uwsgi, "post_fork_hook", None)
+
+    def post_fork_hook() -> None:
+        action()
+        if before is not None:
+            before()
+
+    if registry := getattr(before, "registry", None):
+        post_fork_hook.registry = registry  # type: ignore[attr-defined]
+    uwsgi.post_fork_hook = post_fork_hook
+
+
 def pause_of(sock: Any) -> Callable[[float], object]:
     """The sleep that lets others run where this socket waits: a hub's, or the interpreter's."""
     for kind in type(sock).__mro__:

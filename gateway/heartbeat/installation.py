@@ -13,7 +13,7 @@ from typing import Any
 
 from keyfront.errors import OptionError
 
-from . import pump
+from . import concurrency, pump
 from .amqp_hooks import AmqpHooks, difference
 from .borrow import BorrowHooks
 from .keeper import LOG, Keeper
@@ -183,3 +183,4 @@ def _register(keeper: Keeper, borrow: BorrowHooks) -> None:
         keeper.close_all()
 
     registry.register("heartbeat", before=release, after=keeper.renew)
+    concurrency.after_fork_in_uwsgi(keeper.renew)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import weakref
 from pathlib import Path
@@ -69,7 +70,17 @@ class Keeper:
         if self.is_inherited():
             self.counts.close()  # the parent's: this gives back a descriptor, no more
             self._mixed = self._mixed or bool(self._kept)
+            if concurrency.parent_is_idle():
+                self._hang_up()
             self._begin()
+
+    def _hang_up(self) -> None:
+        """End the connections of a parent that runs no Python any more, and its beats with them."""
+        for pulse in self._kept:
+            try:
+                pulse.sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # another child was quicker
 
     def say(self, line: str) -> None:
         """Warn, once in the life of the process."""
@@ -139,7 +150,7 @@ class Keeper:
         transport.connected = False
         try:
             # Without it a goodbye over TLS would wait for an answer.
-            pulse.sock.shutdown(2)
+            pulse.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it was down already
         self.let_go(pulse)
