@@ -78,8 +78,15 @@ class AmqpHooks:
         connection, transport = self._classes
         self._replacements.put(connection, "connect", self._connect)
         self._replacements.put(connection, "heartbeat_tick", self._tick)
-        self._replacements.put(connection, "blocking_read", self._read)
         self._replacements.put(transport, "close", self._close)
+
+    def forked(self) -> None:
+        """Refuse to read from connections of the parent from now on.
+
+        Only where there are some: each message reads at least once, and would pay for the look.
+        """
+        if self._keeper.has_inherited:
+            self._replacements.put(self._classes[0], "blocking_read", self._read)
 
     def take_out(self) -> None:
         """Put the originals back."""
@@ -105,11 +112,8 @@ class AmqpHooks:
     def _read(self, original: Any) -> Any:
         keeper = self._keeper
 
-        may_be_inherited = keeper.may_be_inherited
-
-        # Each message reads at least once: this is as short as it gets.
         def blocking_read(connection: Any, timeout: float | None = None) -> Any:
-            if may_be_inherited() and connection._transport is not None:
+            if connection._transport is not None:
                 keeper.refuse_inherited(connection._transport)
             return original(connection, timeout)
 

@@ -74,9 +74,12 @@ def has_threads(uwsgi: Any) -> bool:
 
 
 def parent_is_idle() -> bool:
-    """Whether this process was forked from a master of uWSGI, which only loads the application."""
+    """Whether this process was forked from a master of uWSGI, which only loads the application.
+
+    It may not have its number as a worker yet.
+    """
     uwsgi: Any = sys.modules.get("uwsgi")
-    return uwsgi is not None and uwsgi.worker_id() > 0 and uwsgi.masterpid() == os.getppid()
+    return uwsgi is not None and uwsgi.masterpid() == os.getppid()
 
 
 def after_fork_in_uwsgi(action: Callable[[], object]) -> None:

@@ -7,6 +7,7 @@ import gc
 import importlib
 import importlib.util
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,13 @@ class Heart:
     def __init__(self) -> None:
         self.keeper: Keeper | None = None
         self._hooks: tuple[AmqpHooks, BorrowHooks] | None = None
+        self._at_fork = False
 
     def install(self, *, interval: float | None, path: str | None) -> bool:
         """See :func:`install`."""
         if self.keeper is not None:
             inherited = self.keeper.is_inherited()
-            self.keeper.renew()
+            self.forked()
             LOG.warning(
                 "heartbeat: install() was called %s; the first settings stay",
                 "before this process was forked, and again in it" if inherited else "twice",
@@ -62,9 +64,30 @@ class Heart:
         self.keeper, self._hooks = keeper, (hooks, borrow)
         for connection in _opened_before(amqp):
             keeper.keep(connection)
-        _register(keeper, borrow)
+        self._register(borrow)
         atexit.register(keeper.end)
         return True
+
+    def _register(self, borrow: BorrowHooks) -> None:
+        """Let the processes that are forked share no connection."""
+        from keyfront.gateway.process import registry
+
+        def release() -> None:
+            if self.keeper is not None:
+                borrow.hush()
+                self.keeper.close_all()
+
+        registry.register("heartbeat", before=release, after=self.forked)
+        concurrency.after_fork_in_uwsgi(self.forked)
+        if not self._at_fork:
+            self._at_fork = True  # there is no way to take it back
+            os.register_at_fork(after_in_child=self.forked)
+
+    def forked(self) -> None:
+        """Begin anew in a process that was forked; again is no harm."""
+        if self.keeper is not None and self._hooks is not None:
+            self.keeper.renew()
+            self._hooks[0].forked()
 
     def remove(self) -> None:
         """Take everything out again; connections stay open, and are no longer kept alive."""
@@ -172,15 +195,3 @@ def _opened_before(amqp: Any) -> list[Any]:
     # type(): asking a lazy proxy for its __class__ would run it.
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
     return [one for one in found if one._handshake_complete and one.connected]
-
-
-def _register(keeper: Keeper, borrow: BorrowHooks) -> None:
-    """Let the processes that an entrypoint forks share no connection."""
-    from keyfront.gateway.process import registry
-
-    def release() -> None:
-        borrow.hush()
-        keeper.close_all()
-
-    registry.register("heartbeat", before=release, after=keeper.renew)
-    concurrency.after_fork_in_uwsgi(keeper.renew)

@@ -41,8 +41,8 @@ class Keeper:
         self._folder = folder
         self._threaded = threaded
         self._said: set[str] = set()
-        # Connections were open when this process was forked.
-        self._mixed = False
+        #: Whether connections were open when this process was forked.
+        self.has_inherited = False
         self._begin()
 
     def _begin(self) -> None:
@@ -69,18 +69,20 @@ class Keeper:
         """Begin anew in a process that was forked; again is no harm."""
         if self.is_inherited():
             self.counts.close()  # the parent's: this gives back a descriptor, no more
-            self._mixed = self._mixed or bool(self._kept)
-            if concurrency.parent_is_idle():
-                self._hang_up()
+            self.has_inherited = self.has_inherited or bool(self._kept)
+            self._let_go_of_parents()
             self._begin()
 
-    def _hang_up(self) -> None:
-        """End the connections of a parent that runs no Python any more, and its beats with them."""
+    def _let_go_of_parents(self) -> None:
+        """Close this process's copies; hang up if the parent runs no Python any more."""
+        orphaned = concurrency.parent_is_idle()
         for pulse in self._kept:
-            try:
-                pulse.sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # another child was quicker
+            if orphaned:
+                try:
+                    pulse.sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # another child was quicker
+            pulse.close()
 
     def say(self, line: str) -> None:
         """Warn, once in the life of the process."""
@@ -250,10 +252,6 @@ class Keeper:
             " new one is needed"
         )
         return error
-
-    def may_be_inherited(self) -> bool:
-        """Whether some connection of this process may be another's."""
-        return self._mixed or self._pid != os.getpid()
 
     def refuse_inherited(self, transport: Any) -> None:
         """Raise py-amqp's recoverable error if the connection is another process's."""

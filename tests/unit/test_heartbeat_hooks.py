@@ -70,12 +70,11 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 
 
 @pytest.fixture
-def hooks(keeper: Keeper) -> Iterator[list[int]]:
-    """Put the hooks in; the list grows by one at each connect."""
-    connects: list[int] = []
-    put = amqp_hooks.AmqpHooks(amqp, keeper, connected=lambda: connects.append(1))
+def hooks(keeper: Keeper) -> Iterator[amqp_hooks.AmqpHooks]:
+    """Put the hooks in."""
+    put = amqp_hooks.AmqpHooks(amqp, keeper, connected=lambda: None)
     put.put_in()
-    yield connects
+    yield put
     put.take_out()
 
 
@@ -260,9 +259,11 @@ def test_a_peer_that_has_no_room_to_send_is_not_given_up(
     assert connection.connected
 
 
-@pytest.mark.usefixtures("hooks")
 def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
-    keeper: Keeper, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    keeper: Keeper,
+    hooks: amqp_hooks.AmqpHooks,
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pid = parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid)
@@ -270,6 +271,8 @@ def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
     keeper.keep(connection)
     pid = parent + 1  # the fork
     assert keeper.is_inherited()
+    keeper.renew()
+    hooks.forked()
     connection.heartbeat_tick()
     duplicate = transport.sock.dup()  # the parent's
     with pytest.raises(amqp.exceptions.RecoverableConnectionError, match="forked"):
