@@ -44,6 +44,7 @@ class Keeper:
         #: Whether connections were open when this process was forked.
         self.has_inherited = False
         self._begin()
+        self._show()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
@@ -52,13 +53,24 @@ class Keeper:
         self._by_client: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
             weakref.WeakKeyDictionary()
         )
+        self._around: concurrency.Surroundings | None = None
+        self._shown = False
+        self.counts = Counts(None)
+        self._beater = Beater(self.counts, threaded=self._threaded)
+
+    def _show(self) -> None:
+        """Let others see the counts; in a forked process not before it has a connection.
+
+        A fork may be followed by exec at once.
+        """
+        if self._shown:
+            return
+        self._shown = True
         try:
             self.counts = Counts(self._folder or default_folder())
         except HeartbeatError as error:
             self.say(f"counts of this process are not shown: {error}")
-            self.counts = Counts(None)
         self._beater = Beater(self.counts, threaded=self._threaded)
-        self._around: concurrency.Surroundings | None = None
         self.look_around()
 
     def is_inherited(self) -> bool:
@@ -110,6 +122,7 @@ class Keeper:
     def keep(self, connection: Any) -> None:
         """Beat on a connection of py-amqp that has just been opened, if it wants heartbeats."""
         self.renew()
+        self._show()
         self.look_around()
         transport, timeout = connection._transport, connection.heartbeat
         if not timeout or transport is None or writer_of(transport) is not None:
@@ -198,6 +211,7 @@ class Keeper:
     def statistics(self) -> dict[str, Any]:
         """What was done in this process, by name (see :data:`.counts.NAMES`)."""
         self.renew()
+        self._show()
         return self.counts.statistics()
 
     def connections(self) -> list[Any]:

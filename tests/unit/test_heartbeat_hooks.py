@@ -264,6 +264,7 @@ def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
     hooks: amqp_hooks.AmqpHooks,
     opened: Opened,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     pid = parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid)
@@ -273,6 +274,7 @@ def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
     assert keeper.is_inherited()
     keeper.renew()
     hooks.forked()
+    assert not (tmp_path / "counts" / f"{pid}.counts").exists()  # exec may follow
     connection.heartbeat_tick()
     duplicate = transport.sock.dup()  # the parent's
     with pytest.raises(amqp.exceptions.RecoverableConnectionError, match="forked"):
