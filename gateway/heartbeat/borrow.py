@@ -94,6 +94,8 @@ class BorrowHooks:
             # The parent's: what is left of it here falls silent.
             _end_heartbeat(item)
             return create()
+        if not self._is_amqp(connection):
+            return item
         try:
             if not self._is_usable(connection) or not self._is_quiet(item, connection):
                 self._replace(item)
@@ -106,7 +108,7 @@ class BorrowHooks:
             client = original(pool, *args, **kwargs)
             connection = getattr(client, "_connection", None)
             try:
-                if connection is not None and not self._is_usable(connection):
+                if self._is_amqp(connection) and not self._is_usable(connection):
                     # kombu connects by itself when it is next used.
                     client._do_close_self()
             except Exception as error:
@@ -121,6 +123,10 @@ class BorrowHooks:
             f"a connection is lent without a look: {type(error).__name__}: {error}; use a keyfront"
             " that knows this oslo.messaging and kombu"
         )
+
+    def _is_amqp(self, connection: Any) -> bool:
+        """Whether it is py-amqp's: of kombu's other transports nothing is known here."""
+        return isinstance(connection, self._keeper.connection_class)
 
     def _is_usable(self, connection: Any) -> bool:
         """Whether a connection stands and its peer was heard of; a dead one is given up."""

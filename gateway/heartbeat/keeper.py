@@ -37,6 +37,8 @@ class Keeper:
         self, amqp: Any, *, interval: float | None, folder: Path | None, threaded: bool
     ) -> None:
         self._amqp = amqp
+        #: What py-amqp's connections are.
+        self.connection_class: type = amqp.connection.Connection
         self.interval = interval
         self._folder = folder
         self._threaded = threaded
@@ -213,10 +215,6 @@ class Keeper:
         self.renew()
         self._show()
         return self.counts.statistics()
-
-    def connections(self) -> list[Any]:
-        """The connections of py-amqp that are kept alive now."""
-        return [found for _, ref in list(self._kept.values()) if (found := ref()) is not None]
 
     def _guard(self, connection: Any, transport: Any, timeout: float) -> Pulse | None:
         """Put a writer into a transport; ``None`` if the transport looks different."""

@@ -24,7 +24,7 @@ from keyfront.gateway.heartbeat import counts as names
 from keyfront.gateway.heartbeat.borrow import BorrowHooks
 from keyfront.gateway.heartbeat.keeper import Keeper, writer_of
 from keyfront.gateway.heartbeat.pulse import FRAME
-from served import PATIENCE
+from served import PATIENCE, wait_for
 
 
 class Opened:
@@ -113,7 +113,7 @@ def test_a_connection_without_heartbeats_is_left_alone(keeper: Keeper) -> None:
     one = Opened(timeout=0)
     keeper.keep(one.connection)
     assert writer_of(one.transport) is None
-    assert keeper.connections() == []
+    assert keeper.counts.row[names.CONNECTIONS] == 0
     one.close()
 
 
@@ -129,7 +129,6 @@ def test_a_kept_connection_writes_and_is_beaten_on(keeper: Keeper, opened: Opene
     writer.pulse.beaten -= 10.0
     keeper._beater.turn()
     assert opened.peer.recv(100) == FRAME
-    assert keeper.connections() == [opened.connection]
     row = keeper.counts.row
     assert (row[names.CONNECTIONS], row[names.OPENED], row[names.BEATS]) == (1, 1, 1)
 
@@ -182,7 +181,7 @@ def test_closing_ends_it(keeper: Keeper, opened: Opened) -> None:
     opened.connection.collect()
     assert writer.pulse.closed
     assert writer.pulse.sock.fileno() == -1
-    assert keeper.connections() == []
+    assert keeper.counts.row[names.CONNECTIONS] == 0
     assert opened.peer.recv(1) == b""
 
 
@@ -298,6 +297,53 @@ def test_before_a_fork_all_say_goodbye(keeper: Keeper, opened: Opened) -> None:
     assert said[7:11] == b"\x00\x0a\x00\x32"  # connection.close
     assert opened.peer.recv(1) == b""
     assert not opened.connection.connected
+
+
+def test_connections_of_other_transports_are_lent_as_they_are(keeper: Keeper) -> None:
+    import kombu
+
+    put = BorrowHooks(keeper)
+    put.put_in()
+    try:
+        with kombu.Connection("memory://") as client:
+            pool = client.Pool(limit=1)
+            with pool.acquire() as one:
+                one.connect()
+                connection = one._connection
+            with pool.acquire() as again:
+                assert again is one
+                assert again._connection is connection
+            pool.force_close_all()
+    finally:
+        put.take_out()
+
+
+def test_a_dead_connection_of_a_kombu_pool_is_not_lent(
+    keeper: Keeper, hooks: amqp_hooks.AmqpHooks, opened: Opened
+) -> None:
+    import kombu
+
+    put = BorrowHooks(keeper)
+    put.put_in()
+    try:
+        keeper.keep(opened.connection)
+        pool = kombu.Connection("amqp://").Pool(limit=1)
+        with pool.acquire() as one:
+            one._connection = opened.connection
+        with pool.acquire() as again:
+            assert again._connection is opened.connection
+        opened.peer.close()
+        wait_for(lambda: not opened_state(opened).established, "the kernel has heard of it")
+        with pool.acquire() as again:
+            assert again._connection is None
+    finally:
+        put.take_out()
+
+
+def opened_state(opened: Opened) -> Any:
+    writer = writer_of(opened.transport)
+    assert writer is not None
+    return writer.pulse.state()
 
 
 def test_before_a_fork_oslo_messaging_falls_silent(
