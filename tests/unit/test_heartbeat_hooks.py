@@ -300,7 +300,7 @@ def test_before_a_fork_all_say_goodbye(keeper: Keeper, opened: Opened) -> None:
 
 
 def test_connections_of_other_transports_are_lent_as_they_are(keeper: Keeper) -> None:
-    import kombu
+    import kombu.connection
 
     put = BorrowHooks(keeper)
     put.put_in()
@@ -321,7 +321,7 @@ def test_connections_of_other_transports_are_lent_as_they_are(keeper: Keeper) ->
 def test_a_dead_connection_of_a_kombu_pool_is_not_lent(
     keeper: Keeper, hooks: amqp_hooks.AmqpHooks, opened: Opened
 ) -> None:
-    import kombu
+    import kombu.connection
 
     put = BorrowHooks(keeper)
     put.put_in()
