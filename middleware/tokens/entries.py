@@ -46,14 +46,16 @@ _HARMLESS = """
     SERVER_PROTOCOL SERVER_SIGNATURE SERVER_SOFTWARE UNIQUE_ID UWSGI_APPID UWSGI_ROUTER
     UWSGI_SCHEME PROXY_ADDR PROXY_PORT UWSGI_FILE UWSGI_SCRIPT
     HTTP_ACCEPT HTTP_ACCEPT_ENCODING HTTP_BAGGAGE HTTP_CACHE_CONTROL HTTP_CONNECTION HTTP_DATE
-    HTTP_KEEP_ALIVE HTTP_PRAGMA HTTP_TRACEPARENT HTTP_TRACESTATE HTTP_USER_AGENT HTTP_VIA
+    HTTP_IF_NONE_MATCH HTTP_KEEP_ALIVE HTTP_PRAGMA HTTP_TRACEPARENT HTTP_TRACESTATE
+    HTTP_USER_AGENT HTTP_VIA
     HTTP_X_AMZN_TRACE_ID HTTP_X_B3_PARENTSPANID HTTP_X_B3_SAMPLED HTTP_X_B3_SPANID
-    HTTP_X_B3_TRACEID HTTP_X_CORRELATION_ID HTTP_X_FORWARDED_FOR HTTP_X_OPENSTACK_REQUEST_ID
-    HTTP_X_REAL_IP HTTP_X_REQUEST_ID HTTP_X_REQUEST_START
+    HTTP_X_B3_TRACEID HTTP_X_CORRELATION_ID HTTP_X_FORWARDED_FOR HTTP_X_KEYFRONT_EPOCHS
+    HTTP_X_OPENSTACK_REQUEST_ID HTTP_X_REAL_IP HTTP_X_REQUEST_ID HTTP_X_REQUEST_START
 """
 
 #: Request variables that change no answer: the connection's, the server's, tracing, and headers
-#: about caching and encoding, which Keystone does not read. Names with a dot are the server's too.
+#: about caching and encoding, which Keystone does not read; ``tags_header`` reads two of them, of
+#: whatever answer there is. Names with a dot are the server's too.
 HARMLESS = frozenset(_HARMLESS.split())
 
 # A request with one of these is asked of Keystone each time: who asks is not only in its tokens,
@@ -69,6 +71,9 @@ _BLANKS = ("",) * len(CORE)
 
 #: Bytes of a key.
 KEY_BYTES = 16
+
+# Two bodies of one token must not have the same; nobody can choose them.
+_ETAG_BYTES = 12
 
 # A bound on the names that are learnt, should a server make them up for each request.
 _KNOWN_LIMIT = 300
@@ -150,8 +155,8 @@ class Entry:
     """
 
     __slots__ = (
-        *("body", "deadline", "epoch", "expires", "headers", "request_id", "size", "slots"),
-        *("split", "status", "subject"),
+        *("body", "deadline", "epoch", "etag", "expires", "headers", "request_id", "size"),
+        *("slots", "split", "status", "subject"),
     )
 
     def __init__(
@@ -176,8 +181,10 @@ class Entry:
         self.epoch = epoch
         self.slots = slots
         self.deadline, self.expires = lifetime
+        #: Names the body, for answers to the same request (RFC 9110, section 8.8.3).
+        self.etag = f'"{blake2b(body, digest_size=_ETAG_BYTES).hexdigest()}"'
         # What Python needs for the rest, measured: the object, lists, tuples and the key.
-        self.size = len(body) + 1200 + sum(len(n) + len(v) + 180 for n, v in headers)
+        self.size = len(body) + 1300 + sum(len(n) + len(v) + 180 for n, v in headers)
 
     @property
     def negative(self) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 
 from keyfront.errors import CoordinatorError, MissingPartError
 
-from . import dependencies, guarantee
+from . import dependencies, guarantee, tags_header
 from .changes import folder_of, registry
 from .coordinators.shared_memory import SharedMemory
 from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_KEPT
@@ -105,6 +105,8 @@ class TokenCache:
                 self._node.counters.row[HITS] += 1
             except ValueError:
                 pass  # somebody wrote junk into the counts
+            if tags_header.ENVIRON_KEY in environ:
+                return _tell(entry, environ, start_response)
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
             return [body]
@@ -136,6 +138,8 @@ class TokenCache:
         if entry is not None:
             self._count(NODE_HITS)
             self._keep(key, entry)
+            if tags_header.ENVIRON_KEY in environ:
+                return _tell(entry, environ, start_response)
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
             return [body]
@@ -154,13 +158,15 @@ class TokenCache:
     ) -> Iterable[bytes]:
         """Let Keystone answer, and keep the answer if it is one to be kept."""
         self._count(MISSES)
-        request = environ[ENVIRON_KEY] = Request(recording=True)
-        answer = _Answer(start_response)
         try:
             # Before anything is read that the answer will be made of.
             epoch = self.coordinator.now()
         except CoordinatorError:
-            return self.application(environ, start_response)
+            return self._let_through(environ, start_response)
+        request = environ[ENVIRON_KEY] = Request(recording=True)
+        # Who asks how long the answer stands is told at its beginning: it waits for its end.
+        asked = tags_header.ENVIRON_KEY in environ
+        answer = _Answer(None if asked else start_response)
         body = answer.read(self.application(environ, answer.start))
         entry = self._entry(environ, request, answer, body, epoch, families)
         if entry is None:
@@ -168,6 +174,11 @@ class TokenCache:
         else:
             self._keep(key, entry)
             self._node.keep(key, entry)
+            if asked:
+                return _tell(entry, environ, start_response)
+        if asked:
+            answer.headers.append((tags_header.NAME, tags_header.NONE))
+            start_response(answer.status, answer.headers)
         return [body]
 
     def _entry(
@@ -227,7 +238,20 @@ class TokenCache:
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
         self._count(BYPASSED)
-        return self.application(environ, start_response)
+        return self._let_through(environ, start_response)
+
+    def _let_through(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Let Keystone answer what will not be kept, and say so to who asks."""
+        if tags_header.ENVIRON_KEY not in environ:
+            return self.application(environ, start_response)
+
+        def start(status: str, headers: Headers, *error: Any) -> Any:
+            told = [*headers, (tags_header.NAME, tags_header.NONE)]
+            return start_response(status, told, *error)
+
+        return self.application(environ, start)
 
     def _keep(self, key: bytes, entry: Entry) -> None:
         memory, other = self.answers, self.refusals
@@ -249,12 +273,35 @@ class TokenCache:
         self._node.counters.count(place)
 
 
+def _tell(
+    entry: Entry, environ: dict[str, Any], start_response: Callable[..., Any]
+) -> Iterable[bytes]:
+    """Give an answer, and how long it stands; without the body if who asks has the same one."""
+    headers, body = entry.answer(environ)
+    status = entry.status
+    headers.append((tags_header.NAME, tags_header.compose(entry.epoch, entry.slots)))
+    if status.startswith("200 ") and environ["REQUEST_METHOD"] == "GET":
+        headers.append(("ETag", entry.etag))
+        if environ.get("HTTP_IF_NONE_MATCH") == entry.etag:
+            # What is of the body is not said without it (RFC 9110, section 15.4.5).
+            headers = [header for header in headers if header[0].lower() not in _OF_BODY]
+            status, body = "304 Not Modified", b""
+    start_response(status, headers)
+    return [body]
+
+
+_OF_BODY = frozenset({"content-length", "content-type"})
+
+
 class _Answer:
-    """Takes an answer apart on its way to the server."""
+    """Takes an answer apart on its way to the server.
+
+    :param start_response: of the server; ``None`` keeps the answer back
+    """
 
     __slots__ = ("_start_response", "_written", "headers", "status")
 
-    def __init__(self, start_response: Callable[..., Any]) -> None:
+    def __init__(self, start_response: Callable[..., Any] | None) -> None:
         self._start_response = start_response
         self._written: list[bytes] = []
         self.status = ""
@@ -262,7 +309,9 @@ class _Answer:
 
     def start(self, status: str, headers: Headers, error: Any = None) -> Callable[[bytes], None]:
         self.status, self.headers = status, headers
-        if error is None:
+        if self._start_response is None:
+            pass
+        elif error is None:
             self._start_response(status, headers)
         else:
             self._start_response(status, headers, error)
