@@ -13,22 +13,19 @@ import secrets
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from keyfront import __version__
-from keyfront.errors import MissingPartError, ServerError, StateError
+from keyfront.errors import ServerError, StateError
 
 from ..render import render
+from .manage import Manage
 
 MARKER = "keyfront-state.json"
 # Raised when a folder of this version can no longer be used by an older keyfront.
 FORMAT = 1
-
-_MANAGE = "from keystone.cmd.manage import main; main()"
 
 
 def default_path() -> Path:
@@ -50,6 +47,7 @@ class State:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self._managing: Manage | None = None
 
     @property
     def config(self) -> Path:
@@ -210,12 +208,13 @@ class State:
             with sqlite3.connect(self.path / "keystone.sqlite") as database:
                 database.execute("PRAGMA journal_mode=WAL")
             database.close()
-            self.manage("db_sync")
-            yield "keys for tokens and credentials"
-            self.manage("fernet_setup", *_owner_arguments())
-            self.manage("credential_setup", *_owner_arguments())
-            yield "administrator, roles and catalog"
-            self.bootstrap(endpoint)
+            with self.managing():
+                self.manage("db_sync")
+                yield "keys for tokens and credentials"
+                self.manage("fernet_setup", *_owner_arguments())
+                self.manage("credential_setup", *_owner_arguments())
+                yield "administrator, roles and catalog"
+                self.bootstrap(endpoint)
             self._mark(complete=True)
         finally:
             os.umask(previous)
@@ -261,30 +260,28 @@ class State:
                 return line.partition("=")[2]
         return None
 
+    @contextmanager
+    def managing(self) -> Iterator[None]:
+        """Import Keystone once for all that :meth:`manage` runs meanwhile."""
+        with Manage(self.config, self.path) as self._managing:
+            try:
+                yield
+            finally:
+                self._managing = None
+
     def manage(self, *arguments: str, **environment: str) -> None:
         """Run ``keystone-manage`` on this Keystone.
 
+        :raises MissingPartError: Keystone is not installed
         :raises ServerError: it failed; names the log with all it printed
         """
-        env = {**os.environ, **environment}
-        done = subprocess.run(
-            [sys.executable, "-c", _MANAGE, "--config-file", str(self.config), *arguments],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=self.path,
-            check=False,
-        )
-        if done.returncode == 0:
+        with nullcontext() if self._managing is not None else self.managing():
+            assert self._managing is not None
+            done = self._managing.run(*arguments, **environment)
+        if done.status == 0:
             return
-        output = done.stdout.decode("utf-8", "replace")
-        if "No module named 'keystone'" in output:
-            raise MissingPartError(
-                "Keystone is not installed here: run pip install 'keyfront[keystone]'"
-            )
-        log = self.write("log/keystone-manage.log", output)
-        last = (output.strip().splitlines() or ["it printed nothing"])[-1]
+        log = self.write("log/keystone-manage.log", done.output)
+        last = (done.output.strip().splitlines() or ["it printed nothing"])[-1]
         raise ServerError(f"keystone-manage {arguments[0]} failed: {last}; all of it: {log}")
 
     def environment(self) -> dict[str, str]:
