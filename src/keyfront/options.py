@@ -110,6 +110,71 @@ LDAP = [
     ),
 ]
 
+#: Where several nodes keep their epochs together. Of Keystone's token cache and of the services'
+#: authtoken alike: they find each other by naming the same server and prefix.
+COORDINATOR = [
+    cfg.StrOpt(
+        "coordinator",
+        secret=True,
+        help="Redis or Valkey that keeps the epochs which several nodes and services share: "
+        "redis://[user:password@]host[:port][/db], rediss:// for TLS, or "
+        "unix://[user:password@]/path[?db=n]. With coordinator_sentinel_master the hosts, divided "
+        "by commas, are those of all sentinels (default port 26379). Characters of a password "
+        "that mean something in a URL are written as %XX. By default none: epochs are shared "
+        "within a node, and services do not see them.",
+    ),
+    cfg.StrOpt(
+        "coordinator_prefix",
+        default="keyfront:",
+        help="What the name of the one key in Redis begins with; a Keystone and its services use "
+        "the same, and every Keystone database another.",
+    ),
+    cfg.FloatOpt(
+        "coordinator_timeout",
+        default=0.5,
+        min=0.01,
+        max=10.0,
+        help="Seconds to wait for Redis, at each step of connecting and for each answer. After "
+        "that it counts as lost: it is tried again once a second, and nothing else waits for it.",
+    ),
+    cfg.StrOpt(
+        "coordinator_sentinel_master",
+        help="The name under which the sentinels know the master. A server is trusted only "
+        "while the majority of the sentinels names it.",
+    ),
+    cfg.StrOpt("coordinator_sentinel_user", help="User of the sentinels themselves, if any."),
+    cfg.StrOpt(
+        "coordinator_sentinel_password",
+        secret=True,
+        help="Password of the sentinels themselves, if any.",
+    ),
+    cfg.StrOpt(
+        "coordinator_ca_file",
+        help="File of the authorities that the certificates of rediss:// must come from. By "
+        "default those of the system.",
+    ),
+    cfg.StrOpt(
+        "coordinator_cert_file",
+        help="Certificate that is shown to the servers of rediss://, if they ask for one.",
+    ),
+    cfg.StrOpt("coordinator_key_file", help="Its private key."),
+    cfg.StrOpt(
+        "consistency",
+        default="strict",
+        choices=["strict", "lease"],
+        help="strict: each answer is checked with Redis, one round trip, and stale from the moment "
+        "the response to a change left. lease: checked with what this process heard of Redis "
+        "at most lease seconds ago, without a round trip.",
+    ),
+    cfg.FloatOpt(
+        "lease",
+        default=1.0,
+        min=0.1,
+        max=1.0,
+        help="Seconds for which a change may go unseen with consistency = lease.",
+    ),
+]
+
 TOKEN_CACHE_GROUP = "keyfront_token_cache"
 
 TOKEN_CACHE = [
@@ -169,10 +234,19 @@ TOKEN_CACHE = [
         "/v3/users/{id}. {id} stands for one segment of a path. Routes that show secrets are "
         "refused.",
     ),
+    *COORDINATOR,
+    cfg.StrOpt(
+        "on_loss",
+        default="refuse",
+        choices=["refuse", "allow"],
+        help="What becomes of changes while Redis is away. refuse: they are answered 503 with "
+        "Retry-After and not made. allow: they are made, and other nodes and services may go on "
+        "with answers from before until their own time limits; the log says so.",
+    ),
 ]
 
 #: Options that all processes of a node must agree on.
-SHARED = frozenset({"path", "node_memory"})
+SHARED = frozenset({"path", "node_memory", "on_loss", *(option.dest for option in COORDINATOR)})
 
 HEARTBEAT_GROUP = "keyfront_heartbeat"
 
@@ -267,11 +341,13 @@ def _of_paste(
     for key, text in local.items():
         if key not in known:
             raise OptionError(f"egg:keyfront#{name}", key, f"one of {allowed}")
+        option = known[key]
+        if option.secret:
+            text = "(not shown)"
         if key in elsewhere:
             raise OptionError(f"{name}: {key}", text, elsewhere[key])
-        option = known[key]
         try:
-            values[key] = option.type(text)
+            values[key] = option.type(local[key])
             if _is_no_value(values[key], option):
                 raise ValueError(text)
         except ValueError:

@@ -38,6 +38,18 @@ def test_defaults(tmp_path: Path) -> None:
         "node_memory": 32,
         "flight_timeout": 5.0,
         "routes": [],
+        "coordinator": None,
+        "coordinator_prefix": "keyfront:",
+        "coordinator_timeout": 0.5,
+        "coordinator_sentinel_master": None,
+        "coordinator_sentinel_user": None,
+        "coordinator_sentinel_password": None,
+        "coordinator_ca_file": None,
+        "coordinator_cert_file": None,
+        "coordinator_key_file": None,
+        "consistency": "strict",
+        "lease": 1.0,
+        "on_loss": "refuse",
     }
 
 
@@ -103,7 +115,8 @@ def test_an_unknown_option_names_the_known_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(SHARED))
 def test_what_all_processes_share_is_not_set_in_a_paste_file(tmp_path: Path, name: str) -> None:
     message = refusal(conf(tmp_path), {name: "5"})
-    assert f"token_cache: {name} = 5" in message
+    secret = next(option.secret for option in TOKEN_CACHE if option.dest == name)
+    assert f"token_cache: {name} = {'(not shown)' if secret else 5}:" in message
     assert TOKEN_CACHE_GROUP in message
 
 
