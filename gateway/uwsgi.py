@@ -31,6 +31,7 @@ from . import mercy
 from .application import keep_connections, load_or_fail, pin_argv
 from .process import registry
 from .request_body import read_whole
+from .server_error import answer_errors
 
 if "pyargv" not in uwsgi.opt:
     pin_argv("uwsgi")
@@ -41,7 +42,7 @@ speaks_http = any(option in uwsgi.opt for option in ("http-socket", "https-socke
 registry.install()
 mercy.install(registry)
 application = read_whole(
-    load_or_fail(raising="need-app" in uwsgi.opt),
+    answer_errors(load_or_fail(raising="need-app" in uwsgi.opt)),
     read_chunk=uwsgi.chunked_read if speaks_http else None,
 )
 keep_connections()

@@ -154,6 +154,25 @@ def test_mod_wsgi_repeats_the_first_error_and_heals(no_keys) -> None:  # type: i
         wait_for(lambda: status() == 200, "a fresh process serves")
 
 
+@pytest.mark.parametrize("server", ("uwsgi", "nginx+uwsgi"))
+def test_an_application_that_raises_is_answered_500(
+    keystone_state: tuple[Path, int], server: str
+) -> None:
+    """uWSGI alone closes the connection without a byte, and nginx in front says 502."""
+    state, port = keystone_state
+    environment = {
+        "KEYFRONT_APP": "raising_app:application",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    with serve(state, server, port=port, environment=environment) as served:
+        status, _, body = _get(served.port, "/raise")
+        assert (status, json.loads(body)["error"]["code"]) == (500, 500)
+        assert b"database" not in body
+        assert _get(served.port, "/")[0] == 200
+        log = (state / "log" / "uwsgi.log").read_text()
+        assert "RuntimeError: what the database said" in log
+
+
 def test_a_paste_file_with_a_name(keystone_state: tuple[Path, int], tmp_path: Path) -> None:
     """A paste file of the operator's, with a name, named by KEYFRONT_APP."""
     state, port = keystone_state

@@ -1,0 +1,56 @@
+"""Answers 500 where an application raises, under a server that would not answer at all.
+
+uWSGI closes the connection without a byte when an application raises, and a client, or nginx in
+front (502), cannot tell that from a server that is gone. Keystone raises what its database says
+while it looks at the caller's token, before its own error pages. The error is logged as uWSGI
+would have.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+# In the form of Keystone's errors, and with nothing of what was raised.
+_BODY = json.dumps(
+    {
+        "error": {
+            "code": 500,
+            "title": "Internal Server Error",
+            "message": "The request could not be answered; the server's log says why.",
+        }
+    }
+).encode()
+
+
+def answer_errors(application: WSGIApplication) -> WSGIApplication:
+    """Wrap an application so that an error it raises is logged and answered 500.
+
+    One that comes after its status was given stays the server's: uWSGI takes no second one (its
+    start_response raises whatever ``exc_info`` is, python/wsgi_headers.c).
+    """
+
+    def answering(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        started = False
+
+        def start(*arguments: Any) -> Any:
+            nonlocal started
+            started = True
+            return start_response(*arguments)
+
+        try:
+            return application(environ, start)
+        except Exception:
+            if started:
+                raise
+            environ["wsgi.errors"].write(traceback.format_exc())
+            headers = [("Content-Type", "application/json"), ("Content-Length", str(len(_BODY)))]
+            start_response("500 Internal Server Error", headers)
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else [_BODY]
+
+    return answering
