@@ -49,6 +49,7 @@ def answer_errors(application: WSGIApplication) -> WSGIApplication:
             if started:
                 raise
             environ["wsgi.errors"].write(traceback.format_exc())
+            environ["wsgi.errors"].flush()  # uWSGI keeps it otherwise
             headers = [("Content-Type", "application/json"), ("Content-Length", str(len(_BODY)))]
             start_response("500 Internal Server Error", headers)
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [_BODY]

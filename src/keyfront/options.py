@@ -248,6 +248,47 @@ TOKEN_CACHE = [
 #: Options that all processes of a node must agree on.
 SHARED = frozenset({"path", "node_memory", "on_loss", *(option.dest for option in COORDINATOR)})
 
+AUTHTOKEN_GROUP = "keyfront_authtoken"
+
+#: Of their names in a paste section, where others are keystonemiddleware's.
+AUTHTOKEN_PREFIX = "keyfront_"
+
+AUTHTOKEN = [
+    cfg.IntOpt(
+        "memory",
+        default=64,
+        min=1,
+        max=65536,
+        help="MiB of validations that each worker process of the service keeps at most. An eighth "
+        "of it is for refused tokens, which cannot push out good ones.",
+    ),
+    cfg.FloatOpt(
+        "negative_ttl",
+        default=5.0,
+        min=0.0,
+        max=3600.0,
+        help="Seconds for which a token that Keystone does not know is refused without asking "
+        "again, at most; 0 asks every time.",
+    ),
+    cfg.FloatOpt(
+        "revalidate",
+        default=1.0,
+        min=0.1,
+        max=60.0,
+        help="Seconds for which a validation is used before Keystone's token_cache is asked "
+        "whether it still stands; so long does a revoked token go on working. Only without a "
+        "coordinator, which says so at each request.",
+    ),
+    cfg.FloatOpt(
+        "flight_timeout",
+        default=5.0,
+        min=0.0,
+        max=60.0,
+        help="Seconds for which a request waits while another of this process has the same token "
+        "validated; 0 never waits.",
+    ),
+]
+
 HEARTBEAT_GROUP = "keyfront_heartbeat"
 
 HEARTBEAT = [
@@ -275,7 +316,12 @@ HEARTBEAT = [
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """Return groups and options (entry point ``oslo.config.opts``)."""
-    return [(TOKEN_CACHE_GROUP, TOKEN_CACHE), (LDAP_GROUP, LDAP), (HEARTBEAT_GROUP, HEARTBEAT)]
+    return [
+        (TOKEN_CACHE_GROUP, TOKEN_CACHE),
+        (AUTHTOKEN_GROUP, AUTHTOKEN),
+        (LDAP_GROUP, LDAP),
+        (HEARTBEAT_GROUP, HEARTBEAT),
+    ]
 
 
 def register_ldap(conf: cfg.ConfigOpts) -> None:
@@ -308,6 +354,20 @@ def token_cache(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) ->
     }
 
 
+def authtoken(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the values of ``[keyfront_authtoken]`` by name.
+
+    :param conf: the service's configuration, loaded
+    :param local: options of a paste section that begin with :data:`AUTHTOKEN_PREFIX`, which win
+    :raises OptionError: a value is out of its range
+    """
+    conf.register_opts(AUTHTOKEN, group=AUTHTOKEN_GROUP)
+    return {
+        **_values(conf, AUTHTOKEN_GROUP, AUTHTOKEN),
+        **_of_paste("authtoken", AUTHTOKEN, local or {}, {}, AUTHTOKEN_PREFIX),
+    }
+
+
 def heartbeat(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the values of ``[keyfront_heartbeat]`` by name; ``interval`` and ``path`` may be
     ``None``.
@@ -329,16 +389,22 @@ def heartbeat(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) -> d
 
 
 def _of_paste(
-    name: str, options: list[cfg.Opt], local: Mapping[str, str], elsewhere: Mapping[str, str]
+    name: str,
+    options: list[cfg.Opt],
+    local: Mapping[str, str],
+    elsewhere: Mapping[str, str],
+    prefix: str = "",
 ) -> dict[str, Any]:
     """Return the values of the options in the section of a filter.
 
     :param elsewhere: where the options belong that may not be set there
+    :param prefix: what their names begin with in the section
     """
     known = {option.dest: option for option in options}
-    allowed = ", ".join(sorted(known.keys() - elsewhere.keys()))
+    allowed = ", ".join(sorted(prefix + key for key in known.keys() - elsewhere.keys()))
     values: dict[str, Any] = {}
-    for key, text in local.items():
+    for written, text in local.items():
+        key = written.removeprefix(prefix)
         if key not in known:
             raise OptionError(f"egg:keyfront#{name}", key, f"one of {allowed}")
         option = known[key]
@@ -351,7 +417,7 @@ def _of_paste(
             if _is_no_value(values[key], option):
                 raise ValueError(text)
         except ValueError:
-            raise OptionError(f"{name}: {key}", text, _allowed(option)) from None
+            raise OptionError(f"{name}: {written}", text, _allowed(option)) from None
     return values
 
 
