@@ -287,6 +287,7 @@ AUTHTOKEN = [
         help="Seconds for which a request waits while another of this process has the same token "
         "validated; 0 never waits.",
     ),
+    *COORDINATOR,
 ]
 
 HEARTBEAT_GROUP = "keyfront_heartbeat"
@@ -406,14 +407,14 @@ def _of_paste(
     for written, text in local.items():
         key = written.removeprefix(prefix)
         if key not in known:
-            raise OptionError(f"egg:keyfront#{name}", key, f"one of {allowed}")
+            raise OptionError(f"egg:keyfront#{name}", written, f"one of {allowed}")
         option = known[key]
         if option.secret:
             text = "(not shown)"
         if key in elsewhere:
-            raise OptionError(f"{name}: {key}", text, elsewhere[key])
+            raise OptionError(f"{name}: {written}", text, elsewhere[key])
         try:
-            values[key] = option.type(local[key])
+            values[key] = option.type(local[written])
             if _is_no_value(values[key], option):
                 raise ValueError(text)
         except ValueError:
