@@ -72,8 +72,8 @@ class TokenCache:
         self._families = routes.families
         self._ttl = ttl
         self._negative_ttl = negative_ttl
-        self.answers = Memory(memory - memory // 8)
-        self.refusals = Memory(memory // 8)
+        self.answers: Memory[Entry] = Memory(memory - memory // 8)
+        self.refusals: Memory[Entry] = Memory(memory // 8)
         self._warned = False
         self._generation = 0
         self._keys = Keys(bytes(32))

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import Generic, Protocol, TypeVar
 
-from .entries import Entry
+
+class Weighed(Protocol):
+    """What has a size."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        ...
 
 
-class Memory:
+E = TypeVar("E", bound=Weighed)
+
+
+class Memory(Generic[E]):
     """Entries by key.
 
     :param limit: bytes that all entries together may take
@@ -22,14 +33,14 @@ class Memory:
         self.size = 0
         #: Entries that had to go for others.
         self.evicted = 0
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, E] = OrderedDict()
         # For writers only; a hit takes no lock.
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: bytes) -> Entry | None:
+    def get(self, key: bytes) -> E | None:
         """Return the entry and make it the most recently used."""
         entry = self._entries.get(key)
         if entry is not None:
@@ -39,7 +50,7 @@ class Memory:
                 pass  # another thread has just removed it; the entry itself is still good
         return entry
 
-    def put(self, key: bytes, entry: Entry) -> None:
+    def put(self, key: bytes, entry: E) -> None:
         """Keep an entry, unless it alone is over a quarter of the limit."""
         if entry.size > self.limit // 4:
             return
