@@ -26,6 +26,7 @@ from pathlib import Path
 
 import psutil
 
+import processes
 from certificates import Certificates
 from fault_proxy import bind_stable
 from programs import own_folder as _own_folder
@@ -247,7 +248,7 @@ class Broker:
         """Stop its process: connections stay, new ones are made by the kernel, nobody answers."""
         assert self._process is not None
         self._finish_log()
-        self._process.send_signal(signal.SIGSTOP)
+        processes.stop(self._process.pid)
         self._paused = True
 
     def resume(self) -> None:

@@ -25,6 +25,7 @@ import ldap
 import ldap.controls
 import ldap.modlist
 
+import processes
 from certificates import Certificates, Pair, certificates
 from served import PATIENCE
 from servers import _own_folder, _program, _ready, _running
@@ -203,7 +204,7 @@ class Directory:
     def pause(self) -> None:
         """Stop its process: connections stay, new ones are made by the kernel, nobody answers."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        processes.stop(self._process.pid)
         self._paused = True
 
     def resume(self) -> None:

@@ -21,6 +21,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from processes import command_line
+
 SHAPES = ("uwsgi", "gevent", "nginx+uwsgi", "apache+uwsgi", "mod_wsgi")
 WITH_UWSGI = SHAPES[:-1]
 # Seconds; a bound on a hang, not an expectation.
@@ -103,7 +105,7 @@ class Served:
     def masters(self, name: str) -> psutil.Process:
         """The child of the supervisor that runs this program."""
         for child in psutil.Process(self.process.pid).children():
-            if name in child.cmdline()[0]:
+            if name in "".join(command_line(child)[:1]):
                 return child
         raise AssertionError(f"no {name} among {self.processes()}")
 

@@ -19,6 +19,7 @@ import pytest
 from amqp_worker import MODELS, Worker, at_once
 from broker import Broker, broker
 from fault_proxy import FaultProxy
+from processes import stop
 from served import wait_for
 
 pytestmark = pytest.mark.slow
@@ -223,7 +224,7 @@ def test_idle_and_stopped(
     check_calls(crew)
 
     for worker in crew.values():
-        worker.process.send_signal(signal.SIGSTOP)
+        stop(worker.process.pid)
     time.sleep(IDLE)
     for worker in crew.values():
         worker.process.send_signal(signal.SIGCONT)
