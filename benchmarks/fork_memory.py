@@ -63,6 +63,7 @@ def make_state(folder: Path) -> dict[str, str]:
     (folder / "keystone.conf").write_text(
         f"[database]\nconnection = sqlite:///{folder}/keystone.db\n"
         f"[fernet_tokens]\nkey_repository = {folder}/fernet\n"
+        f"[fernet_receipts]\nkey_repository = {folder}/fernet\n"
         f"[credential]\nkey_repository = {folder}/credential\n"
     )
     owner = ("--keystone-user", str(os.getuid()), "--keystone-group", str(os.getgid()))

@@ -30,6 +30,8 @@ log_file = {folder}/keystone.log
 connection = sqlite:///{state}/keystone.sqlite
 [fernet_tokens]
 key_repository = {state}/fernet-keys
+[fernet_receipts]
+key_repository = {state}/fernet-keys
 [credential]
 key_repository = {state}/credential-keys
 [identity]
