@@ -94,12 +94,14 @@ ENTRY_POINTS = {
         "keyfront = keyfront.__main__:main",
     ],
     "paste.app_factory": [
+        "authtoken = keyfront.middleware.tokens.authtoken:app_factory",
         "keystone = keyfront.gateway.keystone:app_factory",
     ],
     "keystone.identity": [
         "keyfront_ldap = keyfront.middleware.ldap.keystone_driver:Identity",
     ],
     "paste.filter_factory": [
+        "authtoken = keyfront.middleware.tokens.authtoken:filter_factory",
         "heartbeat = keyfront.gateway.heartbeat.filter:filter_factory",
         "ldap_auth = keyfront.middleware.ldap.filter:filter_factory",
         "token_cache = keyfront.middleware.tokens.keystone_filter:filter_factory",
