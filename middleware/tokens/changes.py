@@ -3,6 +3,9 @@
 Workers with the ``token_cache`` filter make the table. Any other process that writes to the same
 database finds it by the database's URL (or by the option ``path``) and takes part; where there is
 none, nobody has cached anything and there is nobody to tell.
+
+Where Keystone's configuration names a coordinator on Redis, every process that reads it takes part
+in that one instead.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 
 from keyfront.errors import CoordinatorError, OptionError
 
+from .coordinators.chosen import coordinator_of
 from .coordinators.shared_memory import LEASE_SECONDS, NAME, SharedMemory
 from .epochs import Coordinator, Mark, slots
 
@@ -84,6 +88,19 @@ def folder_here(url: Any) -> Path:
     return folder_of(keystone.CONF, url)
 
 
+def _configured(folder: Path) -> Coordinator | None:
+    """Return the coordinator that Keystone's configuration names, if this is one of Keystone's.
+
+    :raises OptionError: an option has a value out of its range
+    """
+    keystone: Any = sys.modules.get("keystone.conf")
+    if keystone is None or "database" not in keystone.CONF:
+        return None
+    from keyfront import options
+
+    return coordinator_of(options.token_cache(keystone.CONF), True, folder=folder)
+
+
 def _removed(folder: Path) -> bool:
     return not (folder / NAME).exists()
 
@@ -95,13 +112,25 @@ class Registry:
         self._lock = threading.Lock()
         self._coordinators: dict[Path, Coordinator] = {}
         self._attached: set[Path] = set()
+        # Folders of which it is known that the configuration names no coordinator.
+        self._local: set[Path] = set()
 
     def get(self, folder: Path) -> Coordinator | None:
         """Return the coordinator for ``folder``, attached if there is a table; else ``None``.
 
         :raises CoordinatorError: there is a table, and it cannot be used
+        :raises OptionError: an option has a value out of its range
         """
         coordinator = self._coordinators.get(folder)
+        if coordinator is None and folder not in self._local:
+            with self._lock:
+                coordinator = self._coordinators.get(folder)
+                if coordinator is None:
+                    coordinator = _configured(folder)
+                    if coordinator is None:
+                        self._local.add(folder)
+                    else:
+                        self._coordinators[folder] = coordinator
         if coordinator is None and (folder / NAME).exists():
             with self._lock:
                 coordinator = self._coordinators.get(folder)

@@ -18,12 +18,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keyfront.errors import CoordinatorError, MissingPartError
 
 from . import dependencies, guarantee, tags_header
 from .changes import folder_of, registry
+from .coordinators.chosen import coordinator_of
 from .coordinators.shared_memory import SharedMemory
 from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_KEPT
 from .entries import Entry, Headers, Keys, Lifetime, entry_of
@@ -32,6 +33,9 @@ from .memory import Memory
 from .node import Node
 from .request import ENVIRON_KEY, Request
 from .routes import TOKENS, Routes
+
+if TYPE_CHECKING:
+    from .coordinators.redis import Redis
 
 LOG = logging.getLogger(__name__)
 
@@ -58,7 +62,7 @@ class TokenCache:
     def __init__(
         self,
         application: WSGIApplication,
-        coordinator: SharedMemory,
+        coordinator: SharedMemory | Redis,
         node: Node,
         *,
         routes: Routes,
@@ -77,7 +81,13 @@ class TokenCache:
         self._warned = False
         self._generation = 0
         self._keys = Keys(bytes(32))
-        self._start_generation(coordinator.now().generation)
+        try:
+            generation = coordinator.now().generation
+        except CoordinatorError:
+            if isinstance(coordinator, SharedMemory):
+                raise
+            generation = 0  # Redis may come later; until then Keystone is asked
+        self._start_generation(generation)
 
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
@@ -383,7 +393,7 @@ def token_cache(
     values = options.token_cache(conf, local)
     folder = folder_of(conf)
     guarantee.warn(guarantee.replica_doubts(conf))
-    coordinator = SharedMemory(folder)
+    coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(folder)
     registry.set(folder, coordinator)
     node = Node(
         folder, size=values["node_memory"] << 20, flight_timeout=values["flight_timeout"]

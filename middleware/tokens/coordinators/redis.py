@@ -15,8 +15,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 import time
-import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -104,7 +104,8 @@ class Redis:
         self._poller = None if lease is None else Poller(self._poll, min(lease, LEASE_SECONDS) / 2)
         self._recovered = 0.0
         self._closed = False
-        _all.add(self)
+        self._pid = os.getpid()
+        self._forks: dict[int, threading.Lock] = {}
 
     def __repr__(self) -> str:
         return f"<Redis {self._address} {self._key}>"
@@ -196,7 +197,7 @@ class Redis:
             # Owed once more: it may have been paid between the mark and the commit.
             self._owe(mark)
             with suppress(CoordinatorError):
-                self._contact.do(lambda link: None)
+                self._here().do(lambda link: None)
             return
         try:
             self._complete("stamp", mark.slots, f"{mark.generation:x}", mark.serial)
@@ -243,13 +244,6 @@ class Redis:
             self._poller.stop()
             self._mirror.clear()
 
-    def after_fork(self) -> None:
-        """Let go of what is the parent's."""
-        self._contact.after_fork()
-        if self._poller is not None and self._mirror is not None:
-            self._poller.after_fork()
-            self._mirror.after_fork()
-
     # Reading
 
     def _fresh(self, epoch: Epoch, slots: Slots) -> bool:
@@ -263,6 +257,7 @@ class Redis:
 
     def _renewed(self, mirror: Mirror, epoch: Epoch, slots: Slots) -> bool:
         """Whether ``slots`` are fresh, where the mirror did not know."""
+        self._here()
         if self._poller is not None and not self._closed:
             self._poller.start()
         if mirror.is_behind():
@@ -310,7 +305,7 @@ class Redis:
             return found
 
         try:
-            found = self._contact.do(ask, reading=True)
+            found = self._here().do(ask, reading=True)
         except ValueError:
             found = None
         if found is None:
@@ -323,7 +318,7 @@ class Redis:
 
         :raises CoordinatorError: Redis did not answer
         """
-        return self._contact.do(
+        return self._here().do(
             lambda link: self._parsed(link, link.read("HMGET", self._key, *_HEAD, *slots)),
             reading=True,
         )
@@ -374,22 +369,25 @@ class Redis:
                 self.recover()
 
     def _run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
-        answer = self._contact.run(deed, *arguments, confirm=confirm)
+        answer = self._here().run(deed, *arguments, confirm=confirm)
         self._known = int(answer[0], 16), int(answer[1])
         return answer
 
     def _owe(self, mark: Mark) -> None:
-        self._contact.owe(mark)
+        self._here().owe(mark)
         if self._mirror is not None:
             self._mirror.clear()
 
-
-_all: weakref.WeakSet[Redis] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for coordinator in _all:
-        coordinator.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    def _here(self) -> Contact:
+        """Return the contact, of this process and not of the one it was forked from."""
+        pid = os.getpid()
+        if self._pid != pid:
+            # Not by Python's fork hooks, which not every server runs.
+            with self._forks.setdefault(pid, threading.Lock()):
+                if self._pid != pid:
+                    self._contact.after_fork()
+                    if self._poller is not None and self._mirror is not None:
+                        self._poller.after_fork()
+                        self._mirror.after_fork()
+                    self._pid = pid
+        return self._contact
