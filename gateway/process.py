@@ -332,6 +332,13 @@ _KINDS = (
     _Kind("sqlalchemy.engine.base", "Engine", _release_engine, _forget_engine),
     # redis compares pids itself and then drops what it inherited.
     _Kind("redis.connection", "ConnectionPool", lambda pool: pool.disconnect(), None),
+    # So does the token cache's coordinator.
+    _Kind(
+        "keyfront.middleware.tokens.coordinators.redis_contact",
+        "Contact",
+        lambda contact: contact.release(),
+        None,
+    ),
     # Pooled and hashing clients, and dogpile's, are made of these.
     _Kind("pymemcache.client.base", "Client", lambda c: c.close(), lambda c: c.close()),
     _Kind("memcache", "Client", lambda c: c.disconnect_all(), lambda c: c.disconnect_all()),

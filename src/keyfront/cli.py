@@ -208,10 +208,10 @@ def _tokens(arguments: argparse.Namespace) -> int:
     config = arguments.config_file
     if arguments.state is not None:
         config = state.State(arguments.state).config
-    folder = token_commands.folder(path=arguments.path, config_file=config)
+    cache = token_commands.cache(path=arguments.path, config_file=config)
     if arguments.action == "flush":
-        return token_commands.flush(folder, sys.stdout)
-    return token_commands.stats(folder, sys.stdout, as_json=arguments.json)
+        return token_commands.flush(cache, sys.stdout)
+    return token_commands.stats(cache, sys.stdout, as_json=arguments.json)
 
 
 def _ldap(arguments: argparse.Namespace) -> int:

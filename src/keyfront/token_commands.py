@@ -6,9 +6,13 @@ import glob
 import json
 import stat
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from keyfront.errors import CoordinatorError, KeyfrontError, MissingPartError, OptionError
+
+if TYPE_CHECKING:
+    from keyfront.middleware.tokens.coordinators.redis import Redis
+    from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
 
 #: What is printed, in this order: name, label, meaning.
 _LINES = (
@@ -26,8 +30,37 @@ _LINES = (
 )
 
 
-def folder(*, path: Path | None, config_file: Path | None) -> Path:
-    """Return the folder of the cache that is meant.
+class Cache(NamedTuple):
+    """A token cache of this machine."""
+
+    folder: Path
+    #: Where its epochs are, if they are not in the folder.
+    redis: Redis | None = None
+
+    @property
+    def where(self) -> str:
+        """How it is named to the operator."""
+        return f"{self.folder}, epochs in {self.redis.address}" if self.redis else f"{self.folder}"
+
+    @property
+    def coordinator(self) -> SharedMemory | Redis:
+        """What keeps the epochs.
+
+        :raises CoordinatorError: there are none
+        """
+        if self.redis is not None:
+            return self.redis
+        from keyfront.middleware.tokens.coordinators.shared_memory import NAME, SharedMemory
+
+        if not (self.folder / NAME).exists():
+            raise CoordinatorError(
+                f"{self.folder}: there is no token cache; is the service running?"
+            )
+        return SharedMemory(self.folder, create=False)
+
+
+def cache(*, path: Path | None, config_file: Path | None) -> Cache:
+    """Return the cache that is meant.
 
     :param path: the folder itself
     :param config_file: Keystone's configuration, which says where it is
@@ -35,11 +68,15 @@ def folder(*, path: Path | None, config_file: Path | None) -> Path:
     :raises CoordinatorError: there is none, or the configuration cannot be read
     """
     if path is not None:
-        return path
+        return Cache(path)
     if config_file is not None:
         return _configured(config_file)
-    found = [Path(name) for name in glob.glob("/dev/shm/keyfront-*") if _is_cache(Path(name))]
-    found += [one for one in _served() if one not in found]
+    found = [
+        Cache(Path(name)) for name in glob.glob("/dev/shm/keyfront-*") if _is_cache(Path(name))
+    ]
+    served = _served()
+    if served is not None and served.folder not in [one.folder for one in found]:
+        found.append(served)
     if len(found) == 1:
         return found[0]
     if not found:
@@ -47,11 +84,11 @@ def folder(*, path: Path | None, config_file: Path | None) -> Path:
             "no token cache in /dev/shm, and none of keyfront serve; is the service running? If "
             "its option path names another folder, give it with --path or --config-file"
         )
-    names = ", ".join(sorted(map(str, found)))
+    names = ", ".join(sorted(str(one.folder) for one in found))
     raise OptionError("--path", "(not given)", f"one of {names}")
 
 
-def _served() -> list[Path]:
+def _served() -> Cache | None:
     """Return the cache of ``keyfront serve`` in its usual state folder, if there is one."""
     from keyfront.gateway.serve.state import State, default_path
 
@@ -59,8 +96,8 @@ def _served() -> list[Path]:
         config = State(default_path()).config
         served = _configured(config) if config.is_file() else None
     except (KeyfrontError, OSError):
-        return []  # no home, or another user's: then there is none of this user
-    return [served] if served is not None and served.is_dir() else []
+        return None  # no home, or another user's: then there is none of this user
+    return served if served is not None and served.folder.is_dir() else None
 
 
 def _is_cache(folder: Path) -> bool:
@@ -77,7 +114,7 @@ def _is_cache(folder: Path) -> bool:
         return False
 
 
-def _configured(config_file: Path) -> Path:
+def _configured(config_file: Path) -> Cache:
     if not config_file.is_file():
         raise OptionError("--config-file", config_file, "a keystone.conf that exists")
     try:
@@ -88,40 +125,36 @@ def _configured(config_file: Path) -> Path:
             f"{error.name} is not installed; run keyfront from the environment of Keystone"
         ) from None
 
+    from keyfront import options
     from keyfront.middleware.tokens.changes import folder_of
+    from keyfront.middleware.tokens.coordinators.chosen import coordinator_of
 
     conf = cfg.ConfigOpts()
     database.set_defaults(conf)
     try:
         conf([], project="keystone", default_config_files=[str(config_file)])
-        return folder_of(conf)
+        return Cache(folder_of(conf), coordinator_of(options.token_cache(conf), True))
     except cfg.ConfigFilesPermissionDeniedError:
         raise CoordinatorError(f"{config_file}: Permission denied") from None
     except cfg.Error as error:
         raise CoordinatorError(f"{config_file}: {error}") from None
 
 
-def _check(folder: Path) -> None:
-    from keyfront.middleware.tokens.coordinators.shared_memory import NAME
-
-    if not (folder / NAME).exists():
-        raise CoordinatorError(f"{folder}: there is no token cache; is the service running?")
-
-
-def stats(folder: Path, out: TextIO, *, as_json: bool = False) -> int:
+def stats(cache: Cache, out: TextIO, *, as_json: bool = False) -> int:
     """Print what the cache did.
 
     :raises CoordinatorError: there is no cache in the folder
     """
     from keyfront.middleware.tokens import node
-    from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
 
-    _check(folder)
-    counts = {**SharedMemory(folder, create=False).statistics(), **node.statistics(folder)}
+    counts = {**cache.coordinator.statistics(), **node.statistics(cache.folder)}
     if as_json:
-        out.write(json.dumps({"folder": str(folder), **counts}, indent=2) + "\n")
+        where = {"folder": str(cache.folder)}
+        if cache.redis is not None:
+            where["coordinator"] = str(cache.redis.address)
+        out.write(json.dumps({**where, **counts}, indent=2) + "\n")
         return 0
-    out.write(f"token cache in {folder}\n")
+    out.write(f"token cache in {cache.where}\n")
     for name, label, meaning in _LINES:
         out.write(f"{label:<12}{counts[name]:>14}  {meaning}\n")
     for kind in ("answers", "refusals"):
@@ -134,14 +167,11 @@ def stats(folder: Path, out: TextIO, *, as_json: bool = False) -> int:
     return 0
 
 
-def flush(folder: Path, out: TextIO) -> int:
+def flush(cache: Cache, out: TextIO) -> int:
     """Make every answer stale.
 
     :raises CoordinatorError: there is no cache in the folder
     """
-    from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
-
-    _check(folder)
-    SharedMemory(folder, create=False).flush()
-    out.write(f"flushed {folder}: every answer is now asked of Keystone anew\n")
+    cache.coordinator.flush()
+    out.write(f"flushed {cache.where}: every answer is now asked of Keystone anew\n")
     return 0

@@ -11,43 +11,13 @@ import pytest
 pytest.register_assert_rewrite("conformance.coordinator")
 pytest.importorskip("redis")
 
-from clocks import Clock  # noqa: E402
 from conformance.coordinator import CoordinatorSuite, World  # noqa: E402
-from keyfront import options  # noqa: E402
 from keyfront.errors import CoordinatorError  # noqa: E402
 from keyfront.middleware.tokens.coordinators import redis as module  # noqa: E402
 from keyfront.middleware.tokens.coordinators.redis import Redis  # noqa: E402
-from keyfront.middleware.tokens.coordinators.redis_address import Address  # noqa: E402
 from keyfront.middleware.tokens.epochs import Epoch, Slots  # noqa: E402
+from redis_epochs import KEY, SLOTS, RedisClock, address  # noqa: E402
 from redis_servers import RedisServer, redis_server  # noqa: E402
-
-SLOTS = 1024
-KEY = "keyfront:epochs"
-
-# Lets time pass by moving every deadline in the table; Redis goes by its own clock.
-_LATER = """
-local fields = redis.call('HGETALL', KEYS[1])
-for index = 1, #fields, 2 do
-  local name, value = fields[index], fields[index + 1]
-  local moment, rest = string.match(value, '^(%d+)(.*)$')
-  if name == 'until' or string.find(name, '^m%d+$') then
-    redis.call('HSET', KEYS[1], name, string.format('%.0f', moment - ARGV[1]) .. rest)
-  end
-end
-"""
-
-
-class RedisClock(Clock):
-    """Whoever sleeps on it moves Redis' clock on as well."""
-
-    def __init__(self, server: RedisServer) -> None:
-        super().__init__(runs=True)
-        self._server = server
-
-    def later(self, seconds: float) -> None:
-        super().later(seconds)
-        self._server.client.eval(_LATER, 1, KEY, round(seconds * 1e6))
-
 
 class Deployment:
     """A Redis, and processes that share the table in it."""
@@ -61,10 +31,9 @@ class Deployment:
         self._attached: list[Redis] = []
 
     def attach(self) -> Redis:
-        values = {option.dest: option.default for option in options.COORDINATOR}
-        address = Address.of({**values, "coordinator": self.server.url})
-        self._attached.append(self.kind(address, slot_count=SLOTS, lease=self.lease))
-        return self._attached[-1]
+        made = self.kind(address(self.server.url), slot_count=SLOTS, lease=self.lease)
+        self._attached.append(made)
+        return made
 
     def later(self, seconds: float) -> None:
         self._clock.later(seconds)

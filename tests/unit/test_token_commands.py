@@ -123,7 +123,7 @@ def test_a_cache_of_another_user_is_named(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
     monkeypatch.setattr(token_commands.glob, "glob", lambda pattern: found)
     monkeypatch.setattr(token_commands.Path, "stat", refused)
-    assert token_commands.folder(path=None, config_file=None) == tmp_path / "keyfront-1234"
+    assert token_commands.cache(path=None, config_file=None).folder == tmp_path / "keyfront-1234"
 
 
 def test_the_cache_of_keyfront_serve_is_found(

@@ -84,7 +84,8 @@ class Redis:
         folder: Path | None = None,
         slot_count: int = SLOTS,
     ) -> None:
-        self._address = address
+        #: Where it is; as text without its password.
+        self.address = address
         self._create = create
         self._key = f"{prefix}epochs"
         self._allow = allow
@@ -108,7 +109,7 @@ class Redis:
         self._forks: dict[int, threading.Lock] = {}
 
     def __repr__(self) -> str:
-        return f"<Redis {self._address} {self._key}>"
+        return f"<Redis {self.address} {self._key}>"
 
     @property
     def slot_count(self) -> int:
@@ -144,7 +145,7 @@ class Redis:
         if found is None:
             if not self._create:
                 raise CoordinatorError(
-                    f"{self._address}: no Keystone has begun a table {self._key} there"
+                    f"{self.address}: no Keystone has begun a table {self._key} there"
                 )
             answer = self._run("look")
             return Epoch(int(answer[0], 16), int(answer[2]))
@@ -168,7 +169,7 @@ class Redis:
             self.now()
             found = self._look(slots)
             if found is None:
-                raise CoordinatorError(f"{self._address}: the table was lost again and again")
+                raise CoordinatorError(f"{self.address}: the table was lost again and again")
         if min(found.numbers) < 0:
             self._recover_sometimes()
             return None
@@ -221,7 +222,7 @@ class Redis:
         """Stamp abandoned marks; return how many there were."""
         found = int(self._run("recover")[4])
         if found:
-            LOG.warning("%s: completed %d change(s) of writers that died", self._address, found)
+            LOG.warning("%s: completed %d change(s) of writers that died", self.address, found)
         return found
 
     def statistics(self) -> Mapping[str, int]:
@@ -349,7 +350,7 @@ class Redis:
             if serial < 0:
                 wait, why = 0.05, "too many changes are under way at once"
             if time.monotonic() + wait > deadline:
-                raise CoordinatorError(f"{self._address}: {why}; try again")
+                raise CoordinatorError(f"{self.address}: {why}; try again")
             time.sleep(wait)
 
     def _complete(self, deed: str, slots: Slots, *arguments: Any) -> None:

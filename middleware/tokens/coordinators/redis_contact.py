@@ -142,6 +142,10 @@ class Contact:
         """End it; what is still owed is not told."""
         self._closed = True
         self._payer.stop()
+        self.release()
+
+    def release(self) -> None:
+        """Close the connections; they are made again when they are needed."""
         self._server.end()
         self._masters.close()
 
