@@ -25,7 +25,7 @@ from keyfront.errors import CoordinatorError, MissingPartError
 from . import dependencies, guarantee, tags_header
 from .changes import folder_of, registry
 from .coordinators.chosen import coordinator_of
-from .coordinators.shared_memory import SharedMemory
+from .coordinators.shared_memory import SharedMemory, check_folder
 from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_KEPT
 from .entries import Entry, Headers, Keys, Lifetime, entry_of
 from .epochs import Epoch, slots
@@ -393,6 +393,7 @@ def token_cache(
     values = options.token_cache(conf, local)
     folder = folder_of(conf)
     guarantee.warn(guarantee.replica_doubts(conf))
+    check_folder(folder, make=True)
     coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(folder)
     registry.set(folder, coordinator)
     node = Node(
