@@ -84,7 +84,7 @@ class RedisServer:
                 "tls-auth-clients optional",
             ]
         if kind == "server":
-            lines += ['save ""', "appendonly no"]
+            lines += ['save ""', "appendonly no", "repl-diskless-sync-delay 0"]
         self._config.write_text("\n".join([*lines, *config]) + "\n")
         self._config.chmod(0o600)
         self._log = folder / "log"
@@ -190,7 +190,7 @@ def redis_server(
         (folder or own).mkdir(exist_ok=True)
         lines = [*acl, *config]
         if replica_of is not None:
-            lines += [f"replicaof 127.0.0.1 {replica_of.port}", "repl-diskless-sync-delay 0"]
+            lines.append(f"replicaof 127.0.0.1 {replica_of.port}")
         server = RedisServer(folder or own, lines, port=port, tls=tls, socket=own / "socket")
         stack.callback(server.close)
         server.start()

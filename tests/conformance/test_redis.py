@@ -19,6 +19,7 @@ from keyfront.middleware.tokens.epochs import Epoch, Slots  # noqa: E402
 from redis_epochs import KEY, SLOTS, RedisClock, address  # noqa: E402
 from redis_servers import RedisServer, redis_server  # noqa: E402
 
+
 class Deployment:
     """A Redis, and processes that share the table in it."""
 

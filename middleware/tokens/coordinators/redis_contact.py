@@ -197,7 +197,7 @@ class Contact:
         :raises CoordinatorError: no: Redis is lost, or refuses
         """
         if isinstance(error, redis.RedisError | OSError | UnicodeError):
-            said = str(error) or type(error).__name__
+            said = str(error).partition(" script: ")[0] or type(error).__name__
             moved = isinstance(error, redis.ConnectionError | redis.ReadOnlyError)
             final = redis.BusyLoadingError | redis.AuthenticationError | NoMajority
             if moved and first and not isinstance(error, final):
