@@ -169,7 +169,7 @@ class _Board:
 
 
 def _read(board: _Board, number: int, base_url: str, read: Read) -> None:
-    client = Client(base_url)
+    client = Client(read.base_url or base_url)
     try:
         while not board.ended:
             start = time.monotonic()
@@ -211,21 +211,22 @@ def _steps(prepared: Prepared, rounds: int) -> Iterator[tuple[Change, str, bool]
 
 
 def _play(
-    board: _Board, report: Report, base_url: str, prepared: Prepared, rounds: int, readers: int
+    board: _Board, report: Report, base_url: str, prepared: Prepared, rounds: int, readers: int,
+    grace: float,
 ) -> None:
     with _reading(board, base_url, prepared.reads, readers):
         board.settle(time.monotonic(), "before any change", changed=False)
         for change, what, changed in _steps(prepared, rounds):
             board.unsettle()
             change()
-            received = time.monotonic()
+            received = time.monotonic() + grace
             report.changes += 1
             board.settle(received, what, changed=changed)
 
 
 def check(
     base_url: str, password: str, kind: Kind, *, rounds: int, readers: int,
-    world: World | None = None, enough: int = ENOUGH,
+    world: World | None = None, enough: int = ENOUGH, grace: float = 0.0,
 ) -> Report:
     """Make a kind of change again and again while its reads run in a loop.
 
@@ -236,6 +237,7 @@ def check(
     :param password: the administrator's
     :param rounds: how often the change is made; as often again it is undone, if it can be
     :param world: what to prepare with, if there is one already
+    :param grace: seconds after a change for which the state before it may still be shown
     :raises AssertionError: Keystone refused a change, or reads hang
     """
     report = Report(kind.name)
@@ -248,7 +250,7 @@ def check(
             report.reads.setdefault(read.name, Tally())
         # What cannot be undone is prepared anew for every round.
         now = left if prepared.undo is not None else 1
-        _play(_Board(report, enough), report, base_url, prepared, now, readers)
+        _play(_Board(report, enough), report, base_url, prepared, now, readers, grace)
         left -= now
     report.seconds = time.monotonic() - started
     return report

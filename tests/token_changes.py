@@ -32,6 +32,7 @@ class Read:
 
     :param before: whether an answer shows the state before the change
     :param after: whether it shows the state after it; an answer that shows neither is an error
+    :param base_url: where it is asked, if not where the change is made
     """
 
     name: str
@@ -40,6 +41,7 @@ class Read:
     headers: dict[str, str]
     before: Shows
     after: Shows
+    base_url: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
