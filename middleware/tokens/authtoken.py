@@ -191,7 +191,7 @@ def _absolute(
 ) -> list[tuple[str, str]]:
     """Return headers as keystonemiddleware's response has them: with a whole URL to go to."""
     made: list[tuple[str, str]] = []
-    webob.Response(headerlist=fields)(
+    webob.Response(headerlist=fields, app_iter=())(
         {**environ, "REQUEST_METHOD": "GET"}, lambda _, fields: made.extend(fields)
     )
     return made

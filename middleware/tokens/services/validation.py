@@ -67,4 +67,4 @@ class Refusal:
     def __init__(self, standing: Standing) -> None:
         self.standing = standing
         # Measured as well.
-        self.size = 500 if standing.slots is None else 800 + 40 * len(standing.slots)
+        self.size = 350 if standing.slots is None else 700 + 50 * len(standing.slots)

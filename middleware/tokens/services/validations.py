@@ -104,6 +104,7 @@ class Validations:
         self.tells = False
         #: Whether it ever confirmed a token without saying so.
         self.stock = False
+        self._silent = False
         self._strangers = 0
         self._warned = False
         # For this process and its children: no key tells a token.
@@ -248,14 +249,21 @@ class Validations:
             self.refused.drop(question.key)
 
     def _note_silence(self) -> None:
-        if not self.stock:
-            self.stock = True
-            if self.coordinator is not None and not self.tells:
-                LOG.warning(
-                    "authtoken: Keystone does not say how long its answers stand, so a revoked "
-                    "token works for up to token_cache_time: there is no token_cache in front of "
-                    "it, or a proxy between takes the header %s away", tags_header.NAME,
-                )
+        """Say once what a service cannot know of a Keystone that says nothing."""
+        if self.tells and not self._silent:
+            self._silent = True
+            LOG.warning(
+                "authtoken: Keystone said how long an answer stands, and now does not, so it is "
+                "asked about each request: a node has no token_cache, or a proxy takes the header "
+                "%s away", tags_header.NAME,
+            )  # fmt: skip
+        elif not self.stock and not self.tells and self.coordinator is not None:
+            LOG.warning(
+                "authtoken: Keystone does not say how long an answer stands, so a revoked token "
+                "works for up to token_cache_time: it has no token_cache, or a proxy takes the "
+                "header %s away", tags_header.NAME,
+            )  # fmt: skip
+        self.stock = True
 
     def _compare(self, epoch: Epoch, slots: Slots) -> None:
         """Notice when Keystone goes by another epoch table than this service."""
