@@ -146,7 +146,8 @@ class Keystone(BaseAdapter):
         """Take a token away, as Keystone does: the epochs show it when this returns."""
         data = self.tokens.pop(token)
         if self.coordinator is not None:
-            self.coordinator.touch(slots(self._tags(data), self.coordinator.slot_count))
+            tags = [f"user:{data['user']['id']}"]
+            self.coordinator.touch(slots(tags, self.coordinator.slot_count))
 
     def change(self) -> None:
         """Commit what concerns everybody."""
@@ -179,7 +180,8 @@ class Keystone(BaseAdapter):
         answer = requests.Response()
         answer.request, answer.url = request, request.url or ""
         answer.raw = io.BytesIO()
-        epoch = self.coordinator.now() if self.coordinator is not None else None
+        # before anything is looked up
+        epoch = self.coordinator.now() if self.coordinator and self.says == TAGS else None
         data = self.tokens.get(token)
         if data is not None and "allow_expired" not in (request.url or ""):
             data = data if data["expires_at"] > at(0) else None
