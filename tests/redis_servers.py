@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import time
@@ -209,14 +210,22 @@ def sentinels(
     """
     with contextlib.ExitStack() as stack:
         made = []
-        for _ in range(count):
+        # They would tell each other within seconds.
+        them = [(secrets.token_hex(20), free_port()) for _ in range(count)]
+        for me, port in them:
             folder = stack.enter_context(programs.own_folder("sentinel"))
             lines = [
+                f"sentinel myid {me}",
                 f"sentinel monitor {name} 127.0.0.1 {master.port} {count // 2 + 1}",
                 f"sentinel down-after-milliseconds {name} {round(down_after * 1000)}",
                 f"sentinel failover-timeout {name} 3000",
             ]
-            sentinel = RedisServer(folder, lines, kind="sentinel")
+            lines += [
+                f"sentinel known-sentinel {name} 127.0.0.1 {other_port} {other}"
+                for other, other_port in them
+                if other != me
+            ]
+            sentinel = RedisServer(folder, lines, port=port, kind="sentinel")
             stack.callback(sentinel.close)
             sentinel.start()
             made.append(sentinel)

@@ -1,0 +1,152 @@
+"""The protocol as a whole on Redis: the machine of tests/unit/test_epoch_protocol.py, on a server.
+
+There is trouble of its own: a key that is lost, a table from another life of the server, and
+connections that are closed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+from unittest import mock
+
+import pytest
+
+pytest.register_assert_rewrite("unit.test_epoch_protocol")
+pytest.importorskip("redis")
+
+from clocks import Clock  # noqa: E402
+from keyfront.middleware.tokens.coordinators import redis as module  # noqa: E402
+from keyfront.middleware.tokens.coordinators import redis_contact, redis_scripts  # noqa: E402
+from keyfront.middleware.tokens.coordinators.redis import Redis  # noqa: E402
+from redis_epochs import KEY, address  # noqa: E402
+from redis_servers import RedisServer, redis_server  # noqa: E402
+from unit.test_epoch_protocol import TAG_SETS, Protocol, run  # noqa: E402
+
+LONG_CHANGES = ("fill_at_once", "begin_a_change", "commit", "stamp_and_respond")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+class MachineClock(Clock):
+    """The clock of the machine, by which Redis goes as well."""
+
+    now = "MOMENT"
+
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__()
+        self.server = server
+        self._tell()
+
+    def later(self, seconds: float) -> None:
+        super().later(seconds)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.server.client.set(self.now, self.monotonic_ns() // 1000)
+
+
+class OnRedis(Protocol):
+    """Two workers that make tables, and one process that only changes."""
+
+    server: ClassVar[RedisServer]
+    program: ClassVar[bytes] = redis_scripts.PROGRAM
+    settle: ClassVar[float] = redis_contact.SETTLE_SECONDS
+    lease: ClassVar[float | None] = None
+    troubles: ClassVar[tuple[str, ...]] = (
+        *("recover", "restart", "flush"),
+        *("lose_the_store", "lose_the_table", "damage_the_table", "cut_connections"),
+    )
+
+    def __init__(self) -> None:
+        self.server.client.flushall()
+        super().__init__()
+        self.clock = MachineClock(self.server)
+        self.undo.enter_context(mock.patch.object(module, "time", self.clock))
+        # Redis' own clock cannot be set: its program asks the machine's.
+        program = self.program.replace(
+            b"local time = redis.call('TIME')\n"
+            b"local now = tonumber(time[1]) * 1000000 + tonumber(time[2])",
+            f"local now = tonumber(redis.call('GET', '{MachineClock.now}'))".encode(),
+        )
+        assert program != self.program
+        digest = self.server.client.script_load(program)
+        self.undo.enter_context(mock.patch.object(redis_contact, "PROGRAM", program))
+        self.undo.enter_context(mock.patch.object(redis_contact, "DIGEST", digest))
+        self.undo.enter_context(mock.patch.object(redis_contact, "SETTLE_SECONDS", self.settle))
+        self.processes = [self.attach() for _ in self.processes]
+
+    def attach(self, *, create: bool = True) -> Any:
+        return Redis(address(self.server.url), slot_count=1024, timeout=10)
+
+    def lose_the_table(self, worker: int) -> None:
+        self.server.client.delete(KEY)
+
+    def damage_the_table(self, worker: int) -> None:
+        """As if its numbers had been loaded by another server."""
+        if self.server.client.exists(KEY):
+            run_id = self.server.client.hget(KEY, "run")
+            self.server.client.hset(KEY, "run", f"{run_id}0")
+
+    def cut_connections(self, worker: int) -> None:
+        self.server.client.client_kill_filter(_type="normal", skipme=True)
+
+
+def machine(server: RedisServer, **attributes: Any) -> type[Protocol]:
+    return type("Machine", (OnRedis,), {"server": server, "hits": 0, **attributes})
+
+
+def test_no_answer_is_from_before_a_response(server: RedisServer) -> None:
+    sound = machine(server)
+    run(sound, 25)
+    assert sound.hits > 100
+
+
+def without(pattern: str, instead: str = "") -> bytes:
+    """The program with one line of it changed."""
+    changed, times = re.subn(pattern.encode(), instead.encode(), redis_scripts.PROGRAM)
+    assert times == 1
+    return changed
+
+
+MUTATIONS: dict[str, tuple[dict[str, Any], Callable[[], AbstractContextManager[None]]]] = {
+    "a table of another life counts": (
+        {"program": without(r"head\[1\] ~= run or not", "not"), "troubles": ("lose_the_table",)},
+        lambda: mock.patch.object(redis_contact.secrets, "randbelow", lambda limit: 7),
+    ),
+    "the first stamp cleans": (
+        {"program": without(r"value < 0 and text\(value\) or number", "number")},
+        nullcontext,
+    ),
+    "a late stamp is forgotten": (
+        {
+            "program": without(
+                r"complete\(line and list\(line\) or known\(slots\), line ~= nil\)",
+                "if line then complete(list(line), true) end",
+            ),
+            "troubles": ("recover",),
+        },
+        nullcontext,
+    ),
+    "a mark does nothing": (
+        {"program": without(r"or 0\) - 1\)", "or 0) - 0)"), "troubles": ()},
+        nullcontext,
+    ),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_the_machine_finds_what_is_wrong(server: RedisServer, mutation: str) -> None:
+    attributes, patched = MUTATIONS[mutation]
+    wrong = machine(
+        server, **{"deeds": LONG_CHANGES, "tag_sets": TAG_SETS[:1], "troubles": (), **attributes}
+    )
+    with patched(), pytest.raises(AssertionError) as caught:
+        run(wrong, 100, seeded=True)
+    assert "kept.seen" in str(caught.traceback[-1].statement)
