@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-redis = pytest.importorskip("redis")
+pytest.importorskip("redis")
+
+import redis
 
 from clocks import Clock
 from keyfront.errors import CoordinatorError
