@@ -20,13 +20,15 @@ from .shared import TokenCache
 from .validation import Validation
 from .validations import Question, Validations
 
-# Keystone is away, for whichever request asks: keystonemiddleware answers 503.
+# Keystone is away, for whichever request asks: what keystonemiddleware answers 503, and what it
+# does not expect.
 _AWAY = (
     ksa_exceptions.ConnectFailure,
     ksa_exceptions.DiscoveryFailure,
     ksa_exceptions.RequestTimeout,
     _exceptions.ServiceError,
 )
+_LOST = ksa_exceptions.ConnectionError
 
 
 class _NotModified(Exception):
@@ -135,13 +137,15 @@ class IdentityServer(_identity.IdentityServer):
                 return found.data(user_token)
             if validations.refuses(key):
                 self._refuse()
+            if isinstance(flight.error, _AWAY):
+                raise _exceptions.ServiceError(str(flight.error))
             if flight.error is not None:
-                raise type(flight.error)(str(flight.error))
+                raise _LOST(str(flight.error))
             return self._ask(key, user_token, retry, allow_expired)
         failure: Exception | None = None
         try:
             return self._ask(key, user_token, retry, allow_expired)
-        except _AWAY as error:
+        except (*_AWAY, _LOST) as error:
             failure = error
             raise
         finally:

@@ -71,6 +71,8 @@ class TokenInfo(dict[str, Any]):
 
     def __eq__(self, other: object) -> bool:
         self._read()
+        if isinstance(other, TokenInfo):
+            other._read()
         return super().__eq__(other)
 
     def __ne__(self, other: object) -> bool:
