@@ -84,6 +84,7 @@ EXTRAS = {
         "python-memcached",  # the other such client, thread-local
         "redis[hiredis]>=5.0",  # the Redis coordinator's client
         "requests",  # plain HTTP against the running servers
+        "requests-mock",  # keystonemiddleware's own tests, which are run with our middleware
         "setuptools>=77",  # the packaging tests build without an isolated environment
         "uwsgi>=2.0.27",  # never beside pyuwsgi: both install bin/uwsgi
     ],

@@ -228,6 +228,11 @@ class Service:
         return [b"ok"]
 
 
+def app_factory(global_conf: Any, **local_conf: Any) -> Service:
+    """For paste files."""
+    return Service()
+
+
 def environ(token: str | None = "t", **more: Any) -> dict[str, Any]:
     """A request as a server makes it; keywords of headers begin with ``HTTP_``."""
     made: dict[str, Any] = {
