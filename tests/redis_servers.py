@@ -35,14 +35,15 @@ def free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def _program(kind: str) -> Path:
+def _program() -> Path:
     folders = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/bin"))
-    for name in ("redis", "valkey"):
-        # Not what a link points to: what it does goes by the name it is called by.
-        found = shutil.which(f"{name}-{kind}", path=folders)
+    # The last is the same program: what it does goes by the name it is called by. It is in a
+    # package that starts no service.
+    for name in ("redis-server", "valkey-server", "redis-check-rdb"):
+        found = shutil.which(name, path=folders)
         if found is not None:
-            return Path(found)
-    pytest.skip(f"redis-{kind} is not installed; on Debian: apt-get install redis-{kind}")
+            return Path(found).resolve()
+    pytest.skip("redis-server is not installed; on Debian: apt-get install redis-tools")
 
 
 class RedisServer:
@@ -61,7 +62,9 @@ class RedisServer:
         kind: str = "server",
         socket: Path | None = None,
     ) -> None:
-        self._program = _program(kind)
+        program = folder / "redis-server"
+        program.unlink(missing_ok=True)
+        program.symlink_to(_program())
         self.folder = folder
         self.port = port or free_port()
         self.tls = tls
@@ -88,6 +91,9 @@ class RedisServer:
             lines += ['save ""', "appendonly no", "repl-diskless-sync-delay 0"]
         self._config.write_text("\n".join([*lines, *config]) + "\n")
         self._config.chmod(0o600)
+        self._command = [str(program), str(self._config)]
+        if kind == "sentinel":
+            self._command.append("--sentinel")
         self._log = folder / "log"
         self._running: contextlib.ExitStack | None = None
         self._clients: list[Any] = []
@@ -112,7 +118,7 @@ class RedisServer:
         """Start it, and wait until it answers and has loaded what it saved."""
         stack = contextlib.ExitStack()
         process = stack.enter_context(
-            programs.running([str(self._program), str(self._config)], self._log, signal.SIGKILL)
+            programs.running(self._command, self._log, signal.SIGKILL)
         )
         self._running, self.pid = stack, process.pid
         try:

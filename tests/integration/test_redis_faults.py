@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,17 @@ pytest.importorskip("redis")
 
 from clocks import Clock
 from fault_proxy import FaultProxy
+from keyfront.benchmarks.token_hit import call
+from keyfront.benchmarks.token_stand_in import Answers, request
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinators import redis as module
 from keyfront.middleware.tokens.coordinators import redis_outage
 from keyfront.middleware.tokens.coordinators.redis import Redis
 from keyfront.middleware.tokens.coordinators.redis_outage import RETRY_SECONDS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Slots
+from keyfront.middleware.tokens.keystone_filter import TokenCache
+from keyfront.middleware.tokens.node import Node
+from keyfront.middleware.tokens.routes import Routes
 from redis_epochs import KEY, SLOTS, RedisClock, address
 from redis_servers import RedisServer, redis_server
 
@@ -451,3 +457,37 @@ def test_more_is_owed_than_is_remembered(
     retries.later(RETRY_SECONDS)
     keystone.now()
     assert not other.fresh(filled, entry(200))
+
+
+# Keystone's filter
+
+
+def test_a_keystone_that_starts_without_redis(
+    server: RedisServer, make: Make, retries: Clock, tmp_path: Path
+) -> None:
+    """It asks Keystone, and begins to keep answers when Redis is there."""
+    keystone = Answers()
+    server.kill()
+    coordinator = make(folder=tmp_path / "node")
+    assert len(coordinator.secret) == 32
+    cache = TokenCache(
+        keystone,
+        coordinator,
+        Node(tmp_path / "node", size=1 << 20, flight_timeout=1.0),
+        routes=Routes(()),
+        ttl=60.0,
+        negative_ttl=60.0,
+        memory=1 << 20,
+    )
+    for _ in range(2):
+        assert call(cache, request(1))
+    assert keystone.calls == 2
+    server.start()
+    retries.later(RETRY_SECONDS)
+    change(coordinator, 5)
+    for _ in range(3):
+        assert call(cache, request(1))
+    assert keystone.calls == 3
+    server.restart()
+    assert call(cache, request(1))
+    assert keystone.calls == 4
