@@ -71,6 +71,7 @@ EXTRAS = {
         "ldappool>=3.0",  # what the LDAP pool is compared with; Keystone's driver imports it
         "mod_wsgi>=6.0.5",  # the Apache side is tested for real
         "glance",  # a second service with a paste file of its own: nothing may be Keystone-only
+        "openstack-placement",  # a service without a paste file, under authtoken
         "oslo.messaging",  # its publishers, callers and listeners under the heartbeat
         "psutil",  # looks at the workers' processes, memory and sockets
         "psycopg2-binary>=2.9.10",  # Keystone on PostgreSQL; the first with wheels for Python 3.13
