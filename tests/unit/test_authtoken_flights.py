@@ -16,7 +16,7 @@ import requests
 from keystoneauth1.exceptions import ConnectionError
 
 from authtoken_world import NONE, STOCK, TAGS, World, shared_world
-from keyfront.middleware.tokens.services.flights import Flights
+from keyfront.middleware.tokens.services.flights import Flight, Flights
 from served import PATIENCE, wait_for
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -58,25 +58,26 @@ def together(world: World, count: int, meanwhile: Callable[[], None]) -> list[in
     gate = Gate()
     world.keystone.before = gate
     flights = world.middleware._identity_server._flights
-    waiting = [0]
-    begin = flights.begin
+    waiting: list[int] = []
+    wait = Flight.wait
 
-    def counted(key: bytes) -> object:
-        waiting[0] += 1
-        return begin(key)
+    def counted(flight: Flight, seconds: float) -> None:
+        waiting.append(1)  # it has the flight, and will not begin another
+        wait(flight, seconds)
 
-    flights.begin = counted
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Flight, "wait", counted)
     with ThreadPoolExecutor(count) as pool:
         futures = [pool.submit(status, world) for _ in range(count)]
         try:
             assert gate.reached.acquire(timeout=PATIENCE)
-            wait_for(lambda: waiting[0] == count, "all are waiting")
+            wait_for(lambda: len(waiting) == count - 1, "all are waiting")
             meanwhile()
         finally:
             world.keystone.before = lambda token: None
             gate.open()
         found = [x.result(PATIENCE) for x in futures]
-    flights.begin = begin
+    patch.undo()
     assert len(flights) == 0
     return found
 
