@@ -18,6 +18,8 @@ MET, UNCLEAR, MISSED = "met", "unclear", "missed"
 HIT_MICROSECONDS = 15.0
 """A hit in the process, at most. It depends on the machine: told, but no build fails by it."""
 
+AUTHTOKEN_MICROSECONDS = 40.0
+"""A known token in a service whose catalog has 15 services, at most; told only."""
 
 LDAP_BIND_MICROSECONDS = 60.0
 """CPU time of the client for a BIND, at most; like the next one told only."""
@@ -57,6 +59,14 @@ GOALS = (
     Goal("keyfront miss", "keystone miss", "rate", 0.98),
     Goal("keyfront+memcached miss", "memcached miss", "rate", 0.98),
 )
+
+AUTHTOKEN_GOALS = (
+    Goal("keyfront, 15 services", "in-process, 15 services", "rate", 5.0),
+    Goal("keyfront, 15 services", "memcached, 15 services", "rate", 10.0),
+    # no catalog is looked at, however large
+    Goal("keyfront, 60 services", "keyfront, 1 service", "CPU", 1.5),
+)
+"""Of ``authtoken_hit``."""
 
 LDAP_GOALS = (
     Goal("keyfront, one, 10 ms", "unpooled, one, 10 ms", "rate", 5.0),
