@@ -33,7 +33,7 @@ def test_requests_that_are_no_hits_are_an_error(monkeypatch: pytest.MonkeyPatch)
 
     def forgetful(*arguments: Any) -> Any:
         made = make(*arguments)
-        made.validations.cache_time = -1
+        made.validations.cache_time = made._token_cache._cache_time = -1
         return made
 
     monkeypatch.setattr(authtoken_hit, "CASES", (authtoken_hit.KEYFRONT,))
