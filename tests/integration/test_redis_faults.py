@@ -15,15 +15,19 @@ import pytest
 
 pytest.importorskip("redis")
 
+import redis
+
 from clocks import Clock
 from fault_proxy import FaultProxy
 from keyfront.benchmarks.token_hit import call
 from keyfront.benchmarks.token_stand_in import Answers, request
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinators import redis as module
-from keyfront.middleware.tokens.coordinators import redis_outage
+from keyfront.middleware.tokens.coordinators import redis_contact, redis_outage
+from keyfront.middleware.tokens.coordinators import redis_server as redis_server_module
 from keyfront.middleware.tokens.coordinators.redis import Redis
 from keyfront.middleware.tokens.coordinators.redis_outage import RETRY_SECONDS
+from keyfront.middleware.tokens.coordinators.redis_server import Link
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Slots
 from keyfront.middleware.tokens.keystone_filter import TokenCache
 from keyfront.middleware.tokens.node import Node
@@ -457,6 +461,57 @@ def test_more_is_owed_than_is_remembered(
     retries.later(RETRY_SECONDS)
     keystone.now()
     assert not other.fresh(filled, entry(200))
+
+
+def test_what_was_paid_before_the_commit_is_owed_again(
+    server: RedisServer, make: Make, retries: Clock
+) -> None:
+    keystone, other = make(allow=True), make()
+    change(keystone, 1)
+    server.stop()
+    mark = keystone.mark(some(1))
+    server.resume()
+    retries.later(RETRY_SECONDS)
+    keystone.now()
+    read = other.now()  # and from the database what the commit will replace
+    keystone.stamp(mark)
+    assert not other.fresh(read, entry(9))
+    assert other.fresh(other.now(), entry(9))
+
+
+# A new table
+
+
+@pytest.mark.parametrize("deed", ["mark", "touch", "flush", "stamp"])
+def test_nothing_is_told_in_a_new_table_before_it_has_settled(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, deed: str
+) -> None:
+    """Until then somebody may go by an older one."""
+    monkeypatch.setattr(redis_contact, "SETTLE_SECONDS", 0.15)
+    keystone = Redis(address(server.url), slot_count=SLOTS)
+    mark = keystone.mark(some(2))
+    server.client.flushall()
+    if deed == "mark":
+        keystone.mark(some(1))
+    elif deed == "touch":
+        keystone.touch(some(1))
+    elif deed == "flush":
+        keystone.flush()
+    else:
+        keystone.stamp(mark)
+    seconds, microseconds = server.client.time()
+    assert seconds * 10**6 + microseconds >= int(server.client.hget(KEY, "until"))
+    assert keystone.fresh(keystone.now(), entry(5))
+    keystone.close()
+
+
+def test_a_closed_link_does_not_connect_by_itself(server: RedisServer) -> None:
+    """It would lead to whatever is there then, under the name of the life that it knew."""
+    where = address(server.url)
+    link = Link(redis_server_module.connect(where, where.hosts[0], 1.0), where.hosts[0])
+    link.close()
+    with pytest.raises(redis.ConnectionError, match="was closed"):
+        link.run("KEYS", "*")
 
 
 # Keystone's filter

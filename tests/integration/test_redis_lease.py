@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -131,8 +132,8 @@ def test_as_many_changes_as_were_missed_are_made_up_for(
         change(keystone, *((300,) if number < missed - 1 else (101,)))
     clock.later(LEASE + 0.001)
     assert not service.fresh(epoch, ENTRY)
-    assert service.fresh(epoch, OTHER)
-    assert service._mirror is not None and len(service._mirror._table.numbers) == 3
+    # It was not cleared for that.
+    assert service._mirror is not None and service._mirror.verdict(epoch, OTHER) is True
 
 
 def test_more_changes_than_are_kept(
@@ -269,7 +270,8 @@ def test_a_child_has_a_mirror_and_connections_of_its_own(
             finally:
                 os._exit(status)
     try:
-        assert select.select([ready[0]], [], [], 30)[0]
+        if not select.select([ready[0]], [], [], 30)[0]:
+            os.kill(pid, signal.SIGKILL)
         assert len(server.client.client_list(_type="normal")) > before
     finally:
         os.write(over[1], b".")

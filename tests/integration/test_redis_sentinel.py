@@ -94,6 +94,12 @@ def retry(coordinator: Redis) -> None:
     coordinator._contact._outage._next = 0.0
 
 
+def believe(coordinator: Redis, server: RedisServer) -> None:
+    """Have it think that the sentinels have just named a server."""
+    masters = coordinator._contact._masters
+    masters._found = time.monotonic(), ("127.0.0.1", server.port)  # type: ignore[union-attr]
+
+
 def change(coordinator: Redis) -> None:
     coordinator.stamp(coordinator.mark(CHANGED))
 
@@ -108,9 +114,11 @@ def test_an_old_master_is_not_believed(
     old, new = deployment.master, deployment.replica
     keystone, service = deployment.attach(), deployment.attach(create=False)
     lease = deployment.attach(create=False, lease=0.1)
+    writer = deployment.attach()
     clock = RedisClock(old)
     monkeypatch.setattr(module, "time", clock)
     change(keystone)
+    mark = writer.mark(Slots((300,)))
     filled = service.now()
     assert service.fresh(filled, ENTRY) and lease.fresh(filled, ENTRY)
     assert old.client.wait(1, 10000) == 1
@@ -137,7 +145,13 @@ def test_an_old_master_is_not_believed(
     assert keystone.now().generation != filled.generation
     retry(service)
     assert not service.fresh(filled, ENTRY)
-    assert service.fresh(service.now(), ENTRY)
+    read = service.now()
+    assert service.fresh(read, ENTRY)
+    # What is owed is not paid to it either, by one who thinks that it was named just now.
+    writer._contact._owed.append(mark)
+    believe(writer, old)
+    writer.now()
+    assert not service.fresh(read, ENTRY)
     assert old.client.info("replication")["role"] == "master"  # nor is it yet told otherwise
 
 
@@ -156,12 +170,10 @@ def test_a_stamp_on_a_master_that_is_none_any_more(
     read = second.now()
     assert read.generation != mark.generation
     # As if the old one had been named just now: the stamp itself must find out.
-    first._contact._masters._found = (  # type: ignore[union-attr]
-        time.monotonic(),
-        ("127.0.0.1", deployment.master.port),
-    )
+    believe(first, deployment.master)
     first.stamp(mark)
     assert not second.fresh(read, ENTRY)
+    change(second)
     assert second.fresh(second.now(), ENTRY)
 
 
