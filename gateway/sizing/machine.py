@@ -27,7 +27,7 @@ _MOST_FILES = 1048576
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine to plan for.
+    """A machine to plan for, or the part of it that a control group may use.
 
     :param cores: 1 to 1024
     :param memory: bytes, 128 MiB to 64 TiB
@@ -134,10 +134,13 @@ def _limits(group: Path) -> Iterator[int]:
 
 
 def _physical(root: Path) -> int:
-    for line in _text(root / "proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemTotal":
-            return int(value.split()[0]) * 1024
+    try:
+        for line in _text(root / "proc/meminfo").splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemTotal":
+                return int(value.split()[0]) * 1024
+    except OSError:
+        pass
     raise OptionError("--memory", "(not given)", "a size, since /proc/meminfo does not tell it")
 
 
