@@ -23,6 +23,8 @@ from keyfront import __version__
 if TYPE_CHECKING:
     from ..sizing.numbers import Number
 
+#: What lies below mirrors the root of the file system, and is copied there.
+SYSTEM = "system/"
 #: Columns that comments keep to.
 WIDTH = 100
 _MARK = "# keyfront content: sha256:"
@@ -43,13 +45,16 @@ class File:
     :param path: below the folder, with ``/``
     :param text: the whole content, header included
     :param mode: 0o644 for configuration, 0o600 for keys
-    :param goes_to: where the system looks for it; empty if it is used where it lies
     """
 
     path: str
     text: str
     mode: int = 0o644
-    goes_to: str = ""
+
+    @property
+    def goes_to(self) -> str:
+        """Where the system looks for it: ``system/`` mirrors ``/``. Empty if it is used here."""
+        return self.path[len(SYSTEM) - 1 :] if self.path.startswith(SYSTEM) else ""
 
 
 def fill(template: str, numbers: Mapping[str, Number], **values: object) -> str:

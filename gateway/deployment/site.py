@@ -51,6 +51,8 @@ class Site:
     :param config: the folder of keystone.conf
     :param virtualenv: the Python environment with the application
     :param haproxy: ``HOST:PORT`` of the nodes behind HAProxy; empty without it
+    :param node_ca: PEM file with the authority of the nodes' certificates, by which HAProxy knows
+        them; ``None`` takes :attr:`certificate` itself, which is right for a self-signed one
     :param trusted_proxies: addresses or networks whose X-Forwarded-For is believed
     :param memcached: ``HOST:PORT`` of the memcached servers for Keystone's caches
     """
@@ -76,6 +78,7 @@ class Site:
     config: Path = Path("/etc/keystone")
     virtualenv: Path = field(default_factory=lambda: Path(sys.prefix))
     haproxy: Sequence[str] = ()
+    node_ca: Path | None = None
     trusted_proxies: Sequence[str] = ()
     memcached: Sequence[str] = ()
 
@@ -124,6 +127,7 @@ class Site:
             "--virtualenv": self.virtualenv,
             "--tls-certificate": self.certificate,
             "--tls-key": self.key,
+            "--node-ca": self.node_ca,
         }
         for option, path in paths.items():
             if path is not None and not re.fullmatch(r"/[\w@+,.:/-]*", str(path), re.ASCII):

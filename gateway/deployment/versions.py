@@ -192,9 +192,7 @@ def _mod_wsgi(virtualenv: Path) -> Version | None:
             version = re.match(r"mod_wsgi-(\d+\.\d+(?:\.\d+)?)", metadata.name)
             modules = sorted(folder.glob("mod_wsgi/server/mod_wsgi-py*.so"))
             if version and modules:
-                return Version(
-                    name="mod_wsgi", text=version[1], how="found", program=modules[0]
-                )
+                return Version(name="mod_wsgi", text=version[1], how="found", program=modules[0])
     return None
 
 
