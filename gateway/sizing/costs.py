@@ -29,15 +29,17 @@ SHARED: Final = 97
 OWN: Final = 20
 #: A process that loaded Keystone by itself.
 ALONE: Final = 107
-#: An nginx worker without connections.
-NGINX_WORKER: Final = 6
-#: A thread of Apache's event MPM, with its part of the process and a request's buffers.
-APACHE_THREAD: Final = 0.35
-#: A process of Apache's prefork MPM.
-APACHE_PREFORK: Final = 10.0
+#: nginx's master and what the libraries of its processes share; a worker without connections.
+NGINX_MASTER: Final = 3
+NGINX_WORKER: Final = 2
+#: A thread of Apache's event MPM: its stack, and the pools of a request.
+APACHE_THREAD: Final = 0.25
+#: A process of Apache's prefork MPM: 0.7 with mod_ssl after a small request, and larger ones.
+APACHE_PREFORK: Final = 2.0
 
 # KiB
-#: A client's connection in nginx or Apache with TLS: OpenSSL's state and a request's buffers.
-CLIENT: Final = 30
-#: A slot of worker_connections: connection and two events (src/core/ngx_connection.h).
-SLOT: Final = 424 / 1024
+#: A client's connection in nginx: 16 measured for an idle one with TLS, 8 for the buffers of a
+#: running request, 2 for slots of worker_connections (424 bytes each).
+CLIENT: Final = 26
+#: The same in Apache's event MPM, measured.
+APACHE_CLIENT: Final = 75

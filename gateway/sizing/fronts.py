@@ -150,6 +150,13 @@ def _apache(sheet: Sheet, machine: Machine, profile: Profile) -> None:
         "all of them: a process that ends in a lull is missed in the next burst",
         "lower, Apache ends processes and forks them again",
     )
+    clients = max(workers, min(sheet["front.clients"], int(room * 1024 / costs.APACHE_CLIENT)))
+    sheet.put(
+        "apache.async_request_worker_factor", math.ceil(clients / workers), "connections a thread",
+        f"{clients} clients / {workers} threads (front.clients {sheet['front.clients']}, at most "
+        f"{room:.0f} MiB at {costs.APACHE_CLIENT} KiB each)",
+        "with the default of 2 kept idle connections keep new ones out",
+    )
     sheet.put(
         "apache.listen_backlog", sheet["uwsgi.listen"], "connections",
         f"uwsgi.listen {sheet['uwsgi.listen']}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from .budgets import put_budgets
 from .fronts import put_fronts
@@ -13,6 +14,12 @@ from .profile import STANDARD, Profile
 from .timeouts import put_timeouts
 from .workers import put_workers
 from .workload import Workload
+
+#: What the numbers belong to, in the order in which an operator meets it.
+GROUPS = (
+    "uwsgi", "token_cache", "memory", "capacity", "timeout", "database", "ldap", "memcached",
+    "front", "nginx", "apache", "mod_wsgi", "haproxy", "limits", "sysctl",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +57,12 @@ def plan(
         machine=machine,
         workload=workload,
         profile=profile,
-        numbers=sheet.numbers,
+        numbers=_in_order(sheet.numbers),
         conflicts=sheet.conflicts,
     )
+
+
+def _in_order(numbers: Mapping[str, Number]) -> Mapping[str, Number]:
+    """One group after the other, each in the order in which it was computed."""
+    names = sorted(numbers, key=lambda name: GROUPS.index(name.partition(".")[0]))
+    return MappingProxyType({name: numbers[name] for name in names})

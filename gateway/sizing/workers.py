@@ -12,6 +12,8 @@ from .workload import Workload
 
 # The part of the memory that the web server in front may take.
 _FRONT = 4
+# The part of the memory that the answers which workers share may take.
+_NODE_CACHE = 16
 # MiB of cached answers a worker below which the cache is not made to give more workers room.
 _LEAST_CACHE = 4
 # More nginx workers than this bring nothing: each passes on tens of thousands of requests a second.
@@ -31,8 +33,8 @@ def put_workers(sheet: Sheet, machine: Machine, workload: Workload, profile: Pro
         "the kernel kills the largest process, mostly a worker in the middle of requests",
     )
     front = _front(sheet, machine, profile, limit)
-    threads = _threads(sheet, workload)
     _processes(sheet, machine, profile, limit, front)
+    threads = _threads(sheet, workload)
     _mod_wsgi(sheet, machine, profile, limit - math.ceil(front), threads)
     _capacity(sheet, machine, workload)
     _queue(sheet, machine, workload)
@@ -42,14 +44,15 @@ def put_workers(sheet: Sheet, machine: Machine, workload: Workload, profile: Pro
 def _front(sheet: Sheet, machine: Machine, profile: Profile, limit: int) -> float:
     """nginx's processes and how many clients it holds; returns the MiB that this takes."""
     room = limit / _FRONT
-    workers = max(1, min(machine.cores, MOST_NGINX, int(room / 2 / costs.NGINX_WORKER)))
+    by_memory = int((room / 2 - costs.NGINX_MASTER) / costs.NGINX_WORKER)
+    workers = max(1, min(machine.cores, MOST_NGINX, by_memory))
     sheet.put(
         "nginx.worker_processes", workers, "processes",
         f"{count(machine.cores, 'core')} ({machine.cores_from}), at most {MOST_NGINX}"
         + (f" and half of {room:.0f} MiB" if workers < min(machine.cores, MOST_NGINX) else ""),
         "more only take memory and turns on the cores",
     )
-    base = workers * costs.NGINX_WORKER
+    base = costs.NGINX_MASTER + workers * costs.NGINX_WORKER
     clients = max(64, min(profile.clients, int((room - base) * 1024 / costs.CLIENT)))
     sheet.put(
         "front.clients", clients, "connections",
@@ -82,7 +85,12 @@ def _processes(
     sheet: Sheet, machine: Machine, profile: Profile, limit: int, front: float
 ) -> None:
     wanted = max(machine.cores, profile.least_processes)
-    fixed = costs.SHARED + costs.OWN + profile.node_cache + math.ceil(front)
+    node_cache = sheet.put(
+        "token_cache.node_memory", max(4, min(profile.node_cache, limit // _NODE_CACHE)), "MiB",
+        f"profile {profile.name}: {profile.node_cache}, at most 1/{_NODE_CACHE} of {limit}",
+        "it is taken from /dev/shm, of which a container has 64 MiB by default",
+    )
+    fixed = costs.SHARED + costs.OWN + node_cache + math.ceil(front)
     cache = profile.cache
     while (fit := _fit(limit - fixed, profile, cache)) < wanted and cache > _LEAST_CACHE:
         cache = max(_LEAST_CACHE, cache // 4)
@@ -100,13 +108,9 @@ def _processes(
         + (", less so that more workers fit" if cache < profile.cache else ""),
         "more takes the memory of workers; less, and more validations are shared ones or misses",
     )
-    sheet.put(
-        "token_cache.node_memory", profile.node_cache, "MiB", f"profile {profile.name}",
-        "it is taken from /dev/shm, of which a container has 64 MiB by default",
-    )
     total = sheet.put(
         "memory.total_estimate", fixed + processes * worker, "MiB",
-        f"{costs.SHARED} shared + {costs.OWN} master + {profile.node_cache} node cache + "
+        f"{costs.SHARED} shared + {costs.OWN} master + {node_cache} node cache + "
         f"{math.ceil(front)} nginx + {count(processes, 'process')} x {worker}",
         "as memory.limit",
     )
@@ -131,7 +135,7 @@ def _mod_wsgi(
 ) -> None:
     cache = sheet["token_cache.memory"]
     daemon = costs.ALONE + profile.growth + cache
-    fit = (limit - profile.node_cache) // daemon
+    fit = (limit - sheet["token_cache.node_memory"]) // daemon
     wanted = sheet["uwsgi.processes"]
     sheet.put(
         "mod_wsgi.processes", max(1, min(wanted, fit)), "processes",
@@ -182,7 +186,7 @@ def _capacity(sheet: Sheet, machine: Machine, workload: Workload) -> None:
         needed = math.ceil(demand / costs.BUSY)
         what = "cores" if busy == machine.cores else "processes that memory allows"
         sheet.refuse(
-            "capacity", round(demand, 2), round(busy * costs.BUSY, 2),
+            "uwsgi.processes", needed, busy,
             f"{what} must be at least {needed} a node instead of {busy} ({costs.BUSY:.0%} busy), "
             f"or nodes at least {math.ceil(demand * workload.nodes / (busy * costs.BUSY))} "
             f"instead of {workload.nodes}, or fewer logins and validations",
@@ -230,7 +234,7 @@ def _queue(sheet: Sheet, machine: Machine, workload: Workload) -> None:
 
 def _recycling(sheet: Sheet, profile: Profile) -> None:
     processes = sheet["uwsgi.processes"]
-    cache, node_cache = sheet["token_cache.memory"], profile.node_cache
+    cache, node_cache = sheet["token_cache.memory"], sheet["token_cache.node_memory"]
     sheet.put(
         "uwsgi.reload_on_rss", costs.SHARED + node_cache + costs.OWN + profile.growth + cache,
         "MiB",
@@ -239,14 +243,13 @@ def _recycling(sheet: Sheet, profile: Profile) -> None:
         "higher, all workers together no longer fit; lower, healthy ones are restarted",
     )
     sheet.put(
-        "uwsgi.max_requests", 1_000_000, "requests",
-        "a leak of 40 bytes a request comes to 40 MiB; memory and age recycle earlier",
-        "lower, cached answers are lost for nothing",
+        "uwsgi.max_requests", 0, "requests",
+        "off: memory and age recycle; counting would restart workers when load is highest",
+        "set, cached answers are lost; up to uWSGI 2.0.26 a worker with threads may hang on it",
     )
     sheet.put(
-        "uwsgi.max_requests_delta", max(1, 1_000_000 // (4 * processes)), "requests",
-        f"a quarter of max_requests over {count(processes, 'process')}",
-        "without it workers that share the load evenly restart at the same time",
+        "uwsgi.max_requests_delta", 0, "requests", "off, as uwsgi.max_requests",
+        "without it workers that share the load evenly would restart at the same time",
     )
     delta = max(_APART, min(_DAY // 4, _DAY // (4 * processes)))
     sheet.put(
