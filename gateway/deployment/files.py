@@ -114,6 +114,11 @@ def is_untouched(text: str) -> bool | None:
     return first[len(_MARK) :].strip() == _digest(rest)
 
 
+def body(text: str) -> str:
+    """A file without the header that keyfront put before it."""
+    return text.partition("\n\n")[2] if text.startswith(_MARK) else text
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from keyfront.errors import OptionError
 
-from .files import File, is_untouched
+from .files import File, body, is_untouched
 
 NEW = "new"
 CHANGED = "changed"
@@ -88,10 +88,13 @@ def _write(files: Sequence[File], folder: Path) -> None:
 def diff(files: Sequence[File], folder: Path) -> Iterator[str]:
     """Lines of a unified diff from what is there to what would be written.
 
-    Files changed by hand are included: they show what they miss.
+    Files changed by hand are included: they show what they miss. A file that differs in its header
+    alone is left out.
     """
     for file in files:
         there = _text(folder, file)
+        if there is not None and body(there) == body(file.text):
+            continue
         path = str(folder / file.path)
         yield from difflib.unified_diff(
             [] if there is None else there.splitlines(keepends=True),

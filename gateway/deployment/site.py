@@ -35,6 +35,7 @@ class Site:
     :param command: the command line that makes the files, for their headers
     :param target: what is served, as ``KEYFRONT_APP``; empty for the rendered paste file
     :param listen: ``HOST:PORT`` at which the foremost server listens; ``*`` for all addresses
+    :param upstream: ``HOST:PORT`` at which uWSGI listens behind a web server over TCP
     :param public_host: the name clients use; empty if it does not matter
     :param certificate: PEM file with the certificate and its chain; ``None`` without TLS
     :param key: PEM file with its key
@@ -62,6 +63,7 @@ class Site:
     command: str = "keyfront render"
     target: str = ""
     listen: str = ""
+    upstream: str = "127.0.0.1:35357"
     public_host: str = ""
     certificate: Path | None = None
     key: Path | None = None
@@ -145,6 +147,7 @@ class Site:
             raise OptionError("--listen", self.listen, "HOST:PORT with a port from 1 to 65535")
         if host != "*" and ":" not in host and not _HOST.fullmatch(host):
             raise OptionError("--listen", self.listen, "HOST:PORT, with * as HOST for all")
+        _check_peer("--upstream", self.upstream)
         for option, values in (("--haproxy", self.haproxy), ("--memcached", self.memcached)):
             for value in values:
                 _check_peer(option, value)
@@ -175,7 +178,7 @@ class Site:
     def socket(self) -> str:
         """Where uWSGI listens behind a web server: a path, or an address of this machine."""
         if self.server.endswith("-tcp"):
-            return "127.0.0.1:35357"
+            return self.upstream
         return f"{self.run_directory}/uwsgi.sock"
 
     @property

@@ -26,6 +26,11 @@ _WORDS = (
         "where the foremost server listens, * as HOST for all addresses "
         "(default: *:5000 with TLS, 127.0.0.1:5000 without)",
     ),
+    (
+        "--upstream",
+        "HOST:PORT",
+        "where uWSGI listens behind nginx over TCP (default: 127.0.0.1:35357)",
+    ),
     ("--public-host", "NAME", "the name that clients use"),
     ("--user", "NAME", "who runs the application (default: keystone)"),
     ("--group", "NAME", "that user's group (default: named as the user)"),
