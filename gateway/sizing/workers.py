@@ -206,8 +206,8 @@ def _queue(sheet: Sheet, machine: Machine, workload: Workload) -> None:
     if logins + validations == 0:
         mean, mix = validation_cost(workload), "a validation"
     else:
-        mean = logins * login_cost(workload) + validations * validation_cost(workload)
-        mean /= logins + validations
+        share = logins / (logins + validations)
+        mean = share * login_cost(workload) + (1 - share) * validation_cost(workload)
         mix = "a request of the load given"
     answered = max(16, math.floor(busy * workload.latency / mean))
     wanted = min(answered, sheet["front.clients"], 65535)
