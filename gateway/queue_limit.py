@@ -1,4 +1,4 @@
-"""Refuses requests that waited too long for a worker: 503 with Retry-After instead of a late answer.
+"""Refuses requests that waited too long for a worker, with 503 and Retry-After.
 
 A server's queue has a length, and what is queued takes milliseconds or seconds each: a queue that
 is right for validations from the cache is a hundred times too long for logins. So the queue is
