@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -66,16 +67,7 @@ def fill(template: str, numbers: Mapping[str, Number], **values: object) -> str:
     :param template: its path below ``keyfront/deploy``, for example ``site/nginx.conf.j2``
     :raises jinja2.UndefinedError: a value or a number that the template names was not given
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_source),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-    )
-    environment.filters["why"] = why
-    text = environment.get_template(template).render(n=namespace(numbers), **values)
+    text = _environment().get_template(template).render(n=namespace(numbers), **values)
     return "\n".join(_wrapped(line) for line in text.split("\n"))
 
 
@@ -138,6 +130,21 @@ def _wrapped(line: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Compiles each template once."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_source),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+    environment.filters["why"] = why
+    return environment
 
 
 def _source(template: str) -> str:
