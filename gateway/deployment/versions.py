@@ -178,12 +178,16 @@ def _nginx(_: Path) -> Version | None:
 
 def _apache(_: Path) -> Version | None:
     program = _system_program("apache2", "httpd")
-    return program and _version("apache", program, _say(program, "-v"), r"Apache/(\d+\.\d+\.\d+)")
+    if program is None:
+        return None
+    return _version("apache", program, _say(program, "-v"), r"Apache/(\d+\.\d+\.\d+)")
 
 
 def _haproxy(_: Path) -> Version | None:
     program = _system_program("haproxy")
-    return program and _version("haproxy", program, _say(program, "-v"), r"version (\d+\.\d+\.\d+)")
+    if program is None:
+        return None
+    return _version("haproxy", program, _say(program, "-v"), r"version (\d+\.\d+\.\d+)")
 
 
 def _mod_wsgi(virtualenv: Path) -> Version | None:

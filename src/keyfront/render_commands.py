@@ -228,6 +228,6 @@ def _report(fates: Sequence[folder.Fate], site: Site, made: Plan, out: TextIO) -
         out.write(f"  {item.file.path:{width}}  {fate}\n")
     files: list[File] = [item.file for item in fates]
     for path in folder.left_over(files, site.folder, servers.PATHS):
-        out.write(f"  {path:{width}}  of another line-up: remove it, here and where it was copied\n")
+        out.write(f"  {path:{width}}  of another line-up: remove it, also where it was copied to\n")
     if any(file.goes_to for file in files):
         out.write(f"Put system/ in its place with:  cp -r {site.folder}/system/. /\n")

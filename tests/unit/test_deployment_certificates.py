@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-x509 = pytest.importorskip("cryptography.x509")
+pytest.importorskip("cryptography")
+
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from keyfront.errors import MissingPartError, OptionError

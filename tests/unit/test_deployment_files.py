@@ -23,7 +23,7 @@ from keyfront.gateway.sizing.plan import Plan, plan
 from keyfront.gateway.sizing.profile import PROFILES
 from keyfront.gateway.sizing.workload import Workload
 
-SOURCES = sorted({template.source for template in TEMPLATES if template.source.startswith("site/")})
+TEMPLATE_FOLDER = Path(str(importlib.resources.files(deploy)))
 PLAN = plan(Machine(cores=2, memory=4 * 2**30), Workload())
 TLS: dict[str, object] = {
     "certificate": Path("/etc/keyfront/tls/keyfront.crt"),
@@ -80,16 +80,25 @@ def uwsgi(**values: object) -> list[str]:
     return lines(files(**values)["uwsgi.ini"])  # type: ignore[arg-type]
 
 
+def source_of(path: Path) -> str:
+    """A template with those that it extends or includes."""
+    text = path.read_text(encoding="utf-8")
+    others = re.findall(r'{%-? *(?:extends|include) "([^"]+)"', text)
+    return "\n".join([text, *(source_of(TEMPLATE_FOLDER / other) for other in others)])
+
+
 def test_every_number_that_a_template_names_has_its_reason_there() -> None:
-    folder = Path(str(importlib.resources.files(deploy)), "site")
-    for source in sorted(folder.rglob("*.j2")):
-        text = source.read_text(encoding="utf-8")
-        shown = re.sub(r"{%.*?%}|^ *#.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
-        used = set(re.findall(r"\bn\.(\w+\.\w+)\.value", shown))
+    for path in sorted(TEMPLATE_FOLDER.glob("site/**/*.j2")):
+        if path.name in ("daemon.j2", "event.j2"):
+            continue  # parts of others
+        text = source_of(path)
+        comments = "\n".join(re.findall(r"^ *#.*$", text, re.MULTILINE))
+        code = re.sub(r"{%.*?%}|^ *#.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+        used = set(re.findall(r"\bn\.(\w+\.\w+)\.value", code))
         # by its reason, or in words that name it
         explained = set(re.findall(r"\bn\.(\w+\.\w+) \| why", text))
-        explained |= set(re.findall(r"\b(\w+\.\w+)\b", "\n".join(re.findall(r"^ *#.*", text, re.M))))
-        assert used <= explained, source
+        explained |= set(re.findall(r"\b(\w+\.\w+)\b", comments))
+        assert used <= explained, path
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -97,7 +106,7 @@ def test_the_reasons_are_in_the_rendered_files(server: str) -> None:
     told = files(server, **(TLS if server != "uwsgi" else {}), haproxy=("192.0.2.1:5000",))
     everything = prose("\n".join(file.text for file in told.values()))
     for source in {x.source for x in TEMPLATES if x.path in told and x.when(site(server))}:
-        text = Path(str(importlib.resources.files(deploy)), source).read_text(encoding="utf-8")
+        text = (TEMPLATE_FOLDER / source).read_text(encoding="utf-8")
         for name in re.findall(r"^[^%]*{{ n\.(\w+\.\w+) \| why", text, re.MULTILINE):
             if name.startswith(("uwsgi.gevent", "uwsgi.max_", "nginx.login", "memcached")):
                 continue  # in branches
@@ -349,4 +358,4 @@ def test_keystones_caches_are_where_memcached_is() -> None:
 
 def test_the_command_cannot_end_its_comment() -> None:
     text = files(command=f"keyfront render {shlex.quote('/a b')}")["uwsgi.ini"].text
-    assert "[uwsgi]" == lines(File(path="x", text=text))[0]
+    assert lines(File(path="x", text=text))[0] == "[uwsgi]"

@@ -39,7 +39,7 @@ def test_they_are_asked(system: Path, tmp_path: Path) -> None:
            "echo 'configure arguments: --with-http_ssl_module --with-pcre-jit' >&2")
     script(system / "httpd", "echo 'Server version: Apache/2.4.37 (Red Hat)'")
     script(system / "haproxy", "echo 'HAProxy version 2.6.12-1+deb12u2 2024/01/01'")
-    script(tmp_path / "venv/bin/uwsgi", '[ "$1" = --version ] && echo 2.0.28 || echo "  --listen  x"')
+    script(tmp_path / "venv/bin/uwsgi", '[ "$1" = --version ] && echo 2.0.28 || echo " --listen x"')
     so = tmp_path / "venv/lib/python3.11/site-packages/mod_wsgi/server/mod_wsgi-py311.so"
     so.parent.mkdir(parents=True)
     so.touch()
