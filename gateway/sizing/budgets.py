@@ -19,6 +19,19 @@ def put_budgets(sheet: Sheet, workload: Workload) -> None:
     _memcached(sheet, workload)
 
 
+def fits(workload: Workload, processes: int, threads: int) -> bool:
+    """Whether so many workers keep the budgets without overflow."""
+    each = processes * threads * workload.nodes
+    for given, connections in (
+        (workload.database_connections and workload.database_connections * DATABASE_SHARE, each),
+        (workload.ldap_connections, 2 * each),
+        (workload.memcached_connections, each),
+    ):
+        if given is not None and connections > given:
+            return False
+    return True
+
+
 def _everywhere(sheet: Sheet, workload: Workload) -> tuple[int, str]:
     """Processes on all nodes, and the words for it."""
     processes = sheet["uwsgi.processes"]

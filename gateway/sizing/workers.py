@@ -33,7 +33,7 @@ def put_workers(sheet: Sheet, machine: Machine, workload: Workload, profile: Pro
         "the kernel kills the largest process, mostly a worker in the middle of requests",
     )
     front = _front(sheet, machine, profile, limit)
-    _processes(sheet, machine, profile, limit, front)
+    _processes(sheet, machine, workload, profile, limit, front)
     threads = _threads(sheet, workload)
     _mod_wsgi(sheet, machine, profile, limit - math.ceil(front), threads)
     _capacity(sheet, machine, workload)
@@ -66,7 +66,9 @@ def _front(sheet: Sheet, machine: Machine, profile: Profile, limit: int) -> floa
 
 def _threads(sheet: Sheet, workload: Workload) -> int:
     value, reason = 2, "one computes while the other waits for the database"
-    if workload.ldap:
+    if workload.threads is not None:
+        value, reason = workload.threads, "given"
+    elif workload.ldap:
         value, reason = 4, "one computes while three wait for the directory"
     threads = sheet.put(
         "uwsgi.threads", value, "threads a process", reason,
@@ -82,9 +84,15 @@ def _threads(sheet: Sheet, workload: Workload) -> int:
 
 
 def _processes(
-    sheet: Sheet, machine: Machine, profile: Profile, limit: int, front: float
+    sheet: Sheet,
+    machine: Machine,
+    workload: Workload,
+    profile: Profile,
+    limit: int,
+    front: float,
 ) -> None:
-    wanted = max(machine.cores, profile.least_processes)
+    given = workload.processes
+    wanted = given or max(machine.cores, profile.least_processes)
     node_cache = sheet.put(
         "token_cache.node_memory", max(4, min(profile.node_cache, limit // _NODE_CACHE)), "MiB",
         f"profile {profile.name}: {profile.node_cache}, at most 1/{_NODE_CACHE} of {limit}",
@@ -96,9 +104,9 @@ def _processes(
         cache = max(_LEAST_CACHE, cache // 4)
     worker = costs.OWN + profile.growth + cache
     processes = sheet.put(
-        "uwsgi.processes", max(1, min(wanted, fit)), "processes",
-        f"{count(machine.cores, 'core')} x 1"
-        + (f", at least {wanted}" if wanted > machine.cores else "")
+        "uwsgi.processes", given or max(1, min(wanted, fit)), "processes",
+        ("given" if given else f"{count(machine.cores, 'core')} x 1")
+        + (f", at least {wanted}" if wanted > machine.cores and not given else "")
         + f", at most {max(fit, 0)} by memory: ({limit} - {fixed}) MiB / {worker}",
         "more take turns on the cores, and each holds memory and connections",
     )
@@ -117,13 +125,18 @@ def _processes(
     if total > limit:
         sheet.refuse(
             "memory.total_estimate", total, limit,
-            f"memory must be at least {_memory_for(total, profile)} MiB for a single process"
-            + ("" if profile.name == "small" else ", or --profile small"),
+            _memory_gives(total, processes, fit, profile),
         )
 
 
-def _memory_for(total: int, profile: Profile) -> int:
-    return math.ceil(total / profile.memory_share)
+def _memory_gives(total: int, processes: int, fit: int, profile: Profile) -> str:
+    words = f"memory must be at least {math.ceil(total / profile.memory_share)} MiB for "
+    words += count(processes, "process")
+    if profile.most_memory is not None and total > profile.most_memory // MIB:
+        words += " and --profile standard"
+    if fit >= 1:
+        return f"{words}, or uwsgi.processes at most {fit}"
+    return words if profile.most_memory is not None else f"{words}, or --profile small"
 
 
 def _fit(room: float, profile: Profile, cache: int) -> int:

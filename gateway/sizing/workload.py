@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from keyfront.errors import OptionError
 
 DEFAULT_LATENCY = 5.0
+MOST_PROCESSES = 4096
+MOST_THREADS = 256
 _RATE = "a number per second, 0 to 1000000"
 _CONNECTIONS = "a whole number of connections, 1 to 1000000"
 
@@ -23,6 +25,8 @@ class Workload:
     :param nodes: machines that serve the same Keystone, 1 to 1000
     :param latency: seconds within which a request shall be answered, 0.1 to 300
     :param token_cache: whether keyfront's token cache is in use
+    :param processes: workers of a node, 1 to 4096; ``None`` computes them
+    :param threads: threads of a worker, 1 to 256; ``None`` computes them
     :raises OptionError: one is out of range
     """
 
@@ -34,6 +38,8 @@ class Workload:
     nodes: int = 1
     latency: float = DEFAULT_LATENCY
     token_cache: bool = True
+    processes: int | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         for option, rate in (("--logins", self.logins), ("--validations", self.validations)):
@@ -46,6 +52,12 @@ class Workload:
         ):
             if limit is not None and not 1 <= limit <= 1_000_000:
                 raise OptionError(option, limit, _CONNECTIONS)
+        for option, number, most in (
+            ("--processes", self.processes, MOST_PROCESSES),
+            ("--threads", self.threads, MOST_THREADS),
+        ):
+            if number is not None and not 1 <= number <= most:
+                raise OptionError(option, number, f"a whole number, 1 to {most}")
         if not 1 <= self.nodes <= 1000:
             raise OptionError("--nodes", self.nodes, "a whole number, 1 to 1000")
         if not 0.1 <= self.latency <= 300:

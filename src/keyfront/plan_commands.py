@@ -12,9 +12,9 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from itertools import groupby, zip_longest
-from typing import TextIO
+from typing import Any, TextIO
 
-from keyfront import __version__, workload_arguments
+from keyfront import __version__, measure_commands, workload_arguments
 from keyfront.errors import OptionError
 from keyfront.gateway.sizing.numbers import Conflict, Number
 from keyfront.gateway.sizing.plan import GROUPS, Plan, plan
@@ -26,6 +26,8 @@ _SHORT = {"seconds": " s", "bytes": " B", "MiB": " MiB", "MiB a process": " MiB"
 _GAP = "  "
 _NAMES = 28
 _WIDEST = 150
+# What a measurement decides.
+_MEASURED = ("uwsgi.processes", "uwsgi.threads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,27 +40,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     workload_arguments.add_workload_arguments(parser)
+    measure_commands.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     """Print the plan; returns the exit status.
 
     :raises OptionError: a figure is not one, or out of range
+    :raises KeyfrontError: what shall be measured cannot be served
     """
-    made = plan(
-        workload_arguments.machine(arguments),
-        workload_arguments.workload(arguments),
-        workload_arguments.profile(arguments),
-    )
-    chosen = choose(made, arguments.groups)
+    machine = workload_arguments.machine(arguments)
+    workload = workload_arguments.workload(arguments)
+    profile = workload_arguments.profile(arguments)
+    made = plan(machine, workload, profile)
+    choose(made, arguments.groups)
+    measured = measure_commands.run(arguments, made, err) if arguments.measure else None
+    if measured is not None and measured.taken is not None:
+        taken = dataclasses.replace(
+            workload, processes=measured.taken.processes, threads=measured.taken.threads
+        )
+        made = plan(machine, taken, profile)
     if arguments.json:
-        out.write(as_json(made, chosen))
+        out.write(as_json(made, choose(made, arguments.groups), measured))
     else:
+        if measured is not None:
+            out.write(measured.report())
+        # who measures wants to know the outcome first, and may ask for more
+        groups = arguments.groups or (_MEASURED if measured is not None else ())
         width = min(_WIDEST, shutil.get_terminal_size().columns)
-        out.write(table(made, chosen, width=max(80, width)))
+        out.write(table(made, choose(made, groups), width=max(80, width)))
     out.flush()
     for conflict in made.conflicts:
         err.write(f"keyfront: {refusal(conflict)}\n")
+    if measured is not None and not measured.verdict.met:
+        err.write(f"keyfront: latency cannot be met: {measured.verdict.text}\n")
+        return CONFLICT
     return CONFLICT if made.conflicts else 0
 
 
@@ -85,9 +101,11 @@ def refusal(conflict: Conflict) -> str:
     )
 
 
-def as_json(made: Plan, numbers: Sequence[Number]) -> str:
+def as_json(
+    made: Plan, numbers: Sequence[Number], measured: measure_commands.Measured | None = None
+) -> str:
     """The plan for programs; keys are only ever added."""
-    content = {
+    content: dict[str, Any] = {
         "keyfront": __version__,
         "machine": dataclasses.asdict(made.machine),
         "workload": dataclasses.asdict(made.workload),
@@ -103,6 +121,8 @@ def as_json(made: Plan, numbers: Sequence[Number]) -> str:
         },
         "conflicts": [dataclasses.asdict(conflict) for conflict in made.conflicts],
     }
+    if measured is not None:
+        content["measurement"] = measured.as_dict()
     return json.dumps(content, indent=2) + "\n"
 
 

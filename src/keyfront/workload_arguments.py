@@ -11,7 +11,12 @@ from typing import TypeVar
 from keyfront.errors import OptionError
 from keyfront.gateway.sizing.machine import Machine, read
 from keyfront.gateway.sizing.profile import DEFAULT_PROFILE, PROFILES, Profile, named
-from keyfront.gateway.sizing.workload import DEFAULT_LATENCY, Workload
+from keyfront.gateway.sizing.workload import (
+    DEFAULT_LATENCY,
+    MOST_PROCESSES,
+    MOST_THREADS,
+    Workload,
+)
 
 _T = TypeVar("_T", int, float)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -24,6 +29,8 @@ _OPTIONS = (
     ("--ldap-connections", "N", "connections that the directory allows Keystone"),
     ("--memcached-connections", "N", "connections that memcached allows (its -c)"),
     ("--nodes", "N", "machines that serve the same Keystone (default: 1)"),
+    ("--processes", "N", "worker processes of a node (default: computed)"),
+    ("--threads", "N", "threads of a worker process (default: computed)"),
 )
 
 
@@ -80,6 +87,12 @@ def workload(arguments: argparse.Namespace) -> Workload:
         ),
         nodes=1 if nodes is None else _whole("--nodes", nodes, "a whole number, 1 to 1000"),
         latency=DEFAULT_LATENCY if latency is None else _number("--latency", latency, seconds),
+        processes=_optional(
+            _whole, "--processes", arguments.processes, f"a whole number, 1 to {MOST_PROCESSES}"
+        ),
+        threads=_optional(
+            _whole, "--threads", arguments.threads, f"a whole number, 1 to {MOST_THREADS}"
+        ),
         token_cache=not arguments.without_token_cache,
     )
 
