@@ -24,7 +24,7 @@ CONFLICT = 3
 
 _SHORT = {"seconds": " s", "bytes": " B", "MiB": " MiB", "MiB a process": " MiB"}
 _GAP = "  "
-_NAMES = 28
+_NAMES = 29
 _WIDEST = 150
 # What a measurement decides.
 _MEASURED = ("uwsgi.processes", "uwsgi.threads")

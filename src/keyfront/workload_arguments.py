@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from keyfront.errors import OptionError
-from keyfront.gateway.sizing.machine import Machine, read
+from keyfront.gateway.sizing.machine import MAX_MEMORY, MIN_MEMORY, Machine, read
 from keyfront.gateway.sizing.profile import DEFAULT_PROFILE, PROFILES, Profile, named
 from keyfront.gateway.sizing.workload import (
     DEFAULT_LATENCY,
@@ -137,6 +137,8 @@ def _number(option: str, text: str, allowed: str) -> float:
 def _size(option: str, text: str) -> int:
     """Bytes of ``512M``, ``4G``, ``1.5GiB``."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT])(?:i?B)?", text, re.IGNORECASE)
-    if match is None:
+    size = math.floor(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    # said with the operator's own words, not in bytes
+    if not MIN_MEMORY <= size <= MAX_MEMORY:
         raise OptionError(option, text, "a size from 128M to 64T, for example 4G")
-    return math.floor(float(match[1]) * _UNITS[match[2].upper()])
+    return size
