@@ -12,7 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from grp import getgrgid
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -25,6 +25,7 @@ from keyfront.gateway.deployment.servers import render
 from keyfront.gateway.deployment.site import Site
 from keyfront.gateway.sizing.machine import Machine
 from keyfront.gateway.sizing.plan import Plan, plan
+from keyfront.gateway.sizing.profile import STANDARD, Profile
 from keyfront.gateway.sizing.workload import Workload
 from programs import program, ready, running
 from served import PATIENCE, as_ordinary_user, free_port, wait_for
@@ -100,7 +101,8 @@ def deployed(
     folder: Path, server: str, *, nodes: tuple[Deployment, ...] = (),
     config: Path = Path("/nowhere"), target: str = "", json_logs: bool = False,
     trusted: tuple[str, ...] = (), machine: Machine = MACHINE, workload: Workload = WORKLOAD,
-    environment: dict[str, str] | None = None,
+    profile: Profile = STANDARD, environment: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[Deployment]:
     """Render a line-up with TLS into a folder and serve it until the block ends.
 
@@ -108,6 +110,7 @@ def deployed(
 
     :param folder: empty; others can pass through it, and its path is short (unix sockets)
     :param server: a line-up's name, or ``haproxy`` for HAProxy in front of ``nodes``
+    :param prefix: put before each server's command
     """
     port = free_port()
     (folder / "log").mkdir()
@@ -129,7 +132,7 @@ def deployed(
     )
     for name in ("run/app", "cache"):
         (folder / name).mkdir()
-    computed = plan(machine, workload)
+    computed = plan(machine, workload, profile)
     for file in render(computed, site, versions.find(Path(sys.prefix))):
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +142,8 @@ def deployed(
         started = []
         for name, command, stop in _commands(folder, server, site):
             log = folder / "log" / f"{name}.out"
-            process = stack.enter_context(running(command, log, stop, environment=environment))
+            started_by = running([*prefix, *command], log, stop, environment=environment)
+            process = stack.enter_context(started_by)
             started.append((process, log))
         deployment = Deployment(
             folder, port, computed, [psutil.Process(x.pid) for x, _ in started], started[-1]
