@@ -46,7 +46,7 @@ def _database(sheet: Sheet, workload: Workload) -> None:
     pool = sheet.put(
         "database.max_pool_size", threads, "connections a process",
         f"{count(threads, 'thread')}, each with one transaction at a time",
-        "fewer, threads wait for each other's connection (30 s, then an error)",
+        "Fewer, and threads wait for each other's connection (30 s, then an error)",
     )
     given = workload.database_connections
     overflow, reason = threads, f"as many again as {count(threads, 'thread')}, opened when needed"
@@ -56,14 +56,14 @@ def _database(sheet: Sheet, workload: Workload) -> None:
         reason = f"what {DATABASE_SHARE:.0%} of {given} leave each of {words} beside the pool"
     sheet.put(
         "database.max_overflow", overflow, "connections a process", reason,
-        "more, and the budget no longer holds: SQLAlchemy opens them all under load",
+        "More, and the budget no longer holds: SQLAlchemy opens them all under load",
     )
     total = everywhere * (pool + overflow)
     bound = f", at most {usable} ({DATABASE_SHARE:.0%} of {given})" if usable is not None else ""
     sheet.put(
         "database.connections", total, "connections on all nodes",
         f"{words} x ({pool} + {overflow}){bound}",
-        "over max_connections (MariaDB's default 151, PostgreSQL's 100) requests fail with 500",
+        "Over max_connections (MariaDB's default 151, PostgreSQL's 100) requests fail with 500",
     )
     if usable is not None and total > usable:
         each = threads * workload.nodes
@@ -87,17 +87,17 @@ def _ldap(sheet: Sheet, workload: Workload) -> None:
     each = f"{count(threads, 'thread')}, each with one at a time"
     pool = sheet.put(
         "ldap.pool_size", threads, "connections a process", each,
-        "fewer, searches wait for each other (pool_size's default 10 is per process, too)",
+        "Fewer, and searches wait for each other (pool_size's default 10 is per process, too)",
     )
     auth = sheet.put(
         "ldap.auth_pool_size", threads, "connections a process", each,
-        "fewer, logins wait for each other; its default 100 is a hundred in each process",
+        "Fewer, and logins wait for each other; its default 100 is a hundred in each process",
     )
     total = everywhere * (pool + auth)
     sheet.put(
         "ldap.connections", total, "connections on all nodes",
         f"{words} x ({pool} + {auth})" + (f", at most {given}" if given else ""),
-        "over the directory's limit it refuses connections, and logins end with 503",
+        "Over the directory's limit it refuses connections, and logins end with 503",
     )
     if given is not None and total > given:
         sheet.refuse(
@@ -116,12 +116,12 @@ def _memcached(sheet: Sheet, workload: Workload) -> None:
     pool = sheet.put(
         "memcached.pool_maxsize", threads, "connections a process",
         f"{count(threads, 'thread')}, each with one at a time",
-        "fewer, threads wait for each other up to memcache_pool_connection_get_timeout (10 s)",
+        "Fewer, and threads wait for each other up to memcache_pool_connection_get_timeout (10 s)",
     )
     total = sheet.put(
         "memcached.connections", everywhere * pool, "connections on all nodes",
         f"{words} x {pool}" + (f", at most {given}" if given else ""),
-        "over memcached's -c (default 1024) new connections hang, and each lookup times out",
+        "Over memcached's -c (default 1024) new connections hang, and each lookup times out",
     )
     if given is not None and total > given:
         sheet.refuse(

@@ -14,7 +14,7 @@ class Number:
     :param name: dotted, as the server or library names it, for example ``uwsgi.processes``
     :param unit: ``processes``, ``seconds``, ``bytes``, ``MiB`` …; empty for a switch
     :param source: what it was computed from, with the figures, in one line
-    :param breaks: what breaks beyond it, in one line
+    :param breaks: what breaks beyond it or without it, a sentence in one line
     """
 
     name: str
@@ -26,7 +26,7 @@ class Number:
     @property
     def why(self) -> str:
         """Source and what breaks, as a comment says it."""
-        return f"{self.source}; beyond it: {self.breaks}"
+        return f"{self.source}. {self.breaks}"
 
 
 @dataclass(frozen=True, kw_only=True)

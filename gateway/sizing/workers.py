@@ -30,7 +30,7 @@ def put_workers(sheet: Sheet, machine: Machine, workload: Workload, profile: Pro
         f"{profile.memory_share:.0%} of {machine.memory_mib} MiB ({machine.memory_from})"
         + (f", at most {profile.most_memory // MIB}" if profile.most_memory else "")
         + f" with profile {profile.name}",
-        "the kernel kills the largest process, mostly a worker in the middle of requests",
+        "Beyond it the kernel kills the largest process, mostly a worker in the middle of requests",
     )
     front = _front(sheet, machine, profile, limit)
     _processes(sheet, machine, workload, profile, limit, front)
@@ -50,7 +50,7 @@ def _front(sheet: Sheet, machine: Machine, profile: Profile, limit: int) -> floa
         "nginx.worker_processes", workers, "processes",
         f"{count(machine.cores, 'core')} ({machine.cores_from}), at most {MOST_NGINX}"
         + (f" and half of {room:.0f} MiB" if workers < min(machine.cores, MOST_NGINX) else ""),
-        "more only take memory and turns on the cores",
+        "More only take memory and turns on the cores",
     )
     base = costs.NGINX_MASTER + workers * costs.NGINX_WORKER
     clients = max(64, min(profile.clients, int((room - base) * 1024 / costs.CLIENT)))
@@ -59,7 +59,7 @@ def _front(sheet: Sheet, machine: Machine, profile: Profile, limit: int) -> floa
         f"profile {profile.name}: {profile.clients}"
         + (f", at most what {room:.0f} MiB hold at {costs.CLIENT} KiB each"
            if clients < profile.clients else ""),
-        "further clients wait in the kernel until one has gone, then are reset",
+        "Further clients wait in the kernel until one has gone, then are reset",
     )
     return base + clients * costs.CLIENT / 1024
 
@@ -72,13 +72,13 @@ def _threads(sheet: Sheet, workload: Workload) -> int:
         value, reason = 4, "one computes while three wait for the directory"
     threads = sheet.put(
         "uwsgi.threads", value, "threads a process", reason,
-        "more queue for the interpreter lock and hold connections; one alone may lose a request "
+        "More queue for the interpreter lock and hold connections; one alone may lose a request "
         "on a reload",
     )
     sheet.put(
         "uwsgi.gevent", 0, "greenlets a process",
         "off: Keystone computes, and a greenlet that computes stops all others of its worker",
-        "each greenlet may hold a connection of every pool",
+        "Each greenlet may hold a connection of every pool",
     )
     return threads
 
@@ -96,7 +96,7 @@ def _processes(
     node_cache = sheet.put(
         "token_cache.node_memory", max(4, min(profile.node_cache, limit // _NODE_CACHE)), "MiB",
         f"profile {profile.name}: {profile.node_cache}, at most 1/{_NODE_CACHE} of {limit}",
-        "it is taken from /dev/shm, of which a container has 64 MiB by default",
+        "It is taken from /dev/shm, of which a container has 64 MiB by default",
     )
     fixed = costs.SHARED + costs.OWN + node_cache + math.ceil(front)
     cache = profile.cache
@@ -108,19 +108,19 @@ def _processes(
         ("given" if given else f"{count(machine.cores, 'core')} x 1")
         + (f", at least {wanted}" if wanted > machine.cores and not given else "")
         + f", at most {max(fit, 0)} by memory: ({limit} - {fixed}) MiB / {worker}",
-        "more take turns on the cores, and each holds memory and connections",
+        "More take turns on the cores, and each holds memory and connections",
     )
     sheet.put(
         "token_cache.memory", cache, "MiB a process",
         f"profile {profile.name}: {profile.cache}"
         + (", less so that more workers fit" if cache < profile.cache else ""),
-        "more takes the memory of workers; less, and more validations are shared ones or misses",
+        "More takes memory from workers; less, and more validations are asked of Keystone",
     )
     total = sheet.put(
         "memory.total_estimate", fixed + processes * worker, "MiB",
         f"{costs.SHARED} shared + {costs.OWN} master + {node_cache} node cache + "
         f"{math.ceil(front)} nginx + {count(processes, 'process')} x {worker}",
-        "as memory.limit",
+        "Over memory.limit workers are killed in the middle of requests",
     )
     if total > limit:
         sheet.refuse(
@@ -154,11 +154,11 @@ def _mod_wsgi(
         "mod_wsgi.processes", max(1, min(wanted, fit)), "processes",
         f"uwsgi.processes {wanted}, at most {max(fit, 0)} by memory: a daemon loads Keystone by "
         f"itself and takes {daemon} MiB",
-        "more take turns on the cores, and each holds memory and connections",
+        "More take turns on the cores, and each holds memory and connections",
     )
     sheet.put(
         "mod_wsgi.threads", threads, "threads a process", f"uwsgi.threads {threads}",
-        "more queue for the interpreter lock and hold connections",
+        "More queue for the interpreter lock and hold connections",
     )
 
 
@@ -181,7 +181,7 @@ def _capacity(sheet: Sheet, machine: Machine, workload: Workload) -> None:
     sheet.put(
         "capacity.logins", max(1, math.floor(busy / login)), "a second on this node",
         f"{count(busy, 'core')} / ({parts}) of computing, if it does nothing else",
-        "more wait in the queue until they are refused",
+        "More wait in the queue until they are refused",
     )
     how = (
         f"{costs.CACHED_VALIDATION * 1000:g} ms cached, {costs.MISSES:.0%} at "
@@ -191,7 +191,7 @@ def _capacity(sheet: Sheet, machine: Machine, workload: Workload) -> None:
     sheet.put(
         "capacity.validations", max(1, math.floor(busy / validation)), "a second on this node",
         f"{count(busy, 'core')} at {how}, if it does nothing else",
-        "more wait in the queue until they are refused",
+        "More wait in the queue until they are refused",
     )
     logins, validations = workload.logins or 0, workload.validations or 0
     demand = (logins * login + validations * validation) / workload.nodes
@@ -229,19 +229,19 @@ def _queue(sheet: Sheet, machine: Machine, workload: Workload) -> None:
         f"{count(busy, 'core')} x {workload.latency:g} s / {mean * 1000:.3g} ms ({mix}) = "
         f"{answered}, at most front.clients {sheet['front.clients']} and net.core.somaxconn "
         f"{machine.somaxconn}",
-        "what waits longer is answered too late; above somaxconn uWSGI does not start",
+        "What waits longer is answered too late; above somaxconn uWSGI does not start",
     )
     sheet.put(
         "nginx.in_flight", listen + processes * threads, "requests",
         f"uwsgi.listen {listen} + {processes} x {threads} threads",
-        "a full unix socket answers 502 at once; this bound answers 503 with Retry-After first",
+        "A full unix socket answers 502 at once; this bound answers 503 with Retry-After first",
     )
     kernel = max(4096, 1 << (wanted - 1).bit_length())
     sheet.put(
         "sysctl.somaxconn", min(kernel, 65535), "connections",
         f"the queue that is wanted, {wanted}, rounded up to a power of two; Linux's default is "
         f"4096, here it is {machine.somaxconn}",
-        "lower than uwsgi.listen, uWSGI does not start; it is per network namespace",
+        "Lower than uwsgi.listen, and uWSGI does not start; it is per network namespace",
     )
 
 
@@ -253,24 +253,24 @@ def _recycling(sheet: Sheet, profile: Profile) -> None:
         "MiB",
         f"{costs.SHARED} + {node_cache} shared (RSS counts them in each) + {costs.OWN} own + "
         f"{cache} cache + {profile.growth} growth",
-        "higher, all workers together no longer fit; lower, healthy ones are restarted",
+        "Higher, all workers together no longer fit; lower, healthy ones are restarted",
     )
     sheet.put(
         "uwsgi.max_requests", 0, "requests",
         "off: memory and age recycle; counting would restart workers when load is highest",
-        "set, cached answers are lost; up to uWSGI 2.0.26 a worker with threads may hang on it",
+        "Set, cached answers are lost; up to uWSGI 2.0.26 a worker with threads may hang on it",
     )
     sheet.put(
         "uwsgi.max_requests_delta", 0, "requests", "off, as uwsgi.max_requests",
-        "without it workers that share the load evenly would restart at the same time",
+        "Without it workers that share the load evenly would restart at the same time",
     )
     delta = max(_APART, min(_DAY // 4, _DAY // (4 * processes)))
     sheet.put(
         "uwsgi.max_worker_lifetime", _DAY, "seconds", "once a day",
-        "shorter, caches and pools are built anew for nothing",
+        "Shorter, caches and pools are built anew for nothing",
     )
     sheet.put(
         "uwsgi.max_worker_lifetime_delta", delta, "seconds",
         f"a quarter of a day over {count(processes, 'process')}, at least {_APART}",
-        "without it all workers restart in the same second",
+        "Without it all workers restart in the same second",
     )

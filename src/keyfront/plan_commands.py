@@ -134,7 +134,7 @@ def table(made: Plan, numbers: Sequence[Number], *, width: int = 80) -> str:
     source = (width - _NAMES - 2 * len(_GAP)) // 2
     widths = (_NAMES, source, width - _NAMES - source - 2 * len(_GAP))
     lines = [*textwrap.wrap(_heading(made), width), ""]
-    lines += _row((["number"], ["computed from"], ["beyond it"]), widths)
+    lines += _row((["number"], ["computed from"], ["what breaks"]), widths)
     for group, members in groupby(numbers, key=lambda number: _group(number.name)):
         lines += ["", group]
         for number in members:

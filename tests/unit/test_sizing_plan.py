@@ -91,6 +91,8 @@ def test_every_number_is_there_and_says_why(made: Plan) -> None:
         for text in (number.source, number.breaks):
             assert text
             assert text == " ".join(text.split()), "one line"
+            assert not text.endswith(".")
+        assert number.breaks[0].isupper() or number.breaks.startswith("uWSGI")
     for conflict in made.conflicts:
         assert "must be" in conflict.gives
         assert conflict.gives == " ".join(conflict.gives.split())

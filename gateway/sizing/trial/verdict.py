@@ -90,7 +90,7 @@ def judge(trials: Sequence[Trial], latency: float) -> Verdict:
         )
     ratios = [b / a for a, b in zip(computed.rates, best.rates, strict=True) if a]
     margin, noise = statistics.median(ratios) - 1, (max(ratios) - min(ratios)) / 2
-    words = f"margin {margin:.1%}, noise {noise:.1%}, round by round"
+    words = f"ahead by {margin:.1%}, with a noise of {noise:.1%} from round to round"
     # it must have been ahead in every round: the best of several looks better than it is
     if margin > max(noise, LEAST_MARGIN) and min(ratios) > 1:
         return Verdict(
@@ -99,7 +99,7 @@ def judge(trials: Sequence[Trial], latency: float) -> Verdict:
         )
     return Verdict(
         taken=computed.candidate, met=True, margin=margin, noise=noise,
-        text=f"no clear winner, keep the computed plan: {best.candidate} has a {words}",
+        text=f"no clear winner, keep the computed plan: {best.candidate} is {words}",
     )
 
 
