@@ -24,6 +24,7 @@ from keyfront.gateway.sizing.trial.candidates import Candidate, candidates
 from keyfront.gateway.sizing.trial.server import Application
 from keyfront.gateway.sizing.trial.verdict import Trial, Verdict, greenlets, judge
 
+_OPTIONS = ("--seconds", "--state", "--path", "--headers-file")
 _BAR = 24
 # Bytes of a file with headers.
 _MOST_HEADERS = 65536
@@ -119,9 +120,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--seconds",
-        default=str(rounds.DEFAULT_SECONDS),
         metavar="N",
-        help="that it takes in all, 10 to 3600 (default: %(default)s)",
+        help=f"that it takes in all, 10 to 3600 (default: {rounds.DEFAULT_SECONDS})",
     )
     group.add_argument(
         "--state", type=Path, metavar="DIR", help="the state folder of keyfront serve"
@@ -137,13 +137,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """:raises OptionError: an option of a measurement is given without one"""
+    for option in _OPTIONS:
+        value = getattr(arguments, option.removeprefix("--").replace("-", "_"))
+        if value is not None and not arguments.measure:
+            raise OptionError(option, value, "used with --measure")
+
+
 def run(arguments: argparse.Namespace, plan: Plan, err: TextIO) -> Measured:
     """Measure the plan and its neighbours; nothing is left running.
 
     :raises OptionError: an option is out of range
     :raises KeyfrontError: the application cannot be served
     """
-    seconds = str(arguments.seconds)
+    seconds = str(rounds.DEFAULT_SECONDS if arguments.seconds is None else arguments.seconds)
     allowed = "a number of seconds, 10 to 3600"
     if not re.fullmatch(r"[0-9]{1,4}", seconds) or int(seconds) not in rounds.SECONDS:
         raise OptionError("--seconds", seconds, allowed)

@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     profile = workload_arguments.profile(arguments)
     made = plan(machine, workload, profile)
     choose(made, arguments.groups)
+    measure_commands.check(arguments)
     measured = measure_commands.run(arguments, made, err) if arguments.measure else None
     if measured is not None and measured.taken is not None:
         taken = dataclasses.replace(

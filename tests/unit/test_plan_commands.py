@@ -147,6 +147,8 @@ def test_sizes(capsys: pytest.CaptureFixture[str], text: str, size: int) -> None
         (("--latency", ""), "--latency = : must be a number of seconds, 0.1 to 300"),
         (("--profile", "huge"), "--profile = huge: must be one of small, standard, large"),
         (("nginz",), "GROUP = nginz: must be one of uwsgi, token_cache"),
+        (("--seconds", "20"), "--seconds = 20: must be used with --measure"),
+        (("--path", "/"), "--path = /: must be used with --measure"),
         (("--measure", "--seconds", "9"), "--seconds = 9: must be a number of seconds, 10 to 3600"),
         (("--measure", "--seconds", "x"), "--seconds = x: must be a number of seconds, 10 to 3600"),
         (("--measure", "--path", "v3"), "--path = v3: must be a path that begins with /"),
