@@ -83,13 +83,13 @@ def test_a_clear_winner() -> None:
 @pytest.mark.parametrize(
     "rates",
     [
-        (130, 80, 120),  # behind in one round
-        (190, 101, 102),  # ahead in each, by less than it varies
-        (101, 101, 101),  # steady, but not worth it
+        (130, 130, 130, 95),  # behind in one round
+        (190, 105, 105, 105),  # ahead in each, by less than it varies
+        (101, 101, 101, 101),  # steady, but not worth it
     ],
 )
 def test_no_clear_winner(rates: tuple[float, ...]) -> None:
-    verdict = judge([trial(TWO, 100, 100, 100), trial(FOUR, *rates)], 1.0)
+    verdict = judge([trial(TWO, 100, 100, 100, 100), trial(FOUR, *rates)], 1.0)
     assert verdict.taken == TWO
     assert verdict.met
     assert verdict.text.startswith("no clear winner, keep the computed plan: ")
