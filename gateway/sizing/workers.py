@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from . import costs
+from .budgets import fits
 from .machine import MIB, Machine
 from .numbers import Sheet, count
 from .profile import Profile
@@ -44,12 +45,12 @@ def put_workers(sheet: Sheet, machine: Machine, workload: Workload, profile: Pro
 def _front(sheet: Sheet, machine: Machine, profile: Profile, limit: int) -> float:
     """nginx's processes and how many clients it holds; returns the MiB that this takes."""
     room = limit / _FRONT
-    by_memory = int((room / 2 - costs.NGINX_MASTER) / costs.NGINX_WORKER)
+    by_memory = int((room / 8 - costs.NGINX_MASTER) / costs.NGINX_WORKER)
     workers = max(1, min(machine.cores, MOST_NGINX, by_memory))
     sheet.put(
         "nginx.worker_processes", workers, "processes",
         f"{count(machine.cores, 'core')} ({machine.cores_from}), at most {MOST_NGINX}"
-        + (f" and half of {room:.0f} MiB" if workers < min(machine.cores, MOST_NGINX) else ""),
+        + (f" and an eighth of {room:.0f} MiB" if workers < min(machine.cores, MOST_NGINX) else ""),
         "More only take memory and turns on the cores",
     )
     base = costs.NGINX_MASTER + workers * costs.NGINX_WORKER
@@ -70,6 +71,9 @@ def _threads(sheet: Sheet, workload: Workload) -> int:
         value, reason = workload.threads, "given"
     elif workload.ldap:
         value, reason = 4, "one computes while three wait for the directory"
+        processes = sheet["uwsgi.processes"]
+        if not fits(workload, processes, 4) and fits(workload, processes, 2):
+            value, reason = 2, "not 4 as otherwise with LDAP, so that pools keep their budgets"
     threads = sheet.put(
         "uwsgi.threads", value, "threads a process", reason,
         "More queue for the interpreter lock and hold connections; one alone may lose a request "

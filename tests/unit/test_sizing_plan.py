@@ -323,6 +323,16 @@ def test_a_directory_takes_more_threads() -> None:
     assert value(plan(machine), "uwsgi.threads") == 2
     made = plan(machine, Workload(ldap_connections=100))
     assert value(made, "uwsgi.threads") == value(made, "ldap.pool_size") == 4
+    # 2 processes x 2 pools x 2 connections
+    made = plan(machine, Workload(ldap_connections=8))
+    assert value(made, "uwsgi.threads") == 2
+    assert not made.conflicts
+
+
+def test_nginx_takes_no_room_from_the_application() -> None:
+    made = plan(Machine(cores=128, memory=256 * MIB), profile=profile.SMALL)
+    assert value(made, "nginx.worker_processes") <= 2
+    assert value(made, "uwsgi.processes") == 2
 
 
 @pytest.mark.parametrize(
