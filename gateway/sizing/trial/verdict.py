@@ -112,8 +112,8 @@ def greenlets(trials: Sequence[Trial], verdict: Verdict, latency: float) -> str 
         if min(trial.rates) > max(taken.rates) * (1 + LEAST_MARGIN):
             return (
                 f"{trial.candidate} would answer {trial.rate / taken.rate:.2f} times as many, but "
-                "the plan stays with threads: every greenlet may hold a connection of each pool; to "
-                "serve with them: keyfront serve --server gevent"
+                "the plan stays with threads: every greenlet may hold a connection of each pool; "
+                "to serve with them: keyfront serve --server gevent"
                 if taken.rate
                 else f"only {trial.candidate} would answer: keyfront serve --server gevent"
             )
