@@ -95,8 +95,8 @@ def run(
     :raises MissingPartError: wrk is not installed
     :raises ServerError: wrk failed
     """
-    lines = [f"wrk.headers[{_quote(name)}] = {_quote(value)}" for name, value in headers.items()]
-    request = _VARIED.format(prefix=_quote(vary)) if vary else ""
+    lines = [f"wrk.headers[{quote(name)}] = {quote(value)}" for name, value in headers.items()]
+    request = _VARIED.format(prefix=quote(vary)) if vary else ""
     command = [program(), "--threads", "1", "--connections", str(connections)]
     command += ["--duration", f"{seconds}s", "--timeout", f"{PATIENCE}s"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -136,6 +136,6 @@ def parse(output: str, generator_cpu: float) -> Load:
     return Load(answers - wrong, microseconds / 1e6, wrong + failed, generator_cpu, latencies)
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
     """A Lua string, whatever is in it."""
     return '"' + "".join(f"\\{byte:03d}" for byte in text.encode()) + '"'

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keyfront import __version__
-from keyfront.gateway.serve import machine
+from keyfront.gateway.sizing import machine
 
 from .token_candidates import CANDIDATES
 from .token_samples import CASES, TOKEN_CACHING_CASES, Ratio, Samples, judge, ratios, row

@@ -21,6 +21,7 @@ import time
 
 from .application import RETRY_AFTER, keep_connections, load_or_fail, pin_argv
 from .process import registry
+from .queue_limit import from_environment, limit_queue
 
 
 class _FreshProcess:
@@ -48,8 +49,9 @@ def _in_daemon_process() -> bool:
 
 pin_argv("mod_wsgi")
 registry.install()
-application = load_or_fail(
-    raising=False, on_request=_FreshProcess() if _in_daemon_process() else None
+application = limit_queue(
+    load_or_fail(raising=False, on_request=_FreshProcess() if _in_daemon_process() else None),
+    seconds=from_environment(),
 )
 keep_connections()
 registry.loaded()

@@ -13,6 +13,7 @@ it, every request is answered 503 and logs the first error. Stopping is bounded 
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 import uwsgi
 
@@ -30,6 +31,7 @@ if "gevent" in uwsgi.opt:
 from . import mercy
 from .application import keep_connections, load_or_fail, pin_argv
 from .process import registry
+from .queue_limit import from_environment, limit_queue
 from .request_body import read_whole
 from .server_error import answer_errors
 
@@ -39,11 +41,15 @@ if "pyargv" not in uwsgi.opt:
 # behind a web server the uwsgi protocol carries a length, never chunks
 speaks_http = any(option in uwsgi.opt for option in ("http-socket", "https-socket"))
 
+# also of a request that is refused for its wait: closing over unread bytes loses the answer
+whole = partial(read_whole, read_chunk=uwsgi.chunked_read if speaks_http else None)
+
 registry.install()
 mercy.install(registry)
-application = read_whole(
-    answer_errors(load_or_fail(raising="need-app" in uwsgi.opt)),
-    read_chunk=uwsgi.chunked_read if speaks_http else None,
+application = limit_queue(
+    whole(answer_errors(load_or_fail(raising="need-app" in uwsgi.opt))),
+    seconds=from_environment(),
+    refusing=whole,
 )
 keep_connections()
 registry.loaded()

@@ -67,7 +67,7 @@ class Progress:
         self._out.flush()
 
 
-def _check_target(target: str) -> None:
+def check_target(target: str) -> None:
     """Find out that a target names something, without importing the application."""
     if target == application.default_target():
         return
@@ -92,7 +92,7 @@ def serve(options: Options, out: TextIO) -> int:
         raise OptionError("--stop-timeout", options.stop_timeout, "a number of seconds, 1 to 3600")
     host, port = machine.parse_listen(options.listen)
     target = options.target or application.default_target()
-    _check_target(target)
+    check_target(target)
     shapes.check(options.server)
     folder = state.State(options.state)
     if not options.fresh:

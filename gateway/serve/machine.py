@@ -1,4 +1,4 @@
-"""What ``keyfront serve`` needs to know of the machine: programs, sockets and cores."""
+"""What ``keyfront serve`` needs to know of the machine: programs, modules, addresses, users."""
 
 from __future__ import annotations
 
@@ -18,19 +18,6 @@ from keyfront.errors import MissingPartError, OptionError, ServerError
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Debian's and Red Hat's places for Apache's modules.
 _APACHE_MODULES = ("/usr/lib/apache2/modules", "/usr/lib64/httpd/modules", "/etc/httpd/modules")
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def somaxconn() -> int:
-    """The longest listen queue that the kernel gives (``net.core.somaxconn``)."""
-    try:
-        return int(Path("/proc/sys/net/core/somaxconn").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 128
 
 
 def require_module(module: str, extra: str) -> None:

@@ -13,6 +13,7 @@ from keyfront import __version__
 from keyfront.errors import OptionError
 
 from ..render import render
+from ..sizing.machine import cores, somaxconn
 from . import machine
 from .state import State
 
@@ -53,7 +54,7 @@ class Plan:
     target: str
     runtime: Path
     stop_timeout: int
-    processes: int = field(default_factory=machine.cores)
+    processes: int = field(default_factory=cores)
 
     def values(self) -> dict[str, object]:
         """What the templates are filled with."""
@@ -70,8 +71,8 @@ class Plan:
             "gevent": None,
             "harakiri": HARAKIRI,
             "stop_timeout": self.stop_timeout,
-            "backlog": min(BACKLOG, machine.somaxconn()),
-            "somaxconn": machine.somaxconn(),
+            "backlog": min(BACKLOG, somaxconn()),
+            "somaxconn": somaxconn(),
             "unix_socket": None,
             "socket_group": front[1] if front else None,
             "user": front[0] if front else None,

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import BinaryIO
@@ -82,16 +82,9 @@ class Supervisor:
 
         :raises ServerError: a program cannot be run
         """
-        libc = ctypes.CDLL(None, use_errno=True)
         # what a killed server leaves behind becomes ours to end, not init's
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        parent = os.getpid()
-
-        def stop_with_parent() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os.kill(os.getpid(), signal.SIGTERM)
-
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        prepare = stop_with_parent()
         for program in self._programs:
             with self._open_log(program.log) as log:
                 try:
@@ -102,7 +95,7 @@ class Supervisor:
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
-                        preexec_fn=stop_with_parent,
+                        preexec_fn=prepare,
                     )
                 except OSError as error:
                     raise ServerError(
@@ -181,6 +174,19 @@ class Supervisor:
             process.wait()
         self._running.clear()
         _end_orphans()
+
+
+def stop_with_parent() -> Callable[[], None]:
+    """What a child runs before its program, so that it is told to stop should this process die."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return prepare
 
 
 def _end_orphans() -> None:

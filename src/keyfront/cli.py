@@ -106,6 +106,8 @@ def _parser() -> argparse.ArgumentParser:
             part.add_argument("--json", action="store_true", help="for programs")
     _add_ldap(commands)
     _add_heartbeat(commands)
+    _add_plan(commands)
+    _add_render(commands)
     return parser
 
 
@@ -175,6 +177,35 @@ def _add_heartbeat(commands: argparse._SubParsersAction[_Parser]) -> None:
     status.add_argument("--json", action="store_true", help="for programs")
 
 
+def _add_render(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from keyfront import render_commands
+
+    render_commands.add_arguments(
+        commands.add_parser(
+            "render",
+            allow_abbrev=False,
+            help="write the configuration files of a deployment",
+            description="Write the configuration files of a deployment, with every number "
+            "computed and explained. A file that was changed by hand is kept.",
+        )
+    )
+
+
+def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from keyfront import plan_commands
+
+    plan_commands.add_arguments(
+        commands.add_parser(
+            "plan",
+            allow_abbrev=False,
+            help="compute processes, queues, pools and timeouts for a machine, with reasons",
+            description="Compute processes, queues, pools and timeouts for a machine, each with "
+            "what it was computed from and what breaks beyond it. Nothing is changed. The exit "
+            "status is 3 if something cannot be met.",
+        )
+    )
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     from keyfront.errors import OptionError
     from keyfront.gateway import application
@@ -234,8 +265,23 @@ def _heartbeat(arguments: argparse.Namespace) -> int:
     return heartbeat_commands.status(arguments.path, sys.stdout, as_json=arguments.json)
 
 
+def _render(arguments: argparse.Namespace) -> int:
+    from keyfront import render_commands
+
+    return render_commands.render(arguments, sys.stdout, sys.stderr)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from keyfront import plan_commands
+
+    return plan_commands.run(arguments, sys.stdout, sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 1 if a check failed, 2 for bad input."""
+    """Run the command line; returns the exit status.
+
+    0; 1 if a check failed; 2 for bad input; 3 if a plan cannot be met.
+    """
     try:
         arguments = _parser().parse_args(argv)
         commands = {
@@ -244,6 +290,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "tokens": _tokens,
             "ldap": _ldap,
             "heartbeat": _heartbeat,
+            "plan": _plan,
+            "render": _render,
         }
         return commands[arguments.command](arguments)
     except KeyfrontError as error:

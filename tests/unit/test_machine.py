@@ -187,17 +187,6 @@ def test_mod_wsgi_that_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
         machine.mod_wsgi_module()
 
 
-def test_somaxconn_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.somaxconn() >= 1
-    assert machine.cores() == len(os.sched_getaffinity(0))
-
-    def fail(self: Path, **_: object) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", fail)
-    assert machine.somaxconn() == 128
-
-
 def test_front_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert machine.front_user() is None

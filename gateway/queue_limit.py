@@ -1,0 +1,98 @@
+"""Refuses requests that waited too long for a worker, with 503 and Retry-After.
+
+A server's queue has a length, and what is queued takes milliseconds or seconds each: a queue that
+is right for validations from the cache is a hundred times too long for logins. So the queue is
+long, and what stood in it for more than ``KEYFRONT_QUEUE_TIMEOUT`` seconds is refused when its turn
+comes, at next to no cost. Under overload the oldest requests, whose clients give up next, make
+place for those that can still be answered in time, whatever a request costs.
+
+How long it waited is told by the web server in front, in ``X-Request-Start``: seconds since 1970,
+with ``t=`` before them or not; milliseconds and microseconds are known by their size. The web
+server must set it, and not pass on what a client sends; without it, nothing is refused. The files
+of ``keyfront render`` do both.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from keyfront.errors import OptionError
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+VARIABLE = "KEYFRONT_QUEUE_TIMEOUT"
+_ALLOWED = "a number of seconds, 0.1 to 3600, or 0 for no limit"
+_BUSY = (
+    b'{"error": {"code": 503, "title": "Service Unavailable", '
+    b'"message": "The request waited too long for its turn and was not begun."}}'
+)
+# The year 2286 in seconds; larger numbers are milliseconds, and those beyond it microseconds.
+_SECONDS = 1e10
+
+
+def from_environment() -> float:
+    """The limit that ``KEYFRONT_QUEUE_TIMEOUT`` names, in seconds; 0 for none.
+
+    :raises OptionError: it is no number of seconds
+    """
+    text = os.environ.get(VARIABLE, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise OptionError(VARIABLE, text, _ALLOWED) from None
+    if seconds != 0 and not 0.1 <= seconds <= 3600:
+        raise OptionError(VARIABLE, text, _ALLOWED)
+    return seconds
+
+
+def limit_queue(
+    application: WSGIApplication,
+    *,
+    seconds: float,
+    refusing: Callable[[WSGIApplication], WSGIApplication] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> WSGIApplication:
+    """Wrap an application so that requests which waited longer than ``seconds`` are answered 503.
+
+    :param seconds: 0.1 to 3600; 0 returns the application itself
+    :param refusing: what the refusal is wrapped in, as the application is already
+    :param clock: seconds since 1970, of the same machine's clock as the web server's
+    """
+    if not seconds:
+        return application
+    retry_after = str(max(1, round(seconds)))
+    headers = [
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(_BUSY))),
+        ("Retry-After", retry_after),
+    ]
+
+    def refuse(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("503 Service Unavailable", list(headers))
+        return [_BUSY]
+
+    refused = refusing(refuse) if refusing else refuse
+
+    def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        began = environ.get("HTTP_X_REQUEST_START")
+        if began and clock() - _since_1970(began) > seconds:
+            return refused(environ, start_response)
+        return application(environ, start_response)
+
+    return limiting
+
+
+def _since_1970(text: str) -> float:
+    """Seconds since 1970 of a header's value; in the future if it makes no sense."""
+    try:
+        number = float(text.removeprefix("t="))
+    except ValueError:
+        return math.inf
+    while _SECONDS < number < math.inf:
+        number /= 1000
+    return number

@@ -1,0 +1,1 @@
+"""How large everything is: one plan for the machine, each number with its reason."""

@@ -1,0 +1,46 @@
+"""What a request and a process cost, as measured; every figure names where it comes from.
+
+On faster cores everything is better than planned, on slower ones ``keyfront plan --measure`` tells.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# CPU seconds a request.
+#: bcrypt with 12 rounds, [identity] password_hash_rounds' default, with bcrypt.hashpw alone.
+PASSWORD_HASH: Final = 0.20
+#: The rest of a login, whatever checks the password (docs/ldap.md, "of it CPU").
+LOGIN: Final = 0.18
+#: A validation that Keystone answers itself: 23 a second on two cores (README.md).
+VALIDATION: Final = 0.087
+#: One that the token cache answers, with nginx's share: 28100 a second on two cores without it.
+CACHED_VALIDATION: Final = 0.0002
+#: The part of the validations that the cache has to ask Keystone about: each token every 30 s.
+MISSES: Final = 0.01
+#: The part of the cores that may be busy on average; above it waiting grows out of proportion.
+BUSY: Final = 0.7
+
+# MiB; docs/gateway.md, "Loading before the fork": with 8 workers and their master 271 PSS and 1047
+# RSS when loaded before the fork, 864 PSS when each loads by itself.
+#: What all processes share that were forked from one that had loaded Keystone.
+SHARED: Final = 97
+#: What each of them has on top of it after some requests.
+OWN: Final = 20
+#: A process that loaded Keystone by itself.
+ALONE: Final = 107
+# MiB; python -m keyfront.benchmarks.front_memory
+#: nginx's master and what the libraries of its processes share; a worker without connections.
+NGINX_MASTER: Final = 3
+NGINX_WORKER: Final = 2
+#: A thread of Apache's event MPM: its stack, and the pools of a request.
+APACHE_THREAD: Final = 0.25
+#: A process of Apache's prefork MPM: 0.7 with mod_ssl after a small request, and larger ones.
+APACHE_PREFORK: Final = 2.0
+
+# KiB
+#: A client's connection in nginx: 16 measured for an idle one with TLS, 8 for the buffers of a
+#: running request, 2 for slots of worker_connections (424 bytes each).
+CLIENT: Final = 26
+#: The same in Apache's event MPM, measured.
+APACHE_CLIENT: Final = 75

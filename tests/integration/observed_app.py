@@ -1,0 +1,29 @@
+"""Keystone behind keyfront, and beside it what a test wants to see of a server's own doing.
+
+``/observed/environ`` answers with the text values of the request's environ as JSON, and the length
+of its body; ``/observed/sleep/SECONDS`` holds its thread that long. The rest is the application
+that ``OBSERVED_APP`` names.
+"""
+
+import json
+import os
+import time
+
+from keyfront.gateway.application import load
+
+behind = load(os.environ["OBSERVED_APP"])
+
+
+def application(environ, start_response):
+    path = environ["PATH_INFO"]
+    if not path.startswith("/observed/"):
+        return behind(environ, start_response)
+    length = len(environ["wsgi.input"].read())
+    if path.startswith("/observed/sleep/"):
+        time.sleep(float(path.rpartition("/")[2]))
+    seen = {name: value for name, value in environ.items() if isinstance(value, str)}
+    body = json.dumps({"body": length, "pid": os.getpid(), "environ": seen}).encode()
+    start_response(
+        "200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    )
+    return [body]
