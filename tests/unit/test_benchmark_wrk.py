@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.benchmarks import load
+from keyfront.benchmarks.load import wrk
 from keyfront.errors import MissingPartError, ServerError
 
 # Stands in for wrk: notes what it was told and reports three answers and two kinds of failure.
@@ -44,9 +44,9 @@ def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, status: int) -> N
     monkeypatch.setenv("PATH", str(folder))
 
 
-def run(**options: str) -> load.Load:
+def run(**options: str) -> wrk.Load:
     headers = {"X-Auth-Token": "secret-token"}
-    return load.run("http://127.0.0.1:1/", headers, seconds=2, connections=4, **options)
+    return wrk.run("http://127.0.0.1:1/", headers, seconds=2, connections=4, **options)
 
 
 def test_counts_good_answers_and_errors(notes: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_missing_wrk_names_its_package(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_percentiles() -> None:
     latencies = {1000: 98, 5000: 1, 70_000: 1}
-    assert load.percentile(latencies, 0.5) == 1.0
-    assert load.percentile(latencies, 0.99) == 5.0
-    assert load.percentile(latencies, 1.0) == 70.0
-    assert load.percentile({}, 0.5) == 0.0
+    assert wrk.percentile(latencies, 0.5) == 1.0
+    assert wrk.percentile(latencies, 0.99) == 5.0
+    assert wrk.percentile(latencies, 1.0) == 70.0
+    assert wrk.percentile({}, 0.5) == 0.0
