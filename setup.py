@@ -104,6 +104,9 @@ ENTRY_POINTS = {
         "ldap_auth = keyfront.middleware.ldap.filter:filter_factory",
         "token_cache = keyfront.middleware.tokens.keystone_filter:filter_factory",
     ],
+    "pytest11": [
+        "keyfront_gate = keyfront.benchmarks.gate.plugin",
+    ],
     "sqlalchemy.plugins": [
         "keyfront = keyfront.middleware.tokens.engine_plugin:Plugin",
     ],
