@@ -45,8 +45,10 @@ def compare(session: GateSession, item: pytest.Item, *, seconds: float, new: str
     rounds: list[Outcome] = []
     try:
         with ExitStack() as stack:
+            first = stack.enter_context(_worker(session, release, node))
+            candidate = stack.enter_context(_worker(session, HERE, node))
             try:
-                first = stack.enter_context(_worker(session, release, node))
+                first.wait()
             except StartError as error:
                 if new and error.text:
                     return Outcome(item.nodeid, Verdict.NEW, session.limit, reason=new)
@@ -55,13 +57,15 @@ def compare(session: GateSession, item: pytest.Item, *, seconds: float, new: str
                     f'paired(..., new="why")\n{error.text}'
                 )
             session.control_with(lambda: _control(session, first, release, node))
-            candidate = stack.enter_context(_worker(session, HERE, node))
+            candidate.wait()
             rounds.append(_round(session, item, candidate, first, seconds))
         while _undecided(rounds):
             with (
                 _worker(session, HERE, node) as candidate,
                 _worker(session, release, node) as baseline,
             ):
+                candidate.wait()
+                baseline.wait()
                 rounds.append(_round(session, item, candidate, baseline, seconds))
     except StartError as error:
         session.fail(f"{error.message}\n{error.text}")
@@ -79,6 +83,7 @@ def _worker(session: GateSession, place: Place, node: str) -> Iterator[Worker]:
 
 def _control(session: GateSession, first: Worker, release: Place, node: str) -> Outcome:
     with _worker(session, release, node) as second:
+        second.wait()
         return control(first, second, session.seed)
 
 

@@ -119,9 +119,8 @@ class StartError(BenchmarkError):
 class Worker:
     """A test that waits in a process of its own and times its candidate when asked; a ``Side``.
 
-    It ends by itself when the pipe it is asked by does, so also with this process.
-
-    :raises StartError: the test did not get that far, or has other modules than it should
+    It ends by itself when the pipe it is asked by does, so also with this process. Ask it for
+    nothing before :meth:`wait`.
     """
 
     def __init__(self, session: GateSession, place: Place, node: str) -> None:
@@ -150,13 +149,14 @@ class Worker:
         self.pid = self._process.pid
         self._reader = os.fdopen(self._answers, "rb", closefd=False)
         self._node = node
-        try:
-            self._started(place)
-        except BaseException:
-            self.close()
-            raise
+        self._place = place
 
-    def _started(self, place: Place) -> None:
+    def wait(self) -> None:
+        """Wait until the test has come to its ``paired()``.
+
+        :raises StartError: it did not get that far, or has other modules than it should
+        """
+        place = self._place
         ready, _, _ = select.select([self._answers], [], [], PATIENCE)
         line = self._reader.readline() if ready else b""
         if not line:
