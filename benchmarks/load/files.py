@@ -166,8 +166,9 @@ def _tuned(topology: str, place: Place) -> list[Program]:
     }.get(topology, topology)
     programs = shapes.programs(server, plan)
     if topology == "nginx+uwsgi-tcp":
-        _change(place, "uwsgi.ini", f"socket = {plan.unix_socket}\n", f"socket = {place.upstream}\n")
-        _change(place, "nginx.conf", f"unix:{plan.unix_socket}", place.upstream)
+        upstream = place.upstream
+        _change(place, "uwsgi.ini", f"\nsocket = {plan.unix_socket}", f"\nsocket = {upstream}")
+        _change(place, "nginx.conf", f"unix:{plan.unix_socket}", upstream)
     if topology == "mod_wsgi-prefork":
         # a process for each of the threads that the event MPM has
         _change(place, "apache.conf", "mpm_event", "mpm_prefork")

@@ -1,4 +1,4 @@
-"""A line-up under measurement: its servers on their cores, their URL, and the CPU time they take."""
+"""A line-up under measurement: its servers on their cores, their URL, and their CPU time."""
 
 from __future__ import annotations
 
