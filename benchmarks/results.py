@@ -113,6 +113,26 @@ def file_name(kind: str, name: str) -> str:
     return f"{kind}-{re.sub(r'[^A-Za-z0-9+.=,_-]+', '_', name)}.json"
 
 
+def markdown(table: Table) -> str:
+    """A table in Markdown, with its caption below."""
+    numeric = [
+        all(isinstance(row[place], int | float | None) for row in table.rows)
+        for place in range(len(table.columns))
+    ]
+    lines = [
+        _row(table.columns),
+        "|" + "|".join("---:" if one else "---" for one in numeric) + "|",
+        *(_row(["-" if cell is None else str(cell) for cell in row]) for row in table.rows),
+    ]
+    if table.caption:
+        lines += ["", table.caption]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
 class Record:
     """Collects a result while it is measured; as a context manager it knows how long that took.
 
@@ -148,6 +168,7 @@ class Record:
         self._machine = surroundings.described()
         self._began = datetime.now(UTC).isoformat(timespec="seconds")
         self._watch = surroundings.Watch()
+        self._seconds_before = 0.0
         self.conditions = dict(conditions or {})
         self.samples: list[Sample] = list(samples)
         self.tables: list[Table] = []
@@ -170,6 +191,18 @@ class Record:
         """Since it began."""
         return self._watch.seconds
 
+    def note(self, line: str) -> None:
+        """Add a note, unless it is there."""
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def resume(self, before: Result) -> None:
+        """Go on with an interrupted result: its notes, timelines and time count, too."""
+        self.timelines[:0] = before.timelines
+        self.notes[:0] = before.notes
+        self._began = before.began
+        self._seconds_before = before.seconds
+
     def result(self, *, complete: bool = True) -> Result:
         """What was measured until now, or until the end of the ``with`` block."""
         return Result(
@@ -178,7 +211,7 @@ class Record:
             title=self._title,
             command=self._command,
             began=self._began,
-            seconds=round(self._watch.seconds, 3),
+            seconds=round(self._seconds_before + self._watch.seconds, 3),
             machine=self._machine,
             versions=self._versions,
             others=self._watch.described(),

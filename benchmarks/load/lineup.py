@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from keyfront.errors import OptionError, ServerError
 from keyfront.gateway.serve import machine
@@ -25,6 +26,8 @@ HOST = "127.0.0.1"
 START_PATIENCE = 300.0
 # The same for an answer that will not change by waiting: 500, not 502 or 503.
 ERROR_PATIENCE = 20.0
+# Seconds that a server gets for what a load left in its queue, and an answer when that is done.
+SETTLE_PATIENCE, SETTLED = 60.0, 1.0
 CACHES = ("off", "on")
 
 
@@ -91,6 +94,25 @@ class Served:
             if process.poll() is not None:
                 cause = first_error(process.log) if process.log else "unknown"
                 raise ServerError(f"{self.lineup}: {process.name} ended: {cause}")
+
+    def settle(self) -> None:
+        """Wait until requests that a load left behind are done: their clients have gone.
+
+        :raises ServerError: they are not within a minute, or a program ended
+        """
+        deadline = time.monotonic() + SETTLE_PATIENCE
+        while True:
+            begin = time.monotonic()
+            status = _status(urlsplit(self.url).port or 80)
+            if 0 < status < 500 and time.monotonic() - begin < SETTLED:
+                return
+            self.check()
+            if begin > deadline:
+                raise ServerError(
+                    f"{self.lineup} still answers {status or 'nothing'} after "
+                    f"{SETTLE_PATIENCE:.0f} s without load"
+                )
+            time.sleep(0.2)
 
     def projects(self) -> Request:
         """The request of the published test: the list of projects, with a fresh token."""
