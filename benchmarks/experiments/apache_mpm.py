@@ -24,9 +24,10 @@ from keyfront.gateway.serve import machine
 
 from .. import amqp_world, certificates, results
 from ..delaying_proxy import HOST
+from ..load.generators import parse_ab
 from ..load.outcome import Outcome as Load
-from ..load.outcome import Request
-from . import counters, fronts, generators
+from ..load.processes import Process, finished
+from . import counters, fronts
 from .experiment import Experiment, Outcome, World
 from .judging import Change, Finding, alike, number, verdict
 from .processes import Running
@@ -190,7 +191,7 @@ def measure(world: World, record: results.Record) -> None:
         for number_ in range(QUICK_ROUNDS if quick else ROUNDS):
             for server in reversed(servers) if number_ % 2 else servers:
                 with counters.Watch(start) as watch:
-                    load = _ab(server)
+                    load = _ab(server, folder)
                 record.samples.append(
                     {
                         "what": "load",
@@ -203,10 +204,13 @@ def measure(world: World, record: results.Record) -> None:
                 )
 
 
-def _ab(server: Server) -> Load:
-    return generators.run(
-        "ab", Request(server.url, {}), connections=CLIENTS, seconds=60, requests=REQUESTS
-    )
+def _ab(server: Server, folder: Path) -> Load:
+    """``ab -n 1000 -c 10``, as published."""
+    table = folder / "percentiles.csv"
+    command = [machine.system_program(("ab",), "apache2-utils"), "-q", "-e", str(table)]
+    command += ["-n", str(REQUESTS), "-c", str(CLIENTS), server.url]
+    out, _, cpu = finished(Process("ab", command), 300)
+    return parse_ab(out, table.read_text(encoding="ascii"), cpu)
 
 
 def _rates(samples: list[results.Sample], module: str, side: str) -> list[float]:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 from .. import results
 from ..delaying_proxy import HOST
+from ..load import generators
 from ..load.outcome import Outcome as Load
 from ..load.outcome import Request
-from . import counters, generators, isolation, lineups
+from . import counters, isolation, lineups
 from .experiment import Experiment, Outcome, World
 from .judging import Change, Finding, Point, alike, best_stock, first_failing, number, verdict
 from .keystone import PROJECTS, VALIDATION
@@ -37,7 +38,7 @@ FEW = 10
 TUNED_PROCESSES, QUICK_TUNED_PROCESSES = 38, 4
 SECONDS, QUICK_SECONDS = 10, 2
 # Of a warm-up, at most; a process answers its first request a hundred times slower than others.
-WARM, QUICK_WARM = 60, 10
+WARM, QUICK_WARM = 60, 6
 DRAIN = 120
 
 
@@ -89,13 +90,16 @@ class Bench:
         while answers < wanted and time.monotonic() < deadline:
             for path in _PATHS.values():
                 request = Request(f"http://{HOST}:{port}{path}", headers)
-                load = generators.run("wrk", request, connections=connections, seconds=2)
+                load = generators.closed("wrk", request, connections=connections, seconds=2)
                 answers += load.good
         drain()
 
     def _points(self, name: str, lineup: Lineup, port: int, headers: dict[str, str]) -> None:
-        plan = [("wrk", VALIDATIONS, FEW), ("wrk", LISTS, FEW), ("ab", LISTS, FEW)]
-        if not self.world.options.quick:
+        plan = [("wrk", VALIDATIONS, FEW), ("wrk", LISTS, FEW)]
+        if self.world.options.quick:
+            # in place of the 2000 clients
+            plan += [("ab", LISTS, FEW)] if lineup.tuned and lineup.server != "mod_wsgi" else []
+        else:
             plan += [("wrk", VALIDATIONS, 100), ("wrk", LISTS, 100)]
         plan += [("siege", LISTS, load) for load in self.sweep]
         plan += [("ab", LISTS, load) for load in self.most]
@@ -103,7 +107,7 @@ class Bench:
         for position, (generator, what, connections) in enumerate(plan):
             request = Request(f"http://{HOST}:{port}{_PATHS[what]}", headers)
             with counters.Watch(self.start) as watch:
-                load = generators.run(
+                load = generators.closed(
                     generator, request, connections=connections, seconds=self.seconds
                 )
             self._note(name, lineup, what, connections, load, watch)
@@ -164,7 +168,8 @@ def findings(samples: Sequence[results.Sample]) -> list[Finding]:
         name: _mean(swept, name, 100)
         for name in ("apache stock", "nginx stock", "apache tuned", "nginx tuned")
     }
-    reached = max((point.load for point in swept), default=0)
+    loads = {point.load for point in swept}
+    reached = max(loads, default=0)
     best = max(low["apache stock"], low["nginx stock"])
     tuned = max(low["apache tuned"], low["nginx tuned"])
     failing = {name: first_failing(swept, name) for name in low}
@@ -175,7 +180,11 @@ def findings(samples: Sequence[results.Sample]) -> list[Finding]:
             what="stock, 10 to 100 clients: lists a second",
             published="Apache and nginx the same",
             measured=f"Apache {number(low['apache stock'])}, nginx {number(low['nginx stock'])}",
-            verdict=verdict(alike(low["apache stock"], low["nginx stock"])),
+            verdict=verdict(
+                alike(low["apache stock"], low["nginx stock"])
+                # a single point proves no difference
+                or (False if sum(load <= 100 for load in loads) > 2 else None)
+            ),
         ),
         Finding(
             what="stock: clients at which requests begin to fail",

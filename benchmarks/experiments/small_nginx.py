@@ -21,12 +21,12 @@ from keyfront.gateway.serve.state import State
 
 from .. import results
 from ..delaying_proxy import HOST
+from ..load import generators
 from ..load.outcome import Outcome as Load
 from ..load.outcome import Request
 from . import (
     counters,
     fronts,
-    generators,
     isolation,
     lineups,
     memory_limit,
@@ -182,7 +182,7 @@ def _load(
 ) -> tuple[counters.Watch, Load]:
     request = Request(f"http://{HOST}:{port}{_PATHS[what]}", {})
     with counters.Watch(start) as watch:
-        load = generators.run(generator, request, connections=CONNECTIONS, seconds=seconds)
+        load = generators.closed(generator, request, connections=CONNECTIONS, seconds=seconds)
     return watch, load
 
 
