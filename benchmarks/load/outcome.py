@@ -15,6 +15,8 @@ open one sends at its times whatever happens, as clients that know nothing of ea
 BUSY = 0.9
 # Milliseconds by which an open loop may send too late, 99 of 100 times.
 LATE = 10.0
+# The same as a part of the latency it measures, if that is more.
+LATE_SHARE = 0.1
 
 
 class Request(NamedTuple):
@@ -77,7 +79,8 @@ class Outcome:
     def at_limit(self) -> bool:
         """Whether the generator may have been the limit rather than what it measured."""
         busy = self.generator_cores >= BUSY * self.threads
-        return busy or (self.late is not None and self.late > LATE)
+        late = self.late or 0.0
+        return busy or late > max(LATE, LATE_SHARE * (self.percentile(0.95) or 0.0))
 
     def percentile(self, fraction: float) -> float | None:
         """The milliseconds within which ``fraction`` of the good answers came, if known."""
