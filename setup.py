@@ -160,7 +160,11 @@ setup(
     python_requires=">=3.11",
     packages=["keyfront", *(f"keyfront.{name}" for name in trees())],
     package_dir={"keyfront": "src/keyfront", **{f"keyfront.{tree}": tree for tree in TREES}},
-    package_data={"keyfront": ["py.typed"], "keyfront.deploy": ["**/*"]},
+    package_data={
+        "keyfront": ["py.typed"],
+        "keyfront.deploy": ["**/*"],
+        "keyfront.benchmarks": ["**/*.json"],
+    },
     exclude_package_data={"": ["__pycache__/*", "**/__pycache__/*", "*.pyc", "**/*.pyc"]},
     include_package_data=False,
     install_requires=BASE,

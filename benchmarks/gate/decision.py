@@ -1,9 +1,9 @@
 """When a ratio is called worse than its limit, better, or neither: looks at a growing sample.
 
-A decision is taken only at certain numbers of values, and each look may err by :data:`TAIL` on
-either side. So a change exactly at the limit is called worse with a chance below 0.4 %
-(``interval.false_failure_chance(LOOKS, TAIL)``), one that is none, with its ratio at 1, far less
-often; however long one looks.
+A decision is taken only at certain numbers of values and when the time is over, and each look may
+err by :data:`TAIL` on either side. So a change exactly at the limit is called worse with a chance
+below 0.5 % (``interval.false_failure_chance(LOOKS, TAIL)``, and one look more), one that is none,
+with its ratio at 1, far less often; however long one looks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def decide(
 
     :param values: log ratios of independent blocks, without end
     :param limit: of the ratio; greater than 0
-    :param most_seconds: after which it is inconclusive, unless the last look decides
+    :param most_seconds: after which the last look is taken, and it may be inconclusive
     :param least_seconds: before which no look is taken
     :param looks: numbers of values, ascending; after the last it is inconclusive
     """
@@ -77,13 +77,10 @@ def decide(
     for value in values:
         seen.append(value)
         elapsed = clock() - start
-        if len(seen) in looks and elapsed >= least_seconds:
+        over = elapsed >= most_seconds or len(seen) >= looks[-1]
+        if over or (len(seen) in looks and elapsed >= least_seconds):
             found = interval(seen, TAIL)
             verdict = judge(found, limit)
-            if verdict is not Verdict.INCONCLUSIVE:
+            if over or verdict is not Verdict.INCONCLUSIVE:
                 return verdict, found
-        if elapsed >= most_seconds or len(seen) >= looks[-1]:
-            break
-    if not seen:
-        raise ValueError("there was nothing to look at")
-    return Verdict.INCONCLUSIVE, interval(seen, TAIL)
+    raise ValueError("there was nothing to look at, or it came to an end")

@@ -26,6 +26,7 @@ class Outcome:
     :ivar seconds: how long it took
     :ivar against: what the baseline was
     :ivar reason: why it is no plain PASS or FAIL; empty otherwise
+    :ivar title: what the test says of itself, its first line
     :ivar rounds: verdicts of further pairs of processes, the first included
     """
 
@@ -38,6 +39,7 @@ class Outcome:
     against: str = "in the same process"
     reason: str = ""
     rounds: list[str] = field(default_factory=list)
+    title: str = ""
 
     @property
     def ratio(self) -> float:
@@ -86,6 +88,7 @@ class Outcome:
         """For a file, with the raw pairs or without; no number where there is none."""
         found: dict[str, Any] = {
             "name": self.name,
+            "title": self.title,
             "verdict": str(self.verdict),
             "limit": self.limit,
             "against": self.against,

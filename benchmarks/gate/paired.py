@@ -61,6 +61,7 @@ class Paired:
         self._used = True
         _check("limit", limit)
         _check("seconds", seconds)
+        seconds = min(seconds, self._session.most_seconds)
         if self._session.untimed:
             outcome = self._untimed(candidate, baseline, limit)
         elif self._session.release is not None:

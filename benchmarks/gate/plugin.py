@@ -35,6 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many times the release's time is too much, 1.005 to 100 (default: 1.03)",
     )
     group.addoption(
+        "--gate-seconds",
+        metavar="SECONDS",
+        help="what each paired() may take at most, 0.1 to 3600 (default: what the test says)",
+    )
+    group.addoption(
         "--gate-strict", action="store_true", help="INCONCLUSIVE and NOT COUNTED fail, too"
     )
     group.addoption("--gate-update", action="store_true", help="record the counts as they are now")
@@ -47,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # a wrong option is told before any test runs
-    names = ("gate_baseline", "gate_limit", "gate_seed", "gate_json")
+    names = ("gate_baseline", "gate_limit", "gate_seconds", "gate_seed", "gate_json")
     if any(config.getoption(name) is not None for name in names):
         _session(config)
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,8 +99,7 @@ class Release:
             done = _run(command)
             if done.returncode != 0:
                 raise BenchmarkError(f"--gate-baseline = {self.name}: {_last(done.stderr)}")
-        below = self._root.relative_to(top) if self._root.is_relative_to(top) else Path()
-        return sources / below
+        return _project(sources, self._root.relative_to(top).parts)
 
     def _install(self, what: str, target: Path, *, offline: bool = False) -> None:
         if importlib.util.find_spec("pip") is None:
@@ -120,6 +120,15 @@ class Release:
         raise BenchmarkError(
             f"--gate-baseline = {self.name}: pip cannot install it: {_last(done.stderr)}"
         )
+
+
+def _project(top: Path, parts: Sequence[str]) -> Path:
+    """The innermost folder of a path below ``top`` that can be built; ``top`` if there is none."""
+    for count in range(len(parts), 0, -1):
+        folder = top.joinpath(*parts[:count])
+        if (folder / "pyproject.toml").is_file() or (folder / "setup.py").is_file():
+            return folder
+    return top
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -34,6 +34,7 @@ class GateSession:
 
     :ivar release: what ``--gate-baseline`` names; ``None`` if it was not given
     :ivar limit: of a ratio to the release
+    :ivar most_seconds: that a decision may take; infinite for what each test says
     :ivar seed: of the order of pairs
     :ivar untimed: why no times are compared; empty if they are
     :ivar update: whether counts are recorded instead of compared
@@ -43,6 +44,7 @@ class GateSession:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.limit = _number(config, "gate_limit", LIMIT, 1.005, 100.0)
+        self.most_seconds = _number(config, "gate_seconds", math.inf, 0.1, 3600)
         self.seed = int(_number(config, "gate_seed", random.getrandbits(31), 0, 2**31 - 1))
         self.strict: bool = config.getoption("gate_strict")
         self.update: bool = config.getoption("gate_update")
@@ -111,6 +113,7 @@ class GateSession:
         if off and outcome.verdict is Verdict.FAIL:
             outcome.verdict = Verdict.INCONCLUSIVE
             outcome.reason = "it failed, but so did the control: this machine is too noisy now"
+        outcome.title = _first_line(getattr(getattr(item, "obj", None), "__doc__", None))
         self.outcomes.append(outcome)
         item.user_properties.append(("gate", outcome.line()))
         entries.add(self.config, item, outcome)
@@ -210,6 +213,10 @@ class GateSession:
         """Leave nothing behind."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _first_line(text: str | None) -> str:
+    return text.strip().partition("\n")[0] if text else ""
 
 
 def address(item: pytest.Item) -> str:

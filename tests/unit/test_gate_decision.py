@@ -92,7 +92,8 @@ def test_a_slowdown_of_five_per_cent_is_found() -> None:
 
 def test_the_chance_of_a_false_failure_is_what_it_is_said_to_be() -> None:
     chance = interval.false_failure_chance(LOOKS, TAIL)
-    assert 0.001 < chance < 0.004
+    # one look more comes with the end of the time
+    assert 0.001 < chance < 0.005 - TAIL
     # a look at each of them errs on its own; together no more than their sum
     assert chance <= len(LOOKS) * TAIL
     # below the limit, where most values lie, next to never
@@ -180,6 +181,16 @@ def test_the_last_look_ends_it() -> None:
 def test_nothing_to_look_at_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing"):
         decision.decide([])
+
+
+def test_the_end_of_the_time_is_a_look_too() -> None:
+    for value, expected in ((1.0, Verdict.FAIL), (0.0, Verdict.PASS)):
+        seconds = itertools.count()
+        verdict, _ = decide(
+            _endless(value), least_seconds=35, most_seconds=40, clock=lambda now=seconds: next(now)
+        )
+        assert verdict is expected
+        assert next(seconds) == 41
 
 
 class Slowing:
