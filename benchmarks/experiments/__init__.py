@@ -1,1 +1,1 @@
-"""The five published experiments, repeated: what was found then, what is found here, what differs."""
+"""Five published experiments, repeated: what was found then, what is found here, what differs."""

@@ -1,9 +1,9 @@
 """Apache's prefork and event modules under an OpenStack API, as H. Beraud compared them in 2019.
 
 nova-api, patched by eventlet under mod_wsgi, lost its RabbitMQ connections while it was idle; event
-instead of prefork was proposed. A service of that kind runs behind each module, as it comes and with
-keyfront's heartbeat: ``ab -n 1000 -c 10`` over TLS, connections that RabbitMQ closes for missed
-heartbeats while the services are idle, and what the next message takes.
+instead of prefork was proposed. A service of that kind runs behind each module, as it comes and
+with keyfront's heartbeat: ``ab -n 1000 -c 10`` over TLS, connections that RabbitMQ closes for
+missed heartbeats while the services are idle, and what the next message takes.
 """
 
 from __future__ import annotations
@@ -132,15 +132,6 @@ def served(folder: Path, module: str, side: str, broker: int, tls: Path) -> Iter
         yield Server(module, side, port, running)
 
 
-def connections(port: int) -> int:
-    """How many clients a server on loopback has now."""
-    found = 0
-    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
-        _, local, _, state = line.split()[:4]
-        found += state == "01" and int(local.rpartition(":")[2], 16) == port
-    return found
-
-
 def resets(names: list[str], pids: set[int]) -> int:
     """How many of the connections that were reset belonged to these processes.
 
@@ -166,12 +157,13 @@ def measure(world: World, record: results.Record) -> None:
                 servers.append(stack.enter_context(one))
         for server in servers:
             server.publish()
-        before = connections(broker.port)
+        before = counters.clients(broker.port)
         world.say(f"all are idle for {idle} s; RabbitMQ expects a beat every {HEARTBEAT} s")
-        with counters.Watch(start) as watch:
+        probes = {("AMQP connections", "sockets"): lambda: float(counters.clients(broker.port))}
+        with counters.Watch(start, probes) as watch:
             time.sleep(idle)
         record.timelines += watch.timelines("idle")
-        after, names = connections(broker.port), broker.reset_names()
+        after, names = counters.clients(broker.port), broker.reset_names()
         for server in servers:
             first = server.publish()
             record.samples.append(
@@ -186,7 +178,11 @@ def measure(world: World, record: results.Record) -> None:
                 }
             )
         record.conditions |= {
-            "amqp_connections": {"before": before, "idle": after, "after": connections(broker.port)}
+            "amqp_connections": {
+                "before": before,
+                "idle": after,
+                "after": counters.clients(broker.port),
+            }
         }
         for number_ in range(QUICK_ROUNDS if quick else ROUNDS):
             for server in reversed(servers) if number_ % 2 else servers:
@@ -340,10 +336,10 @@ def run(world: World, record: results.Record) -> Outcome:
         findings=findings(record.samples),
         changes=changes(record.samples),
         notes=[
-            "A small service with an RPC client instead of nova-api in a container of an undercloud; "
-            f"{PROCESSES} mod_wsgi processes of one thread.",
-            f"RabbitMQ expects a beat every {HEARTBEAT} s instead of every 60 s, so that idling takes "
-            "seconds; what is lost is the same.",
+            "A small service with an RPC client instead of nova-api in a container of an "
+            f"undercloud; {PROCESSES} mod_wsgi processes of one thread.",
+            f"RabbitMQ expects a beat every {HEARTBEAT} s instead of every 60 s, so that idling "
+            "takes seconds; what is lost is the same.",
         ],
     )
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from keyfront.errors import KeyfrontError, OptionError
 
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     with tempfile.TemporaryDirectory(prefix="keyfront-") as name:
         # a server that has dropped root passes through; what is inside is guarded itself
         os.chmod(name, 0o711)
-        task = {
+        task: dict[str, Any] = {
             "names": names,
             "options": asdict(options),
             "folder": name,
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         return _in_namespaces(prefix, task, out)
 
 
-def _in_namespaces(prefix: tuple[str, ...], task: dict[str, object], out: TextIO) -> int:
+def _in_namespaces(prefix: tuple[str, ...], task: dict[str, Any], out: TextIO) -> int:
     child = subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", *prefix, sys.executable, "-m", f"{__package__}.child"],
         stdin=subprocess.PIPE,
@@ -113,15 +113,14 @@ def _in_namespaces(prefix: tuple[str, ...], task: dict[str, object], out: TextIO
     return status
 
 
-def perform(task: dict[str, object], out: TextIO) -> int:
+def perform(task: dict[str, Any], out: TextIO) -> int:
     """Do what a task says, in this process; tells each result when it is there.
 
     :raises KeyfrontError: the only experiment could not be run
     """
-    names, values = task["names"], task["options"]
-    assert isinstance(names, list) and isinstance(values, dict)
-    options = Options(**{**values, "command": tuple(values["command"])})
-    folder, target = Path(str(task["folder"])), Path(str(task["results"]))
+    names: list[str] = task["names"]
+    options = Options(**{**task["options"], "command": tuple(task["options"]["command"])})
+    folder, target = Path(task["folder"]), Path(task["results"])
     failed = 0
     with World(folder, options, _say).open() as world:
         for name in names:

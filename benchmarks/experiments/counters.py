@@ -11,6 +11,8 @@ import os
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -122,6 +124,15 @@ def kernel() -> dict[str, float]:
     return found
 
 
+def clients(port: int) -> int:
+    """How many clients a server on loopback has now, at a port of IPv4."""
+    found = 0
+    for line in _lines("/proc/net/tcp")[1:]:
+        _, local, _, state = line.split()[:4]
+        found += state == "01" and int(local.rpartition(":")[2], 16) == port
+    return found
+
+
 def _lines(path: str) -> list[str]:
     try:
         return Path(path).read_text(encoding="ascii", errors="replace").splitlines()
@@ -133,10 +144,14 @@ class Watch:
     """Samples CPU by group and the kernel's counters in a thread of its own until the block ends.
 
     :param start: the ``time.monotonic()`` that the timelines count from
+    :param probes: more to sample: name and unit, and what gives the value
     """
 
-    def __init__(self, start: float) -> None:
+    def __init__(
+        self, start: float, probes: Mapping[tuple[str, str], Callable[[], float]] | None = None
+    ) -> None:
         self._start = start
+        self._probes = dict(probes or {})
         self._points: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="counters", daemon=True)
@@ -146,7 +161,7 @@ class Watch:
         self.cpu: dict[str, float] = {}
         """Cores that each group took, over the block; known at its end."""
         self.resident: dict[str, int] = {}
-        """The most bytes that each group had resident in RAM; shared pages count in each process."""
+        """The most bytes that each group had resident; shared pages count in each process."""
         self.peaks: dict[str, float] = {}
         """The most that the kernel counted, and of what is lost the sum in the block."""
 
@@ -188,6 +203,10 @@ class Watch:
                 else:
                     self.peaks[name] = max(value, self.peaks.get(name, 0.0))
                 self._points[name, "sockets"].append([when, value])
+            for key, probe in self._probes.items():
+                # a server that is being asked for more than it can do may not answer a probe
+                with suppress(Exception):
+                    self._points[key].append([when, float(probe())])
             last, at = usage, now
 
     def timelines(self, title: str) -> list[Timeline]:

@@ -16,7 +16,7 @@ from .judging import CHANGES, Change, Finding, changes, comparison
 from .keystone import Keystone, keystone
 
 #: Versions that every result tells.
-DISTRIBUTIONS = ("keystone", "oslo.messaging", "mod_wsgi", "uWSGI", "pyuwsgi", "ldappool", "PyMySQL")
+DISTRIBUTIONS = ("keystone", "oslo.messaging", "mod_wsgi", "uWSGI", "pyuwsgi", "ldappool")
 PROGRAMS = ("nginx", "apache2", "mariadbd", "wrk", "ab", "siege", "h2load")
 
 

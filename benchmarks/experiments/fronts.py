@@ -124,9 +124,7 @@ class Daemons:
 
 
 @contextmanager
-def uwsgi(
-    folder: Path, socket: Path, workers: Daemons, *, files: int = FILES
-) -> Iterator[Running]:
+def uwsgi(folder: Path, socket: Path, workers: Daemons, *, files: int = FILES) -> Iterator[Running]:
     """Run uWSGI at a unix socket until the block ends.
 
     :param folder: for its files; made here
@@ -194,15 +192,13 @@ def nginx(
         http=_directives({**http, "access_log": log}, 4),
         listen=f"{HOST}:{port} {listen}".strip(),
         location="\n".join(
-            f"            {line}" if line.endswith("}") else f"            {line};" for line in location
+            f"{'':12}{line}" + ("" if line.endswith("}") else ";") for line in location
         ),
     )
     configuration = folder / "nginx.conf"
     configuration.write_text(text)
     command = [program, "-c", str(configuration), "-p", str(folder), "-e", f"{folder}/error.log"]
-    with processes.running(
-        "nginx", command, folder / "log", folder=folder, files=files
-    ) as running:
+    with processes.running("nginx", command, folder / "log", folder=folder, files=files) as running:
         running.wait(lambda: folder.joinpath("nginx.pid").exists())
         yield running
 

@@ -2,9 +2,9 @@
 
 In a network namespace the experiment's sockets are the only ones: counters of connections are its
 own, addresses of loopback are all free, and kernel settings such as ``net.core.somaxconn`` can be
-changed without touching the machine. In a process namespace nothing outlives the experiment, however
-it ends. Where namespaces are not permitted, as in many containers, the experiment runs beside the
-rest of the machine, leaves the kernel's settings alone and says so.
+changed without touching the machine. In a process namespace nothing outlives the experiment,
+however it ends. Where namespaces are not permitted, as in many containers, the experiment runs
+beside the rest of the machine, leaves the kernel's settings alone and says so.
 """
 
 from __future__ import annotations

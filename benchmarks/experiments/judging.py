@@ -1,8 +1,8 @@
 """What an experiment's figures say: against what was published, and against the best stock line-up.
 
-Nothing here measures. A change is told as what it is: more, less, or none that this machine can see.
-Where a figure was measured once, on cores that the generator and other work share, a difference of
-a tenth may be chance; it is called "no difference" unless repeated pairs say otherwise.
+Nothing here measures. A change is told as what it is: better, worse, or none that shows here. Where
+a figure was measured once, on cores that the generator and other work share, a difference of a
+tenth may be chance; it is called "no difference" unless repeated pairs say otherwise.
 """
 
 from __future__ import annotations

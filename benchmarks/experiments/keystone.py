@@ -76,7 +76,7 @@ class Keystone:
         return {**self.state.environment(), "OS_KEYSTONE_CONFIG_FILES": files}
 
     def headers(self, port: int) -> dict[str, str]:
-        """The tokens of a service and of the user it asks about, got once from who serves at a port.
+        """The tokens of a service and of the user it asks about, got once from a server.
 
         Two users, as it is in a cloud: of a user that asks about itself Keystone remembers half.
         """

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from keyfront.middleware.tokens import node
 
 from .. import results
 from ..delaying_proxy import HOST
@@ -106,7 +110,7 @@ class Bench:
         done = []
         for position, (generator, what, connections) in enumerate(plan):
             request = Request(f"http://{HOST}:{port}{_PATHS[what]}", headers)
-            with counters.Watch(self.start) as watch:
+            with counters.Watch(self.start, self._probes(lineup)) as watch:
                 load = generators.closed(
                     generator, request, connections=connections, seconds=self.seconds
                 )
@@ -116,6 +120,20 @@ class Bench:
             if connections > FEW and position < len(plan) - 1:
                 drain()
         self.world.say(f"{lineup.label}: {', '.join(done)} good answers a second")
+
+    def _probes(self, lineup: Lineup) -> dict[tuple[str, str], Callable[[], float]]:
+        """The database's connections and, of keyfront, the token cache's counters."""
+        probes: dict[tuple[str, str], Callable[[], float]] = {}
+        database, state = self.world.keystone.database, self.world.keystone.state
+        if database is not None:
+            probes["database connections", "sockets"] = database.connections
+        if not lineup.stock:
+            folder = state.run / "tokens"
+            for name in ("hits", "node_hits", "misses"):
+                probes[f"token cache, {name.replace('_', ' ')}", "requests"] = partial(
+                    _counter, folder, name
+                )
+        return probes
 
     def _note(
         self,
@@ -141,8 +159,12 @@ class Bench:
             }
         )
         title = f"{lineup.label}, {what}, {connections} connections, {load.generator}"
-        if connections == max(self.sweep):
+        if connections == max(self.sweep) or (what == VALIDATIONS and not lineup.stock):
             self.record.timelines += watch.timelines(title)
+
+
+def _counter(folder: Path, name: str) -> float:
+    return float(node.statistics(folder).get(name, 0))
 
 
 def points(samples: Sequence[results.Sample], what: str, generator: str) -> list[Point]:
@@ -343,9 +365,7 @@ def run(world: World, record: results.Record) -> Outcome:
     refused = record.conditions.get("kernel_refused")
     if refused:
         notes.append("net.core.somaxconn stays as it is, and uWSGI's listen queue keeps below it.")
-    return Outcome(
-        findings=findings(record.samples), changes=changes(record.samples), notes=notes
-    )
+    return Outcome(findings=findings(record.samples), changes=changes(record.samples), notes=notes)
 
 
 EXPERIMENT = Experiment(

@@ -17,6 +17,7 @@ from .. import ldap_logins, ldap_world, results
 from ..ldap_keystones import DOMAIN, Keystone, login
 from ..ldap_report import Settings
 from ..ldap_samples import CASES, Sample, Samples, name_of, ratio, row
+from . import counters
 from .experiment import Experiment, Outcome, World
 from .judging import Change, Finding, number, verdict
 
@@ -34,7 +35,8 @@ REPEATS, QUICK_REPEATS = 20, 2
 UNPOOLED, LDAPPOOL, KEYFRONT = CANDIDATES = ("unpooled", "ldappool", "keyfront")
 LOGIN, CONTROL = "a user logs in", "all projects (no LDAP)"
 _MEMORY = (
-    "The stock pool does not ask the directory for a password that it has seen: an old one works on."
+    "The stock pool does not ask the directory for a password that it has seen: an old one works "
+    "on."
 )
 LABELS = {
     UNPOOLED: "the stock driver without pools",
@@ -78,14 +80,22 @@ def calls(keystone: Keystone, admin: str) -> dict[str, tuple[str, str, str | Non
 class Bench(ldap_logins.Bench):
     """``ldap_logins``' own, with a mix of API calls behind its logins."""
 
+    def _connections(self) -> float:
+        return float(counters.clients(self.slapd.port))
+
     def measure_with_mix(self, repeats: int, record: results.Record) -> Samples:
         """Measure every case in each round, then the mix; gives the logins' samples."""
+        self._start = time.monotonic()
         logins: dict[str, list[Sample]] = {name: [] for name in self.cases}
         with self.keystones.running(CANDIDATES) as running:
             for number_ in range(self.settings.rounds):
                 for name in reversed(self.cases) if number_ % 2 else self.cases:
                     case = self.cases[name]
-                    sample = self.once(running[case.candidate], case, number_)
+                    probes = {("LDAP connections", "sockets"): self._connections}
+                    with counters.Watch(self._start, probes) as watch:
+                        sample = self.once(running[case.candidate], case, number_)
+                    if number_ == 0 and case.users == "one":
+                        record.timelines += watch.timelines(f"tokens, {case.label}")
                     logins[name].append(sample)
                     record.samples.append(
                         {
@@ -203,7 +213,7 @@ def findings(logins: Samples) -> list[Finding]:
             what="what the pools gain",
             published="3 to 5 times",
             measured=f"{number(gain)} times, with {number(one[LDAPPOOL].binds)} BINDs a login",
-            verdict=verdict(3 <= gain),
+            verdict=verdict(gain >= 3),
         ),
         Finding(
             what=f"{TOKENS} tokens with keyfront_ldap",
@@ -285,10 +295,10 @@ def run(world: World, record: results.Record) -> Outcome:
         findings=findings(logins),
         changes=changes(logins, record.samples),
         notes=[
-            f"slapd {DISTANCE} ms away instead of Active Directory in a company's network; Keystone "
-            "30 with fernet tokens on SQLite, asked in the process, instead of Juno with UUID "
-            "tokens under eventlet.",
-            f"{chosen.tokens} tokens of each kind in {chosen.rounds} rounds, counted up to {TOKENS}.",
+            f"slapd {DISTANCE} ms away instead of Active Directory in a company's network; "
+            "Keystone 30 with fernet tokens on SQLite, asked in the process, instead of Juno with "
+            "UUID tokens under eventlet.",
+            f"{chosen.tokens} tokens of each kind in {chosen.rounds} rounds, told as if {TOKENS}.",
             "Keystone's own caches are off, as they were then.",
             "With use_auth_pool the stock driver does not ask the directory for a password that it "
             "has seen: an old password goes on working. keyfront always asks.",

@@ -29,8 +29,8 @@ from .processes import Running
 
 NAME = "live-replay"
 SOURCE = (
-    "NetEase, 2012-12-05, in github.com/session-replay-tools/tcpcopy: Apache 2.4.1 and nginx 1.1.17 "
-    "under live requests copied by TCPCopy"
+    "NetEase, 2012-12-05, in github.com/session-replay-tools/tcpcopy: Apache 2.4.1 and nginx "
+    "1.1.17 under live requests copied by TCPCopy"
 )
 APACHE, NGINX, KEYFRONT = TARGETS = (
     "Apache, as published",
@@ -100,9 +100,7 @@ def application(folder: Path, port: int) -> Iterator[Running]:
 
 
 @contextmanager
-def served(
-    folder: Path, name: str, port: int, behind: int, processes_: int
-) -> Iterator[Running]:
+def served(folder: Path, name: str, port: int, behind: int, processes_: int) -> Iterator[Running]:
     """Run a target until the block ends."""
     if name == APACHE:
         threads = THREADS_EACH * processes_
@@ -240,8 +238,7 @@ def findings(samples: Sequence[results.Sample]) -> list[Finding]:
         (most, f"Apache {'3547' if most == 5 else '?'} a second at 5; its load grows to 23"),
     ):
         apache, nginx = (
-            _pick(samples, target=name, kernel=DEFAULT, sources=sources)
-            for name in (APACHE, NGINX)
+            _pick(samples, target=name, kernel=DEFAULT, sources=sources) for name in (APACHE, NGINX)
         )
         holds = None
         if apache and nginx:
@@ -380,9 +377,7 @@ def run(world: World, record: results.Record) -> Outcome:
         )
     if any(one["generator_limit"] for one in record.samples):
         notes.append("At some points the generator was late: it was the limit, not the server.")
-    return Outcome(
-        findings=findings(record.samples), changes=changes(record.samples), notes=notes
-    )
+    return Outcome(findings=findings(record.samples), changes=changes(record.samples), notes=notes)
 
 
 EXPERIMENT = Experiment(

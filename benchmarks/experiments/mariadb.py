@@ -52,6 +52,11 @@ class MariaDB:
         """Let so many clients in at a time (``max_connections``)."""
         self.ask(f"SET GLOBAL max_connections = {connections:d}")
 
+    def connections(self) -> float:
+        """How many clients there are now, this one left out."""
+        (row,) = self.ask("SHOW GLOBAL STATUS LIKE 'Threads_connected'")
+        return float(row[1]) - 1
+
     def most_connections(self) -> int:
         """The most clients at a time since this was last asked."""
         (row,) = self.ask("SHOW GLOBAL STATUS LIKE 'Max_used_connections'")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from keyfront.gateway.serve import machine
 from keyfront.gateway.serve.state import State
@@ -100,7 +101,7 @@ def served(folder: Path, port: int, server: str) -> Iterator[list[Running]]:
         f"root {files}",
         "location = /dynamic { " + " ".join(f"{one};" for one in fronts.uwsgi_pass(socket)) + " }",
     ]
-    tuned = {
+    tuned: dict[str, Any] = {
         "main": _TUNED_MAIN,
         "events": _TUNED_EVENTS,
         "http": _TUNED_HTTP,
@@ -266,7 +267,7 @@ def findings(samples: list[results.Sample], refused: dict[str, str]) -> list[Fin
 
 
 def changes(samples: list[results.Sample]) -> list[Change]:
-    """What keyfront's line-up changes for the dynamic endpoint, against the better of the others."""
+    """What keyfront's line-up changes for the dynamic endpoint, against the better other one."""
     found = []
     for kept in (False, True):
         rates = {
@@ -315,8 +316,8 @@ def _table(samples: list[results.Sample]) -> results.Table:
             ]
             for one in samples
         ],
-        caption="New connections by ab, kept ones by wrk. MB is what nginx and uWSGI have resident, "
-        "with what they share counted in each.",
+        caption="New connections by ab, kept ones by wrk. MB is what nginx and uWSGI have "
+        "resident, with what they share counted in each.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The dynamic endpoint of ``small-nginx``, and what stands for an application elsewhere: 13 bytes."""
+"""The dynamic endpoint of ``small-nginx``, and an application for other places: 13 bytes."""
 
 from __future__ import annotations
 
