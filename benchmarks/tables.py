@@ -65,7 +65,8 @@ def filled(path: Path, found: Sequence[Result]) -> Change:
             place += 1
         if place == len(lines) or lines[place].strip() != _END:
             raise BenchmarkError(f"{where}: has no {_END} behind it")
-        written += ["", *text(found, *match.groups(), where).splitlines(), ""]
+        kind, name, table = match.groups()
+        written += ["", *text(found, kind, name, table, where).splitlines(), ""]
     end = "\n" if before.endswith("\n") or not before else ""
     return Change(path, before, "\n".join(written) + end)
 

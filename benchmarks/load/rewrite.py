@@ -27,7 +27,7 @@ _UNKNOWN = "0" * 32
 _NOBODYS = "nobody-issued-this"
 _LOGIN = "POST"
 # Tokens that are asked about: several, so that a cache has to hold more than one answer.
-TOKENS = 20
+TOKENS = 5
 
 
 class Form(NamedTuple):

@@ -328,7 +328,7 @@ def _kind(code: int) -> str:
 def _rounded(seconds: float) -> int:
     """Microseconds with three digits that count, so that results stay small."""
     microseconds = max(int(seconds * 1e6), 0)
-    step = 10 ** max(len(str(microseconds)) - 3, 0)
+    step: int = 10 ** max(len(str(microseconds)) - 3, 0)
     return microseconds // step * step
 
 
