@@ -283,7 +283,7 @@ def changes(samples: list[results.Sample]) -> list[Change]:
             more_is_better=False,
         ),
         Change(
-            what="The first message after that",
+            what="The first message of a service that was idle",
             stock=idle[0]["first_message_ms"],
             stock_name=title,
             keyfront=idle[1]["first_message_ms"],

@@ -27,7 +27,6 @@ from .catalog import EXPERIMENTS, NAMES
 from .experiment import Options, World, as_text
 
 ALL = "all"
-DEFAULT_RESULTS = Path("results")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +42,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results",
         type=Path,
-        default=DEFAULT_RESULTS,
+        default=results.FOLDER,
         metavar="DIR",
-        help="folder that the results go to (default: %(default)s)",
+        help="folder of results (default: %(default)s)",
     )
     parser.add_argument(
         "--seconds",

@@ -103,20 +103,20 @@ class Change:
         ratio = self.ratio
         if not ratio:
             return ""
-        if self.more_is_better or ratio > 1:
-            return f"{number(ratio)} times"
-        return f"1/{number(1 / ratio)}"
+        if self.more_is_better:
+            return f"{number(ratio)} times as many"
+        return f"{number(ratio)} times" if ratio > 1 else f"{number(1 / ratio)} times less"
 
     @property
     def sentence(self) -> str:
         """For a reader who knows nothing of the experiment."""
-        values = f"{number(self.keyfront)} {self.unit} with keyfront, {number(self.stock)} with "
-        values += f"{self.stock_name}"
+        verdict = "no difference that shows here" if self.verdict == SAME else self.verdict
+        times = f", {self.times}" if self.times and self.verdict != SAME else ""
         because = f" {self.because}" if self.because else ""
-        if self.verdict == SAME:
-            return f"{self.what}: no difference that shows here ({values}).{because}"
-        times = f", {self.times}" if self.times else ""
-        return f"{self.what}: {self.verdict}{times} ({values}).{because}"
+        return (
+            f"{self.what}: {number(self.keyfront)} {self.unit} with keyfront, "
+            f"{number(self.stock)} with {self.stock_name}: {verdict}{times}.{because}"
+        )
 
     def row(self) -> list[Cell]:
         """As :func:`changes` shows it."""

@@ -313,7 +313,7 @@ def changes(samples: Sequence[results.Sample]) -> list[Change]:
     if best["p95_ms"] and ours["p95_ms"]:
         found.append(
             Change(
-                what=f"95 of 100 answers to a live stream from {most} sources, within",
+                what=f"95th percentile of answers to a live stream from {most} sources",
                 stock=best["p95_ms"],
                 stock_name=best["target"],
                 keyfront=ours["p95_ms"],
