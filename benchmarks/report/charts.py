@@ -305,4 +305,5 @@ def timelines(title: str, found: Sequence[Timeline]) -> Drawn:
             axes.locator_params(axis="y", nbins=4)
         panels[-1].set_xlabel("seconds")
 
+    height = 1.0 + 1.5 * len(units)
     return draw(title, plot, legend=legend, heights=(height, height))
