@@ -108,6 +108,9 @@ ENTRY_POINTS = {
         "ldap_auth = keyfront.middleware.ldap.filter:filter_factory",
         "token_cache = keyfront.middleware.tokens.keystone_filter:filter_factory",
     ],
+    "pytest11": [
+        "keyfront_gate = keyfront.benchmarks.gate.plugin",
+    ],
     "sqlalchemy.plugins": [
         "keyfront = keyfront.middleware.tokens.engine_plugin:Plugin",
     ],
@@ -161,7 +164,11 @@ setup(
     python_requires=">=3.11",
     packages=["keyfront", *(f"keyfront.{name}" for name in trees())],
     package_dir={"keyfront": "src/keyfront", **{f"keyfront.{tree}": tree for tree in TREES}},
-    package_data={"keyfront": ["py.typed"], "keyfront.deploy": ["**/*"]},
+    package_data={
+        "keyfront": ["py.typed"],
+        "keyfront.deploy": ["**/*"],
+        "keyfront.benchmarks": ["**/*.json"],
+    },
     exclude_package_data={"": ["__pycache__/*", "**/__pycache__/*", "*.pyc", "**/*.pyc"]},
     include_package_data=False,
     install_requires=BASE,

@@ -8,6 +8,7 @@ benchmark of the disk out of one of the client.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -35,6 +36,7 @@ log.file = false
 disk_free_limit.absolute = 1MB
 """
 _STARTED = b"Server startup complete"
+_RESETS = re.compile(r"closing AMQP connection [^\n]*?- ([^)\n]*)\)[^(]*missed heartbeats from client")
 
 
 def rabbitmq_program() -> str:
@@ -117,6 +119,11 @@ class Broker:
     def resets(self) -> int:
         """How many connections RabbitMQ has closed for missed heartbeats, by its log."""
         return self._log.read_bytes().count(b"missed heartbeats from client")
+
+    def reset_names(self) -> list[str]:
+        """What the clients of those connections call themselves, as far as the log tells."""
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        return _RESETS.findall(text)
 
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as out:

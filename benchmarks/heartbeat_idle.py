@@ -35,11 +35,12 @@ from typing import NamedTuple
 from keyfront.errors import KeyfrontError, ServerError
 from keyfront.gateway.serve import machine
 
-from . import amqp_world, heartbeat_worker, load
+from . import amqp_world, heartbeat_worker
 from .delaying_proxy import HOST
 from .goals import HEARTBEAT_PERCENT, HEARTBEAT_REQUESTS, MET, MISSED, Goal
 from .heartbeat_publish import at_least_one
 from .heartbeat_worker import PATCHES, Task
+from .load import wrk
 
 ROUNDS = 12
 QUICK_ROUNDS = 2
@@ -133,7 +134,7 @@ def served(folder: Path, task: Task) -> Iterator[str]:
 
 
 def _check(port: int) -> None:
-    client = HTTPConnection(HOST, port, timeout=load.PATIENCE)
+    client = HTTPConnection(HOST, port, timeout=wrk.PATIENCE)
     try:
         client.request("GET", "/")
         answer = client.getresponse()
@@ -162,7 +163,7 @@ def load_services(port: int, rounds: int, folder: Path) -> dict[str, list[float]
                     for name, kept in sides.items()
                 }
                 for url in urls.values():
-                    load.run(url, {}, seconds=1, connections=CLIENTS)
+                    wrk.run(url, {}, seconds=1, connections=CLIENTS)
                 for name, rate in in_turns(urls, odd=number % 2 == 1).items():
                     rates[name].append(rate)
         say(f"requests, {patch}: {rounds} rounds")
@@ -174,10 +175,10 @@ def in_turns(urls: dict[str, str], *, odd: bool) -> dict[str, float]:
 
     :raises ServerError: a request failed
     """
-    seen: dict[str, list[load.Load]] = {name: [] for name in urls}
+    seen: dict[str, list[wrk.Load]] = {name: [] for name in urls}
     first, second = reversed(urls) if odd else urls
     for name in (first, second, second, first):
-        found = load.run(urls[name], {}, seconds=LOADED, connections=CLIENTS)
+        found = wrk.run(urls[name], {}, seconds=LOADED, connections=CLIENTS)
         if found.errors:
             raise ServerError(f"{found.errors} requests of {name} failed")
         seen[name].append(found)
@@ -193,7 +194,7 @@ def measure(rounds: int, seconds: float, fast_seconds: float) -> Results:
     :raises MissingPartError: RabbitMQ, wrk, uWSGI or another part is not installed
     :raises ServerError: a server did not start, or a request failed
     """
-    load.program()
+    wrk.program()
     machine.uwsgi_program()
     found = Results({}, {}, {})
     with tempfile.TemporaryDirectory(prefix="heartbeat-idle-") as name:

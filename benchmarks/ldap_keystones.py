@@ -185,7 +185,7 @@ class Keystones:
         for _ in self.state.create(f"http://{HOST}:5000/v3"):
             pass
         with self._started("first", Candidate(label="", driver=None)) as keystone:
-            token = self._admin(keystone)
+            token = self.admin(keystone)
             keystone.request("POST", "domains", token, {"domain": {"name": DOMAIN}})
             project = {"project": {"name": PROJECT, "domain_id": "default"}}
             place = keystone.request("POST", "projects", token, project)["body"]["project"]["id"]
@@ -196,7 +196,7 @@ class Keystones:
             keystone.request("PUT", grant.format("users", user), token)
         # the domain is only known to a Keystone that starts when there is one
         with self._started("second", CANDIDATES["ldappool"]) as keystone:
-            token = self._admin(keystone)
+            token = self.admin(keystone)
             domains = keystone.request("GET", f"domains?name={DOMAIN}", token)["body"]["domains"]
             path = f"groups?domain_id={domains[0]['id']}"
             (group,) = keystone.request("GET", path, token)["body"]["groups"]
@@ -211,7 +211,8 @@ class Keystones:
                 name: stack.enter_context(self._started(name, CANDIDATES[name])) for name in names
             }
 
-    def _admin(self, keystone: Keystone) -> str:
+    def admin(self, keystone: Keystone) -> str:
+        """A token of the administrator."""
         password = self.state.password_file.read_text(encoding="utf-8").strip()
         user = {"name": "admin", "domain": {"id": "default"}, "password": password}
         token: str = keystone.request("POST", "auth/tokens", None, _body(user, "admin"))["token"]

@@ -6,8 +6,10 @@ import statistics
 from collections import Counter
 from typing import NamedTuple
 
-from . import goals, load
+from . import goals
 from .goals import GOALS, Goal
+from .load import wrk
+from .load.outcome import percentile
 from .token_candidates import CANDIDATES
 
 
@@ -73,17 +75,17 @@ RATIOS = (
 class Sample(NamedTuple):
     """One case in one round."""
 
-    load: load.Load
+    load: wrk.Load
     server_cpu: float
     """CPU seconds that uWSGI's processes took."""
 
     @property
     def p50(self) -> float:
-        return load.percentile(self.load.latencies, 0.50)
+        return percentile(self.load.latencies, 0.50)
 
     @property
     def p99(self) -> float:
-        return load.percentile(self.load.latencies, 0.99)
+        return percentile(self.load.latencies, 0.99)
 
 
 Samples = dict[str, list[Sample]]
@@ -113,8 +115,8 @@ def row(samples: list[Sample]) -> Row:
     answers = sum(sample.load.requests for sample in samples)
     return Row(
         statistics.median(sample.load.rate for sample in samples),
-        load.percentile(latencies, 0.50),
-        load.percentile(latencies, 0.99),
+        percentile(latencies, 0.50),
+        percentile(latencies, 0.99),
         sum(sample.load.errors for sample in samples),
         sum(sample.server_cpu for sample in samples) / answers * 1e6,
         sum(sample.load.generator_cpu for sample in samples) / seconds,

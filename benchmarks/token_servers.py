@@ -30,7 +30,7 @@ from keyfront.gateway.render import render
 from keyfront.gateway.serve import machine, shapes
 from keyfront.gateway.serve.state import State
 
-from . import load
+from .load import wrk
 from .token_candidates import BARE, CANDIDATES, STOCK, Candidate
 
 HOST = "127.0.0.1"
@@ -54,6 +54,7 @@ def application(environ, start_response):
     return body
 """
 
+
 class Server(NamedTuple):
     """A running uWSGI."""
 
@@ -62,7 +63,7 @@ class Server(NamedTuple):
     log: Path
 
     def connect(self) -> HTTPConnection:
-        return HTTPConnection(HOST, self.port, timeout=load.PATIENCE)
+        return HTTPConnection(HOST, self.port, timeout=wrk.PATIENCE)
 
     def cpu(self) -> float:
         """CPU seconds of the master and its workers up to now."""

@@ -48,7 +48,8 @@ from pathlib import Path
 from keyfront.errors import OptionError, ServerError
 from keyfront.gateway.serve import shapes
 
-from . import load, outcome, token_report
+from . import outcome, token_report
+from .load import wrk
 from .token_report import Settings
 from .token_samples import CASES, TOKEN_CACHING_CASES, Case, Sample, Samples, judge, row
 from .token_servers import HOST, PATH, Servers, memcached_program, tail
@@ -77,7 +78,7 @@ def measure(settings: Settings) -> Samples:
     :raises MissingPartError: wrk, memcached, pymemcache, uWSGI or Keystone is not installed
     :raises ServerError: a server did not start or does not answer as it should
     """
-    load.program()
+    wrk.program()
     memcached_program()
     shapes.check("uwsgi")
     cases = CASES | (TOKEN_CACHING_CASES if settings.token_caching else {})
@@ -112,7 +113,7 @@ def measure_once(servers: Servers, case: Case, seconds: int) -> Sample:
     folder = servers.shared_folder(case.candidate)
     with _changes(folder) if case.changes else nullcontext():
         before = server.cpu()
-        seen = load.run(
+        seen = wrk.run(
             f"http://{HOST}:{server.port}{PATH}",
             servers.headers,
             seconds=seconds * SLOW if case.slow else seconds,
@@ -122,9 +123,7 @@ def measure_once(servers: Servers, case: Case, seconds: int) -> Sample:
         )
         spent = server.cpu() - before
     if not seen.requests:
-        raise ServerError(
-            f"{case.label}: no good answer, {seen.errors} errors; {tail(server.log)}"
-        )
+        raise ServerError(f"{case.label}: no good answer, {seen.errors} errors; {tail(server.log)}")
     return Sample(seen, spent)
 
 
@@ -200,9 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     parser.add_argument("--markdown", action="store_true", help="print the README's tables")
     options = parser.parse_args(arguments)
-    settings = Settings(
-        options.rounds, options.seconds, options.token_caching, options.threads
-    )
+    settings = Settings(options.rounds, options.seconds, options.token_caching, options.threads)
     # what runs is taken down as after Ctrl-C
     signal.signal(signal.SIGTERM, _terminated)
 

@@ -1,4 +1,4 @@
-"""The ``keyfront`` command: ``serve``, ``check``, ``tokens``, ``ldap`` and ``heartbeat``.
+"""The ``keyfront`` command: ``serve``, ``check``, ``tokens``, ``ldap``, ``heartbeat``, ``bench``.
 
 Bad input ends with one line on standard error and exit status 2.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_heartbeat(commands)
     _add_plan(commands)
     _add_render(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -206,6 +207,37 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
 
 
+class _LateParser(_Parser):
+    """Asks the module of a ``bench`` action for its arguments once the action is used."""
+
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        add, self.add_arguments = self.add_arguments, None
+        if add is not None:
+            add(self)
+        return super().parse_known_args(args, namespace)
+
+
+def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from keyfront import bench_commands
+
+    bench = commands.add_parser(
+        "bench",
+        allow_abbrev=False,
+        help="measure this machine's Keystone, and compare",
+        description="Measure, and compare. Results go into a folder; reports come from there.",
+    )
+    actions = bench.add_subparsers(
+        dest="action", required=True, metavar="ACTION", parser_class=_LateParser
+    )
+    for name, action in bench_commands.ACTIONS.items():
+        part = actions.add_parser(
+            name, allow_abbrev=False, help=action.help, description=f"{action.help.capitalize()}."
+        )
+        part.add_arguments = lambda parser, action=action: action.load().add(parser)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     from keyfront.errors import OptionError
     from keyfront.gateway import application
@@ -277,6 +309,12 @@ def _plan(arguments: argparse.Namespace) -> int:
     return plan_commands.run(arguments, sys.stdout, sys.stderr)
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    from keyfront import bench_commands
+
+    return bench_commands.run(arguments, sys.stdout)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status.
 
@@ -292,6 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "heartbeat": _heartbeat,
             "plan": _plan,
             "render": _render,
+            "bench": _bench,
         }
         return commands[arguments.command](arguments)
     except KeyfrontError as error:

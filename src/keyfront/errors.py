@@ -77,6 +77,10 @@ class HeartbeatError(KeyfrontError):
     """The heartbeat's counts cannot be kept in their folder, or no process keeps any there."""
 
 
+class BenchmarkError(KeyfrontError):
+    """A measurement cannot be taken, or a file of results is not one; names file and place."""
+
+
 class Verdict(enum.Enum):
     """Why a directory refused a user."""
 

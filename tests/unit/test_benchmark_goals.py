@@ -8,7 +8,7 @@ import pytest
 
 from keyfront.benchmarks import goals, token_report, token_samples
 from keyfront.benchmarks.goals import MET, MISSED, UNCLEAR, Goal
-from keyfront.benchmarks.load import Load
+from keyfront.benchmarks.load.wrk import Load
 from keyfront.benchmarks.token_samples import CASES, RATIOS, Sample, Samples
 
 AT_LEAST = Goal("one", "other", "rate", 0.9)

@@ -33,7 +33,7 @@ from keyfront.benchmarks.goals import (
 from keyfront.benchmarks.heartbeat_idle import Idle, Results
 from keyfront.benchmarks.heartbeat_publish import CASES, SIDES, Sample, Samples
 from keyfront.benchmarks.heartbeat_worker import PATCHES, Task
-from keyfront.benchmarks.load import Load
+from keyfront.benchmarks.load.wrk import Load
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
 from served import PATIENCE
 
@@ -168,9 +168,7 @@ def test_the_thread_is_judged_at_both_intervals(results: Results) -> None:
 def test_requests_are_judged_by_the_pairs(results: Results) -> None:
     results.rates["kept, eventlet"] = [900.0, 450.0]
     missed = [text for text, verdict in heartbeat_idle.judge(results) if verdict == MISSED]
-    assert missed == [
-        "requests, kept, eventlet / bare, eventlet >= 0.99: 0.900 (0.900 to 0.900)"
-    ]
+    assert missed == ["requests, kept, eventlet / bare, eventlet >= 0.99: 0.900 (0.900 to 0.900)"]
 
 
 def test_the_table_of_idle_connections_is_whole(results: Results) -> None:
@@ -207,7 +205,7 @@ def test_services_are_loaded_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         # it gets slower all the time
         return Load(1000 - 100 * len(loaded), 1.0, len(loaded) // 9, 0.0, Counter())
 
-    monkeypatch.setattr("keyfront.benchmarks.load.run", run)
+    monkeypatch.setattr("keyfront.benchmarks.load.wrk.run", run)
     urls = {"bare": "A", "kept": "B"}
     assert heartbeat_idle.in_turns(urls, odd=False) == {"bare": 750.0, "kept": 750.0}
     heartbeat_idle.in_turns(urls, odd=True)
@@ -260,9 +258,7 @@ class Connection:
         self._done.append((self._number, "answered"))
 
 
-@pytest.mark.parametrize(
-    ("over", "connections", "large"), [("eight", 8, 0), ("one", 1, 16)]
-)
+@pytest.mark.parametrize(("over", "connections", "large"), [("eight", 8, 0), ("one", 1, 16)])
 def test_all_messages_are_sent_and_their_arrival_is_waited_for(
     over: str, connections: int, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +334,7 @@ def test_without_wrk_its_package_is_named(
     def missing() -> str:
         raise MissingPartError("wrk is not installed: run apt install wrk")
 
-    monkeypatch.setattr("keyfront.benchmarks.load.program", missing)
+    monkeypatch.setattr("keyfront.benchmarks.load.wrk.program", missing)
     assert heartbeat_idle.main([]) == 2
     assert "apt install wrk" in capsys.readouterr().err
 
@@ -350,7 +346,9 @@ def test_a_case_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("verdict", [MET, UNCLEAR, MISSED])
 def test_only_a_goal_that_is_missed_fails(
-    verdict: str, samples: Samples, monkeypatch: pytest.MonkeyPatch,
+    verdict: str,
+    samples: Samples,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(heartbeat_publish, "measure", lambda *_, **__: (samples, {}))

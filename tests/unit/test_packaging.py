@@ -70,8 +70,10 @@ def test_wheel_holds_every_source_file(tree: Path, wheel: Path) -> None:
     expected = {"keyfront/py.typed"}
     expected |= {f"keyfront/{path.name}" for path in (tree / "src/keyfront").glob("*.py")}
     for top in TREES:
-        kinds = "*" if top == "deploy" else "*.py"
-        found = [path for path in (tree / top).rglob(kinds) if path.is_file()]
+        found = [path for path in (tree / top).rglob("*") if path.is_file()]
+        if top != "deploy":
+            # what the micro-benchmarks counted lies beside them
+            found = [path for path in found if path.suffix in (".py", ".json")]
         assert found, top
         expected |= {f"keyfront/{path.relative_to(tree).as_posix()}" for path in found}
     packed = {name for name in files_of(wheel) if name.startswith("keyfront/")}

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.benchmarks import load
+from keyfront.benchmarks.load import wrk
+from keyfront.benchmarks.load.outcome import percentile
 from keyfront.errors import MissingPartError, ServerError
 
 # Stands in for wrk: notes what it was told and reports three answers and two kinds of failure.
@@ -21,7 +22,8 @@ told = {{"arguments": sys.argv, "mode": os.stat(path).st_mode, "script": open(pa
 json.dump(told, open({notes!r}, "w"))
 print("Running 2s test")
 print("summary 4 2000000 1")
-print("failed 2")
+print("failed connect 0")
+print("failed read 2")
 print("latency 100 3")
 print("latency 9000 1")
 sys.exit({status})
@@ -44,9 +46,9 @@ def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, status: int) -> N
     monkeypatch.setenv("PATH", str(folder))
 
 
-def run(**options: str) -> load.Load:
+def run(**options: str) -> wrk.Load:
     headers = {"X-Auth-Token": "secret-token"}
-    return load.run("http://127.0.0.1:1/", headers, seconds=2, connections=4, **options)
+    return wrk.run("http://127.0.0.1:1/", headers, seconds=2, connections=4, **options)
 
 
 def test_counts_good_answers_and_errors(notes: Path) -> None:
@@ -74,7 +76,7 @@ def test_a_varied_request_has_a_function_of_its_own(notes: Path) -> None:
 
 def test_a_failed_wrk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, status=1)
-    with pytest.raises(ServerError, match="wrk failed on http"):
+    with pytest.raises(ServerError, match="wrk failed with status 1.*; is the server at http"):
         run()
 
 
@@ -86,7 +88,7 @@ def test_a_missing_wrk_names_its_package(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_percentiles() -> None:
     latencies = {1000: 98, 5000: 1, 70_000: 1}
-    assert load.percentile(latencies, 0.5) == 1.0
-    assert load.percentile(latencies, 0.99) == 5.0
-    assert load.percentile(latencies, 1.0) == 70.0
-    assert load.percentile({}, 0.5) == 0.0
+    assert percentile(latencies, 0.5) == 1.0
+    assert percentile(latencies, 0.99) == 5.0
+    assert percentile(latencies, 1.0) == 70.0
+    assert percentile({}, 0.5) == 0.0

@@ -7,15 +7,15 @@ with mode 0600, so secrets in headers are never among the arguments of a process
 
 from __future__ import annotations
 
-import resource
-import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from keyfront.errors import ServerError
 from keyfront.gateway.serve import machine
+
+from . import processes
 
 # Seconds until an answer that does not come counts as an error. Generous: what is slow shall show
 # as slow.
@@ -27,7 +27,9 @@ _SCRIPT = """\
 done = function(summary, latency, requests)
   local e = summary.errors
   io.write(string.format("summary %d %d %d\\n", summary.requests, summary.duration, e.status))
-  io.write(string.format("failed %d\\n", e.connect + e.read + e.write + e.timeout))
+  for _, kind in ipairs({{"connect", "read", "write", "timeout"}}) do
+    io.write(string.format("failed %s %d\\n", kind, e[kind]))
+  end
   for index = 1, #latency do
     local microseconds, count = latency(index)
     io.write(string.format("latency %d %d\\n", microseconds, count))
@@ -55,7 +57,9 @@ class Load(NamedTuple):
     generator_cpu: float
     """CPU seconds that wrk took."""
     latencies: Counter[int]
-    """Answers by their microseconds."""
+    """Answers by their microseconds, those with another status too."""
+    failures: Counter[str] = Counter()
+    """The errors by kind: ``status``, ``connect``, ``read``, ``write``, ``timeout``."""
 
     @property
     def rate(self) -> float:
@@ -68,17 +72,6 @@ def program() -> str:
     return machine.system_program(("wrk",), "wrk")
 
 
-def percentile(latencies: Mapping[int, int], fraction: float) -> float:
-    """The milliseconds within which ``fraction`` of the answers came."""
-    wanted = fraction * sum(latencies.values())
-    seen = 0
-    for microseconds in sorted(latencies):
-        seen += latencies[microseconds]
-        if seen >= wanted:
-            return microseconds / 1000
-    return 0.0
-
-
 def run(
     url: str,
     headers: Mapping[str, str],
@@ -86,12 +79,14 @@ def run(
     seconds: int,
     connections: int,
     vary: str | None = None,
+    cores: Collection[int] | None = None,
 ) -> Load:
     """Send GET requests for ``seconds``, over ``connections`` at a time.
 
     :param headers: sent with each request
     :param vary: a query (``?name=value``) that is added to the URL with a number behind it, which
         is another one in each request
+    :param cores: those that wrk may run on; default: all
     :raises MissingPartError: wrk is not installed
     :raises ServerError: wrk failed
     """
@@ -99,41 +94,37 @@ def run(
     request = _VARIED.format(prefix=quote(vary)) if vary else ""
     command = [program(), "--threads", "1", "--connections", str(connections)]
     command += ["--duration", f"{seconds}s", "--timeout", f"{PATIENCE}s"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     # made with mode 0600
     with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="ascii") as script:
         script.write(_SCRIPT.format(headers="\n".join(lines), request=request))
         script.flush()
+        process = processes.Process("wrk", [*command, "--script", script.name, url], cores=cores)
         try:
-            done = subprocess.run(
-                [*command, "--script", script.name, url],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=seconds + 2 * PATIENCE,
-            )
-        except subprocess.TimeoutExpired:
-            raise ServerError(f"wrk hangs; is the server at {url} still there?") from None
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if done.returncode != 0 or "\nsummary " not in done.stdout:
-        raise ServerError(f"wrk failed on {url}: {done.stderr[-300:] or done.stdout[-300:]}")
-    return parse(done.stdout, cpu)
+            output, errors, cpu = processes.finished(process, seconds + 2 * PATIENCE)
+        except ServerError as error:
+            raise ServerError(f"{error}; is the server at {url} still there?") from None
+    if "\nsummary " not in output:
+        raise ServerError(f"wrk failed on {url}: {errors[-300:] or output[-300:]}")
+    return parse(output, cpu)
 
 
 def parse(output: str, generator_cpu: float) -> Load:
     """Read what the script printed behind wrk's own report."""
-    answers = microseconds = wrong = failed = 0
+    answers = microseconds = 0
+    failures: Counter[str] = Counter()
     latencies: Counter[int] = Counter()
     for line in output.splitlines():
         match line.split():
             case ["summary", *numbers]:
-                answers, microseconds, wrong = map(int, numbers)
-            case ["failed", number]:
-                failed = int(number)
+                answers, microseconds, failures["status"] = map(int, numbers)
+            case ["failed", kind, number]:
+                failures[kind] = int(number)
             case ["latency", value, count]:
                 latencies[int(value)] += int(count)
-    return Load(answers - wrong, microseconds / 1e6, wrong + failed, generator_cpu, latencies)
+    good = answers - failures["status"]
+    failures = +failures
+    seconds = microseconds / 1e6
+    return Load(good, seconds, failures.total(), generator_cpu, latencies, failures)
 
 
 def quote(text: str) -> str:

@@ -1,0 +1,352 @@
+"""Apache's prefork and event modules under an OpenStack API, as H. Beraud compared them in 2019.
+
+nova-api, patched by eventlet under mod_wsgi, lost its RabbitMQ connections while it was idle; event
+instead of prefork was proposed. A service of that kind runs behind each module, as it comes and
+with keyfront's heartbeat: ``ab -n 1000 -c 10`` over TLS, connections that RabbitMQ closes for
+missed heartbeats while the services are idle, and what the next message takes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from ssl import CERT_NONE, SSLContext, create_default_context
+from typing import Any
+
+from keyfront.errors import ServerError
+from keyfront.gateway.serve import machine
+
+from .. import amqp_world, certificates, results
+from ..delaying_proxy import HOST
+from ..load.generators import parse_ab
+from ..load.outcome import Outcome as Load
+from ..load.processes import Process, finished
+from . import counters, fronts
+from .experiment import Experiment, Outcome, World
+from .judging import Change, Finding, alike, number, verdict
+from .processes import Running
+
+NAME = "apache-mpm"
+SOURCE = (
+    "H. Beraud, 2019-07-24, herve.beraud.io: Compare apache MPM engine module on openstack; its "
+    "figures are pictures and not known to us"
+)
+MODULES = ("prefork", "event")
+SIDES = ("stock", "keyfront")
+REQUESTS, CLIENTS = 1000, 10
+# Seconds; 60 by default, after which an idle experiment would take minutes.
+HEARTBEAT = 4
+IDLE, QUICK_IDLE = 60, 14
+ROUNDS, QUICK_ROUNDS = 6, 1
+PROCESSES = 2
+_PUBLISH = "/publish"
+# Never imported here: it patches its process.
+SERVICE = f"{__package__}.mpm_service:application"
+
+
+class Server:
+    """One Apache with the service behind it.
+
+    :ivar pids: of the processes that run Python
+    """
+
+    def __init__(self, module: str, side: str, port: int, running: Running) -> None:
+        self.module = module
+        self.side = side
+        self.port = port
+        self.pids: set[int] = set()
+        self._running = running
+        self._context: SSLContext = create_default_context()
+        self._context.check_hostname = False
+        self._context.verify_mode = CERT_NONE
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}, {'as it comes' if self.side == 'stock' else 'with keyfront'}"
+
+    @property
+    def url(self) -> str:
+        return f"https://{HOST}:{self.port}/"
+
+    def publish(self) -> list[float]:
+        """Have every process send a message; gives the milliseconds of each one's first."""
+        found: dict[int, float] = {}
+        deadline = time.monotonic() + 60
+        while len(found) < PROCESSES:
+            answer = self._get(_PUBLISH)
+            if answer is not None:
+                found.setdefault(answer["pid"], answer["milliseconds"])
+            elif time.monotonic() > deadline:
+                self._running.check()
+                raise ServerError(f"{self.name}: no answer; see {self._running.log.name}")
+        self.pids |= set(found)
+        return list(found.values())
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        client = HTTPSConnection(HOST, self.port, timeout=30, context=self._context)
+        try:
+            client.request("GET", path, headers={"Connection": "close"})
+            answer = client.getresponse()
+            text = answer.read()
+        except (OSError, HTTPException):
+            time.sleep(0.05)
+            return None
+        finally:
+            client.close()
+        found: dict[str, Any] | None = json.loads(text) if answer.status == 200 else None
+        return found
+
+
+@contextmanager
+def served(folder: Path, module: str, side: str, broker: int, tls: Path) -> Iterator[Server]:
+    """Run an Apache with the service until the block ends."""
+    port = machine.claim(f"{HOST}:0", HOST, 0)
+    daemons = fronts.Daemons(
+        module=SERVICE,
+        processes=PROCESSES,
+        threads=1,
+        environment={
+            "MPM_BROKER": f"{amqp_world.url(broker)}?heartbeat_timeout_threshold={HEARTBEAT}",
+            "MPM_KEPT": "1" if side == "keyfront" else "0",
+        },
+    )
+    mpm = fronts.STOCK_EVENT if module == "event" else fronts.STOCK_PREFORK
+    setting = fronts.Apache(
+        mpm=module,
+        directives={**mpm, **fronts.STOCK_APACHE},
+        loaded=["socache_shmcb", "ssl"],
+        content=[
+            *fronts.mod_wsgi(folder, "service", daemons),
+            "SSLEngine on",
+            f"SSLCertificateFile {tls}/server.pem",
+            f"SSLCertificateKeyFile {tls}/server.key",
+        ],
+    )
+    with fronts.apache(folder / "apache", port, setting, as_ordinary_user=True) as running:
+        yield Server(module, side, port, running)
+
+
+def resets(names: list[str], pids: set[int]) -> int:
+    """How many of the connections that were reset belonged to these processes.
+
+    :param names: as oslo.messaging names its connections: ``program:pid:uuid``
+    """
+    return sum(int(number_) in pids for name in names for number_ in re.findall(r":(\d+):", name))
+
+
+def measure(world: World, record: results.Record) -> None:
+    """Idle and load all four."""
+    quick = world.options.quick
+    idle = QUICK_IDLE if quick else IDLE
+    start = time.monotonic()
+    folder = world.folder()
+    certificates.write(folder)
+    broker_folder = world.folder()
+    world.say("RabbitMQ and four Apaches are started")
+    with amqp_world.broker(broker_folder) as broker, ExitStack() as stack:
+        servers = []
+        for module in MODULES:
+            for side in SIDES:
+                one = served(world.folder(), module, side, broker.port, folder)
+                servers.append(stack.enter_context(one))
+        for server in servers:
+            server.publish()
+        before = counters.clients(broker.port)
+        world.say(f"all are idle for {idle} s; RabbitMQ expects a beat every {HEARTBEAT} s")
+        probes = {("AMQP connections", "sockets"): lambda: float(counters.clients(broker.port))}
+        with counters.Watch(start, probes) as watch:
+            time.sleep(idle)
+        record.timelines += watch.timelines("idle")
+        after, names = counters.clients(broker.port), broker.reset_names()
+        for server in servers:
+            first = server.publish()
+            record.samples.append(
+                {
+                    "what": "idle",
+                    "module": server.module,
+                    "side": server.side,
+                    "seconds": idle,
+                    "processes": PROCESSES,
+                    "resets": resets(names, server.pids),
+                    "first_message_ms": round(statistics.median(first), 2),
+                }
+            )
+        record.conditions |= {
+            "amqp_connections": {
+                "before": before,
+                "idle": after,
+                "after": counters.clients(broker.port),
+            }
+        }
+        for number_ in range(QUICK_ROUNDS if quick else ROUNDS):
+            for server in reversed(servers) if number_ % 2 else servers:
+                with counters.Watch(start) as watch:
+                    load = _ab(server, folder)
+                record.samples.append(
+                    {
+                        "what": "load",
+                        "module": server.module,
+                        "side": server.side,
+                        "round": number_,
+                        **load.sample(),
+                        "cpu": watch.cpu,
+                    }
+                )
+
+
+def _ab(server: Server, folder: Path) -> Load:
+    """``ab -n 1000 -c 10``, as published."""
+    table = folder / "percentiles.csv"
+    command = [machine.system_program(("ab",), "apache2-utils"), "-q", "-e", str(table)]
+    command += ["-n", str(REQUESTS), "-c", str(CLIENTS), server.url]
+    out, _, cpu = finished(Process("ab", command), 300)
+    return parse_ab(out, table.read_text(encoding="ascii"), cpu)
+
+
+def _rates(samples: list[results.Sample], module: str, side: str) -> list[float]:
+    return [
+        one["rate"]
+        for one in samples
+        if one["what"] == "load" and (one["module"], one["side"]) == (module, side)
+    ]
+
+
+def _idle(samples: list[results.Sample], module: str, side: str) -> results.Sample:
+    return next(
+        one
+        for one in samples
+        if one["what"] == "idle" and (one["module"], one["side"]) == (module, side)
+    )
+
+
+def findings(samples: list[results.Sample]) -> list[Finding]:
+    """What was proposed, and what is true of it here."""
+    rates = {module: statistics.median(_rates(samples, module, "stock")) for module in MODULES}
+    lost = {module: _idle(samples, module, "stock")["resets"] for module in MODULES}
+    kept = {module: _idle(samples, module, "keyfront")["resets"] for module in MODULES}
+    return [
+        Finding(
+            what=f"ab -n {REQUESTS} -c {CLIENTS} over TLS: requests a second",
+            published="the modules compared; figures not known to us",
+            measured=", ".join(f"{name} {number(rate)}" for name, rate in rates.items()),
+            verdict=verdict(None),
+        ),
+        Finding(
+            what="event is as fast as prefork",
+            published="hoped for",
+            measured=f"{number(rates['event'] / rates['prefork'])} times",
+            verdict=verdict(
+                rates["event"] >= rates["prefork"] or alike(rates["event"], rates["prefork"])
+            ),
+        ),
+        Finding(
+            what="prefork: an idle service loses its AMQP connections",
+            published="it does",
+            measured=f"{lost['prefork']} reset of {PROCESSES} processes'",
+            verdict=verdict(lost["prefork"] > 0),
+        ),
+        Finding(
+            what="event mends that",
+            published="proposed, not fully tested",
+            measured=f"{lost['event']} reset of {PROCESSES} processes'",
+            verdict=verdict(lost["event"] == 0),
+        ),
+        Finding(
+            what="the same with keyfront's heartbeat",
+            published="-",
+            measured=", ".join(f"{name}: {count} reset" for name, count in kept.items()),
+            verdict=verdict(None),
+        ),
+    ]
+
+
+def changes(samples: list[results.Sample]) -> list[Change]:
+    """What keyfront's heartbeat changes, against the better module."""
+    best = min(MODULES, key=lambda one: _idle(samples, one, "stock")["resets"])
+    fast = max(MODULES, key=lambda one: statistics.median(_rates(samples, one, "stock")))
+    stock, ours = (_rates(samples, fast, side) for side in SIDES)
+    idle = _idle(samples, best, "stock"), _idle(samples, best, "keyfront")
+    title = f"Apache with {best}, as it comes"
+    return [
+        Change(
+            what="AMQP connections that an idle service loses",
+            stock=idle[0]["resets"],
+            stock_name=title,
+            keyfront=idle[1]["resets"],
+            unit=f"of {PROCESSES} processes",
+            more_is_better=False,
+        ),
+        Change(
+            what="The first message of a service that was idle",
+            stock=idle[0]["first_message_ms"],
+            stock_name=title,
+            keyfront=idle[1]["first_message_ms"],
+            unit="ms",
+            more_is_better=False,
+        ),
+        Change(
+            what="Requests of a service with AMQP connections, over TLS",
+            stock=statistics.median(stock),
+            stock_name=f"Apache with {fast}, as it comes",
+            keyfront=statistics.median(ours),
+            unit="a second",
+            pairs=[a / b for a, b in zip(ours, stock, strict=True)] if len(ours) > 1 else (),
+        ),
+    ]
+
+
+def _tables(samples: list[results.Sample]) -> list[results.Table]:
+    idle: list[list[results.Cell]] = []
+    load: list[list[results.Cell]] = []
+    for one in samples:
+        who = [one["module"], "keyfront" if one["side"] == "keyfront" else "as it comes"]
+        if one["what"] == "idle":
+            idle.append([*who, one["seconds"], one["resets"], one["first_message_ms"]])
+        else:
+            load.append([*who, round(one["rate"]), one["failed"], one["p50_ms"], one["p99_ms"]])
+    return [
+        results.Table(
+            name="idle",
+            columns=["module", "service", "idle, s", "resets", "first message, ms"],
+            rows=idle,
+            caption=f"RabbitMQ expects a beat every {HEARTBEAT} s (60 by default); {PROCESSES} "
+            "processes each have a connection.",
+        ),
+        results.Table(
+            name="load",
+            columns=["module", "service", "a second", "failed", "p50 ms", "p99 ms"],
+            rows=load,
+            caption=f"ab -n {REQUESTS} -c {CLIENTS} over TLS.",
+        ),
+    ]
+
+
+def run(world: World, record: results.Record) -> Outcome:
+    """Measure."""
+    record.conditions |= {"heartbeat": HEARTBEAT, "requests": REQUESTS, "clients": CLIENTS}
+    measure(world, record)
+    record.tables += _tables(record.samples)
+    return Outcome(
+        findings=findings(record.samples),
+        changes=changes(record.samples),
+        notes=[
+            "A small service with an RPC client instead of nova-api in a container of an "
+            f"undercloud; {PROCESSES} mod_wsgi processes of one thread.",
+            f"RabbitMQ expects a beat every {HEARTBEAT} s instead of every 60 s, so that idling "
+            "takes seconds; what is lost is the same.",
+        ],
+    )
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="Apache's prefork and event modules under a service with AMQP connections",
+    source=SOURCE,
+    run=run,
+)

@@ -1,0 +1,174 @@
+"""``keyfront bench experiment``: repeats published experiments and says what differs.
+
+Each runs in namespaces of its own where the kernel permits it (see ``isolation``): in a child that
+is told what to do by the JSON of its standard input. The folder for its files is this process's, so
+it goes however the child ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from keyfront.errors import KeyfrontError, OptionError
+
+from .. import results, surroundings
+from . import isolation
+from .catalog import EXPERIMENTS, NAMES
+from .experiment import Options, World, as_text
+
+ALL = "all"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``keyfront bench experiment``."""
+    parser.add_argument(
+        "name", metavar="NAME", help=f"one of {', '.join(NAMES)}, or all, one after the other"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a form of less than three minutes each, with rough figures",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=results.FOLDER,
+        metavar="DIR",
+        help="folder of results (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        metavar="N",
+        help="of each point, 1 to 3600 (default: each experiment's own; 120 is as published)",
+    )
+    parser.add_argument(
+        "--sqlite", action="store_true", help="Keystone's database is SQLite instead of MariaDB"
+    )
+
+
+def run(arguments: argparse.Namespace, out: TextIO) -> int:
+    """Run the experiments; 0, or 1 if one of several could not be run.
+
+    :raises OptionError: an option has a wrong value
+    :raises KeyfrontError: the only experiment could not be run
+    """
+    names = _names(arguments.name)
+    options = Options(
+        quick=arguments.quick,
+        seconds=_seconds(arguments.seconds),
+        sqlite=arguments.sqlite,
+        command=tuple(surroundings.command_line()),
+    )
+    folder: Path = arguments.results
+    if folder.exists() and not folder.is_dir():
+        raise OptionError("--results", folder, "a folder, or a path where one can be made")
+    with tempfile.TemporaryDirectory(prefix="keyfront-") as name:
+        # a server that has dropped root passes through; what is inside is guarded itself
+        os.chmod(name, 0o711)
+        task: dict[str, Any] = {
+            "names": names,
+            "options": asdict(options),
+            "folder": name,
+            "results": str(folder.absolute()),
+        }
+        prefix = isolation.prefix()
+        if prefix is None:
+            return perform(task, out)
+        return _in_namespaces(prefix, task, out)
+
+
+def _in_namespaces(prefix: tuple[str, ...], task: dict[str, Any], out: TextIO) -> int:
+    child = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *prefix, sys.executable, "-m", f"{__package__}.child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, isolation.INSIDE: "1"},
+        start_new_session=True,
+    )
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write(json.dumps(task))
+        child.stdin.close()
+        for line in child.stdout:
+            out.write(line)
+            out.flush()
+        status = child.wait()
+    finally:
+        # unshare takes the namespaces' first process, and so all of them, with it
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    return status
+
+
+def perform(task: dict[str, Any], out: TextIO) -> int:
+    """Do what a task says, in this process; tells each result when it is there.
+
+    :raises KeyfrontError: the only experiment could not be run
+    """
+    names: list[str] = task["names"]
+    options = Options(**{**task["options"], "command": tuple(task["options"]["command"])})
+    folder, target = Path(task["folder"]), Path(task["results"])
+    failed = 0
+    with World(folder, options, _say).open() as world:
+        for name in names:
+            experiment = EXPERIMENTS[name]
+            _say(f"{name}: {experiment.title}")
+            try:
+                result = experiment.result(world)
+            except KeyfrontError as error:
+                if len(names) == 1:
+                    raise
+                _say(f"{name}: left out: {error}")
+                failed += 1
+                continue
+            path = results.write(result, target)
+            out.write(f"== {result.title} ==\n\n")
+            out.write(as_text(result.tables, result.notes))
+            out.write(f"\n{result.seconds:.0f} s; written to {path.name}\n\n")
+            out.flush()
+    return 1 if failed else 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _names(name: str) -> list[str]:
+    if name == ALL:
+        return list(NAMES)
+    if name not in NAMES:
+        raise OptionError("NAME", name, f"one of {', '.join(NAMES)}, or {ALL}")
+    return [name]
+
+
+def _seconds(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 3600:
+        raise OptionError("--seconds", text, "a whole number from 1 to 3600")
+    return int(text)
+
+
+def child(given: TextIO, out: TextIO, *, terminate: Callable[[], None]) -> int:
+    """What the process in the namespaces does; returns the exit status."""
+    task = json.loads(given.read())
+    # the first process of a namespace ignores every signal it has no handler for
+    signal.signal(signal.SIGTERM, lambda number, frame: terminate())
+    isolation.raise_loopback()
+    try:
+        return perform(task, out)
+    except KeyfrontError as error:
+        _say(f"keyfront: {error}")
+        return 2

@@ -1,0 +1,197 @@
+"""An experiment: what was published, how it is repeated here, and the result it leaves."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from keyfront.errors import ServerError
+
+from .. import results
+from . import isolation
+from .judging import CHANGES, Change, Finding, changes, comparison
+from .keystone import Keystone, keystone
+
+#: Versions that every result tells.
+DISTRIBUTIONS = ("keystone", "oslo.messaging", "mod_wsgi", "uWSGI", "pyuwsgi", "ldappool")
+PROGRAMS = ("nginx", "apache2", "mariadbd", "wrk", "ab", "siege", "h2load")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How experiments are run.
+
+    :param quick: the form for tests: fewer and shorter points, fewer processes
+    :param seconds: of each point; ``None`` for each experiment's own
+    :param sqlite: Keystone's database is SQLite instead of MariaDB
+    :param command: what was typed, for the result
+    """
+
+    quick: bool = False
+    seconds: int | None = None
+    sqlite: bool = False
+    command: tuple[str, ...] = ()
+
+
+class World:
+    """What the experiments of one run share: a folder, and a Keystone made when first asked for.
+
+    :param folder: of this user only; the caller deletes it
+    :param say: takes a line of progress
+    """
+
+    def __init__(self, folder: Path, options: Options, say: Callable[[str], None]) -> None:
+        self.options = options
+        self.say = say
+        self._folder = folder
+        self._count = 0
+        self._stack = ExitStack()
+        self._keystone: Keystone | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[World]:
+        """End what is shared with the block."""
+        with self._stack:
+            yield self
+
+    def folder(self) -> Path:
+        """A new, empty folder; its path is short, for sockets are in it."""
+        self._count += 1
+        made = self._folder / str(self._count)
+        # a server that has dropped root passes through
+        made.mkdir(mode=0o711)
+        return made
+
+    def seconds(self, quick: int, full: int) -> int:
+        """Of a point, unless told otherwise."""
+        return self.options.seconds or (quick if self.options.quick else full)
+
+    @property
+    def keystone(self) -> Keystone:
+        """The Keystone that is shared."""
+        if self._keystone is None:
+            base = "SQLite" if self.options.sqlite else "MariaDB"
+            self.say(f"a Keystone is made, on {base}")
+            made = keystone(self.folder(), sqlite=self.options.sqlite)
+            self._keystone = self._stack.enter_context(made)
+        return self._keystone
+
+    def namespace_note(self) -> list[str]:
+        """What to tell of the network, if it is not the experiment's own."""
+        if isolation.inside():
+            return []
+        return [
+            "Namespaces are not permitted here: the kernel's settings are the machine's, and its "
+            "counters of connections count those of others, too."
+        ]
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What an experiment found.
+
+    :param notes: what differs from what was published, one line each
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One of the five.
+
+    :param source: who published it, where and when
+    :param run: measures; adds samples, tables, timelines and conditions to the record
+    """
+
+    name: str
+    title: str
+    source: str
+    run: Callable[[World, results.Record], Outcome]
+
+    def result(self, world: World) -> results.Result:
+        """Run it.
+
+        :raises MissingPartError: a program or package is not installed; names the command
+        :raises ServerError: a server did not start or ended
+        """
+        options = world.options
+        with results.Record(
+            "experiment",
+            self.name,
+            title=self.title,
+            command=options.command or None,
+            conditions={"quick": options.quick, "own_namespace": isolation.inside()},
+            distributions=DISTRIBUTIONS,
+            programs=PROGRAMS,
+        ) as record:
+            outcome = self.run(world, record)
+        if not record.samples:
+            raise ServerError(f"{self.name}: nothing was measured")
+        record.tables.insert(0, comparison(outcome.findings, f"Published: {self.source}"))
+        if outcome.changes:
+            record.tables.insert(1, changes(outcome.changes))
+        record.notes += [*outcome.notes, *world.namespace_note()]
+        if options.quick:
+            record.notes.append(
+                "This is the quick form: its points are few and short, so its figures are rough."
+            )
+        return record.result()
+
+
+def as_text(tables: Iterable[results.Table], notes: Iterable[str]) -> str:
+    """Tables and notes for a terminal; a wide cell is wrapped, so that 100 columns are enough."""
+    lines: list[str] = []
+    for table in tables:
+        if table.name == CHANGES:
+            lines += ["", f"{table.name}:"]
+            for row in table.rows:
+                lines += textwrap.wrap(f"- {row[-1]}", 100, subsequent_indent="  ")
+            lines += textwrap.wrap(table.caption, 100)
+        else:
+            lines += ["", *_table_lines(table)]
+    notes = list(notes)
+    if notes:
+        lines += ["", "What differs, and what to know:"]
+        for note in notes:
+            lines += textwrap.wrap(f"- {note}", 100, subsequent_indent="  ")
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _table_lines(table: results.Table) -> list[str]:
+    texts = [list(map(str, table.columns))]
+    texts += [["-" if cell is None else str(cell) for cell in row] for row in table.rows]
+    wide = [max(len(row[column]) for row in texts) for column in range(len(table.columns))]
+    widths = _fit(wide, 100 - 2 * (len(wide) - 1))
+    lines = [table.name]
+    for number, row in enumerate(texts):
+        cells = [
+            textwrap.wrap(text, width) or [""] for text, width in zip(row, widths, strict=True)
+        ]
+        for height in range(max(map(len, cells))):
+            parts = [
+                (cell[height] if height < len(cell) else "").ljust(width)
+                for cell, width in zip(cells, widths, strict=True)
+            ]
+            lines.append("  ".join(parts).rstrip())
+        if number == 0:
+            lines.append("  ".join("-" * width for width in widths))
+    if table.caption:
+        lines += textwrap.wrap(table.caption, 100)
+    return lines
+
+
+def _fit(wide: list[int], room: int) -> list[int]:
+    """Column widths within ``room``: the widest columns give first."""
+    widths = list(wide)
+    while sum(widths) > room:
+        widest = max(range(len(widths)), key=widths.__getitem__)
+        if widths[widest] <= 6:
+            break
+        widths[widest] -= 1
+    return widths

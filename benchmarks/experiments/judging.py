@@ -1,0 +1,209 @@
+"""What an experiment's figures say: against what was published, and against the best stock line-up.
+
+Nothing here measures. A change is told as what it is: better, worse, or none that shows here. Where
+a figure was measured once, on cores that the generator and other work share, a difference of a
+tenth may be chance; it is called "no difference" unless repeated pairs say otherwise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..results import Cell, Table
+
+CHANCE = 0.1
+"""What two runs of the same may differ by, as a share: a single run shows nothing smaller."""
+
+BETTER, WORSE, SAME = "better", "worse", "no difference"
+AS_PUBLISHED, OTHERWISE, UNKNOWN = "as published", "otherwise", "cannot be said"
+
+
+class Point(NamedTuple):
+    """One line-up at one load.
+
+    :param good: answers per second with a status below 400
+    :param failures: requests that were refused, lost or answered with an error
+    :param requests: all, with the failed ones
+    """
+
+    lineup: str
+    stock: bool
+    load: int
+    good: float
+    failures: int
+    requests: int
+
+    @property
+    def failed_share(self) -> float:
+        return self.failures / self.requests if self.requests else 0.0
+
+
+def best_stock(points: Iterable[Point], load: int) -> Point | None:
+    """The stock line-up with the most good answers at a load; fewer failures break a tie."""
+    stock = [point for point in points if point.stock and point.load == load]
+    return max(stock, key=lambda point: (point.good, -point.failures), default=None)
+
+
+def first_failing(points: Iterable[Point], lineup: str, *, share: float = 0.01) -> int | None:
+    """The smallest load at which more than ``share`` of a line-up's requests failed."""
+    failing = [p.load for p in points if p.lineup == lineup and p.failed_share > share]
+    return min(failing, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What keyfront changes in one figure.
+
+    :param what: the figure, as a sentence begins: ``Validations of a token``
+    :param stock: the best stock value
+    :param stock_name: whose it is
+    :param unit: behind the values: ``a second``, ``ms``
+    :param more_is_better: whether a larger value is the better one
+    :param pairs: ratios keyfront / stock that were measured in turn, if they were
+    :param because: what a reader must know of it, a sentence; empty for nothing
+    """
+
+    what: str
+    stock: float
+    stock_name: str
+    keyfront: float
+    unit: str
+    more_is_better: bool = True
+    pairs: Sequence[float] = ()
+    because: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Keyfront's value as a multiple of the stock one; ``None`` if that was 0."""
+        if self.pairs:
+            return statistics.median(self.pairs)
+        return self.keyfront / self.stock if self.stock else None
+
+    @property
+    def verdict(self) -> str:
+        """:data:`BETTER`, :data:`WORSE` or :data:`SAME`."""
+        if self.ratio is None:
+            if self.keyfront == self.stock:
+                return SAME
+            return BETTER if (self.keyfront > self.stock) == self.more_is_better else WORSE
+        if len(self.pairs) >= 2:
+            low, high = min(self.pairs), max(self.pairs)
+            if low <= 1 <= high:
+                return SAME
+        elif 1 / (1 + CHANCE) <= self.ratio <= 1 + CHANCE:
+            return SAME
+        return BETTER if (self.ratio > 1) == self.more_is_better else WORSE
+
+    @property
+    def times(self) -> str:
+        """How many times as much or as little it is, in words; empty if that cannot be said."""
+        ratio = self.ratio
+        if not ratio:
+            return ""
+        if self.more_is_better:
+            return f"{number(ratio)} times as many"
+        return f"{number(ratio)} times" if ratio > 1 else f"{number(1 / ratio)} times less"
+
+    @property
+    def sentence(self) -> str:
+        """For a reader who knows nothing of the experiment."""
+        verdict = "no difference that shows here" if self.verdict == SAME else self.verdict
+        times = f", {self.times}" if self.times and self.verdict != SAME else ""
+        because = f" {self.because}" if self.because else ""
+        return (
+            f"{self.what}: {number(self.keyfront)} {self.unit} with keyfront, "
+            f"{number(self.stock)} with {self.stock_name}: {verdict}{times}.{because}"
+        )
+
+    def row(self) -> list[Cell]:
+        """As :func:`changes` shows it."""
+        ratio = self.ratio
+        return [
+            self.what,
+            self.stock_name,
+            _cell(self.stock),
+            _cell(self.keyfront),
+            self.unit,
+            _cell(ratio) if ratio is not None else None,
+            self.verdict,
+            self.sentence,
+        ]
+
+
+CHANGES = "what keyfront changes"
+_CHANGE_COLUMNS = [
+    *("what", "best stock line-up", "stock", "keyfront", "unit", "times", "verdict", "in words")
+]
+
+
+def changes(found: Iterable[Change]) -> Table:
+    """The table that the report's first answer is made of."""
+    return Table(
+        name=CHANGES,
+        columns=list(_CHANGE_COLUMNS),
+        rows=[change.row() for change in found],
+        caption="Against the stock line-up that did best at the same load. Measured once unless "
+        f"said otherwise: what differs by less than {CHANCE:.0%} is called no difference.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A figure or a statement that was published, and what was found here.
+
+    :param verdict: :data:`AS_PUBLISHED`, :data:`OTHERWISE` or :data:`UNKNOWN`
+    """
+
+    what: str
+    published: str
+    measured: str
+    verdict: str = UNKNOWN
+
+
+COMPARISON = "published and measured"
+
+
+def comparison(found: Iterable[Finding], caption: str) -> Table:
+    """Published and measured, side by side.
+
+    :param caption: where it was published
+    """
+    return Table(
+        name=COMPARISON,
+        columns=["what", "published", "measured here", "verdict"],
+        rows=[[one.what, one.published, one.measured, one.verdict] for one in found],
+        caption=caption,
+    )
+
+
+def verdict(holds: bool | None) -> str:
+    """What a published statement turned out to be; ``None`` if it could not be tried."""
+    if holds is None:
+        return UNKNOWN
+    return AS_PUBLISHED if holds else OTHERWISE
+
+
+def alike(first: float, second: float) -> bool:
+    """Whether two rates are the same as far as single runs can tell."""
+    low, high = sorted((first, second))
+    return high == 0 or low / high >= 1 / (1 + 2 * CHANCE)
+
+
+def number(value: float | None) -> str:
+    """Three digits that mean something, thousands apart."""
+    if value is None:
+        return "?"
+    if value == int(value) and abs(value) < 1000:
+        return str(int(value))
+    if abs(value) < 10:
+        return f"{value:.2f}" if abs(value) < 1 else f"{value:.1f}"
+    digits = len(str(int(abs(value)))) - 3
+    rounded = round(value, -digits) if digits > 0 else round(value)
+    return f"{rounded:,.0f}".replace(",", " ")
+
+
+def _cell(value: float) -> float:
+    return float(f"{value:.4g}")

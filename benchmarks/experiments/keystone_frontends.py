@@ -1,0 +1,376 @@
+"""Keystone behind Apache + mod_wsgi and behind nginx + uWSGI, as Rackspace measured it in 2016.
+
+The list of projects is asked for by token, by more and more clients at a time (siege; ab for 2000,
+which siege could not do; wrk beside them), of both servers as they come and tuned, with Keystone on
+MariaDB. keyfront's line-up is put beside them, and validations of tokens beside the lists, since
+those are most of what a Keystone in service is asked.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from keyfront.middleware.tokens import node
+
+from .. import results
+from ..delaying_proxy import HOST
+from ..load import generators
+from ..load.outcome import Outcome as Load
+from ..load.outcome import Request
+from . import counters, isolation, lineups
+from .experiment import Experiment, Outcome, World
+from .judging import Change, Finding, Point, alike, best_stock, first_failing, number, verdict
+from .keystone import PROJECTS, VALIDATION
+from .lineups import Lineup
+
+NAME = "keystone-frontends"
+SOURCE = (
+    "P. Hopkins, Rackspace, 2016-07-05, docs.rackspace.com/blog/apache-nginx-keystone-performance"
+)
+LISTS, VALIDATIONS = "list of projects", "validation of a token"
+_PATHS = {LISTS: PROJECTS, VALIDATIONS: VALIDATION}
+
+SWEEP = (*range(10, 101, 10), *range(200, 1001, 100))
+# Beyond what the stock line-ups can hold: 20 in work and 100 waiting.
+QUICK_SWEEP = (10, 150)
+MOST = 2000
+FEW = 10
+TUNED_PROCESSES, QUICK_TUNED_PROCESSES = 38, 4
+SECONDS, QUICK_SECONDS = 10, 2
+# Of a warm-up, at most; a process answers its first request a hundred times slower than others.
+WARM, QUICK_WARM = 60, 6
+DRAIN = 120
+
+
+def drain(seconds: float = DRAIN) -> bool:
+    """Wait until the servers have worked off what clients have given up; whether they have."""
+    deadline = time.monotonic() + seconds
+    before, at = counters.Usage().cpu, time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(0.4)
+        after, now = counters.Usage().cpu, time.monotonic()
+        spent = sum(value - before.get(name, 0.0) for name, value in after.items())
+        if spent / (now - at) < 0.1:
+            return True
+        before, at = after, now
+    return False
+
+
+class Bench:
+    """One run: the line-ups in turn, each at every load."""
+
+    def __init__(self, world: World, record: results.Record, start: float) -> None:
+        self.world = world
+        self.record = record
+        self.start = start
+        quick = world.options.quick
+        self.sweep: Sequence[int] = QUICK_SWEEP if quick else SWEEP
+        self.most = () if quick else (MOST,)
+        self.seconds = world.seconds(QUICK_SECONDS, SECONDS)
+        self.warm = QUICK_WARM if quick else WARM
+        self.tuned_processes = QUICK_TUNED_PROCESSES if quick else TUNED_PROCESSES
+
+    def measure(self) -> None:
+        keystone = self.world.keystone
+        with isolation.settings({"net.core.somaxconn": str(lineups.SOMAXCONN)}) as settings:
+            self.record.conditions["kernel"] = {**settings.applied}
+            self.record.conditions["kernel_refused"] = {**settings.refused}
+            for name, lineup in lineups.lineups(tuned_processes=self.tuned_processes).items():
+                folder = self.world.folder() / "lineup"
+                with lineups.served(folder, lineup, keystone) as port:
+                    headers = keystone.headers(port)
+                    self._warm(lineup, port, headers)
+                    self._points(name, lineup, port, headers)
+
+    def _warm(self, lineup: Lineup, port: int, headers: dict[str, str]) -> None:
+        """Have every thread answer a few times, lists and validations."""
+        connections = max(lineup.processes * lineup.threads, FEW)
+        wanted = 3 * connections
+        deadline, answers = time.monotonic() + self.warm, 0
+        while answers < wanted and time.monotonic() < deadline:
+            for path in _PATHS.values():
+                request = Request(f"http://{HOST}:{port}{path}", headers)
+                load = generators.closed("wrk", request, connections=connections, seconds=2)
+                answers += load.good
+        drain()
+
+    def _points(self, name: str, lineup: Lineup, port: int, headers: dict[str, str]) -> None:
+        plan = [("wrk", VALIDATIONS, FEW), ("wrk", LISTS, FEW)]
+        if self.world.options.quick:
+            # in place of the 2000 clients
+            plan += [("ab", LISTS, FEW)] if lineup.tuned and lineup.server != "mod_wsgi" else []
+        else:
+            plan += [("wrk", VALIDATIONS, 100), ("wrk", LISTS, 100)]
+        plan += [("siege", LISTS, load) for load in self.sweep]
+        plan += [("ab", LISTS, load) for load in self.most]
+        done = []
+        for position, (generator, what, connections) in enumerate(plan):
+            request = Request(f"http://{HOST}:{port}{_PATHS[what]}", headers)
+            with counters.Watch(self.start, self._probes(lineup)) as watch:
+                load = generators.closed(
+                    generator, request, connections=connections, seconds=self.seconds
+                )
+            self._note(name, lineup, what, connections, load, watch)
+            done.append(f"{connections}: {load.rate:.0f}")
+            # the last one's line-up is stopped, with what still waits in it
+            if connections > FEW and position < len(plan) - 1:
+                drain()
+        self.world.say(f"{lineup.label}: {', '.join(done)} good answers a second")
+
+    def _probes(self, lineup: Lineup) -> dict[tuple[str, str], Callable[[], float]]:
+        """The database's connections and, of keyfront, the token cache's counters."""
+        probes: dict[tuple[str, str], Callable[[], float]] = {}
+        database, state = self.world.keystone.database, self.world.keystone.state
+        if database is not None:
+            probes["database connections", "sockets"] = database.connections
+        if not lineup.stock:
+            folder = state.run / "tokens"
+            for name in ("hits", "node_hits", "misses"):
+                probes[f"token cache, {name.replace('_', ' ')}", "requests"] = partial(
+                    _counter, folder, name
+                )
+        return probes
+
+    def _note(
+        self,
+        name: str,
+        lineup: Lineup,
+        what: str,
+        connections: int,
+        load: Load,
+        watch: counters.Watch,
+    ) -> None:
+        database = self.world.keystone.database
+        self.record.samples.append(
+            {
+                "lineup": name,
+                "label": lineup.label,
+                "stock": lineup.stock,
+                "what": what,
+                "connections": connections,
+                **load.sample(),
+                "cpu": watch.cpu,
+                "listen_overflows": watch.peaks[counters.LISTEN_OVERFLOWS],
+                "database_connections": database.most_connections() if database else None,
+            }
+        )
+        title = f"{lineup.label}, {what}, {connections} connections, {load.generator}"
+        if connections == max(self.sweep) or (what == VALIDATIONS and not lineup.stock):
+            self.record.timelines += watch.timelines(title)
+
+
+def _counter(folder: Path, name: str) -> float:
+    return float(node.statistics(folder).get(name, 0))
+
+
+def points(samples: Sequence[results.Sample], what: str, generator: str) -> list[Point]:
+    """The samples of one question and generator."""
+    return [
+        Point(
+            one["lineup"],
+            one["stock"],
+            one["connections"],
+            one["rate"],
+            one["failed"],
+            one["good"] + one["failed"],
+        )
+        for one in samples
+        if one["what"] == what and one["generator"] == generator
+    ]
+
+
+def findings(samples: Sequence[results.Sample]) -> list[Finding]:
+    """The statements of the publication, and what is true of them here."""
+    swept = points(samples, LISTS, "siege")
+    low = {
+        name: _mean(swept, name, 100)
+        for name in ("apache stock", "nginx stock", "apache tuned", "nginx tuned")
+    }
+    loads = {point.load for point in swept}
+    reached = max(loads, default=0)
+    best = max(low["apache stock"], low["nginx stock"])
+    tuned = max(low["apache tuned"], low["nginx tuned"])
+    failing = {name: first_failing(swept, name) for name in low}
+    many = [p for p in points(samples, LISTS, "ab") if p.load == MOST and p.lineup == "nginx tuned"]
+    share = _python_share(samples)
+    return [
+        Finding(
+            what="stock, 10 to 100 clients: lists a second",
+            published="Apache and nginx the same",
+            measured=f"Apache {number(low['apache stock'])}, nginx {number(low['nginx stock'])}",
+            verdict=verdict(
+                alike(low["apache stock"], low["nginx stock"])
+                # a single point proves no difference
+                or (False if sum(load <= 100 for load in loads) > 2 else None)
+            ),
+        ),
+        Finding(
+            what="stock: clients at which requests begin to fail",
+            published="both at 200, with 503",
+            measured=f"Apache {_begin(failing['apache stock'], reached)}, "
+            f"nginx {_begin(failing['nginx stock'], reached)}",
+            verdict=verdict(
+                None
+                if reached < 200 and None in (failing["apache stock"], failing["nginx stock"])
+                else all(
+                    (failing[name] or math.inf) <= 200 for name in ("apache stock", "nginx stock")
+                )
+            ),
+        ),
+        Finding(
+            what="tuned, 10 to 100 clients: what tuning gains",
+            published="very little",
+            measured=f"{number(best)} to {number(tuned)} lists a second",
+            verdict=verdict(tuned <= best * 1.25),
+        ),
+        Finding(
+            what="tuned nginx + uWSGI",
+            published="no failure to 1000 clients",
+            measured=_begin(failing["nginx tuned"], reached),
+            verdict=verdict(
+                False if failing["nginx tuned"] else (True if reached >= 1000 else None)
+            ),
+        ),
+        Finding(
+            what="tuned Apache + mod_wsgi",
+            published="fails above 700 clients",
+            measured=_begin(failing["apache tuned"], reached),
+            verdict=verdict((failing["apache tuned"] or 0) > 700 if reached >= 1000 else None),
+        ),
+        Finding(
+            what=f"uWSGI behind a web server, {MOST} clients, ab",
+            published="no error",
+            measured=f"{many[0].failures} of {many[0].requests} failed" if many else "not tried",
+            verdict=verdict(many[0].failures == 0 if many else None),
+        ),
+        Finding(
+            what="what the limit is",
+            published="Keystone's Python, not the web server",
+            measured=f"{share:.0%} of the servers' CPU time is in the processes that run it",
+            verdict=verdict(share > 0.5),
+        ),
+    ]
+
+
+def _mean(found: Sequence[Point], lineup: str, most: int) -> float:
+    rates = [point.good for point in found if point.lineup == lineup and point.load <= most]
+    return sum(rates) / len(rates) if rates else 0.0
+
+
+def _begin(load: int | None, reached: int) -> str:
+    return f"fails from {load}" if load is not None else f"no failure to {reached}"
+
+
+def _python_share(samples: Sequence[results.Sample]) -> float:
+    """How much of the CPU time of web servers and Python is Python's, in stock line-ups."""
+    python = front = 0.0
+    for one in samples:
+        if one["stock"] and one["what"] == LISTS:
+            python += one["cpu"].get("uWSGI", 0.0) + one["cpu"].get(counters.MOD_WSGI, 0.0)
+            front += one["cpu"].get("nginx", 0.0) + one["cpu"].get("Apache", 0.0)
+    return python / (python + front) if python + front else 0.0
+
+
+def changes(samples: Sequence[results.Sample]) -> list[Change]:
+    """What keyfront changes, against the best stock line-up at each load."""
+    found = []
+    labels = {one["lineup"]: one["label"] for one in samples}
+    for what, generator, title in (
+        (VALIDATIONS, "wrk", "Validations of a token"),
+        (LISTS, "siege", "Lists of projects"),
+    ):
+        all_points = points(samples, what, generator)
+        loads = sorted({point.load for point in all_points if not point.stock})
+        for load in dict.fromkeys((loads[0], loads[-1])) if loads else ():
+            best = best_stock(all_points, load)
+            ours = next(p for p in all_points if not p.stock and p.load == load)
+            if best is None:
+                continue
+            found.append(
+                Change(
+                    what=f"{title}, {load} clients at a time",
+                    stock=best.good,
+                    stock_name=labels[best.lineup],
+                    keyfront=ours.good,
+                    unit="a second",
+                )
+            )
+            if load != FEW:
+                stock = [p for p in all_points if p.stock and p.load == load]
+                least = min(stock, key=lambda point: point.failed_share)
+                found.append(
+                    Change(
+                        what=f"{title} that fail, {load} clients at a time",
+                        stock=100 * least.failed_share,
+                        stock_name=labels[least.lineup],
+                        keyfront=100 * ours.failed_share,
+                        unit="%",
+                        more_is_better=False,
+                    )
+                )
+    return found
+
+
+def _table(samples: Sequence[results.Sample]) -> results.Table:
+    columns = ["line-up", "asked for", "clients", "by", "a second", "failed", "p50 ms", "p95 ms"]
+    rows: list[list[results.Cell]] = [
+        [
+            one["label"],
+            one["what"],
+            one["connections"],
+            one["generator"],
+            round(one["rate"], 1),
+            one["failed"],
+            one["p50_ms"],
+            one["p95_ms"],
+        ]
+        for one in samples
+    ]
+    caption = (
+        "Good answers a second; failed counts what was refused, lost or not answered. A closed "
+        "loop: each client waits for its answer. Times are of good answers only."
+    )
+    return results.Table(name="points", columns=columns, rows=rows, caption=caption)
+
+
+def run(world: World, record: results.Record) -> Outcome:
+    """Measure all line-ups."""
+    bench = Bench(world, record, time.monotonic())
+    record.conditions |= {
+        "database": "SQLite" if world.options.sqlite else "MariaDB",
+        "clients": list(bench.sweep),
+        "seconds": bench.seconds,
+        "tuned_processes": bench.tuned_processes,
+    }
+    bench.measure()
+    record.tables.append(_table(record.samples))
+    notes = [
+        "Keystone 30 instead of Mitaka; Keystone, MariaDB, web server and generator share the "
+        "machine's cores instead of three machines; HTTP instead of HTTPS.",
+        f"{bench.seconds} s for each point instead of 120 s (--seconds 120): what fails only "
+        "after a minute of waiting does not show.",
+        "Today's uWSGI, nginx, Apache and kernel: somaxconn is 4096 where it was 128, and what is "
+        "not named in the publication is the default of today's Debian package.",
+    ]
+    if bench.tuned_processes != TUNED_PROCESSES:
+        notes.append(
+            f"{bench.tuned_processes} processes in the tuned line-ups instead of {TUNED_PROCESSES}."
+        )
+    if world.options.sqlite:
+        notes.append("SQLite instead of MySQL, as told.")
+    refused = record.conditions.get("kernel_refused")
+    if refused:
+        notes.append("net.core.somaxconn stays as it is, and uWSGI's listen queue keeps below it.")
+    return Outcome(findings=findings(record.samples), changes=changes(record.samples), notes=notes)
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="Keystone's list of projects behind Apache and nginx, stock and tuned",
+    source=SOURCE,
+    run=run,
+)

@@ -1,0 +1,314 @@
+"""500 tokens for a user in LDAP, with and without kept connections, as M. Fischer measured in 2015.
+
+One user, 500 tokens in a row, over ldaps: the stock driver without and with its pools
+(``use_pool``, ``use_auth_pool``), and keyfront's driver, on a slapd that is 10 ms away. Then a mix
+of other API calls that look users up, each before and after. Connects, BINDs and searches are
+counted in slapd's log: part of what the stock pool gains is that it does not ask the directory for
+the password at all.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+
+from .. import ldap_logins, ldap_world, results
+from ..ldap_keystones import DOMAIN, Keystone, login
+from ..ldap_report import Settings
+from ..ldap_samples import CASES, Sample, Samples, name_of, ratio, row
+from . import counters
+from .experiment import Experiment, Outcome, World
+from .judging import Change, Finding, number, verdict
+
+NAME = "ldap-pool"
+SOURCE = (
+    "M. Fischer, 2015, mattfischer.com/blog/archives/624: 500 tokens in a row, one user, Active "
+    "Directory over ldaps; 7 min 25 s without and 1 min 25 s with pools (3 to 5 times)"
+)
+PUBLISHED_BEFORE, PUBLISHED_AFTER = 7 * 60 + 25, 60 + 25
+TOKENS, ROUNDS = 500, 5
+QUICK_TOKENS, QUICK_ROUNDS = 6, 2
+# Milliseconds added to each round trip.
+DISTANCE = 10
+REPEATS, QUICK_REPEATS = 20, 2
+UNPOOLED, LDAPPOOL, KEYFRONT = CANDIDATES = ("unpooled", "ldappool", "keyfront")
+LOGIN, CONTROL = "a user logs in", "all projects (no LDAP)"
+_MEMORY = (
+    "The stock pool does not ask the directory for a password that it has seen: an old one works "
+    "on."
+)
+LABELS = {
+    UNPOOLED: "the stock driver without pools",
+    LDAPPOOL: "the stock driver with its pools",
+    KEYFRONT: "keyfront_ldap",
+}
+
+
+def settings(world: World) -> Settings:
+    """How ``ldap_logins`` is told to measure this."""
+    quick = world.options.quick
+    only = f", one, {DISTANCE} ms" if quick else f", {DISTANCE} ms"
+    return Settings(
+        tokens=QUICK_TOKENS if quick else TOKENS,
+        rounds=QUICK_ROUNDS if quick else ROUNDS,
+        cache="off",
+        logins=1,
+        stock_logins=1,
+        only=only,
+    )
+
+
+def calls(keystone: Keystone, admin: str) -> dict[str, tuple[str, str, str | None, object]]:
+    """The mix: each call's name, with method, path, token and body."""
+    (domain,) = keystone.request("GET", f"domains?name={DOMAIN}", admin)["body"]["domains"]
+    name = ldap_world.user_name(0)
+    by_name = f"users?domain_id={domain['id']}&name={name}"
+    (user,) = keystone.request("GET", by_name, admin)["body"]["users"]
+    token: str = keystone.request("POST", "auth/tokens", None, login(0))["token"]
+    return {
+        LOGIN: ("POST", "auth/tokens", None, login(0)),
+        "a user by name": ("GET", by_name, admin, None),
+        "a user by id": ("GET", f"users/{user['id']}", admin, None),
+        "the groups of a user": ("GET", f"users/{user['id']}/groups", admin, None),
+        "the projects of a user": ("GET", "auth/projects", token, None),
+        "the groups of a domain": ("GET", f"groups?domain_id={domain['id']}", admin, None),
+        CONTROL: ("GET", "projects", admin, None),
+    }
+
+
+class Bench(ldap_logins.Bench):
+    """``ldap_logins``' own, with a mix of API calls behind its logins."""
+
+    def _connections(self) -> float:
+        return float(counters.clients(self.slapd.port))
+
+    def measure_with_mix(self, repeats: int, record: results.Record) -> Samples:
+        """Measure every case in each round, then the mix; gives the logins' samples."""
+        self._start = time.monotonic()
+        logins: dict[str, list[Sample]] = {name: [] for name in self.cases}
+        with self.keystones.running(CANDIDATES) as running:
+            for number_ in range(self.settings.rounds):
+                for name in reversed(self.cases) if number_ % 2 else self.cases:
+                    case = self.cases[name]
+                    probes = {("LDAP connections", "sockets"): self._connections}
+                    with counters.Watch(self._start, probes) as watch:
+                        sample = self.once(running[case.candidate], case, number_)
+                    if number_ == 0 and case.users == "one":
+                        record.timelines += watch.timelines(f"tokens, {case.label}")
+                    logins[name].append(sample)
+                    record.samples.append(
+                        {
+                            "what": "tokens",
+                            "candidate": case.candidate,
+                            "users": case.users,
+                            "round": number_,
+                            **sample._asdict(),
+                        }
+                    )
+            self.proxy.delay(DISTANCE / 1000)
+            mixes = {
+                name: calls(keystone, self.keystones.admin(keystone))
+                for name, keystone in running.items()
+            }
+            for repeat in range(repeats + 1):
+                for name in reversed(running) if repeat % 2 else running:
+                    for what, call in mixes[name].items():
+                        mark, start = self.slapd.mark(), time.perf_counter()
+                        running[name].request(*call)
+                        seconds = time.perf_counter() - start
+                        if repeat == 0:
+                            # what is made once is made then
+                            continue
+                        counts = self.slapd.counts(mark)
+                        record.samples.append(
+                            {
+                                "what": what,
+                                "candidate": name,
+                                "round": repeat,
+                                "seconds": seconds,
+                                "connects": counts.connects,
+                                "binds": counts.binds,
+                                "searches": counts.searches,
+                            }
+                        )
+        return logins
+
+
+def mix_table(samples: list[results.Sample]) -> results.Table:
+    """The mix: milliseconds of each call, by who keeps connections."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in samples:
+        if one["what"] != "tokens":
+            found[one["what"]][one["candidate"]].append(1000 * one["seconds"])
+    rows: list[list[results.Cell]] = []
+    for what, times in found.items():
+        middle = {name: statistics.median(each) for name, each in times.items()}
+        rows.append(
+            [
+                what,
+                *(round(middle[name], 1) for name in CANDIDATES),
+                round(middle[UNPOOLED] / middle[KEYFRONT], 2),
+                round(middle[LDAPPOOL] / middle[KEYFRONT], 2),
+            ]
+        )
+    return results.Table(
+        name="mix of API calls",
+        columns=[
+            *("call", "no pool, ms", "ldappool, ms", "keyfront, ms"),
+            *("times no pool", "times ldappool"),
+        ],
+        rows=rows,
+        caption=f"Medians; the directory is {DISTANCE} ms away, Keystone's caches are off.",
+    )
+
+
+def tokens_table(logins: Samples) -> results.Table:
+    """The tokens, with what was asked of the directory for each."""
+    rows: list[list[results.Cell]] = []
+    for name, each in logins.items():
+        case, one = CASES[name], row(each)
+        rows.append(
+            [
+                case.label,
+                "one user" if case.users == "one" else "each another user",
+                round(one.seconds * TOKENS, 1),
+                round(one.seconds * 1000, 1),
+                round(one.connects, 2),
+                round(one.binds, 2),
+                round(one.searches, 2),
+            ]
+        )
+    return results.Table(
+        name="tokens",
+        columns=[
+            *("by", "logins", f"{TOKENS} tokens, s", "ms each", "connects each", "BINDs each"),
+            "searches each",
+        ],
+        rows=rows,
+        caption="One BIND for each login is what makes a password count; fewer is a password from "
+        "memory.",
+    )
+
+
+def findings(logins: Samples) -> list[Finding]:
+    """What was published, and what is true of it here."""
+    one = {name: row(logins[name_of(name, "one", DISTANCE)]) for name in CANDIDATES}
+    before, after = (one[name].seconds * TOKENS for name in (UNPOOLED, LDAPPOOL))
+    gain = before / after
+    return [
+        Finding(
+            what=f"{TOKENS} tokens without pools",
+            published=f"{PUBLISHED_BEFORE} s ({PUBLISHED_BEFORE / TOKENS * 1000:.0f} ms each)",
+            measured=f"{number(before)} s ({before / TOKENS * 1000:.0f} ms each)",
+            verdict=verdict(None),
+        ),
+        Finding(
+            what=f"{TOKENS} tokens with the stock pools",
+            published=f"{PUBLISHED_AFTER} s ({PUBLISHED_AFTER / TOKENS * 1000:.0f} ms each)",
+            measured=f"{number(after)} s ({after / TOKENS * 1000:.0f} ms each)",
+            verdict=verdict(None),
+        ),
+        Finding(
+            what="what the pools gain",
+            published="3 to 5 times",
+            measured=f"{number(gain)} times, with {number(one[LDAPPOOL].binds)} BINDs a login",
+            verdict=verdict(gain >= 3),
+        ),
+        Finding(
+            what=f"{TOKENS} tokens with keyfront_ldap",
+            published="-",
+            measured=f"{number(one[KEYFRONT].seconds * TOKENS)} s, with "
+            f"{number(one[KEYFRONT].binds)} BINDs a login",
+            verdict=verdict(None),
+        ),
+    ]
+
+
+def changes(logins: Samples, samples: list[results.Sample]) -> list[Change]:
+    """What keyfront changes, against the better of the two stock ways."""
+    found = []
+    for users, words in (("one", "the same user again"), ("many", "each another user")):
+        names = {who: name_of(who, users, DISTANCE) for who in CANDIDATES}
+        if not all(logins.get(name) for name in names.values()):
+            continue
+        times = {who: row(logins[name]).seconds * 1000 for who, name in names.items()}
+        best = min((UNPOOLED, LDAPPOOL), key=times.__getitem__)
+        pairs = ratio(logins, names[KEYFRONT], names[best]).pairs
+        found.append(
+            Change(
+                what=f"A login of a user in LDAP, {words}",
+                stock=times[best],
+                stock_name=LABELS[best],
+                keyfront=times[KEYFRONT],
+                unit="ms",
+                more_is_better=False,
+                # of rates; times are their inverse
+                pairs=[1 / pair for pair in pairs],
+                because=_MEMORY if best == LDAPPOOL and users == "one" else "",
+            )
+        )
+    for line in mix_table(samples).rows:
+        what, unpooled, pooled, ours = line[:4]
+        assert isinstance(unpooled, float) and isinstance(pooled, float) and isinstance(ours, float)
+        # the logins are told above; the other one asks no directory
+        if what not in (LOGIN, CONTROL):
+            best, least = (UNPOOLED, unpooled) if unpooled <= pooled else (LDAPPOOL, pooled)
+            found.append(
+                Change(
+                    what=f"With users in LDAP, API call: {what}",
+                    stock=least,
+                    stock_name=LABELS[best],
+                    keyfront=ours,
+                    unit="ms",
+                    more_is_better=False,
+                )
+            )
+    return found
+
+
+def run(world: World, record: results.Record) -> Outcome:
+    """Measure the tokens and the mix."""
+    chosen = settings(world)
+    record.conditions |= {
+        "tokens": chosen.tokens,
+        "rounds": chosen.rounds,
+        "distance_ms": DISTANCE,
+        "cache": chosen.cache,
+    }
+    ldap_world.slapd_program()
+    folder = world.folder()
+    for name in ("slapd", "keystones"):
+        folder.joinpath(name).mkdir()
+    users = chosen.tokens + 1
+    with (
+        ldap_world.slapd(folder / "slapd", users) as slapd,
+        ldap_world.proxy(slapd.port) as proxy,
+    ):
+        bench = Bench(chosen, slapd, proxy, folder / "keystones")
+        world.say(f"a Keystone with {users} users in LDAP is made")
+        bench.keystones.prepare()
+        repeats = QUICK_REPEATS if world.options.quick else REPEATS
+        logins = bench.measure_with_mix(repeats, record)
+    record.tables += [tokens_table(logins), mix_table(record.samples)]
+    return Outcome(
+        findings=findings(logins),
+        changes=changes(logins, record.samples),
+        notes=[
+            f"slapd {DISTANCE} ms away instead of Active Directory in a company's network; "
+            "Keystone 30 with fernet tokens on SQLite, asked in the process, instead of Juno with "
+            "UUID tokens under eventlet.",
+            f"{chosen.tokens} tokens of each kind in {chosen.rounds} rounds, told as if {TOKENS}.",
+            "Keystone's own caches are off, as they were then.",
+            "With use_auth_pool the stock driver does not ask the directory for a password that it "
+            "has seen: an old password goes on working. keyfront always asks.",
+        ],
+    )
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="500 tokens and a mix of API calls with users in LDAP, by who keeps connections",
+    source=SOURCE,
+    run=run,
+)

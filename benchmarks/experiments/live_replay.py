@@ -1,0 +1,388 @@
+"""One stream of requests for Apache and for nginx, from 1 to 5 sources, as NetEase had it in 2012.
+
+A copy of a web site's live requests was sent to a test machine, of more and more servers at a time:
+what arrived was answered or lost, whatever the test machine could do. Here a log is sent at its own
+times (an open loop) from as many addresses, each request on a connection of its own, to Apache and
+nginx in front of the same application, and to nginx and uWSGI as keyfront renders them; with the
+kernel's settings as they come, as they were advised then, and as keyfront advises now.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from keyfront.gateway.serve import machine
+from keyfront.gateway.serve.state import State
+
+from .. import results
+from ..delaying_proxy import HOST
+from ..load import generators, sender
+from ..load.outcome import Outcome as Load
+from . import counters, fronts, isolation, lineups, tiny_application
+from .experiment import Experiment, Outcome, World
+from .judging import Change, Finding, alike, number, verdict
+from .processes import Running
+
+NAME = "live-replay"
+SOURCE = (
+    "NetEase, 2012-12-05, in github.com/session-replay-tools/tcpcopy: Apache 2.4.1 and nginx "
+    "1.1.17 under live requests copied by TCPCopy"
+)
+APACHE, NGINX, KEYFRONT = TARGETS = (
+    "Apache, as published",
+    "nginx, as published",
+    "nginx + uWSGI by keyfront",
+)
+DEFAULT, THEN, NOW = "as they come", "as advised then", "as keyfront advises"
+KERNELS: dict[str, Mapping[str, str]] = {
+    DEFAULT: {},
+    THEN: {
+        "net.core.somaxconn": "262144",
+        "net.ipv4.tcp_max_syn_backlog": "262144",
+        "net.ipv4.tcp_syncookies": "0",
+        "net.ipv4.tcp_tw_recycle": "1",
+        "net.ipv4.tcp_tw_reuse": "1",
+        "net.ipv4.tcp_fin_timeout": "3",
+        "net.ipv4.tcp_max_tw_buckets": "5000",
+        "net.ipv4.tcp_no_metrics_save": "1",
+    },
+    NOW: {"net.core.somaxconn": "4096", "net.ipv4.tcp_max_syn_backlog": "4096"},
+}
+SOURCES, QUICK_SOURCES = (1, 2, 3, 4, 5), (1, 5)
+QUICK_KERNELS = (DEFAULT, NOW)
+# Requests a second from each source; 1675 were published, on four cores that did nothing else.
+RATE, QUICK_RATE = 600, 250
+SECONDS, QUICK_SECONDS = 20, 3
+# Seconds until a request without an answer is lost: its user has gone.
+PATIENCE = 5.0
+# Threads of Apache in all, and in a process; 10 000 are as published.
+THREADS_EACH = 100
+PROCESSES, QUICK_PROCESSES = 100, 5
+SEED = 20121205
+_PAGES = 200
+
+
+def schedule(rate: float, seconds: float, sources: int) -> list[tuple[float, int]]:
+    """When each request is due and which page it is for: each source sends the same, at its times.
+
+    Arrivals are those of clients that know nothing of each other; the seed makes them the same in
+    each run.
+    """
+    dice, due = random.Random(SEED), 0.0
+    found: list[tuple[float, int]] = []
+    while True:
+        due += dice.expovariate(rate)
+        if due >= seconds:
+            return found
+        # few pages take most requests
+        page = min(int(dice.paretovariate(0.8)), _PAGES) - 1
+        found += [(due, page)] * sources
+
+
+@contextmanager
+def application(folder: Path, port: int) -> Iterator[Running]:
+    """What both published servers pass on to: an nginx that answers 13 bytes at once."""
+    body = tiny_application.BODY.decode()
+    with fronts.nginx(
+        folder / "behind",
+        port,
+        location=[f'return 200 "{body}"'],
+        events={"worker_connections": 16384},
+        http={"keepalive_requests": 1_000_000},
+        main={"worker_rlimit_nofile": 65536},
+        access_log="off",
+    ) as running:
+        yield running
+
+
+@contextmanager
+def served(folder: Path, name: str, port: int, behind: int, processes_: int) -> Iterator[Running]:
+    """Run a target until the block ends."""
+    if name == APACHE:
+        threads = THREADS_EACH * processes_
+        directives = {
+            "ListenBacklog": 5000,
+            "ServerLimit": processes_,
+            "ThreadLimit": THREADS_EACH,
+            "ThreadsPerChild": THREADS_EACH,
+            "StartServers": processes_,
+            "MinSpareThreads": THREADS_EACH,
+            "MaxSpareThreads": threads,
+            # 8000 of 10000, as published
+            "MaxRequestWorkers": threads * 8 // 10,
+            "MaxConnectionsPerChild": 0,
+            "KeepAlive": "On",
+            "KeepAliveTimeout": 12,
+        }
+        setting = fronts.Apache(
+            directives=directives,
+            loaded=["proxy", "proxy_http"],
+            content=[f'ProxyPass "/" "http://{HOST}:{behind}/" keepalive=On'],
+        )
+        with fronts.apache(folder / "apache", port, setting) as running:
+            yield running
+    elif name == NGINX:
+        with fronts.nginx(
+            folder / "nginx",
+            port,
+            location=[
+                f"proxy_pass http://{HOST}:{behind}",
+                "proxy_http_version 1.1",
+                'proxy_set_header Connection ""',
+            ],
+            main={"worker_rlimit_nofile": 65536},
+            events={"worker_connections": 8192, "accept_mutex": "off"},
+            http={"keepalive_timeout": 12},
+            access_log="off",
+        ) as running:
+            yield running
+    else:
+        state = State(folder / "state")
+        for place in (state.path, state.run, state.log):
+            place.mkdir(mode=0o700)
+        target = f"{tiny_application.__name__}:application"
+        with lineups.keyfront(folder, port, state, target) as all_running:
+            yield all_running[-1]
+
+
+def replay(port: int, found: Sequence[tuple[float, int]], sources: int, seconds: float) -> Load:
+    """Send the stream to a server, from so many addresses."""
+    wires = [
+        generators.wire("GET", f"http://{HOST}:{port}/page/{page}", {"Connection": "close"})
+        for page in range(_PAGES)
+    ]
+    job = sender.job(
+        (HOST, port),
+        wires,
+        found,
+        start=time.monotonic() + 0.7,
+        patience=PATIENCE,
+        # all of 127/8 is this machine's
+        sources=[f"127.0.1.{one + 1}" for one in range(sources)],
+        kept=False,
+    )
+    return generators.sent(generators.sending(job, "sender", None), seconds + 60)
+
+
+def measure(world: World, record: results.Record) -> None:
+    """Measure each target with each kernel's settings and number of sources."""
+    quick = world.options.quick
+    start = time.monotonic()
+    seconds = world.seconds(QUICK_SECONDS, SECONDS)
+    rate = QUICK_RATE if quick else RATE
+    processes_ = QUICK_PROCESSES if quick else PROCESSES
+    refused: dict[str, dict[str, str]] = {}
+    for kernel in QUICK_KERNELS if quick else KERNELS:
+        with isolation.settings(KERNELS[kernel]) as settings:
+            refused[kernel] = settings.refused
+            if kernel != DEFAULT and not settings.applied:
+                continue
+            for name in TARGETS:
+                folder = world.folder()
+                port, behind = (machine.claim(f"{HOST}:0", HOST, 0) for _ in range(2))
+                with (
+                    application(folder, behind) as backend,
+                    served(folder, name, port, behind, processes_) as running,
+                ):
+                    backend.wait_answer(behind)
+                    running.wait_answer(port)
+                    # connections and buffers are there then
+                    replay(port, schedule(rate, 1, 1), 1, 1)
+                    lost = []
+                    for sources in QUICK_SOURCES if quick else SOURCES:
+                        with counters.Watch(start) as watch:
+                            load = replay(port, schedule(rate, seconds, sources), sources, seconds)
+                        record.samples.append(
+                            {
+                                "target": name,
+                                "kernel": kernel,
+                                "sources": sources,
+                                "offered": rate * sources,
+                                **load.sample(),
+                                "loss": round(load.failed_share, 5),
+                                "cpu": watch.cpu,
+                                "peaks": watch.peaks,
+                            }
+                        )
+                        lost.append(f"{sources}: {load.failed_share:.2%}")
+                    title = f"{name}, kernel {kernel}, {sources} sources"
+                    record.timelines += watch.timelines(title)
+                world.say(f"{name}, kernel {kernel}: lost {', '.join(lost)}")
+    record.conditions["kernel_refused"] = refused
+
+
+def _pick(samples: Sequence[results.Sample], **wanted: object) -> results.Sample | None:
+    for one in samples:
+        if all(one[key] == value for key, value in wanted.items()):
+            return one
+    return None
+
+
+def _said(one: results.Sample | None) -> str:
+    if one is None:
+        return "not tried"
+    return f"{number(one['rate'])} a second, {100 * one['loss']:.2f} % lost"
+
+
+def findings(samples: Sequence[results.Sample]) -> list[Finding]:
+    """What was published, and what is true of it here."""
+    most = max(one["sources"] for one in samples)
+    found = []
+    for sources, published in (
+        (1, "the same: 100 500 a minute answered by both"),
+        (2, "Apache 72 000 a minute, nginx 203 000"),
+        (most, f"Apache {'3547' if most == 5 else '?'} a second at 5; its load grows to 23"),
+    ):
+        apache, nginx = (
+            _pick(samples, target=name, kernel=DEFAULT, sources=sources) for name in (APACHE, NGINX)
+        )
+        holds = None
+        if apache and nginx:
+            same = alike(apache["rate"], nginx["rate"])
+            holds = same if sources == 1 else not same
+        found.append(
+            Finding(
+                what=f"answered, {sources} source{'s' if sources > 1 else ''}",
+                published=published,
+                measured=f"Apache {_said(apache)}; nginx {_said(nginx)}",
+                verdict=verdict(holds),
+            )
+        )
+    cpu = {
+        name: _front_cpu(_pick(samples, target=name, kernel=DEFAULT, sources=most))
+        for name in (APACHE, NGINX)
+    }
+    found.append(
+        Finding(
+            what=f"cores that the web server takes, {most} sources",
+            published="Apache far more than nginx",
+            measured=f"Apache {cpu[APACHE]:.2f}, nginx (with the one behind it) {cpu[NGINX]:.2f}",
+            verdict=verdict(cpu[APACHE] > cpu[NGINX]),
+        )
+    )
+    for kernel in (THEN, NOW):
+        pairs = [
+            (_pick(samples, target=name, kernel=DEFAULT, sources=most), one)
+            for name in TARGETS
+            if (one := _pick(samples, target=name, kernel=kernel, sources=most))
+        ]
+        helped = [before["loss"] - after["loss"] > 0.01 for before, after in pairs if before]
+        found.append(
+            Finding(
+                what=f"kernel settings {kernel}: what they mend",
+                published="needed by Apache, not by nginx" if kernel == THEN else "-",
+                measured=(
+                    f"{sum(helped)} of {len(helped)} servers lose less"
+                    if helped
+                    else "not tried: they cannot be set here"
+                ),
+                verdict=verdict(any(helped) if helped and kernel == THEN else None),
+            )
+        )
+    return found
+
+
+def _front_cpu(one: results.Sample | None) -> float:
+    if one is None:
+        return 0.0
+    return float(one["cpu"].get("Apache", 0.0) + one["cpu"].get("nginx", 0.0))
+
+
+def changes(samples: Sequence[results.Sample]) -> list[Change]:
+    """What keyfront's line-up changes at the most sources, against the better of the others."""
+    most = max(one["sources"] for one in samples)
+    at_most = [one for one in samples if one["sources"] == most and one["kernel"] == DEFAULT]
+    stock = [one for one in at_most if one["target"] != KEYFRONT]
+    (ours,) = (one for one in at_most if one["target"] == KEYFRONT)
+    best = min(stock, key=lambda one: (one["loss"], one["p95_ms"] or 0.0))
+    because = "It runs Python behind it, the other an nginx that answers at once."
+    found = [
+        Change(
+            what=f"Requests lost of a live stream from {most} sources",
+            stock=100 * best["loss"],
+            stock_name=best["target"],
+            keyfront=100 * ours["loss"],
+            unit="%",
+            more_is_better=False,
+        )
+    ]
+    if best["p95_ms"] and ours["p95_ms"]:
+        found.append(
+            Change(
+                what=f"95th percentile of answers to a live stream from {most} sources",
+                stock=best["p95_ms"],
+                stock_name=best["target"],
+                keyfront=ours["p95_ms"],
+                unit="ms",
+                more_is_better=False,
+                because=because,
+            )
+        )
+    return found
+
+
+def _table(samples: Sequence[results.Sample]) -> results.Table:
+    return results.Table(
+        name="points",
+        columns=[
+            *("server", "kernel", "sources", "offered/s", "answered/s", "lost %", "p50 ms"),
+            *("p95 ms", "cores"),
+        ],
+        rows=[
+            [
+                one["target"],
+                one["kernel"],
+                one["sources"],
+                one["offered"],
+                round(one["rate"]),
+                round(100 * one["loss"], 2),
+                one["p50_ms"],
+                one["p95_ms"],
+                round(sum(value for name, value in one["cpu"].items() if name != "generator"), 2),
+            ]
+            for one in samples
+        ],
+        caption="An open loop: requests are sent at their times, and times are counted from then. "
+        f"Lost is what has no good answer within {PATIENCE:g} s.",
+    )
+
+
+def run(world: World, record: results.Record) -> Outcome:
+    """Measure."""
+    quick = world.options.quick
+    record.conditions |= {
+        "rate_of_a_source": QUICK_RATE if quick else RATE,
+        "seconds": world.seconds(QUICK_SECONDS, SECONDS),
+        "apache_processes": QUICK_PROCESSES if quick else PROCESSES,
+        "patience": PATIENCE,
+    }
+    measure(world, record)
+    record.tables.append(_table(record.samples))
+    notes = [
+        f"A stream of {record.conditions['rate_of_a_source']} requests a second from each source "
+        "instead of live users' (1675): generator, servers and application share the cores of one "
+        "machine.",
+        "Sources are addresses of loopback instead of servers; requests are copied by their times, "
+        "each on a connection of its own, not packet by packet.",
+        "Today's Apache, nginx and kernel; what was advised then and no longer exists is left out.",
+    ]
+    if quick:
+        notes.append(
+            f"Apache has {QUICK_PROCESSES} processes of {THREADS_EACH} threads instead of "
+            f"{PROCESSES}."
+        )
+    if any(one["generator_limit"] for one in record.samples):
+        notes.append("At some points the generator was late: it was the limit, not the server.")
+    return Outcome(findings=findings(record.samples), changes=changes(record.samples), notes=notes)
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="A live stream of requests for Apache and nginx, with 1 to 5 sources",
+    source=SOURCE,
+    run=run,
+)

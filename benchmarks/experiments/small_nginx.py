@@ -1,0 +1,350 @@
+"""13 bytes from a small machine with nginx, as C. Cutler measured it in 2011: 24 000 a second.
+
+A static file and a dynamic endpoint (a WSGI application under uWSGI), nginx as Debian sets it and
+tuned, all servers together within 256 MB. Connections in TIME_WAIT and, where they can be tracked,
+connections in conntrack's table are counted: both were believed to need settings of the kernel that
+are obsolete or gone now.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from keyfront.gateway.serve import machine
+from keyfront.gateway.serve.state import State
+
+from .. import results
+from ..delaying_proxy import HOST
+from ..load import generators
+from ..load.outcome import Outcome as Load
+from ..load.outcome import Request
+from . import (
+    counters,
+    fronts,
+    isolation,
+    lineups,
+    memory_limit,
+    tiny_application,
+)
+from .experiment import Experiment, Outcome, World
+from .judging import Change, Finding, number, verdict
+from .processes import Running
+
+NAME = "small-nginx"
+SOURCE = "C. Cutler, 2011-07, cutler.sg/2011/07/nginix-on-a-256mb-vm-slice-24000-tps"
+PUBLISHED = 24000
+MEMORY = 256 * 2**20
+CONNECTIONS = 100
+SECONDS, QUICK_SECONDS = 10, 2
+STATIC, DYNAMIC = "static file", "dynamic endpoint"
+STOCK, TUNED, KEYFRONT = SERVERS = ("nginx, stock", "nginx, tuned", "nginx + uWSGI by keyfront")
+_PATHS = {STATIC: "/hello.txt", DYNAMIC: "/dynamic"}
+_CONNTRACK = (
+    "add table inet keyfront; "
+    "add chain inet keyfront in { type filter hook input priority 0; }; "
+    "add rule inet keyfront in ct state new counter"
+)
+
+# What advice of the time said, for a machine that many connect to.
+OLD_ADVICE = {
+    "net.ipv4.tcp_tw_recycle": "1",
+    "net.ipv4.tcp_tw_reuse": "1",
+    "net.ipv4.tcp_fin_timeout": "15",
+    "net.ipv4.tcp_max_tw_buckets": "5000",
+    "net.core.somaxconn": "262144",
+    "net.ipv4.tcp_max_syn_backlog": "262144",
+}
+# nginx's own, of today: no line that is a default.
+_TUNED_MAIN = {"worker_rlimit_nofile": 16384}
+_TUNED_EVENTS = {"worker_connections": 8192}
+_TUNED_HTTP = {
+    "sendfile": "on",
+    "tcp_nopush": "on",
+    "keepalive_requests": 100000,
+    "open_file_cache": "max=1000 inactive=60s",
+    "open_file_cache_valid": "60s",
+}
+
+
+@contextmanager
+def served(folder: Path, port: int, server: str) -> Iterator[list[Running]]:
+    """nginx and uWSGI until the block ends.
+
+    keyfront's line-up has the dynamic endpoint alone: it serves no files.
+    """
+    target = f"{tiny_application.__name__}:application"
+    if server == KEYFRONT:
+        state = State(folder / "state")
+        for place in (state.path, state.run, state.log):
+            place.mkdir(mode=0o700)
+        with lineups.keyfront(folder, port, state, target) as running:
+            yield running
+        return
+    files = folder / "files"
+    files.mkdir(mode=0o755)
+    files.joinpath("hello.txt").write_bytes(tiny_application.BODY)
+    socket = folder / "socket"
+    workers = fronts.Daemons(
+        module=target,
+        processes=machine.cores(),
+        threads=1,
+        options={"listen": 1024 if server == TUNED else 100, "disable-logging": "true"},
+    )
+    location = [
+        f"root {files}",
+        "location = /dynamic { " + " ".join(f"{one};" for one in fronts.uwsgi_pass(socket)) + " }",
+    ]
+    tuned: dict[str, Any] = {
+        "main": _TUNED_MAIN,
+        "events": _TUNED_EVENTS,
+        "http": _TUNED_HTTP,
+        "access_log": f"{folder}/access.log combined buffer=64k flush=1s",
+        "listen": "backlog=4096",
+    }
+    with (
+        fronts.uwsgi(folder / "uwsgi", socket, workers) as backend,
+        fronts.nginx(
+            folder / "nginx", port, location=location, **(tuned if server == TUNED else {})
+        ) as front,
+    ):
+        yield [backend, front]
+
+
+def track_connections() -> str | None:
+    """Have the kernel track connections in this namespace; why not, if it does not."""
+    if not isolation.inside():
+        return "no network namespace of its own is permitted here"
+    program = shutil.which("nft", path="/usr/sbin:/usr/bin:/sbin:/bin")
+    if program is None:
+        return "nft is not installed"
+    done = subprocess.run([program, _CONNTRACK], capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else done.stderr.strip().splitlines()[0]
+
+
+def measure(world: World, record: results.Record) -> list[str]:
+    """Measure stock and tuned, in turns; gives notes."""
+    seconds = world.seconds(QUICK_SECONDS, SECONDS)
+    untracked, start, notes = track_connections(), time.monotonic(), []
+    if untracked:
+        notes.append(f"Connections are not tracked: {untracked}.")
+    unbounded: set[str] = set()
+    rounds = 1 if world.options.quick else 3
+    for number_ in range(rounds):
+        for name in reversed(SERVERS) if number_ % 2 else SERVERS:
+            port = machine.claim(f"{HOST}:0", HOST, 0)
+            with (
+                memory_limit.limited(MEMORY) as limit,
+                served(world.folder(), port, name) as running,
+            ):
+                for path in _PATHS.values():
+                    running[-1].wait_answer(port, path)
+                for one in running:
+                    _bound(limit, one.pid)
+                if limit.refused:
+                    unbounded.add(limit.refused)
+                for what in _PATHS if name != KEYFRONT else (DYNAMIC,):
+                    # a new connection for each request, and kept ones
+                    for generator in ("ab", "wrk"):
+                        watch, load = _load(port, what, generator, start, seconds)
+                        resident = sum(watch.resident.get(one, 0) for one in ("nginx", "uWSGI"))
+                        record.samples.append(
+                            {
+                                "server": name,
+                                "what": what,
+                                "round": number_,
+                                "connections": CONNECTIONS,
+                                "kept": generator == "wrk",
+                                **load.sample(),
+                                "cpu": watch.cpu,
+                                "resident_mb": round(resident / 2**20, 1),
+                                "cgroup_peak_mb": _megabytes(limit.peak()),
+                                "peaks": watch.peaks,
+                            }
+                        )
+                        if number_ == 0:
+                            kept = "kept" if generator == "wrk" else "new"
+                            record.timelines += watch.timelines(f"{name}, {what}, {kept}")
+            done = [f"{one['rate']:.0f}" for one in record.samples if one["server"] == name]
+            world.say(f"{name}: {', '.join(done)} a second")
+    if unbounded:
+        notes.append(f"Memory is not bounded: {', '.join(sorted(unbounded))}; it is only counted.")
+    return notes
+
+
+def _load(
+    port: int, what: str, generator: str, start: float, seconds: int
+) -> tuple[counters.Watch, Load]:
+    request = Request(f"http://{HOST}:{port}{_PATHS[what]}", {})
+    with counters.Watch(start) as watch:
+        load = generators.closed(generator, request, connections=CONNECTIONS, seconds=seconds)
+    return watch, load
+
+
+def _bound(limit: memory_limit.Limit, pid: int) -> None:
+    for process in (pid, *(one.pid for one in counters.descendants() if one.parent == pid)):
+        limit.add(process)
+
+
+def _megabytes(size: int | None) -> float | None:
+    return None if size is None else round(size / 2**20, 1)
+
+
+def _best(samples: list[results.Sample], **wanted: object) -> results.Sample:
+    found = [one for one in samples if all(one[key] == value for key, value in wanted.items())]
+    return max(found, key=lambda one: float(one["rate"]))
+
+
+def findings(samples: list[results.Sample], refused: dict[str, str]) -> list[Finding]:
+    """What was published, and what is true of it here."""
+    static = {
+        (server, kept): _best(samples, server=server, what=STATIC, kept=kept)
+        for server in (STOCK, TUNED)
+        for kept in (False, True)
+    }
+    dynamic = _best(samples, server=TUNED, what=DYNAMIC, kept=False)
+    waiting = max(one["peaks"].get("TIME_WAIT", 0) for one in samples)
+    tracked = [
+        one["peaks"]["tracked connections"]
+        for one in samples
+        if "tracked connections" in one["peaks"]
+    ]
+    most = max(one["cgroup_peak_mb"] or one["resident_mb"] for one in samples)
+    failed = sum(one["failed"] for one in samples)
+    gone = [name for name, why in refused.items() if "does not have" in why]
+    measured = ", ".join(
+        f"{number(static[TUNED, kept]['rate'])} with {'kept' if kept else 'new'} connections"
+        for kept in (False, True)
+    )
+    return [
+        Finding(
+            what="static file of 13 bytes, tuned: a second",
+            published=f"about {number(PUBLISHED)}",
+            measured=measured,
+            verdict=verdict(static[TUNED, True]["rate"] >= PUBLISHED),
+        ),
+        Finding(
+            what="the same, stock",
+            published="not known to us",
+            measured=f"{number(static[STOCK, False]['rate'])} with new connections, "
+            f"{number(static[STOCK, True]['rate'])} with kept ones",
+        ),
+        Finding(
+            what="dynamic endpoint, tuned: a second",
+            published="not known to us",
+            measured=f"{number(dynamic['rate'])} with new connections",
+        ),
+        Finding(
+            what="memory of all servers",
+            published="a machine of 256 MB",
+            measured=f"{most:.0f} MB at most",
+            verdict=verdict(most <= 256),
+        ),
+        Finding(
+            what="connections in TIME_WAIT at a time",
+            published="to be kept low by kernel settings",
+            measured=f"{number(waiting)}; {failed} requests failed",
+            verdict=verdict(failed > 0),
+        ),
+        Finding(
+            what="tracked connections at a time",
+            published="conntrack's table has to be large or off",
+            measured=number(max(tracked)) if tracked else "not counted",
+        ),
+        Finding(
+            what="kernel settings of the time",
+            published=f"{len(OLD_ADVICE)} of them",
+            measured=f"{', '.join(gone) or 'none'} no longer exists" if refused else "all exist",
+            verdict=verdict(not gone),
+        ),
+    ]
+
+
+def changes(samples: list[results.Sample]) -> list[Change]:
+    """What keyfront's line-up changes for the dynamic endpoint, against the better other one."""
+    found = []
+    for kept in (False, True):
+        rates = {
+            server: [
+                one["rate"]
+                for one in sorted(samples, key=lambda one: int(one["round"]))
+                if (one["server"], one["what"], one["kept"]) == (server, DYNAMIC, kept)
+            ]
+            for server in SERVERS
+        }
+        best = max((STOCK, TUNED), key=lambda server: statistics.median(rates[server]))
+        ours = rates[KEYFRONT]
+        found.append(
+            Change(
+                what=f"13 bytes from an application, {'kept' if kept else 'new'} connections",
+                stock=statistics.median(rates[best]),
+                stock_name=best,
+                keyfront=statistics.median(ours),
+                unit="a second",
+                pairs=[a / b for a, b in zip(ours, rates[best], strict=True)]
+                if len(ours) > 1
+                else (),
+            )
+        )
+    return found
+
+
+def _table(samples: list[results.Sample]) -> results.Table:
+    return results.Table(
+        name="points",
+        columns=[
+            *("server", "asked for", "connections", "a second", "failed", "p99 ms", "TIME_WAIT"),
+            *("tracked", "MB"),
+        ],
+        rows=[
+            [
+                one["server"],
+                one["what"],
+                f"{one['connections']} {'kept' if one['kept'] else 'new'}",
+                round(one["rate"]),
+                one["failed"],
+                one["p99_ms"],
+                one["peaks"].get("TIME_WAIT"),
+                one["peaks"].get("tracked connections"),
+                one["resident_mb"],
+            ]
+            for one in samples
+        ],
+        caption="New connections by ab, kept ones by wrk. MB is what nginx and uWSGI have "
+        "resident, with what they share counted in each.",
+    )
+
+
+def run(world: World, record: results.Record) -> Outcome:
+    """Measure."""
+    record.conditions |= {"memory_mb": MEMORY // 2**20, "connections": CONNECTIONS}
+    with isolation.settings(OLD_ADVICE) as old:
+        refused = dict(old.refused)
+    record.conditions["old_settings_refused"] = refused
+    notes = measure(world, record)
+    record.tables.append(_table(record.samples))
+    generator = max(one["generator_cores"] for one in record.samples)
+    notes += [
+        "Generator and servers share the cores of one machine; the generator took up to "
+        f"{generator:.1f} cores.",
+        "The kernel's settings are the defaults of today: what was advised then is gone, the "
+        "default, or harmful now (see docs/benchmarks.md).",
+        "uWSGI answers the dynamic endpoint; only the opening of the publication is known to us.",
+    ]
+    return Outcome(
+        findings=findings(record.samples, refused), changes=changes(record.samples), notes=notes
+    )
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="13 bytes from nginx within 256 MB, static and dynamic, stock and tuned",
+    source=SOURCE,
+    run=run,
+)

@@ -1,0 +1,197 @@
+"""The fixture ``counted``: exact counts, equal to those recorded or changed for a reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .counts import Count
+from .decision import Verdict
+from .session import name_of
+
+if TYPE_CHECKING:
+    import pytest
+
+    from .session import GateSession
+
+KIND = "counted"
+Value = int | Mapping[str, int] | None
+
+
+class Tally:
+    """How often something happened in a block; an integer when the block is over.
+
+    :ivar count: until now
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Counted:
+    """What the fixture gives; it is called once in a test."""
+
+    def __init__(self, session: GateSession, item: pytest.Item) -> None:
+        self._session = session
+        self._item = item
+        self._used = False
+        self._absent = ""
+
+    def __call__(self, *, changed: str = "", **counts: Value) -> None:
+        """Compare counts with those recorded, and fail the test at the first difference.
+
+        :param changed: why they differ from now on; empty if they do not
+        :param counts: what was counted. A mapping counts several things of a kind and their sum;
+            ``None`` is what could not be counted on this machine
+        :raises ValueError: a count is no integer from 0
+        """
+        if self._used:
+            self._session.fail("counted() was called twice in this test: count all at once")
+        self._used = True
+        values = _flat(counts)
+        absent = {key for key, value in counts.items() if value is None}
+        records = self._session.records(self._item)
+        name = name_of(self._item)
+        recorded = records.get(KIND, name)
+        found = [
+            self._count(key, Verdict.MISSING, reason=self._absent or "not on this machine")
+            for key in sorted(absent)
+        ]
+        if self._session.update:
+            kept = {
+                key: value
+                for key, value in (recorded or {}).items()
+                if key.partition(".")[0] in absent
+            }
+            records.put(KIND, name, {**kept, **values})
+            found += [self._count(key, Verdict.PASS, value) for key, value in values.items()]
+        elif recorded is None:
+            reason = "nothing is recorded: was the test renamed? else run with --gate-update"
+            found += [self._count(key, Verdict.FAIL, values[key], reason=reason) for key in values]
+            if not found:
+                found.append(self._count("counts", Verdict.FAIL, reason=reason))
+        else:
+            found += self._compared(values, recorded, absent, changed)
+        self._session.count(self._item, found)
+
+    def _compared(
+        self, values: dict[str, int], recorded: dict[str, int], absent: set[str], changed: str
+    ) -> Iterator[Count]:
+        for key in sorted(values.keys() | recorded.keys()):
+            if key.partition(".")[0] in absent:
+                continue
+            # a kind of which there was none is not written down
+            default = 0 if "." in key else None
+            value, was = values.get(key, default), recorded.get(key, default)
+            if value == was:
+                yield self._count(key, Verdict.PASS, value, was)
+            elif changed:
+                yield self._count(key, Verdict.CHANGED, value, was, reason=changed)
+            else:
+                reason = "" if None not in (value, was) else _one_sided(value)
+                yield self._count(key, Verdict.FAIL, value, was, reason=reason)
+
+    def _count(
+        self,
+        key: str,
+        verdict: Verdict,
+        value: int | None = None,
+        recorded: int | None = None,
+        reason: str = "",
+    ) -> Count:
+        return Count(
+            name=self._item.nodeid,
+            key=key,
+            verdict=verdict,
+            value=value,
+            recorded=recorded,
+            reason=reason,
+        )
+
+    def syscalls(self, step: Callable[[], object], *, calls: int = 10) -> Mapping[str, int] | None:
+        """Count the system calls of some calls, of the thread that makes them.
+
+        The test is run once more in a process of its own under strace, where ``step`` is called
+        that often to be warm, and that often again to be counted.
+
+        :returns: by name; ``None`` if strace is not installed
+        """
+        step()
+        inside = self._session.inside("syscalls", KIND, self._item)
+        self._absent = inside.absent
+        if inside.absent:
+            return None
+        found: Counter[str] | None = inside.find(self._item)
+        if found is None:
+            self._session.fail(f"the test did not come that far under strace\n{inside.said}")
+        return found
+
+    @contextmanager
+    def sql(self, engine: Any) -> Iterator[Tally]:
+        """Count the SQL statements that an engine of SQLAlchemy executes in the block."""
+        from sqlalchemy import event
+
+        tally = Tally()
+
+        def executed(*_: object) -> None:
+            tally.count += 1
+
+        event.listen(engine, "before_cursor_execute", executed)
+        try:
+            yield tally
+        finally:
+            event.remove(engine, "before_cursor_execute", executed)
+
+    @contextmanager
+    def calls(self, owner: Any, name: str) -> Iterator[Tally]:
+        """Count the calls of a method or function in the block; they go on as before."""
+        tally = Tally()
+        real = getattr(owner, name)
+        own = vars(owner).get(name) if hasattr(owner, "__dict__") else None
+
+        def counting(*arguments: Any, **named: Any) -> Any:
+            tally.count += 1
+            return real(*arguments, **named)
+
+        if isinstance(owner, type):
+            # of the instance it is called on
+            def counting_of(self: Any, *arguments: Any, **named: Any) -> Any:
+                tally.count += 1
+                return real(self, *arguments, **named)
+
+            replacement = counting if isinstance(own, staticmethod | classmethod) else counting_of
+            if isinstance(own, staticmethod | classmethod):
+                replacement = staticmethod(counting)
+        else:
+            replacement = counting
+        setattr(owner, name, replacement)
+        try:
+            yield tally
+        finally:
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
+
+def _flat(counts: Mapping[str, Value]) -> dict[str, int]:
+    """Each kind of a mapping under ``key.kind``, their sum under ``key``."""
+    found: dict[str, int] = {}
+    for key, value in counts.items():
+        if value is None:
+            continue
+        if isinstance(value, Mapping):
+            found[key] = sum(value.values())
+            found |= {f"{key}.{kind}": number for kind, number in value.items()}
+        else:
+            found[key] = value
+    for key, number in found.items():
+        if type(number) is not int or number < 0:
+            raise ValueError(f"{key} = {number}: must be an integer from 0")
+    return found
+
+
+def _one_sided(value: int | None) -> str:
+    return "it is recorded, but not counted" if value is None else "it is not recorded"

@@ -1,0 +1,159 @@
+"""Runs tests once more under strace or valgrind, all that are chosen in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from . import worker
+from .children import HERE, command, environment, tail
+from .session import address
+from .worker import callgrind
+
+if TYPE_CHECKING:
+    from .session import GateSession
+
+# Seconds; valgrind makes a program some ten times slower even where it counts nothing.
+_PATIENCE = 900
+
+
+class Inside(ABC):
+    """One such run; made when the first test asks for its result.
+
+    :ivar absent: why it cannot be made on this machine; empty if it was
+    :ivar said: the end of what pytest said in it
+    """
+
+    kind = ""
+
+    def __init__(self, session: GateSession, items: Sequence[pytest.Item]) -> None:
+        self.said = ""
+        self._found: dict[str, Any] = {}
+        self.absent = self._absent()
+        if self.absent:
+            return
+        folder = session.folder / self.kind
+        folder.mkdir()
+        nodes = [address(item) for item in items]
+        read, write = os.pipe()
+        log = folder / "said"
+        more = {worker.MODE: self.kind, worker.ANSWERS: str(write)}
+        with log.open("wb") as out, os.fdopen(read, "rb") as answers:
+            with subprocess.Popen(
+                [*self._before(folder), *command(session, HERE, nodes)],
+                env=environment(session, HERE, more),
+                cwd=session.config.rootpath,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=(write,),
+            ) as process:
+                os.close(write)
+                try:
+                    process.wait(_PATIENCE)
+                except BaseException:
+                    process.kill()
+                    raise
+            self.said = tail(log)
+            told = [json.loads(line) for line in answers.read().splitlines()]
+        self._found = self._read(folder, told)
+
+    def find(self, item: pytest.Item) -> Any:
+        """What was counted of a test; ``None`` if it did not get that far."""
+        return self._found.get(address(item))
+
+    @abstractmethod
+    def _absent(self) -> str:
+        """Why this machine cannot do it."""
+
+    @abstractmethod
+    def _before(self, folder: Path) -> list[str]:
+        """What is put before the command."""
+
+    @abstractmethod
+    def _read(self, folder: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
+        """What was counted, by address."""
+
+
+class Syscalls(Inside):
+    """System calls of the thread that makes the calls, by name."""
+
+    kind = "syscalls"
+
+    def _absent(self) -> str:
+        return "" if shutil.which("strace") else "strace is not installed: apt install strace"
+
+    def _before(self, folder: Path) -> list[str]:
+        return ["strace", "-f", "-qq", "-o", str(folder / "trace"), "--"]
+
+    def _read(self, folder: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
+        counts: dict[str, Counter[str]] = {}
+        marks = re.escape(worker.MARK).replace(r"\{\}", "(.*?)", 1).replace(r"\{\}", "(.*)")
+        mark = re.compile(rf'"{marks}"')
+        call = re.compile(r"(\d+) +([a-z0-9_]+)\(")
+        open_: tuple[str, str] | None = None
+        trace = folder / "trace"
+        if not trace.is_file():
+            return {}
+        with trace.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                found = call.match(line)
+                if found is None:
+                    continue
+                edge = mark.search(line) if "/keyfront-gate/" in line else None
+                if edge is not None and edge[1] == "begin":
+                    open_ = found[1], edge[2]
+                    counts[edge[2]] = Counter()
+                elif edge is not None:
+                    open_ = None
+                elif open_ is not None and found[1] == open_[0]:
+                    counts[open_[1]][found[2]] += 1
+        return dict(counts)
+
+
+class Instructions(Inside):
+    """Instructions per call, as callgrind counts them."""
+
+    kind = "instructions"
+
+    def _absent(self) -> str:
+        if platform.machine() != callgrind.MACHINE:
+            return f"instructions are counted on {callgrind.MACHINE} only"
+        return "" if shutil.which("valgrind") else "valgrind is not installed: apt install valgrind"
+
+    def _before(self, folder: Path) -> list[str]:
+        return [
+            "valgrind",
+            "--quiet",
+            "--tool=callgrind",
+            "--instr-atstart=no",
+            f"--callgrind-out-file={folder / 'out.%p'}",
+        ]
+
+    def _read(self, folder: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
+        totals: dict[int, int] = {}
+        for path in folder.glob("out.*"):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            trigger = re.search(r"^desc: Trigger: Client Request: (\d+)$", text, re.MULTILINE)
+            summary = re.search(r"^summary: (\d+)", text, re.MULTILINE)
+            if trigger and summary:
+                totals[int(trigger[1])] = int(summary[1])
+        return {
+            one["name"]: round(totals[one["trigger"]] / one["calls"])
+            for one in told
+            if one["trigger"] in totals
+        }
+
+
+INSIDES: dict[str, type[Inside]] = {"syscalls": Syscalls, "instructions": Instructions}

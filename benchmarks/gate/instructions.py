@@ -1,0 +1,126 @@
+"""The fixture ``instructions``: what the processor executes in a call, as callgrind counts it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import math
+import platform
+import sysconfig
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from .counts import Count
+from .decision import Verdict
+from .session import name_of
+
+if TYPE_CHECKING:
+    import pytest
+
+    from .session import GateSession
+
+KIND = "instructions"
+#: How many times the recorded count may be reached.
+LIMIT = 1.02
+CALLS = 100
+
+
+class Instructions:
+    """What the fixture gives; it is called once in a test."""
+
+    def __init__(self, session: GateSession, item: pytest.Item) -> None:
+        self._session = session
+        self._item = item
+        self._used = False
+
+    def __call__(
+        self,
+        step: Callable[[], object],
+        *,
+        limit: float = LIMIT,
+        calls: int = CALLS,
+        depends: Iterable[str] = (),
+    ) -> int | None:
+        """Compare the instructions of a call with those recorded for the same versions.
+
+        The test is run once more in a process of its own under valgrind. Counts differ by some
+        0.1 % from run to run, and by whole per cents between versions of Python, so each has a
+        record of its own; where there is none yet, that is told and fails nothing.
+
+        :param limit: how many times the recorded count may be reached, 1 to 2
+        :param calls: to count, and to call before to be warm; at least 1
+        :param depends: distributions whose versions matter as well
+        :returns: instructions per call; ``None`` where they cannot be counted
+        :raises ValueError: an argument is outside its range
+        """
+        if not (math.isfinite(limit) and 1 < limit <= 2):
+            raise ValueError(f"limit = {limit}: must be greater than 1, and 2 at most")
+        if calls < 1:
+            raise ValueError(f"calls = {calls}: must be at least 1")
+        if self._used:
+            self._session.fail("instructions() was called twice in this test: parametrize it")
+        self._used = True
+        step()
+        inside = self._session.inside(KIND, KIND, self._item)
+        if inside.absent:
+            self._tell("instructions", Verdict.MISSING, reason=inside.absent)
+            return None
+        value: int | None = inside.find(self._item)
+        if value is None:
+            self._session.fail(f"the test did not come that far under valgrind\n{inside.said}")
+        self._compare(value, key(depends), limit)
+        return value
+
+    def _compare(self, value: int, versions: str, limit: float) -> None:
+        records = self._session.records(self._item)
+        name = name_of(self._item)
+        recorded = records.get(KIND, name)
+        was = (recorded or {}).get(versions)
+        if self._session.update:
+            records.put(KIND, name, {**(recorded or {}), versions: value})
+            self._tell(versions, Verdict.PASS, value)
+        elif recorded is None:
+            reason = "nothing is recorded: was the test renamed? else run with --gate-update"
+            self._tell(versions, Verdict.FAIL, value, reason=reason)
+        elif was is None:
+            reason = "no record of these versions: --gate-update adds one"
+            self._tell(versions, Verdict.NEW, value, reason=reason)
+        elif value > was * limit:
+            reason = f"{value / was:.3f} times, limit {limit:g}"
+            self._tell(versions, Verdict.FAIL, value, was, reason)
+        else:
+            self._tell(versions, Verdict.PASS, value, was)
+
+    def _tell(
+        self,
+        versions: str,
+        verdict: Verdict,
+        value: int | None = None,
+        was: int | None = None,
+        reason: str = "",
+    ) -> None:
+        count = Count(
+            name=self._item.nodeid,
+            key=versions,
+            verdict=verdict,
+            value=value,
+            recorded=was,
+            reason=reason,
+        )
+        self._session.count(self._item, [count])
+
+
+def key(depends: Iterable[str] = ()) -> str:
+    """What a count of instructions depends on beside the code: interpreter, C library, versions.
+
+    :raises importlib.metadata.PackageNotFoundError: one of ``depends`` is not installed
+    """
+    built = f"{platform.python_compiler()} {sysconfig.get_config_var('CONFIG_ARGS')}"
+    parts = [
+        f"{platform.python_implementation()} {platform.python_version()}",
+        f"built {hashlib.sha256(built.encode()).hexdigest()[:8]}",
+        platform.machine(),
+        " ".join(platform.libc_ver()).strip() or "unknown C library",
+        *(f"{name} {importlib.metadata.version(name)}" for name in sorted(depends)),
+    ]
+    return ", ".join(parts)

@@ -1,0 +1,125 @@
+"""What is known of a median: an interval that needs no assumption on the noise, and exact chances.
+
+Standard library only: the two distributions that are needed are sums of binomial terms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+
+class Interval(NamedTuple):
+    """A median and what it lies between; infinite where there are too few values to say."""
+
+    low: float
+    median: float
+    high: float
+
+
+# Chances below that are left out of sums.
+_LEAST = 1e-18
+
+
+def _exactly(n: int, k: int, p: float) -> float:
+    """The chance of ``k`` of ``n`` trials that succeed with chance ``p``, 0 < p < 1."""
+    ways = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return math.exp(ways + k * math.log(p) + (n - k) * math.log1p(-p))
+
+
+def _at_most(n: int, k: int, p: float) -> float:
+    """The chance of at most ``k`` of ``n`` trials that succeed with chance ``p``."""
+    if k < 0:
+        return 0.0
+    if k >= n or p <= 0.0:
+        return 1.0
+    if p >= 1.0:
+        return 0.0
+    return min(sum(_exactly(n, i, p) for i in range(k + 1)), 1.0)
+
+
+@cache
+def sign_rank(n: int, tail: float) -> int:
+    """The highest rank whose value exceeds the true median by a chance of at most ``tail``.
+
+    Ranks count from 1; 0 if even the lowest of ``n`` values does so more often. This is the sign
+    test: the value of rank r exceeds the median only if fewer than r values do not.
+    """
+    low, high = 0, n // 2
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _at_most(n, middle - 1, 0.5) <= tail:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@cache
+def bootstrap_rank(n: int, tail: float) -> int:
+    """The rank at which the bootstrap's distribution of the median reaches ``tail``.
+
+    In closed form, without drawing: the median of ``n`` draws (odd) is at most the value of rank r
+    if more than half of them are, and each is with chance r / n.
+    """
+    low, high = 1, n // 2 + 1
+    while low < high:
+        middle = (low + high) // 2
+        if 1.0 - _at_most(n, n // 2, middle / n) >= tail:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@cache
+def rank(n: int, tail: float) -> int:
+    """The rank of an interval's lower end: the bootstrap's, or the sign test's if that is lower."""
+    return min(sign_rank(n, tail), bootstrap_rank(n, tail))
+
+
+def interval(values: Sequence[float], tail: float) -> Interval:
+    """The median of some values, and the interval that misses the true one by 2 * ``tail``.
+
+    :param values: at least one, independent of each other
+    :param tail: the chance of a miss on each side, 0 < tail < 0.5
+    """
+    ordered = sorted(values)
+    n = len(ordered)
+    middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    place = rank(n, tail)
+    if place == 0:
+        return Interval(-math.inf, middle, math.inf)
+    return Interval(ordered[place - 1], middle, ordered[n - place])
+
+
+def false_failure_chance(looks: Sequence[int], tail: float, above: float = 0.5) -> float:
+    """The chance that a median *at* a limit is called above it at any of several looks. Exact.
+
+    At each look of n values it is called so if the value of ``rank(n, tail)`` is above the limit.
+    That depends only on how many are, which is a random walk; so the chance is a sum, not an
+    estimate. A median below the limit is called above it less often.
+
+    :param looks: numbers of values at which one looks, ascending
+    :param above: the chance of one value to be above the limit: 0.5 at the limit itself
+    """
+    # chance of each number of values above the limit, of runs that were not called yet
+    walk = {0: 1.0}
+    called, before = 0.0, 0
+    for n in looks:
+        step = n - before
+        before = n
+        more = [
+            (i, chance) for i in range(step + 1) if (chance := _exactly(step, i, above)) > _LEAST
+        ]
+        after: dict[int, float] = {}
+        for count, chance in walk.items():
+            for i, part in more:
+                after[count + i] = after.get(count + i, 0.0) + chance * part
+        place = rank(n, tail)
+        edge = n - place + 1 if place else n + 1
+        called += sum(chance for count, chance in after.items() if count >= edge)
+        walk = {count: one for count, one in after.items() if count < edge and one > _LEAST}
+    return called

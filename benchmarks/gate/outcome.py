@@ -1,0 +1,120 @@
+"""What one gate found: a line for the terminal, a text for a failure, an object for a file."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from .decision import TAIL, Verdict
+from .interval import Interval
+from .sampling import Samples
+
+NANO = 1e9
+UNKNOWN = Interval(-math.inf, 0.0, math.inf)
+
+
+@dataclass
+class Outcome:
+    """The result of ``paired``.
+
+    :ivar name: the test's node id
+    :ivar limit: of the ratio
+    :ivar interval: of the ratio's logarithm; of no meaning without samples
+    :ivar samples: all pairs; ``None`` if nothing was timed
+    :ivar seconds: how long it took
+    :ivar against: what the baseline was
+    :ivar reason: why it is no plain PASS or FAIL; empty otherwise
+    :ivar title: what the test says of itself, its first line
+    :ivar rounds: verdicts of further pairs of processes, the first included
+    """
+
+    name: str
+    verdict: Verdict
+    limit: float
+    interval: Interval = UNKNOWN
+    samples: Samples | None = None
+    seconds: float = 0.0
+    against: str = "in the same process"
+    reason: str = ""
+    rounds: list[str] = field(default_factory=list)
+    title: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """How many times the baseline's time the candidate takes: the median of the blocks."""
+        return math.exp(self.interval.median)
+
+    @property
+    def low(self) -> float:
+        """The interval's lower end, as a ratio."""
+        return math.exp(self.interval.low)
+
+    @property
+    def high(self) -> float:
+        """The interval's upper end, as a ratio."""
+        return math.exp(self.interval.high)
+
+    def line(self) -> str:
+        """One line for the terminal's summary."""
+        if self.samples is None:
+            return f"{self.verdict:<13}{self.name}: {self.reason}"
+        more = f" ({self.reason})" if self.reason else ""
+        return (
+            f"{self.verdict:<13}{self.ratio:>8.3f} [{self.low:.3f}, {self.high:.3f}] "
+            f"limit {self.limit:.4g}, {len(self.samples.pairs)} pairs, {self.seconds:.1f} s  "
+            f"{self.name}{more}"
+        )
+
+    def failure(self) -> str:
+        """What a failed test says."""
+        if self.samples is None:
+            return self.reason
+        candidate, baseline = (statistics.median(self.samples.seconds(side)) for side in (0, 1))
+        rounds = f"\npairs of processes: {', '.join(self.rounds)}" if self.rounds else ""
+        more = f"\n{self.reason}" if self.reason else ""
+        return (
+            f"{self.verdict}: the candidate takes {self.ratio:.3f} times the baseline's time, "
+            f"limit {self.limit:.4g}\n"
+            f"interval {self.low:.3f} to {self.high:.3f} ({1 - 2 * TAIL:.1%}), "
+            f"{len(self.samples.pairs)} pairs, batches of {self.samples.calls[0]} and "
+            f"{self.samples.calls[1]} calls, seed {self.samples.seed}\n"
+            f"candidate {_time(candidate)}, baseline {_time(baseline)} per call (medians), "
+            f"baseline {self.against}{rounds}{more}"
+        )
+
+    def described(self, *, pairs: bool = True) -> dict[str, Any]:
+        """For a file, with the raw pairs or without; no number where there is none."""
+        found: dict[str, Any] = {
+            "name": self.name,
+            "title": self.title,
+            "verdict": str(self.verdict),
+            "limit": self.limit,
+            "against": self.against,
+            "reason": self.reason,
+            "rounds": self.rounds,
+            "seconds": round(self.seconds, 3),
+        }
+        if self.samples is None:
+            return found
+        found |= {
+            "ratio": self.ratio,
+            "low": self.low if math.isfinite(self.interval.low) else None,
+            "high": self.high if math.isfinite(self.interval.high) else None,
+            "confidence": 1 - 2 * TAIL,
+            "calls": list(self.samples.calls),
+            "seed": self.samples.seed,
+            "candidate_seconds": statistics.median(self.samples.seconds(0)),
+            "baseline_seconds": statistics.median(self.samples.seconds(1)),
+        }
+        if pairs:
+            found["pairs_ns"] = [list(pair) for pair in self.samples.pairs]
+        return found
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * NANO:.3g} ns"

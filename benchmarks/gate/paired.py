@@ -1,0 +1,140 @@
+"""The fixture ``paired``: a candidate against its baseline, judged by a limit on their ratio."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .decision import LEAST_SECONDS, LIMIT, MOST_SECONDS, Verdict, decide, judge
+from .interval import Interval
+from .outcome import Outcome
+from .sampling import Here, Side, blocks, calibrated
+from .worker import clock
+
+if TYPE_CHECKING:
+    import pytest
+
+    from .session import GateSession
+
+Step = Callable[[], object]
+
+# Seconds that the control takes.
+CONTROL_SECONDS = 0.5
+
+
+class Paired:
+    """What the fixture gives; it is called once in a test.
+
+    :param session: keeps what is found
+    """
+
+    def __init__(self, session: GateSession, item: pytest.Item) -> None:
+        self._session = session
+        self._item = item
+        self._used = False
+
+    def __call__(
+        self,
+        candidate: Step,
+        baseline: Step | None = None,
+        *,
+        limit: float = LIMIT,
+        seconds: float = MOST_SECONDS,
+        new: str = "",
+    ) -> Outcome:
+        """Compare the times of two callables, and fail the test if the candidate is too slow.
+
+        :param baseline: another implementation; with ``--gate-baseline`` it is not asked for,
+            there the candidate is compared with itself in that release
+        :param limit: how many times the baseline's time the candidate may take, greater than 0;
+            0.2 says that it has to be five times as fast. Against a release it is always 1.03, or
+            what ``--gate-limit`` says
+        :param seconds: after which it is inconclusive, greater than 0
+        :param new: why a release need not know what is measured; empty if it has to
+        :raises ValueError: an argument is outside its range
+        """
+        if self._used:
+            self._session.fail("paired() was called twice in this test: parametrize it instead")
+        self._used = True
+        _check("limit", limit)
+        _check("seconds", seconds)
+        seconds = min(seconds, self._session.most_seconds)
+        if self._session.untimed:
+            outcome = self._untimed(candidate, baseline, limit)
+        elif self._session.release is not None:
+            from .against import compare
+
+            outcome = compare(self._session, self._item, seconds=seconds, new=new)
+        elif baseline is None:
+            self._session.fail(
+                f"{self._item.nodeid}: no baseline: give paired() another implementation, or run "
+                "with --gate-baseline and a release"
+            )
+        else:
+            outcome = self._measured(candidate, baseline, limit, seconds)
+        return self._session.conclude(self._item, outcome)
+
+    def _measured(self, candidate: Step, baseline: Step, limit: float, most: float) -> Outcome:
+        self._session.control_with(
+            lambda: control(Here(baseline), Here(baseline), self._session.seed)
+        )
+        name = self._item.nodeid
+        return measure(name, Here(candidate), Here(baseline), limit, most, self._session.seed)
+
+    def _untimed(self, candidate: Step, baseline: Step | None, limit: float) -> Outcome:
+        candidate()
+        if baseline is not None:
+            baseline()
+        return Outcome(self._item.nodeid, Verdict.OFF, limit, reason=self._session.untimed)
+
+
+def _check(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} = {value}: must be greater than 0")
+
+
+def measure(
+    name: str, candidate: Side, baseline: Side, limit: float, most_seconds: float, seed: int
+) -> Outcome:
+    """Time two sides until there is a verdict or no more time.
+
+    :param seed: of the order, made the gate's own by its name
+    """
+    start = time.monotonic()
+    with clock.undisturbed():
+        samples = calibrated(candidate, baseline, seed ^ random.Random(name).getrandbits(31))
+        verdict, found = decide(
+            blocks(candidate, baseline, samples),
+            limit=limit,
+            most_seconds=most_seconds,
+            least_seconds=min(LEAST_SECONDS, most_seconds / 2),
+        )
+    reason = "the time was over" if verdict is Verdict.INCONCLUSIVE else ""
+    spent = time.monotonic() - start
+    return Outcome(name, verdict, limit, found, samples, spent, reason=reason)
+
+
+def control(first: Side, second: Side, seed: int) -> Outcome:
+    """Compare two sides that are the same: what is found beyond 1 is the machine's, not theirs.
+
+    Its limit is half of what :data:`LIMIT` leaves; FAIL says that the interval lies beyond it, on
+    either side, so that this machine cannot be trusted now.
+    """
+    start = time.monotonic()
+    with clock.undisturbed():
+        samples = calibrated(first, second, seed)
+        _, found = decide(
+            blocks(first, second, samples),
+            limit=LIMIT,
+            most_seconds=CONTROL_SECONDS,
+            least_seconds=CONTROL_SECONDS,
+        )
+    half = math.sqrt(LIMIT)
+    mirrored = Interval(-found.high, -found.median, -found.low)
+    off = Verdict.FAIL in (judge(found, half), judge(mirrored, half))
+    verdict = Verdict.FAIL if off else Verdict.PASS
+    spent = time.monotonic() - start
+    return Outcome("control (A/A)", verdict, half, found, samples, spent, against="itself")

@@ -1,0 +1,101 @@
+"""The counts that are recorded beside a test file, ``test_x.py``'s in ``test_x.gate.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from keyfront.errors import BenchmarkError
+
+SCHEMA = "keyfront-gate-records/1"
+KINDS = ("counted", "instructions")
+
+
+class Records:
+    """What one file holds: integers by kind, test, and a key.
+
+    The key of ``counted`` says what was counted, that of ``instructions`` with which versions.
+    """
+
+    def __init__(self, path: Path, content: dict[str, dict[str, dict[str, int]]]) -> None:
+        self.path = path
+        self._content = content
+        self._changed = False
+
+    @classmethod
+    def read(cls, path: Path) -> Records:
+        """Read a file; one that is not there holds nothing.
+
+        :raises BenchmarkError: it cannot be read or is no such record
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return cls(path, {kind: {} for kind in KINDS})
+        except OSError as error:
+            raise BenchmarkError(f"{path}: cannot be read: {error.strerror}") from None
+        except json.JSONDecodeError as error:
+            raise BenchmarkError(f"{path}:{error.lineno}: is no JSON: {error.msg}") from None
+        except ValueError as error:
+            raise BenchmarkError(f"{path}: is no JSON: {error}") from None
+        if not _is_record(content):
+            raise BenchmarkError(f"{path}: is no record of counts of the schema {SCHEMA}")
+        return cls(path, {kind: content[kind] for kind in KINDS})
+
+    def get(self, kind: str, name: str) -> dict[str, int] | None:
+        """What is recorded of a test; ``None`` if nothing is."""
+        return self._content[kind].get(name)
+
+    def put(self, kind: str, name: str, values: dict[str, int]) -> None:
+        """Record a test's counts, instead of what was recorded."""
+        if self._content[kind].get(name) != values:
+            self._content[kind][name] = dict(values)
+            self._changed = True
+
+    def names(self) -> set[str]:
+        """The tests something is recorded of."""
+        return {name for kind in KINDS for name in self._content[kind]}
+
+    def remove(self, names: list[str]) -> None:
+        """Forget tests."""
+        for kind in KINDS:
+            for name in names:
+                self._changed |= self._content[kind].pop(name, None) is not None
+
+    def write(self) -> bool:
+        """Write the file, whole or not at all, if anything changed; returns whether it did.
+
+        :raises BenchmarkError: it cannot be written
+        """
+        if not self._changed:
+            return False
+        text = json.dumps({"schema": SCHEMA, **self._content}, indent=1, sort_keys=True) + "\n"
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=".gate-")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(descriptor, 0o644)
+                file.write(text)
+            os.replace(temporary, self.path)
+        except OSError as error:
+            raise BenchmarkError(f"{self.path}: cannot be written: {error.strerror}") from None
+        self._changed = False
+        return True
+
+
+def _is_record(content: Any) -> bool:
+    return (
+        isinstance(content, dict)
+        and content.get("schema") == SCHEMA
+        and all(
+            isinstance(content.get(kind), dict)
+            and all(
+                isinstance(values, dict)
+                and all(type(value) is int and value >= 0 for value in values.values())
+                for values in content[kind].values()
+            )
+            for kind in KINDS
+        )
+    )

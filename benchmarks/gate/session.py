@@ -1,0 +1,259 @@
+"""One run of pytest with gates: what was asked for, what was found, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+from keyfront.errors import BenchmarkError
+
+from . import entries
+from .counts import Count
+from .decision import LIMIT, Verdict
+from .outcome import Outcome
+from .records import Records
+
+if TYPE_CHECKING:
+    from .inside import Inside
+    from .release import Release
+
+SCHEMA = "keyfront-gate/1"
+_WORSE = (Verdict.INCONCLUSIVE, Verdict.MISSING)
+
+
+class GateSession:
+    """Made when the first test asks for a gate, or an option of it is given.
+
+    :ivar release: what ``--gate-baseline`` names; ``None`` if it was not given
+    :ivar limit: of a ratio to the release
+    :ivar most_seconds: that a decision may take; infinite for what each test says
+    :ivar seed: of the order of pairs
+    :ivar untimed: why no times are compared; empty if they are
+    :ivar update: whether counts are recorded instead of compared
+    :raises pytest.UsageError: an option is outside its range
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.limit = _number(config, "gate_limit", LIMIT, 1.005, 100.0)
+        self.most_seconds = _number(config, "gate_seconds", math.inf, 0.1, 3600)
+        self.seed = int(_number(config, "gate_seed", random.getrandbits(31), 0, 2**31 - 1))
+        self.strict: bool = config.getoption("gate_strict")
+        self.update: bool = config.getoption("gate_update")
+        self.untimed = _untimed(config)
+        self.outcomes: list[Outcome] = []
+        self.counts: list[Count] = []
+        self.control: Outcome | None = None
+        self._notes: list[str] = []
+        self._errors: list[str] = []
+        self._all: list[pytest.Item] = []
+        self._chosen: list[pytest.Item] = []
+        self._records: dict[Path, Records] = {}
+        self._insides: dict[str, Inside] = {}
+        self._folder: Path | None = None
+        json_file = config.getoption("gate_json")
+        self._json = Path(json_file) if json_file else None
+        if self._json is not None and not self._json.parent.is_dir():
+            raise pytest.UsageError(f"--gate-json = {json_file}: its folder must exist")
+        self.release: Release | None = None
+        if config.getoption("gate_baseline"):
+            from .release import Release
+
+            self.release = Release(config.getoption("gate_baseline"), config.rootpath)
+
+    def collected(self, everything: list[pytest.Item], chosen: list[pytest.Item]) -> None:
+        """Take note of the tests there are, and of those that will run."""
+        self._all, self._chosen = everything, chosen
+
+    @property
+    def folder(self) -> Path:
+        """A temporary folder of this run, of this user only."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="gate-"))
+        return self._folder
+
+    def control_with(self, measure: Callable[[], Outcome]) -> None:
+        """Have the machine compare something with itself, unless it has already."""
+        if self.control is None:
+            self.control = measure()
+
+    def records(self, item: pytest.Item) -> Records:
+        """What is recorded beside a test's file; fails the test if the file is no such record."""
+        path = item.path.with_suffix(".gate.json")
+        if path not in self._records:
+            try:
+                self._records[path] = Records.read(path)
+            except BenchmarkError as error:
+                self.fail(error.message)
+        return self._records[path]
+
+    def inside(self, kind: str, fixture: str, item: pytest.Item) -> Inside:
+        """The run of all chosen tests of a fixture under strace or valgrind; once per kind."""
+        from .inside import INSIDES
+
+        if kind not in self._insides:
+            chosen = [one for one in self._chosen if fixture in getattr(one, "fixturenames", ())]
+            self._insides[kind] = INSIDES[kind](self, chosen or [item])
+        return self._insides[kind]
+
+    def conclude(self, item: pytest.Item, outcome: Outcome) -> Outcome:
+        """Keep what ``paired`` found; fails the test if it has to.
+
+        :raises pytest.fail.Exception: the verdict is FAIL, or with ``--gate-strict`` INCONCLUSIVE
+        """
+        off = self.control is not None and self.control.verdict is Verdict.FAIL
+        if off and outcome.verdict is Verdict.FAIL:
+            outcome.verdict = Verdict.INCONCLUSIVE
+            outcome.reason = "it failed, but so did the control: this machine is too noisy now"
+        outcome.title = _first_line(getattr(getattr(item, "obj", None), "__doc__", None))
+        self.outcomes.append(outcome)
+        item.user_properties.append(("gate", outcome.line()))
+        entries.add(self.config, item, outcome)
+        if outcome.verdict is Verdict.FAIL or (self.strict and outcome.verdict in _WORSE):
+            self.fail(outcome.failure())
+        return outcome
+
+    def count(self, item: pytest.Item, counts: Sequence[Count]) -> None:
+        """Keep what ``counted`` or ``instructions`` found; fails the test if it has to."""
+        self.counts += counts
+        item.user_properties += [("gate", count.line()) for count in counts]
+        bad = (Verdict.FAIL, *(_WORSE if self.strict else ()))
+        wrong = [count.line() for count in counts if count.verdict in bad]
+        if wrong:
+            self.fail("\n".join(wrong))
+
+    def fail(self, text: str) -> NoReturn:
+        """End the test as failed, with this text and no traceback."""
+        raise pytest.fail.Exception(text, pytrace=False) from None
+
+    def finish(self) -> bool:
+        """Write records and the file; returns whether nothing was wrong that no test showed."""
+        try:
+            self._errors += self._unused()
+            if self.update:
+                for records in self._records.values():
+                    if records.write():
+                        self._notes.append(f"recorded in {self._shown(records.path)}")
+            if self._json is not None:
+                text = json.dumps(self.described(), indent=1, allow_nan=False)
+                self._json.write_text(text + "\n", encoding="utf-8")
+        except BenchmarkError as error:
+            self._errors.append(error.message)
+        except OSError as error:
+            self._errors.append(f"--gate-json = {self._json}: {error.strerror}")
+        return not self._errors
+
+    def _unused(self) -> list[str]:
+        """Records of tests that are not there any more, where the whole file was collected."""
+        # a test named by its id collects that one only
+        if any("::" in argument for argument in self.config.args) or not self._all:
+            return []
+        present: dict[Path, set[str]] = {}
+        for item in self._all:
+            present.setdefault(item.path.with_suffix(".gate.json"), set()).add(name_of(item))
+        found = []
+        for path in present:
+            if path not in self._records and not path.is_file():
+                continue
+            records = self._records.setdefault(path, Records.read(path))
+            gone = sorted(records.names() - present[path])
+            if self.update:
+                records.remove(gone)
+            else:
+                found += [
+                    f"{self._shown(path)}: there is no test {name} any more: if it was renamed or "
+                    "removed on purpose, run with --gate-update"
+                    for name in gone
+                ]
+        return found
+
+    def _shown(self, path: Path) -> str:
+        root = self.config.rootpath
+        return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+    def described(self) -> dict[str, object]:
+        """All that was found, for a file."""
+        return {
+            "schema": SCHEMA,
+            "seed": self.seed,
+            "baseline": self.release.name if self.release else None,
+            "control": self.control.described() if self.control else None,
+            "gates": [outcome.described() for outcome in self.outcomes],
+            "counts": [count.described() for count in self.counts],
+        }
+
+    def lines(self) -> list[str]:
+        """For the terminal's summary."""
+        found = [outcome.line() for outcome in _worst_first(self.outcomes)]
+        if self.control is not None:
+            found.append(self.control.line().replace("PASS", "    ", 1))
+            if self.control.verdict is Verdict.FAIL:
+                found.append("the control is off: this machine is too noisy to fail a gate now")
+        found += [count.line() for count in self.counts if count.verdict is not Verdict.PASS]
+        same = sum(count.verdict is Verdict.PASS for count in self.counts)
+        if same:
+            found.append(f"{same} counts as recorded")
+        unclear = sum(outcome.verdict in _WORSE for outcome in self.outcomes)
+        if unclear:
+            found.append(
+                f"WARNING: {unclear} inconclusive: run them again on a quieter machine, or give "
+                "them more seconds; --gate-strict makes that a failure"
+            )
+        return [*found, *self._notes, *(f"ERROR {line}" for line in self._errors)]
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _first_line(text: str | None) -> str:
+    return text.strip().partition("\n")[0] if text else ""
+
+
+def address(item: pytest.Item) -> str:
+    """What another pytest finds a test by, wherever it takes its root to be."""
+    return f"{item.path}::{name_of(item)}"
+
+
+def name_of(item: pytest.Item) -> str:
+    """A test's name within its file, by which counts are recorded."""
+    return item.nodeid.partition("::")[2]
+
+
+def _worst_first(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    order = [Verdict.FAIL, Verdict.INCONCLUSIVE]
+    return sorted(
+        outcomes,
+        key=lambda one: order.index(one.verdict) if one.verdict in order else len(order),
+    )
+
+
+def _number(config: pytest.Config, name: str, default: float, least: float, most: float) -> float:
+    text = config.getoption(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        option = "--" + name.replace("_", "-")
+        raise pytest.UsageError(f"{option} = {text}: must be {least:g} to {most:.10g}")
+    return value
+
+
+def _untimed(config: pytest.Config) -> str:
+    if config.getoption("gate_disable"):
+        return "--gate-disable was given"
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") != "no":
+        return "beside other processes of xdist times mean nothing"
+    return ""

@@ -1,0 +1,74 @@
+"""Talks to callgrind from within: counting starts and stops at a call, not at the program.
+
+A client request is a sequence of instructions that does nothing on a processor and that valgrind
+recognises (``valgrind.h``). It is put into memory as it is, so that neither a compiler nor a
+compiled extension is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import itertools
+import mmap
+import platform
+from collections.abc import Callable
+from itertools import repeat
+
+MACHINE = "x86_64"
+# mov rax, rdi; xor edx, edx; rol rdi by 3, 13, 61, 51; xchg rbx, rbx; mov rax, rdx; ret
+_CODE = bytes.fromhex("4889f8 31d2 48c1c703 48c1c70d 48c1c73d 48c1c733 4887db 4889d0 c3")
+_RUNNING_ON_VALGRIND = 0x1001
+_CALLGRIND = ord("C") << 24 | ord("T") << 16
+_ZERO, _DUMP_AT, _START, _STOP = (_CALLGRIND + number for number in (1, 3, 4, 5))
+_numbers = itertools.count(1)
+
+
+@functools.cache
+def _request() -> Callable[[int], int]:
+    """The function that makes a request of the address of its six words."""
+    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    memory.write(_CODE)
+    # keeps the memory alive as long as the function
+    start = ctypes.c_char.from_buffer(memory)
+    function = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(ctypes.addressof(start))
+    function.memory = start  # type: ignore[attr-defined]
+    return function
+
+
+def _ask(code: int, argument: int = 0) -> int:
+    words = (ctypes.c_uint64 * 6)(code, argument)
+    return _request()(ctypes.addressof(words))
+
+
+def running() -> bool:
+    """Whether this process runs under valgrind."""
+    return platform.machine() == MACHINE and bool(_ask(_RUNNING_ON_VALGRIND))
+
+
+def measure(step: Callable[[], object], calls: int) -> int:
+    """Have callgrind count the instructions of so many calls; returns the number of its dump.
+
+    :raises RuntimeError: this process does not run under valgrind
+    """
+    if not running():
+        raise RuntimeError("not under valgrind")
+    number = next(_numbers)
+    name = ctypes.create_string_buffer(str(number).encode())
+    # so many again before: the interpreter adapts its code to what it sees
+    for _ in repeat(None, calls):
+        step()
+    gc.collect()
+    gc.disable()
+    try:
+        rounds = repeat(None, calls)
+        _ask(_START)
+        _ask(_ZERO)
+        for _ in rounds:
+            step()
+        _ask(_DUMP_AT, ctypes.addressof(name))
+        _ask(_STOP)
+    finally:
+        gc.enable()
+    return number

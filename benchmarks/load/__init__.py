@@ -1,0 +1,1 @@
+"""Load on HTTP servers: generators, sweeps over connections, replays of access logs."""

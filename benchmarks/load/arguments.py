@@ -1,0 +1,115 @@
+"""Arguments that several actions of ``keyfront bench`` have, and how they are read."""
+
+from __future__ import annotations
+
+import re
+import signal
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from keyfront.errors import OptionError
+
+from .. import results
+from .keystone import Keystone
+
+
+def add_results(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=results.FOLDER,
+        metavar="DIR",
+        help="folder of results (default: %(default)s)",
+    )
+
+
+def add_state(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="state folder of keyfront serve with the Keystone to measure, made if it is not there "
+        "(default: one that is made and deleted again, which takes some ten seconds)",
+    )
+
+
+def whole(option: str, text: str, low: int, high: int) -> int:
+    """A whole number.
+
+    :raises OptionError: it is none, or not within ``low`` and ``high``
+    """
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise OptionError(option, text, f"a whole number, {low} to {high}")
+    return int(text)
+
+
+def decimal(option: str, text: str, low: float, high: float) -> float:
+    """A number.
+
+    :raises OptionError: it is none, or not within ``low`` and ``high``
+    """
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not low <= float(text) <= high:
+        raise OptionError(option, text, f"a number, {low:g} to {high:g}")
+    return float(text)
+
+
+def points(option: str, text: str, high: int) -> list[int]:
+    """Ascending whole numbers: ``10,50,100`` or ranges with a step, ``10-100/10``.
+
+    :raises OptionError: it is not of that form, or beyond 1 and ``high``
+    """
+    found: set[int] = set()
+    allowed = f"numbers from 1 to {high}, such as 10,50,100-1000/100"
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6})/([0-9]{1,6}))?", part.strip())
+        if not match or (match[3] and int(match[3]) == 0):
+            raise OptionError(option, text, allowed)
+        first = int(match[1])
+        found |= set(range(first, int(match[2]) + 1, int(match[3])) if match[2] else [first])
+    if not found or min(found) < 1 or max(found) > high:
+        raise OptionError(option, text, allowed)
+    return sorted(found)
+
+
+def choices(option: str, given: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """What was chosen, by options that are repeated or lists with commas; all without any.
+
+    :raises OptionError: a name is not known
+    """
+    if not given:
+        return list(known)
+    names = [name.strip() for text in given for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise OptionError(option, name, f"one of {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+@contextmanager
+def keystone(arguments: Namespace, say: Callable[[str], None]) -> Iterator[Keystone]:
+    """The Keystone of ``--state``, or one for the block alone.
+
+    :raises StateError: the folder is in use or not ours to use
+    """
+    with ExitStack() as stack:
+        path = arguments.state
+        if path is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="keyfront-bench-"))
+            path = Path(folder, "state")
+        found = Keystone(path)
+        stack.enter_context(found.state.locked())
+        found.make(say)
+        yield found
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Take SIGTERM as Ctrl-C, so that nothing is left running or lying about."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

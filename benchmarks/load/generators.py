@@ -1,0 +1,331 @@
+"""The load generators: programs of the system, each told what to do and read in its own words.
+
+``wrk``
+    a closed loop in one thread of C, up to thousands of kept connections; reconnects where the
+    server says that it closes. Its latencies mix refusals with answers, so they are left out where
+    there are any.
+``ab``
+    a closed loop by HTTP/1.0, a connection for each request: what fits servers that close without
+    saying so. Takes headers by its arguments only, which every user of the machine can read.
+``siege``
+    a closed loop with a thread for each connection, the published test's; it tells no percentiles,
+    and stops on whole seconds. Trouble beyond 1000 connections is known.
+``h2load``
+    a closed loop that tells each request apart, but never reconnects: for servers that keep
+    connections for ever. Takes headers by its arguments only.
+``constant``
+    an open loop: our own, :mod:`.sender`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from keyfront.errors import OptionError, ServerError
+from keyfront.gateway.serve import machine
+
+from . import processes, sender, wrk
+from .outcome import CLOSED, OPEN, Outcome, Request, percentile
+from .processes import Process
+
+PATIENCE = 30
+"""Seconds until an answer that does not come has failed."""
+
+_PACKAGES = {"wrk": "wrk", "ab": "apache2-utils", "siege": "siege", "h2load": "nghttp2-client"}
+CONSTANT = "constant"
+GENERATORS = (*_PACKAGES, CONSTANT)
+# More than any run sends.
+_ENDLESS = 100_000_000
+
+_SIEGE = """\
+limit = {connections}
+failures = {endless}
+parser = false
+connection = close
+protocol = HTTP/1.1
+timeout = {patience}
+json_output = true
+logging = false
+verbose = false
+color = off
+benchmark = true
+{headers}
+"""
+
+
+def check(name: str) -> None:
+    """Find out that a generator is there.
+
+    :raises OptionError: there is none of this name
+    :raises MissingPartError: it is not installed; names the Debian package
+    """
+    if name not in GENERATORS:
+        raise OptionError("--generator", name, f"one of {', '.join(GENERATORS)}")
+    if name != CONSTANT:
+        _program(name)
+
+
+def _program(name: str) -> str:
+    return machine.system_program((name,), _PACKAGES[name])
+
+
+def closed(
+    name: str,
+    request: Request,
+    *,
+    connections: int,
+    seconds: int,
+    cores: Collection[int] | None = None,
+) -> Outcome:
+    """Keep ``connections`` requests under way for ``seconds``.
+
+    :param name: one of :data:`GENERATORS` but ``constant``
+    :raises MissingPartError: the generator is not installed
+    :raises ServerError: it failed, so nothing was measured
+    """
+    return _CLOSED[name](request, connections, seconds, cores)
+
+
+def constant(
+    request: Request,
+    *,
+    rate: float,
+    seconds: float,
+    cores: Collection[int] | None = None,
+    patience: float = PATIENCE,
+) -> Outcome:
+    """Send ``rate`` requests per second at even distances for ``seconds``, whatever happens.
+
+    :raises ServerError: the sender failed
+    """
+    parts = urlsplit(request.url)
+    schedule = ((number / rate, 0) for number in range(int(rate * seconds)))
+    job = sender.job(
+        (parts.hostname or "", parts.port or 80),
+        [wire("GET", request.url, request.headers)],
+        schedule,
+        start=time.monotonic() + 0.5,
+        patience=patience,
+    )
+    return sent(sending(job, CONSTANT, cores), seconds + 2 * patience)
+
+
+def wire(method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
+    """A request as it is sent."""
+    parts = urlsplit(url)
+    target = parts.path + (f"?{parts.query}" if parts.query else "")
+    lines = [f"{method} {target or '/'} HTTP/1.1", f"Host: {parts.netloc}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if body:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def sending(job: bytes, name: str, cores: Collection[int] | None) -> Process:
+    """Start a sender on a job."""
+    command = [sys.executable, "-m", "keyfront.benchmarks.load.sender"]
+    return Process(name, command, cores=cores, stdin=job)
+
+
+def sent(process: Process, seconds: float) -> Outcome:
+    """What a sender found.
+
+    :param seconds: for which to wait at most
+    :raises ServerError: it failed or hangs
+    """
+    out, _, _ = processes.finished(process, seconds)
+    return parse_sent(json.loads(out))
+
+
+def parse_sent(found: dict[str, Any]) -> Outcome:
+    """Read what a sender printed."""
+    return Outcome(
+        generator=CONSTANT,
+        loop=OPEN,
+        good=found["good"],
+        failures=Counter(found["failures"]),
+        seconds=found["seconds"],
+        latencies=Counter(dict(found["latencies"])),
+        generator_cpu=found["cpu"],
+        late=percentile(dict(found["late"]), 0.99),
+    )
+
+
+def _wrk(
+    request: Request, connections: int, seconds: int, cores: Collection[int] | None
+) -> Outcome:
+    load = wrk.run(
+        request.url, request.headers, seconds=seconds, connections=connections, cores=cores
+    )
+    return Outcome(
+        generator="wrk",
+        loop=CLOSED,
+        good=load.requests,
+        failures=load.failures,
+        seconds=load.seconds,
+        latencies=None if load.failures["status"] else load.latencies,
+        generator_cpu=load.generator_cpu,
+    )
+
+
+def _headers(request: Request) -> list[str]:
+    return [part for name, value in request.headers.items() for part in ("-H", f"{name}: {value}")]
+
+
+def _ab(request: Request, connections: int, seconds: int, cores: Collection[int] | None) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="keyfront-ab-") as folder:
+        table = Path(folder, "percentiles.csv")
+        command = [_program("ab"), "-q", "-r", "-l", "-s", str(PATIENCE), "-e", str(table)]
+        command += ["-c", str(connections), "-t", str(seconds), "-n", str(_ENDLESS)]
+        process = Process("ab", [*command, *_headers(request), request.url], cores=cores)
+        out, _, cpu = processes.finished(process, seconds + 2 * PATIENCE)
+        rows = table.read_text(encoding="ascii") if table.exists() else ""
+    return parse_ab(out, rows, cpu)
+
+
+def parse_ab(output: str, percentiles: str, cpu: float) -> Outcome:
+    """Read ab's report and the table that ``-e`` writes.
+
+    ab counts a request with a wrong status as complete, and others as complete and failed.
+    """
+    figures = {}
+    for line in output.splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words and name.strip():
+            figures[name.strip()] = words[0]
+    failures: Counter[str] = Counter()
+    for line in output.splitlines():
+        if line.strip().startswith("(Connect:"):
+            for part in line.strip().strip("()").split(","):
+                kind, _, number = part.partition(":")
+                failures[kind.strip().lower()] = int(number)
+    failures["status"] = int(figures.get("Non-2xx responses", 0))
+    complete = int(figures.get("Complete requests", 0))
+    failures = +failures
+    if not failures and int(figures.get("Failed requests", 0)):
+        failures["unknown"] = int(figures["Failed requests"])
+    good = max(complete - failures.total(), 0)
+    latencies: Counter[int] | None = None
+    if good and not failures:
+        # a hundredth of the answers at each percentile
+        latencies = Counter()
+        shares = {int(row[0]): float(row[1]) for row in csv.reader(percentiles.splitlines()[1:])}
+        for percent in range(1, 101):
+            found = shares.get(percent, 0.0)
+            latencies[round(found * 1000)] += good * percent // 100 - good * (percent - 1) // 100
+        latencies = +latencies
+    return Outcome(
+        generator="ab",
+        loop=CLOSED,
+        good=good,
+        failures=failures,
+        seconds=float(figures.get("Time taken for tests", 0.0)),
+        latencies=latencies,
+        generator_cpu=cpu,
+    )
+
+
+def _siege(
+    request: Request, connections: int, seconds: int, cores: Collection[int] | None
+) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="keyfront-siege-") as folder:
+        rc = Path(folder, "siegerc")
+        rc.touch(mode=0o600)
+        headers = "\n".join(f"header = {name}: {value}" for name, value in request.headers.items())
+        rc.write_text(
+            _SIEGE.format(
+                connections=max(connections, 255),
+                endless=_ENDLESS,
+                patience=PATIENCE,
+                headers=headers,
+            )
+        )
+        command = [_program("siege"), "-R", str(rc), "-c", str(connections), "-t", f"{seconds}S"]
+        # it writes a folder of its own to the home folder
+        process = Process(
+            "siege", [*command, request.url], cores=cores, environment={"HOME": folder}
+        )
+        out, _, cpu = processes.finished(process, seconds + 2 * PATIENCE)
+    return parse_siege(out, cpu, len(cores) if cores else machine.cores())
+
+
+def parse_siege(output: str, cpu: float, threads: int = 1) -> Outcome:
+    """Read siege's JSON, which other lines may stand before.
+
+    :param threads: cores that siege may use
+    """
+    try:
+        found = json.loads(output[output.index("{") :])
+    except ValueError:
+        raise ServerError(f"siege printed no result: {output[-300:]}") from None
+    failures = Counter({"failed": int(found["failed_transactions"])})
+    return Outcome(
+        generator="siege",
+        loop=CLOSED,
+        good=int(found["successful_transactions"]),
+        failures=+failures,
+        seconds=float(found["elapsed_time"]),
+        longest=float(found["longest_transaction"]) * 1000,
+        generator_cpu=cpu,
+        threads=threads,
+    )
+
+
+def _h2load(
+    request: Request, connections: int, seconds: int, cores: Collection[int] | None
+) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="keyfront-h2load-") as folder:
+        log = Path(folder, "requests.tsv")
+        command = [_program("h2load"), "--h1", "-t", "1", "-c", str(connections)]
+        command += ["-D", str(seconds), "--warm-up-time", "0", "--log-file", str(log)]
+        command += ["--connection-inactivity-timeout", f"{PATIENCE}s"]
+        process = Process("h2load", [*command, *_headers(request), request.url], cores=cores)
+        out, _, cpu = processes.finished(process, seconds + 2 * PATIENCE)
+        lines = log.read_text(encoding="ascii") if log.exists() else ""
+    return parse_h2load(out, lines, seconds, cpu)
+
+
+def parse_h2load(output: str, log: str, seconds: float, cpu: float) -> Outcome:
+    """Read h2load's report, and its log of one line a request: start, status, microseconds."""
+    latencies: Counter[int] = Counter()
+    failures: Counter[str] = Counter()
+    good = 0
+    for line in log.splitlines():
+        _, status, microseconds = line.split("\t")[:3]
+        if 0 < int(status) < 400:
+            good += 1
+            latencies[int(microseconds)] += 1
+        else:
+            failures[f"status {status}" if int(status) > 0 else "no answer"] += 1
+    for line in output.splitlines():
+        if line.startswith("requests:"):
+            words = line.replace(",", "").split()
+            failures["connection"] = int(words[words.index("errored") - 1])
+            failures["timeout"] = int(words[words.index("timeout") - 1])
+    return Outcome(
+        generator="h2load",
+        loop=CLOSED,
+        good=good,
+        failures=+failures,
+        seconds=seconds,
+        latencies=latencies,
+        generator_cpu=cpu,
+    )
+
+
+_CLOSED: dict[str, Callable[[Request, int, int, Collection[int] | None], Outcome]] = {
+    "wrk": _wrk,
+    "ab": _ab,
+    "siege": _siege,
+    "h2load": _h2load,
+}

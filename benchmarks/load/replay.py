@@ -1,0 +1,335 @@
+"""One access log sent to several targets at once, each request at its time.
+
+Every target has a sender of its own (an open loop), and all begin at the same moment. What came of
+it stands side by side: what was lost, throughput, latency from when a request was due, and the CPU
+time of those servers that were started here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from keyfront.errors import BenchmarkError, MissingPartError, OptionError
+
+from .. import results
+from ..results import Cell, Record, Sample, Table, Timeline
+from . import access_log, generators, lineup, processes, rewrite, sender
+from .access_log import Entry
+from .keystone import Keystone
+from .lineup import Lineup, Served
+from .outcome import Outcome
+from .sweep_tables import number
+
+# What a replay counts as lost: no answer, or one that says the server could not.
+LOST_STATUS = 500
+# Requests per second for a second, before.
+_WARM_RATE = 30
+# Seconds until all senders have read their jobs.
+_READY = 2.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go.
+
+    :param name: as results call it
+    :param where: a line-up that is started for the replay, or ``http://HOST:PORT``
+    """
+
+    name: str
+    where: Lineup | str
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is another host's."""
+        if isinstance(self.where, Lineup):
+            return False
+        host = urlsplit(self.where).hostname or ""
+        try:
+            return not ip_address(host).is_loopback
+        except ValueError:
+            return host != "localhost"
+
+
+def target(text: str) -> Target:
+    """Read ``[NAME=]http://HOST:PORT`` or ``[NAME=]TOPOLOGY[:TUNING[:cached|plain]]``.
+
+    :raises OptionError: it is not of that form
+    """
+    name, mark, rest = text.partition("=")
+    if not mark:
+        name, rest = text, text
+    if "://" not in rest:
+        found = lineup.parse("--target", rest)
+        return Target(name if mark else str(found), found)
+    parts = urlsplit(rest)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    wrong = parts.path not in ("", "/") or parts.query or parts.username
+    if parts.scheme != "http" or not parts.hostname or not port or wrong:
+        raise OptionError("--target", rest, "http://HOST:PORT without a path, or a line-up")
+    return Target(name, rest.rstrip("/"))
+
+
+@dataclass
+class Job:
+    """What a log asks for, once it is made ready.
+
+    :ivar requests: seconds after the beginning, and the entry
+    :ivar left_out: requests that would have changed the target
+    """
+
+    requests: list[tuple[float, Entry]] = field(default_factory=list)
+    left_out: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.requests[-1][0] if self.requests else 0.0
+
+
+def job(entries: Sequence[Entry], *, speed: float, seconds: float | None = None) -> Job:
+    """Space a log's requests.
+
+    :param speed: 2 sends them twice as fast
+    :param seconds: stop after so many; default: the whole log
+    :raises BenchmarkError: nothing in it can be replayed
+    """
+    found = Job()
+    for at, entry in access_log.spaced(entries):
+        if seconds is not None and at / speed > seconds:
+            break
+        if rewrite.form(entry) is None:
+            found.left_out += 1
+        else:
+            found.requests.append((at / speed, entry))
+    if not found.requests:
+        raise BenchmarkError(
+            f"the log has no request that can be replayed: {found.left_out} would change the target"
+        )
+    return found
+
+
+@dataclass
+class _Aim:
+    """A target that is ready."""
+
+    target: Target
+    wires: rewrite.Wires
+    payload: bytes
+    served: Served | None
+    before: dict[str, float] = field(default_factory=dict)
+
+
+def replay(
+    todo: Job,
+    targets: Sequence[Target],
+    record: Record,
+    *,
+    keystone: Keystone | None,
+    login: dict[str, Any] | None,
+    say: Callable[[str], None],
+    patience: float = generators.PATIENCE,
+) -> None:
+    """Send a log to all targets; fills in samples, timelines and the table of a record.
+
+    :param keystone: for targets that are line-ups
+    :param login: the body of a login at targets that are URLs
+    :raises KeyfrontError: a target does not answer, or a sender failed
+    """
+    cores = processes.split()
+    if not cores.apart:
+        record.note("the senders share their only core with the servers")
+    if sum(isinstance(one.where, Lineup) for one in targets) > 1:
+        record.note("the targets share the same cores, so each slows the other down")
+    with ExitStack() as stack:
+        ready = []
+        for one in targets:
+            say(f"{one.name}: {'starts' if isinstance(one.where, Lineup) else 'is asked'}")
+            served, identity = stack.enter_context(_ready(one, keystone, login, cores))
+            ready.append((one, served, rewrite.Wires(identity)))
+        # all of them know when to begin only once all of them are there
+        start = time.monotonic() + _READY + len(todo.requests) / 200_000
+        aims = [_Aim(one, wires, b"", served) for one, served, wires in ready]
+        for aim in aims:
+            aim.payload = _payload(aim, todo, start, patience)
+            if aim.served is not None:
+                aim.before = aim.served.cpu()
+        if time.monotonic() > start:
+            raise BenchmarkError("this machine is too busy to begin in time; try again")
+        sending = [
+            stack.enter_context(generators.sending(aim.payload, aim.target.name, cores.generator))
+            for aim in aims
+        ]
+        say(f"{len(todo.requests)} requests in {todo.seconds:.0f} s to {len(aims)} targets at once")
+        wait = start - time.monotonic() + todo.seconds + 2 * patience
+        for aim, process in zip(aims, sending, strict=True):
+            out, _, _ = processes.finished(process, wait)
+            found = json.loads(out)
+            outcome = generators.parse_sent(found)
+            sample = _sample(aim, outcome, found)
+            record.samples.append(sample)
+            record.timelines += _timelines(aim.target.name, found["timeline"])
+    record.tables[:] = [table(record.samples)]
+
+
+@contextmanager
+def _ready(
+    one: Target,
+    keystone: Keystone | None,
+    login: dict[str, Any] | None,
+    cores: processes.Cores,
+) -> Iterator[tuple[Served | None, rewrite.Identity]]:
+    if isinstance(one.where, Lineup):
+        assert keystone is not None
+        with lineup.served(one.where, keystone, cores) as served:
+            # every worker loads Keystone's database before it counts
+            generators.constant(
+                served.projects(), rate=_WARM_RATE, seconds=1, cores=cores.generator
+            )
+            served.settle()
+            yield served, rewrite.identity(served.url, keystone.login())
+        return
+    if login is None:
+        raise MissingPartError(
+            f"{one.name}: a login is needed: name its state folder with --state, or set "
+            "OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME as for the openstack command"
+        )
+    yield None, rewrite.identity(one.where, login)
+
+
+def _payload(aim: _Aim, todo: Job, start: float, patience: float) -> bytes:
+    times, places = array("d"), array("I")
+    for at, entry in todo.requests:
+        form = rewrite.form(entry)
+        assert form is not None
+        times.append(at)
+        places.append(aim.wires.place(form, entry.status))
+    url = aim.served.url if aim.served else aim.target.where
+    parts = urlsplit(str(url))
+    return sender.job(
+        (parts.hostname or "", parts.port or 80),
+        aim.wires.wires,
+        zip(times, places, strict=True),
+        start=start,
+        patience=patience,
+        limit=LOST_STATUS,
+    )
+
+
+def _sample(aim: _Aim, outcome: Outcome, found: dict[str, Any]) -> Sample:
+    cpu = {}
+    if aim.served is not None:
+        after = aim.served.cpu()
+        cpu = {
+            name: round((after[name] - aim.before[name]) / outcome.seconds, 3) for name in after
+        }
+        aim.served.check()
+    return {
+        "target": aim.target.name,
+        **outcome.sample(),
+        "lost": outcome.failed,
+        "lost_share": outcome.failed_share,
+        "as_logged_share": rewrite.as_logged(aim.wires.logged, found["by_place"]),
+        "statuses": found["statuses"],
+        "cpu_cores": cpu,
+    }
+
+
+def _timelines(name: str, seconds: Sequence[Sequence[int]]) -> list[Timeline]:
+    good = [[float(second), float(count)] for second, count, _ in seconds]
+    lost = [[float(second), float(count)] for second, _, count in seconds]
+    return [
+        Timeline(name=f"{name}: answered", unit="requests/s", points=good),
+        Timeline(name=f"{name}: lost", unit="requests/s", points=lost),
+    ]
+
+
+def table(samples: Sequence[Sample]) -> Table:
+    """The targets side by side."""
+    rows: list[list[Cell]] = []
+    for sample in samples:
+        cpu = sum(sample["cpu_cores"].values())
+        rows.append(
+            [
+                sample["target"] + ("*" if sample["generator_limit"] else ""),
+                sample["good"] + sample["lost"],
+                f"{100 * sample['lost_share']:.3g} %",
+                f"{100 * sample['as_logged_share']:.3g} %",
+                number(sample["rate"]),
+                *(
+                    None if sample[name] is None else number(sample[name])
+                    for name in ("p50_ms", "p95_ms", "p99_ms")
+                ),
+                number(cpu) if sample["cpu_cores"] else None,
+            ]
+        )
+    return Table(
+        name="targets",
+        columns=[
+            "target", "requests", "lost", "answered as logged", "answers/s", "p50, ms", "p95, ms",
+            "p99, ms", "CPU, cores",
+        ],
+        rows=rows,
+        caption="Lost: no answer within 30 s, or 5xx. Latency counts from when a request was due. "
+        "* its sender may have been the limit.",
+    )  # fmt: skip
+
+
+def login_of(keystone: Keystone | None) -> dict[str, Any] | None:
+    """The login for targets that are URLs: a state folder's, or the openstack command's."""
+    if keystone is not None:
+        return keystone.login()
+    user, password = os.environ.get("OS_USERNAME"), os.environ.get("OS_PASSWORD")
+    if not user or not password:
+        return None
+
+    def domain(kind: str) -> dict[str, str]:
+        name = os.environ.get(f"OS_{kind}_DOMAIN_NAME")
+        return {"name": name} if name else {"id": os.environ.get(f"OS_{kind}_DOMAIN_ID", "default")}
+
+    who = {"name": user, "password": password, "domain": domain("USER")}
+    project = {"name": os.environ.get("OS_PROJECT_NAME", "admin"), "domain": domain("PROJECT")}
+    return {
+        "auth": {
+            "identity": {"methods": ["password"], "password": {"user": who}},
+            "scope": {"project": project},
+        }
+    }
+
+
+def record(name: str, log: str, todo: Job, speed: float) -> Record:
+    """The record of a replay.
+
+    :param log: what was replayed, in words
+    """
+    return Record(
+        "replay",
+        name,
+        title=f"{log} to several targets at once",
+        conditions={
+            "log": log,
+            "speed": speed,
+            "requests": len(todo.requests),
+            "left_out": todo.left_out,
+            "log_seconds": round(todo.seconds * speed, 3),
+        },
+        distributions=("keystone", "uwsgi", "pyuwsgi", "mod_wsgi", "gevent"),
+        programs=("nginx", "apache2"),
+    )
+
+
+def write(found: Record, folder: Path) -> Path:
+    """Write the result; returns its file."""
+    return results.write(found.result(), folder)

@@ -1,0 +1,161 @@
+"""A made-up access log of a Keystone, for those who have none to replay.
+
+The mix is what a cloud's Keystone is asked: services validate tokens most of all, some log in,
+probes ask for the version, dashboards and command lines list. Users and projects are not asked for
+equally: the first ones much more often than the last (Zipf's law). Requests arrive by chance
+(Poisson) around a rate that swings by half once a minute, with short storms now and then, as when
+a deployment tool starts. The same seed makes the same log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from .access_log import Entry
+
+START = datetime(2026, 1, 5, 9, 0, 0, tzinfo=UTC).timestamp()
+"""A Monday morning; by default all logs begin then, so that a seed alone decides."""
+
+# Seconds of the swing, and its share of the rate.
+_PERIOD, _SWING = 60.0, 0.5
+# A storm begins once in so many seconds, takes so many, and multiplies the rate.
+_STORM_EVERY, _STORM_SECONDS, _STORM_TIMES = 90.0, 2.0, 4.0
+
+
+class Kind(NamedTuple):
+    """A kind of request.
+
+    :param weight: how often, of the sum of all
+    :param target: with ``{user}`` and ``{project}``
+    """
+
+    weight: float
+    method: str
+    target: str
+    status: int
+
+
+MIX = (
+    Kind(58.0, "GET", "/v3/auth/tokens", 200),
+    Kind(4.0, "GET", "/v3/auth/tokens?allow_expired=1", 200),
+    Kind(1.2, "GET", "/v3/auth/tokens", 404),
+    Kind(0.8, "GET", "/v3/auth/tokens", 401),
+    Kind(11.0, "POST", "/v3/auth/tokens", 201),
+    Kind(1.0, "POST", "/v3/auth/tokens", 401),
+    Kind(7.0, "GET", "/v3", 200),
+    Kind(3.0, "GET", "/", 300),
+    Kind(4.0, "GET", "/v3/projects/{project}", 200),
+    Kind(2.5, "GET", "/v3/users/{user}", 200),
+    Kind(2.0, "GET", "/v3/auth/projects", 200),
+    Kind(1.5, "GET", "/v3/projects", 200),
+    Kind(1.0, "GET", "/v3/users/{user}/projects", 200),
+    Kind(0.8, "GET", "/v3/role_assignments?user.id={user}", 200),
+    Kind(0.7, "GET", "/v3/auth/catalog", 200),
+    Kind(0.5, "GET", "/v3/endpoints?interface=public", 200),
+    Kind(0.3, "GET", "/v3/services", 200),
+    Kind(0.3, "GET", "/v3/roles?name=member", 200),
+    Kind(0.2, "GET", "/v3/domains/default", 200),
+    Kind(0.2, "DELETE", "/v3/auth/tokens", 204),
+)
+
+
+def entries(
+    *, seconds: float, rate: float, seed: int = 1, users: int = 200, start: float = START
+) -> Iterator[Entry]:
+    """Requests by their time.
+
+    :param rate: requests per second, on average without storms
+    :param users: how many there are, and half as many projects
+    """
+    chance = random.Random(seed)
+    people = _ids(chance, users)
+    projects = _ids(chance, max(users // 2, 1))
+    storms = _storms(chance, seconds)
+    weights = list(itertools.accumulate(kind.weight for kind in MIX))
+    highest = rate * (1 + _SWING) * _STORM_TIMES
+    at = 0.0
+    while True:
+        at += chance.expovariate(highest)
+        if at >= seconds:
+            return
+        # thinned: of candidates at the highest rate, each is kept as often as the rate says
+        if chance.random() * highest >= _rate(at, rate, storms):
+            continue
+        (kind,) = chance.choices(MIX, cum_weights=weights)
+        target = kind.target.replace("{user}", _popular(chance, people))
+        target = target.replace("{project}", _popular(chance, projects))
+        yield Entry(start + at, kind.method, target, kind.status)
+
+
+def _rate(at: float, rate: float, storms: list[float]) -> float:
+    found = rate * (1 + _SWING * math.sin(2 * math.pi * at / _PERIOD))
+    if any(begin <= at < begin + _STORM_SECONDS for begin in storms):
+        found *= _STORM_TIMES
+    return found
+
+
+def _storms(chance: random.Random, seconds: float) -> list[float]:
+    found: list[float] = []
+    at = chance.expovariate(1 / _STORM_EVERY)
+    while at < seconds:
+        found.append(at)
+        at += _STORM_SECONDS + chance.expovariate(1 / _STORM_EVERY)
+    return found
+
+
+def _ids(chance: random.Random, count: int) -> list[str]:
+    return [f"{chance.getrandbits(128):032x}" for _ in range(count)]
+
+
+def _popular(chance: random.Random, ids: list[str]) -> str:
+    """One of them: the n-th about 1/n as often as the first."""
+    return ids[min(int(len(ids) ** chance.random()) - 1, len(ids) - 1)]
+
+
+def combined(entry: Entry) -> str:
+    """A line as nginx and Apache write it."""
+    at = datetime.fromtimestamp(entry.at, UTC).strftime("%d/%b/%Y:%H:%M:%S +0000")
+    request = f"{entry.method} {entry.target} HTTP/1.1"
+    return f'127.0.0.1 - - [{at}] "{request}" {entry.status} {_bytes(entry)} "-" "synthetic"'
+
+
+def as_json(entry: Entry) -> str:
+    """A line as keyfront's files for nginx write it; milliseconds stay."""
+    at = datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="milliseconds")
+    values = {
+        "time": at,
+        "client": "127.0.0.1",
+        "method": entry.method,
+        "uri": entry.target,
+        "protocol": "HTTP/1.1",
+        "status": str(entry.status),
+        "bytes": str(_bytes(entry)),
+    }
+    return json.dumps(values, separators=(",", ":"))
+
+
+def uwsgi(entry: Entry) -> str:
+    """A line as uWSGI writes it unless told otherwise, in the local time."""
+    at = datetime.fromtimestamp(entry.at).strftime("%a %b %e %H:%M:%S %Y")
+    return (
+        f"[pid: 1|app: 0|req: 1/1] 127.0.0.1 () {{34 vars in 500 bytes}} [{at}] {entry.method} "
+        f"{entry.target} => generated {_bytes(entry)} bytes in 9 msecs (HTTP/1.1 {entry.status}) "
+        "4 headers in 160 bytes (1 switches on core 0)"
+    )
+
+
+def _bytes(entry: Entry) -> int:
+    return 0 if entry.status == 204 else 300 if entry.status < 400 else 120
+
+
+FORMATS: dict[str, Callable[[Entry], str]] = {
+    "combined": combined,
+    "json": as_json,
+    "uwsgi": uwsgi,
+}

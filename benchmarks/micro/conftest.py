@@ -1,0 +1,54 @@
+"""What several files of the micro suite share."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from keyfront.errors import MissingPartError
+
+if TYPE_CHECKING:
+    from keyfront.benchmarks.ldap_world import Slapd
+    from keyfront.benchmarks.micro.world import Cache, Step
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: left out with --quick")
+
+
+@pytest.fixture(scope="session")
+def cache() -> Iterator[Cache]:
+    """A filled token cache; nothing that is measured may change it."""
+    pytest.importorskip("sqlalchemy")
+    from keyfront.benchmarks.micro import world
+
+    with world.token_cache() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def stock() -> Iterator[Step]:
+    """A validation by stock Keystone."""
+    pytest.importorskip("keystone")
+    from keyfront.benchmarks.micro import world
+
+    with world.stock_validation() as step:
+        yield step
+
+
+@pytest.fixture(scope="session")
+def directory() -> Iterator[Slapd]:
+    """A slapd with a few users, on loopback."""
+    pytest.importorskip("cryptography")
+    from keyfront.benchmarks.ldap_world import slapd
+
+    with tempfile.TemporaryDirectory(prefix="bench-micro-") as folder:
+        try:
+            with slapd(Path(folder), 20) as server:
+                yield server
+        except MissingPartError as error:
+            pytest.skip(error.message)

@@ -1,0 +1,102 @@
+"""What the entrypoint and each filter add to a request that is not theirs."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sqlalchemy")
+
+from keyfront.benchmarks import token_hit
+from keyfront.benchmarks.micro.world import bare, served
+from keyfront.benchmarks.token_stand_in import request
+from keyfront.gateway import application
+from keyfront.gateway.heartbeat import filter as heartbeat
+from keyfront.gateway.request_body import read_whole
+from keyfront.middleware.ldap.filter import filter_factory
+
+# In microseconds a few tenths each; the bare application takes less than one itself.
+LIMIT = 5.0
+
+_PASTE = """\
+[pipeline:main]
+pipeline = ldap_auth bare
+
+[filter:ldap_auth]
+use = egg:keyfront#ldap_auth
+urls = ldap://127.0.0.1:1
+user_dn = uid={},ou=People,dc=example,dc=org
+public_paths = /v3/auth/tokens
+
+[app:bare]
+paste.app_factory = keyfront.benchmarks.micro.world:bare_factory
+"""
+
+
+def _post() -> dict[str, Any]:
+    """A login: no filter of ours answers it."""
+    return {**request(0), "REQUEST_METHOD": "POST", "wsgi.input": io.BytesIO()}
+
+
+def test_entrypoint_against_bare(paired: Any) -> None:
+    """uWSGI's entrypoint, which reads bodies first, for a request without one."""
+    made = bare()
+    paired(served(read_whole(made, read_chunk=lambda: b"")), served(made), limit=LIMIT)
+
+
+def test_token_cache_against_bare(paired: Any, tmp_path: Path) -> None:
+    """A request that the cache lets through."""
+    made = bare()
+    cache = token_hit.new_filter(made, tmp_path / "shared", 10)
+    paired(served(cache, _post()), served(made, _post()), limit=LIMIT)
+
+
+def test_ldap_auth_against_bare(paired: Any) -> None:
+    """A request that needs no login; identities that a client claims are taken off it."""
+    made = bare()
+    build = filter_factory(
+        {},
+        urls="ldap://127.0.0.1:1",
+        user_dn="uid={},ou=People,dc=example,dc=org",
+        public_paths="/v3/auth/tokens",
+    )
+    paired(served(build(made)), served(made), limit=4 * LIMIT)
+
+
+def test_heartbeat_against_bare(paired: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat is not on the way of a request: the very same application comes back."""
+    monkeypatch.setattr(heartbeat, "install", lambda **_: None)
+    made = bare()
+    wrapped = heartbeat.filter_factory({})(made)
+    assert wrapped is made
+    paired(served(wrapped), served(made))
+
+
+def test_paste_pipeline_against_the_same_by_hand(paired: Any, tmp_path: Path) -> None:
+    """An application that a paste file names is not slower than one that is put together here."""
+    path = tmp_path / "paste.ini"
+    path.write_text(_PASTE)
+    loaded = application.load(f"config:{path}")
+    build = filter_factory(
+        {},
+        urls="ldap://127.0.0.1:1",
+        user_dn="uid={},ou=People,dc=example,dc=org",
+        public_paths="/v3/auth/tokens",
+    )
+    paired(served(loaded), served(build(bare())), limit=1.1)
+
+
+def test_counts(counted: Any, tmp_path: Path) -> None:
+    """Letting a request through asks the kernel nothing."""
+    cache = token_hit.new_filter(bare(), tmp_path / "shared", 10)
+    whole = read_whole(cache, read_chunk=lambda: b"")
+    counted(syscalls_of_10_requests=counted.syscalls(served(whole, _post())))
+
+
+@pytest.mark.slow
+def test_token_cache_in_instructions(instructions: Any, tmp_path: Path) -> None:
+    cache = token_hit.new_filter(bare(), tmp_path / "shared", 10)
+    instructions(served(cache, _post()))

@@ -1,0 +1,115 @@
+"""What the micro-benchmarks are run on: a token cache, a bare application, a stock Keystone."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keyfront.benchmarks import ldap_worker, token_hit
+from keyfront.benchmarks.load.keystone import Keystone
+from keyfront.benchmarks.token_stand_in import Answers, request, validation
+from keyfront.errors import ServerError
+from keyfront.middleware.tokens.keystone_filter import TokenCache
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+Step = Callable[[], object]
+
+# Entries: what a small service has in use.
+ENTRIES = 1000
+
+
+class Cache(NamedTuple):
+    """A token cache that is filled, and the stand-in behind it.
+
+    :ivar keystone: counts the requests that reach it
+    :ivar numbers: of tokens that were never asked about
+    """
+
+    filter: TokenCache
+    keystone: Answers
+    numbers: Iterator[int]
+
+    def hit(self) -> Step:
+        """A validation that it knows."""
+        environ = request(0)
+        return lambda: token_hit.call(self.filter, environ.copy())
+
+    def miss(self) -> Step:
+        """A validation that it does not know, another one each time."""
+        return lambda: token_hit.call(self.filter, request(next(self.numbers)))
+
+
+@contextmanager
+def token_cache() -> Iterator[Cache]:
+    """A filled token cache in front of the stand-in for Keystone."""
+    with token_hit.shared_folder() as folder:
+        keystone = Answers()
+        made = token_hit.new_filter(keystone, folder, 2 * ENTRIES)
+        token_hit.fill(made, ENTRIES)
+        yield Cache(made, keystone, itertools.count(ENTRIES))
+
+
+def bare() -> Application:
+    """A WSGI application that answers the same few bytes; nothing can be quicker."""
+    body = [validation(0)]
+    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body[0])))]
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        start_response("200 OK", list(headers))
+        return body
+
+    return application
+
+
+def served(application: Application, environ: dict[str, Any] | None = None) -> Step:
+    """One request of an application, to the last byte; a validation by default."""
+    given = environ or request(0)
+    return lambda: token_hit.call(application, given.copy())
+
+
+@contextmanager
+def stock_validation() -> Iterator[Step]:
+    """A validation by stock Keystone in this process, on SQLite, its own caches as packaged.
+
+    A process has one Keystone: its configuration is global.
+
+    :raises ServerError: it cannot be set up, or does not validate its own token
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-micro-") as name:
+        folder = Path(name)
+        keystone = Keystone(folder / "state")
+        keystone.make(lambda step: None)
+        before = dict(os.environ)
+        arguments = sys.argv[1:]
+        try:
+            os.environ.update(keystone.environment(folder, None))
+            # Keystone reads them, too
+            del sys.argv[1:]
+            application = importlib.import_module("keystone.wsgi.api").application
+        finally:
+            sys.argv[1:] = arguments
+            os.environ.clear()
+            os.environ.update(before)
+        status, token, _ = ldap_worker.request(
+            application, "POST", "auth/tokens", None, keystone.login()
+        )
+        if status != 201 or not token:
+            raise ServerError(f"the administrator's login is answered {status}")
+        environ = {
+            **request(0),
+            "HTTP_X_AUTH_TOKEN": token,
+            "HTTP_X_SUBJECT_TOKEN": token,
+        }
+        yield served(application, environ)
+
+
+def bare_factory(global_conf: dict[str, str], **local_conf: str) -> Application:
+    """:func:`bare`, for a paste file."""
+    return bare()

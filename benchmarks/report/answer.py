@@ -1,0 +1,154 @@
+"""The first answer of the page, in words: what keyfront changes, better and worse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..experiments.judging import BETTER, CHANGES, SAME, WORSE
+from ..results import Cell, Result
+from .forest import Branch
+
+VERDICTS = (BETTER, SAME, WORSE)
+
+
+class Line(NamedTuple):
+    """One figure that keyfront changes, or does not.
+
+    :param goodness: how many times as good; below 1 it is worse; ``None`` if it cannot be said
+    """
+
+    what: str
+    sentence: str
+    verdict: str
+    goodness: float | None
+    experiment: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the results say.
+
+    :param summary: sentences, the most important first
+    :param lines: every figure, as measured
+    :param warnings: why the figures are to be taken with care
+    """
+
+    summary: list[str]
+    lines: list[Line] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def by_verdict(self, verdict: str) -> list[Line]:
+        """The figures of one verdict, the greatest change first."""
+        found = [line for line in self.lines if line.verdict == verdict]
+        return sorted(found, key=lambda line: -_size(line))
+
+    def branches(self) -> list[Branch]:
+        """For the figure beside the words."""
+        signs = {BETTER: 1, SAME: 0, WORSE: -1}
+        return [
+            Branch(line.what, line.goodness, line.goodness, line.goodness, None, signs[verdict])
+            for verdict in VERDICTS
+            for line in self.by_verdict(verdict)
+            if line.goodness
+        ]
+
+
+def _size(line: Line) -> float:
+    if line.goodness is None:
+        return float("inf")
+    return max(line.goodness, 1 / line.goodness) if line.goodness else float("inf")
+
+
+def lines(results: Iterable[Result]) -> list[Line]:
+    """Every figure that keyfront changes, from all experiments."""
+    found = []
+    for result in results:
+        table = result.table(CHANGES)
+        for row in table.rows if table else ():
+            values = dict(zip(table.columns if table else (), row, strict=True))
+            found.append(
+                Line(
+                    str(values["what"]),
+                    str(values["in words"]),
+                    str(values["verdict"]),
+                    _goodness(values),
+                    result.name,
+                )
+            )
+    return found
+
+
+def _goodness(values: dict[str, Cell]) -> float | None:
+    """The ratio, turned so that more is better; by the verdict, since units do not say."""
+    times = values["times"]
+    if not isinstance(times, int | float) or times <= 0:
+        return None
+    ratio = float(times)
+    if values["verdict"] == BETTER:
+        return max(ratio, 1 / ratio)
+    if values["verdict"] == WORSE:
+        return min(ratio, 1 / ratio)
+    return ratio
+
+
+def answer(results: Sequence[Result]) -> Answer:
+    """What all results together say."""
+    found = lines(results)
+    counts = Counter(line.verdict for line in found)
+    if not found:
+        return Answer(
+            ["Nothing that compares keyfront with stock servers has been measured here yet: run "
+             "keyfront bench experiment all --quick."],
+            [],
+            warnings(results),
+        )  # fmt: skip
+    summary = [
+        f"Of {len(found)} figures measured here, keyfront makes {counts[BETTER]} better and "
+        f"{counts[WORSE]} worse; {counts[SAME]} show no difference. Each is compared with the "
+        "stock line-up that did best."
+    ]
+    all_found = Answer(summary, found)
+    for verdict, words in ((BETTER, "The greatest gain"), (WORSE, "The greatest loss")):
+        # what cannot be put as a ratio is told in the list
+        rated = [line for line in all_found.by_verdict(verdict) if line.goodness]
+        if rated:
+            summary.append(f"{words}: {_lowered(rated[0].sentence)}")
+    return Answer(summary, found, warnings(results))
+
+
+def _lowered(sentence: str) -> str:
+    # an abbreviation stays as it is
+    if len(sentence) > 1 and sentence[1].isupper():
+        return sentence
+    return sentence[:1].lower() + sentence[1:]
+
+
+def warnings(results: Sequence[Result]) -> list[str]:
+    """Why the figures are to be taken with care."""
+    found = []
+    busy = [result.name for result in results if not result.others.get("quiet", True)]
+    if busy:
+        found.append(
+            f"Others worked on the machine, or its host took time away, during {_listed(busy)}: "
+            "those figures are rough."
+        )
+    quick = [result.name for result in results if result.conditions.get("quick")]
+    if quick:
+        found.append(
+            f"Of {_listed(quick)} this is the quick form: its points are few and short. Without "
+            "that option the same commands measure the whole form."
+        )
+    unfinished = [result.name for result in results if not result.complete]
+    if unfinished:
+        found.append(f"Interrupted, and not whole: {_listed(unfinished)}.")
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

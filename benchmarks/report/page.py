@@ -1,0 +1,176 @@
+"""The report: one HTML page, whole in itself, made of results alone."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jinja2
+
+from ..experiments.judging import CHANGES, COMPARISON, number
+from ..results import Cell, Result, Table
+from . import answer as words
+from . import charts, template
+from .drawing import Drawn
+from .forest import Branch, forest
+
+_KINDS = {"experiment": 0, "sweep": 1, "replay": 2, "micro": 3, "gate": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One result on the page.
+
+    :param comparisons: its tables of statements, which are shown
+    :param tables: its other tables, which unfold
+    """
+
+    result: Result
+    anchor: str
+    command: str
+    comparisons: list[Table]
+    figures: list[Drawn]
+    timelines: list[Drawn]
+    tables: list[Table]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What results were measured on."""
+
+    facts: list[tuple[str, str]] = field(default_factory=list)
+
+
+def page(results: Sequence[Result]) -> str:
+    """The page.
+
+    :param results: in any order
+    :raises MissingPartError: matplotlib is not installed; names the pip command
+    """
+    ordered = sorted(results, key=lambda one: (_KINDS.get(one.kind, 9), _place(one), one.name))
+    found = words.answer(ordered)
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["cell"] = _cell
+    environment.filters["unbroken"] = _unbroken
+    return environment.from_string(template.PAGE).render(
+        style=template.STYLE,
+        answer=found,
+        verdicts=words.VERDICTS,
+        hero=_hero(found),
+        parts=[_part(one) for one in ordered],
+        machines=_machines(ordered),
+        versions=_versions(ordered),
+        commands=list(dict.fromkeys(shlex.join(one.command) for one in ordered)),
+    )
+
+
+def _place(result: Result) -> int:
+    """Experiments in the order in which they are run."""
+    from ..experiments.catalog import NAMES
+
+    return NAMES.index(result.name) if result.name in NAMES else len(NAMES)
+
+
+def _hero(found: words.Answer) -> Drawn | None:
+    branches = found.branches()
+    if not branches:
+        return None
+    return forest(
+        "How many times as good as the best stock line-up",
+        branches,
+        axis="times as good (1: the same)",
+        caption="Round: better, diamond: no difference, square: worse. Figures where less is "
+        "better are turned round. What was 0 on one side is no ratio, and is told below.",
+        right_is_good=True,
+        told=True,
+    )
+
+
+def _part(result: Result) -> Part:
+    figures = list(charts.of(result))
+    gates = _gates(result)
+    if gates is not None:
+        figures.append(gates)
+    return Part(
+        result=result,
+        anchor=re.sub(r"[^a-z0-9]+", "-", f"{result.kind} {result.name}".lower()).strip("-"),
+        command=shlex.join(result.command),
+        comparisons=[table for table in result.tables if table.name == COMPARISON],
+        figures=figures,
+        timelines=list(charts.over_time(result)),
+        tables=[table for table in result.tables if table.name not in (COMPARISON, CHANGES)],
+    )
+
+
+def _gates(result: Result) -> Drawn | None:
+    """The forest of a result's gates, if it has any."""
+    signs = {"PASS": 1, "FAIL": -1}
+    branches = [
+        Branch(
+            str(one.get("operation", one["name"])),
+            one["ratio"],
+            one["low"] or one["ratio"],
+            one["high"] or one["ratio"],
+            one["limit"],
+            signs.get(one["verdict"], 0),
+        )
+        for one in result.samples
+        if one.get("ratio") and "limit" in one and "low" in one
+    ]
+    if not branches:
+        return None
+    return forest(
+        "Gates: time taken as a multiple of the baseline's",
+        branches,
+        axis="ratio of times, with its interval",
+        caption="A line is an interval that holds the true ratio; a gate passes if it ends left of "
+        "the stroke, its limit. Round: passed, diamond: not decided, square: failed.",
+        right_is_good=False,
+    )
+
+
+def _machines(results: Sequence[Result]) -> list[Machine]:
+    found: dict[tuple[tuple[str, str], ...], Machine] = {}
+    names = {
+        "cpu": "CPU",
+        "cores": "cores",
+        "memory_mb": "memory, MB",
+        "kernel": "kernel",
+        "architecture": "architecture",
+        "distribution": "distribution",
+        "governor": "governor",
+    }
+    for result in results:
+        facts = tuple(
+            (names[key], str(value)) for key, value in result.machine.items() if key in names
+        )
+        found.setdefault(facts, Machine(facts=list(facts)))
+    return list(found.values())
+
+
+def _versions(results: Sequence[Result]) -> list[tuple[str, str]]:
+    found: dict[str, dict[str, None]] = {}
+    for result in results:
+        for name, version in result.versions.items():
+            found.setdefault(name, {})[version] = None
+    return [(name, ", ".join(found[name])) for name in sorted(found, key=str.lower)]
+
+
+def _cell(value: Cell) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return _unbroken(number(value))
+    return _unbroken(str(value))
+
+
+def _unbroken(text: str) -> str:
+    """Thousands stay on one line."""
+    return re.sub(r"(?<=\d) (?=\d{3}\b)", "\N{NO-BREAK SPACE}", text)

@@ -1,0 +1,341 @@
+"""Results of measurements: one JSON format for the sweep, the replay, the gates and experiments.
+
+A file holds one result and is named after it, ``KIND-NAME.json``; measuring again replaces it.
+Reports and the tables of the documents are made from these files alone. Each says on which machine
+and with which versions it was measured, by which command, under which conditions, and whether
+others worked on the machine meanwhile; samples are kept raw. Durations are in seconds unless a
+name says otherwise (``p95_ms``); times of the day are UTC.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from keyfront.errors import BenchmarkError
+
+from . import surroundings
+
+SCHEMA = "keyfront-result/1"
+"""Changes with the format; files of another schema are refused, never guessed at."""
+
+KINDS = ("experiment", "gate", "micro", "replay", "sweep")
+
+FOLDER = Path("bench-results")
+"""Where the command line keeps results unless told otherwise: in the current folder."""
+
+Sample = dict[str, Any]
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table ready for a document.
+
+    :param name: what a document asks for it by, beside the result's kind and name
+    :param rows: as long as ``columns`` each; ``None`` stands for "not measured"
+    :param caption: what a reader must know of it, one line; empty for nothing
+    """
+
+    name: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    caption: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """A figure over time.
+
+    :param unit: of the values, for example ``cores`` or ``connections``
+    :param points: seconds since the result began, and the value
+    """
+
+    name: str
+    unit: str
+    points: list[list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One measurement, whole.
+
+    :param kind: one of :data:`KINDS`
+    :param name: unique within the kind
+    :param title: one line for a reader
+    :param command: what to type to measure it again, as arguments
+    :param began: ISO 8601, UTC
+    :param seconds: how long it took
+    :param machine: as :func:`surroundings.described` gives it
+    :param versions: of everything that took part
+    :param others: as :meth:`surroundings.Watch.described` gives it
+    :param conditions: what was set; plain values, no secrets
+    :param samples: each with the same meaning of names, raw
+    :param notes: lines for a reader: what differs from what was to be measured, and why
+    :param complete: false for what was interrupted and can be resumed
+    """
+
+    kind: str
+    name: str
+    title: str
+    command: list[str]
+    began: str
+    seconds: float
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    others: dict[str, Any]
+    conditions: dict[str, Any] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    timelines: list[Timeline] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    complete: bool = True
+
+    @property
+    def file_name(self) -> str:
+        return file_name(self.kind, self.name)
+
+    def table(self, name: str) -> Table | None:
+        """The table of this name, if there is one."""
+        return next((table for table in self.tables if table.name == name), None)
+
+
+def file_name(kind: str, name: str) -> str:
+    """What the file of a result is called in its folder."""
+    return f"{kind}-{re.sub(r'[^A-Za-z0-9+.=,_-]+', '_', name)}.json"
+
+
+def markdown(table: Table) -> str:
+    """A table in Markdown, with its caption below."""
+    numeric = [
+        all(isinstance(row[place], int | float | None) for row in table.rows)
+        for place in range(len(table.columns))
+    ]
+    lines = [
+        _row(table.columns),
+        "|" + "|".join("---:" if one else "---" for one in numeric) + "|",
+        *(_row(["-" if cell is None else str(cell) for cell in row]) for row in table.rows),
+    ]
+    if table.caption:
+        lines += ["", table.caption]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+class Record:
+    """Collects a result while it is measured; as a context manager it knows how long that took.
+
+    ::
+
+        with Record("sweep", "nginx", title="…", conditions={"seconds": 10}) as record:
+            record.samples.append({"connections": 10, "rate": 812.5})
+        results.write(record.result(), folder)
+
+    :param command: default: the command that runs
+    :param distributions: Python packages whose versions matter
+    :param programs: programs of the system whose versions matter
+    :param samples: of an interrupted result that is resumed
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        *,
+        title: str,
+        command: Sequence[str] | None = None,
+        conditions: Mapping[str, Any] | None = None,
+        distributions: Iterable[str] = (),
+        programs: Iterable[str] = (),
+        samples: Iterable[Sample] = (),
+    ) -> None:
+        self._kind = kind
+        self._name = name
+        self._title = title
+        self._command = list(command) if command is not None else surroundings.command_line()
+        self._versions = surroundings.versions(distributions, programs)
+        self._machine = surroundings.described()
+        self._began = datetime.now(UTC).isoformat(timespec="seconds")
+        self._watch = surroundings.Watch()
+        self._seconds_before = 0.0
+        self.conditions = dict(conditions or {})
+        self.samples: list[Sample] = list(samples)
+        self.tables: list[Table] = []
+        self.timelines: list[Timeline] = []
+        self.notes: list[str] = []
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._watch.stop()
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._watch.seconds
+
+    def note(self, line: str) -> None:
+        """Add a note, unless it is there."""
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def resume(self, before: Result) -> None:
+        """Go on with an interrupted result: its notes, timelines and time count, too."""
+        self.timelines[:0] = before.timelines
+        self.notes[:0] = before.notes
+        self._began = before.began
+        self._seconds_before = before.seconds
+
+    def result(self, *, complete: bool = True) -> Result:
+        """What was measured until now, or until the end of the ``with`` block."""
+        return Result(
+            kind=self._kind,
+            name=self._name,
+            title=self._title,
+            command=self._command,
+            began=self._began,
+            seconds=round(self._seconds_before + self._watch.seconds, 3),
+            machine=self._machine,
+            versions=self._versions,
+            others=self._watch.described(),
+            conditions=dict(self.conditions),
+            samples=list(self.samples),
+            tables=list(self.tables),
+            timelines=list(self.timelines),
+            notes=list(self.notes),
+            complete=complete,
+        )
+
+
+def write(result: Result, folder: Path) -> Path:
+    """Write a result to its file, whole or not at all; returns the file.
+
+    :raises BenchmarkError: the folder cannot be written to, or the result is no JSON
+    """
+    path = folder / result.file_name
+    content = {"schema": SCHEMA, **asdict(result)}
+    try:
+        _check(content, path)
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise BenchmarkError(f"{path}: cannot be written: {error}") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".json")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(descriptor, 0o644)
+                file.write(text)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise BenchmarkError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def read(path: Path) -> Result:
+    """Read a result.
+
+    :raises BenchmarkError: it cannot be read or is no result of this schema; names file and place
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchmarkError(f"{path}: cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise BenchmarkError(f"{path}:{error.lineno}: is no JSON: {error.msg}") from None
+    except ValueError as error:
+        raise BenchmarkError(f"{path}: is no JSON: {error}") from None
+    _check(content, path)
+    content = {key: value for key, value in content.items() if key != "schema"}
+    content["tables"] = [Table(**table) for table in content["tables"]]
+    content["timelines"] = [Timeline(**timeline) for timeline in content["timelines"]]
+    return Result(**content)
+
+
+def read_all(folder: Path) -> list[Result]:
+    """Every result in a folder, by kind and name.
+
+    :raises BenchmarkError: there is none, or a file is no result
+    """
+    paths = sorted(path for path in folder.glob("*.json") if path.name.startswith(_PREFIXES))
+    if not paths:
+        raise BenchmarkError(
+            f"{folder}: there are no results; measure some, e.g. keyfront bench sweep --quick"
+        )
+    return sorted(map(read, paths), key=lambda result: (result.kind, result.name))
+
+
+_PREFIXES = tuple(f"{kind}-" for kind in KINDS)
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "kind": str,
+    "name": str,
+    "title": str,
+    "command": list,
+    "began": str,
+    "seconds": (int, float),
+    "machine": dict,
+    "versions": dict,
+    "others": dict,
+    "conditions": dict,
+    "samples": list,
+    "tables": list,
+    "timelines": list,
+    "notes": list,
+    "complete": bool,
+}
+
+
+def _check(content: object, path: Path) -> None:
+    """:raises BenchmarkError: it is no result; names the place"""
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise BenchmarkError(f"{path}: schema: must be {SCHEMA}; measure it again")
+    _check_keys(content, {"schema", *_TYPES}, path, "")
+    for key, kind in _TYPES.items():
+        if not isinstance(content[key], kind):
+            raise BenchmarkError(f"{path}: {key}: has the wrong type; measure it again")
+    if content["kind"] not in KINDS:
+        raise BenchmarkError(f"{path}: kind = {content['kind']}: must be one of {', '.join(KINDS)}")
+    for key in ("command", "notes"):
+        if not all(isinstance(line, str) for line in content[key]):
+            raise BenchmarkError(f"{path}: {key}: must hold strings")
+    for place, sample in enumerate(content["samples"]):
+        if not isinstance(sample, dict):
+            raise BenchmarkError(f"{path}: samples[{place}]: must be an object")
+    for place, table in enumerate(content["tables"]):
+        where = f"tables[{place}]"
+        _check_keys(table, {one.name for one in fields(Table)}, path, where)
+        if any(len(row) != len(table["columns"]) for row in table["rows"]):
+            raise BenchmarkError(f"{path}: {where}: a row is not as long as the columns")
+    for place, timeline in enumerate(content["timelines"]):
+        where = f"timelines[{place}]"
+        _check_keys(timeline, {one.name for one in fields(Timeline)}, path, where)
+        if any(len(point) != 2 for point in timeline["points"]):
+            raise BenchmarkError(f"{path}: {where}: a point must be seconds and a value")
+
+
+def _check_keys(content: object, expected: set[str], path: Path, where: str) -> None:
+    if not isinstance(content, dict):
+        raise BenchmarkError(f"{path}: {where}: must be an object")
+    for key in sorted(expected.symmetric_difference(content)):
+        state = "is missing" if key in expected else "is unknown"
+        raise BenchmarkError(f"{path}: {where}{'.' if where else ''}{key}: {state}")
