@@ -1,6 +1,6 @@
 """Load on a deployment: one run of wrk that tells answers and failures by kind.
 
-As in :mod:`.load` the loop is closed and secrets are in a file of mode 0600. The status of each
+As in :mod:`.load.wrk` the loop is closed and secrets are in a file of mode 0600. The status of each
 answer is looked at, which costs wrk some of its speed, the same for all.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from keyfront.errors import ServerError
 
-from . import load
+from .load import wrk
 
 # Seconds until an answer that does not come is a timeout.
 PATIENCE = 30
@@ -86,8 +86,8 @@ class Seen(NamedTuple):
             "good": self.good,
             "shed": self.shed,
             "failures": self.failures,
-            "p50": load.percentile(self.latencies, 0.5),
-            "p99": load.percentile(self.latencies, 0.99),
+            "p50": wrk.percentile(self.latencies, 0.5),
+            "p99": wrk.percentile(self.latencies, 0.99),
             "generator_cpu": round(self.generator_cpu, 2),
         }
 
@@ -99,9 +99,9 @@ def run(url: str, headers: Mapping[str, str], *, seconds: int, connections: int)
     :raises ServerError: wrk failed
     """
     lines = [
-        f"wrk.headers[{load.quote(name)}] = {load.quote(value)}" for name, value in headers.items()
+        f"wrk.headers[{wrk.quote(name)}] = {wrk.quote(value)}" for name, value in headers.items()
     ]
-    command = [load.program(), "--threads", "1", "--connections", str(connections)]
+    command = [wrk.program(), "--threads", "1", "--connections", str(connections)]
     command += ["--duration", f"{seconds}s", "--timeout", f"{PATIENCE}s"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="ascii") as script:
