@@ -104,7 +104,7 @@ def machine(server: RedisServer, **attributes: Any) -> type[Protocol]:
 
 def test_no_answer_is_from_before_a_response(server: RedisServer) -> None:
     sound = machine(server)
-    run(sound, 25)
+    run(sound, 15)
     assert sound.hits > 100
 
 

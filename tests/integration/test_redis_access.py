@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,12 +18,14 @@ from certificates import Certificates, certificates
 from clocks import Clock
 from keyfront import cli
 from keyfront.errors import CoordinatorError
+from keyfront.middleware.tokens import changes
+from keyfront.middleware.tokens.changes import Registry
 from keyfront.middleware.tokens.coordinators import redis as module
 from keyfront.middleware.tokens.coordinators import redis_outage
 from keyfront.middleware.tokens.coordinators.chosen import coordinator_of
 from keyfront.middleware.tokens.coordinators.redis import Redis
 from keyfront.middleware.tokens.counters import HITS
-from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
+from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots, slots
 from keyfront.middleware.tokens.node import Node
 from redis_epochs import KEY, RedisClock, values
 from redis_servers import RedisServer, redis_server
@@ -202,3 +206,43 @@ def test_commands(
     assert "hush" not in said
     for made in (one, secret):
         made.close()
+
+
+def test_whoever_reads_the_configuration_takes_part(
+    server: RedisServer, configured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As keystone-manage does, which makes no table in the folder and finds none there."""
+    from oslo_config import cfg
+    from oslo_db import options as database
+
+    conf = cfg.ConfigOpts()
+    database.set_defaults(conf)
+    conf([], project="keystone", default_config_files=[str(configured)])
+    monkeypatch.setitem(sys.modules, "keystone.conf", SimpleNamespace(CONF=conf))
+    registry = Registry()
+    monkeypatch.setattr(changes, "registry", registry)
+    one = attach(server.url, create=False)
+    told = changes.Changes(lambda: tmp_path / "node")
+    told.end(told.begin(["user:1"]), ["user:1"])
+    epoch = one.now()
+    every = slots(["all", "user:1"], one.slot_count)
+    assert one.fresh(epoch, every)
+    mark = told.begin(["user:1"])
+    assert not one.fresh(epoch, every)
+    told.end(mark, ["user:1"])
+    assert not one.fresh(epoch, every)
+    assert one.fresh(one.now(), every)
+    server.kill()
+    with pytest.raises(CoordinatorError):
+        told.begin(["user:1"])
+    registry.forget(tmp_path / "node")
+    one.close()
+
+
+def test_many_slots_are_touched_at_once(server: RedisServer) -> None:
+    one = attach(server.url)
+    change(one)
+    epoch = one.now()
+    one.touch(Slots(range(100, 20_000)))
+    assert not one.fresh(epoch, ENTRY)
+    one.close()

@@ -78,7 +78,7 @@ def make(server: RedisServer, clock: RedisClock, retries: Clock) -> Iterator[Mak
 
     def one(port: int = 0, **options: Any) -> Redis:
         url = f"redis://127.0.0.1:{port or server.port}"
-        made.append(Redis(address(url), **{"slot_count": SLOTS, "timeout": 0.2, **options}))
+        made.append(Redis(address(url), **{"slot_count": SLOTS, "timeout": 2.0, **options}))
         return made[-1]
 
     yield one
@@ -246,7 +246,7 @@ def test_a_paused_redis_is_waited_for_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    keystone = make(proxy.port)
+    keystone = make(proxy.port, timeout=0.5)
     change(keystone, 1)
     filled = keystone.now()
     server.stop()
@@ -411,7 +411,7 @@ def test_changes_that_are_allowed_without_redis(
     caplog: pytest.LogCaptureFixture,
     how: str,
 ) -> None:
-    keystone = make(allow=True, bound="30 s (ttl)")
+    keystone = make(allow=True, bound="30 s (ttl)", timeout=0.5)
     other = make()
     change(keystone, 1)
     filled = other.now()
@@ -436,7 +436,7 @@ def test_what_is_owed_is_paid_without_being_asked(
     server: RedisServer, make: Make, clock: RedisClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_outage, "time", clock)
-    keystone, other = make(allow=True), make()
+    keystone, other = make(allow=True, timeout=0.5), make()
     change(keystone, 1)
     filled = other.now()
     server.stop()
@@ -449,7 +449,7 @@ def test_what_is_owed_is_paid_without_being_asked(
 def test_more_is_owed_than_is_remembered(
     server: RedisServer, make: Make, retries: Clock
 ) -> None:
-    keystone, other = make(), make()
+    keystone, other = make(timeout=0.5), make()
     change(keystone, 1)
     marks = [keystone.mark(some(n)) for n in range(100)]
     filled = other.now()
@@ -466,7 +466,7 @@ def test_more_is_owed_than_is_remembered(
 def test_what_was_paid_before_the_commit_is_owed_again(
     server: RedisServer, make: Make, retries: Clock
 ) -> None:
-    keystone, other = make(allow=True), make()
+    keystone, other = make(allow=True, timeout=0.5), make()
     change(keystone, 1)
     server.stop()
     mark = keystone.mark(some(1))

@@ -59,7 +59,7 @@ def make(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]
 
     def one(port: int = 0, *, thread: bool = False, **options: Any) -> Redis:
         url = f"redis://127.0.0.1:{port or server.port}"
-        made.append(Redis(address(url), **{"slot_count": SLOTS, "timeout": 0.3, **options}))
+        made.append(Redis(address(url), **{"slot_count": SLOTS, "timeout": 2.0, **options}))
         if not thread and made[-1]._poller is not None:
             made[-1]._poller.stop()
         return made[-1]
@@ -205,7 +205,7 @@ def test_redis_is_lost_when_the_lease_has_ended(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    service = make(proxy.port, create=False, lease=LEASE)
+    service = make(proxy.port, create=False, lease=LEASE, timeout=0.5)
     epoch = keystone.now()
     poll_clock(service, clock, monkeypatch)
     assert service.fresh(epoch, ENTRY)

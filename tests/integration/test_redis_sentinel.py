@@ -40,7 +40,7 @@ class Deployment:
 
     def attach(self, count: int = 3, **options: Any) -> Redis:
         where = address(self.url(count), coordinator_sentinel_master="keyfront")
-        self._made.append(Redis(where, **{"slot_count": SLOTS, "timeout": 0.3, **options}))
+        self._made.append(Redis(where, **{"slot_count": SLOTS, "timeout": 0.5, **options}))
         return self._made[-1]
 
     def await_failover(self) -> None:

@@ -209,7 +209,7 @@ class Redis:
 
     def touch(self, slots: Slots) -> None:
         """Give ``slots`` a new number without a mark."""
-        self._complete("touch", slots, "changes")
+        self._complete("touch", slots if len(slots) <= MARK_TAGS else _ALL, "changes")
 
     def flush(self) -> None:
         """Make every answer of all nodes and services stale.
