@@ -110,12 +110,8 @@ class Sweep:
                 record.resume(before)
             if not self._cores.apart:
                 record.note("the generator shares its only core with the servers")
-            try:
-                for lineup in self._settings.lineups:
-                    self._measure(lineup)
-            except BaseException:
-                self._write(complete=False)
-                raise
+            for lineup in self._settings.lineups:
+                self._measure(lineup)
         if not record.samples:
             raise BenchmarkError(f"nothing could be measured: {'; '.join(record.notes)}")
         return self._write(complete=True)

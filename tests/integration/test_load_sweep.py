@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -225,18 +225,30 @@ with lineup.served(wanted, Keystone(Path(sys.argv[1])), processes.split()) as fo
 """
 
 
-def test_servers_end_with_the_measurement_however_that_ends(keystone: Keystone) -> None:
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder that a web server's own user can reach, for what a killed process leaves."""
+    with tempfile.TemporaryDirectory(prefix="keyfront-") as folder:
+        os.chmod(folder, 0o711)
+        yield Path(folder)
+
+
+def test_servers_end_with_a_measurement_that_is_killed(
+    keystone: Keystone, temporary: Path
+) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _KILLED, str(keystone.state.path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(temporary)},
     ) as process:
         assert process.stdout is not None
         leaders = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
         assert len(leaders) == 2
         started = [*leaders, *(one for top in leaders for one in top.children(recursive=True))]
-        assert len(started) > 3
-        process.send_signal(signal.SIGKILL)
+        # each has workers
+        assert len(started) >= 4
+        process.kill()
         process.wait(PATIENCE)
     _, alive = psutil.wait_procs(started, timeout=PATIENCE)
     assert alive == []
