@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from keyfront.errors import MissingPartError, ServerError
+from keyfront.errors import ServerError
 from keyfront.gateway.serve import machine
 
 from . import certificates

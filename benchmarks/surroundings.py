@@ -21,6 +21,7 @@ from typing import NamedTuple
 from keyfront import __version__
 from keyfront.errors import MissingPartError
 from keyfront.gateway.serve import machine
+from keyfront.gateway.sizing.machine import cores, somaxconn
 
 # How each program says its version; all others by --version.
 _VERSION_OPTIONS = {"nginx": "-v", "apache2": "-v", "wrk": "-v", "ab": "-V", "siege": "-V"}
@@ -33,13 +34,13 @@ def described() -> dict[str, object]:
     """The machine: CPU, cores, memory in MB, kernel, distribution."""
     return {
         "cpu": _cpu(),
-        "cores": machine.cores(),
+        "cores": cores(),
         "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "kernel": platform.release(),
         "architecture": platform.machine(),
         "distribution": _distribution(),
         "governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or "unknown",
-        "somaxconn": machine.somaxconn(),
+        "somaxconn": somaxconn(),
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from keyfront.gateway import application
 from keyfront.gateway.serve import machine, shapes
 from keyfront.gateway.serve.state import State
+from keyfront.gateway.sizing.machine import somaxconn
 
 from ..delaying_proxy import HOST
 from ..load.processes import STOCK_FILES
@@ -147,7 +148,7 @@ def _nginx(
     socket = folder / "socket"
     listen = lineup.uwsgi.get("listen", 100)
     assert isinstance(listen, int)
-    workers = _workers(lineup, keystone, listen=min(listen, machine.somaxconn()))
+    workers = _workers(lineup, keystone, listen=min(listen, somaxconn()))
     files = _descriptors(lineup)
     stack.enter_context(fronts.uwsgi(folder / "uwsgi", socket, workers, files=files))
     return stack.enter_context(

@@ -19,6 +19,7 @@ from typing import Any
 
 from keyfront.gateway.serve import machine
 from keyfront.gateway.serve.state import State
+from keyfront.gateway.sizing.machine import cores
 
 from .. import results
 from ..delaying_proxy import HOST
@@ -93,7 +94,7 @@ def served(folder: Path, port: int, server: str) -> Iterator[list[Running]]:
     socket = folder / "socket"
     workers = fronts.Daemons(
         module=target,
-        processes=machine.cores(),
+        processes=cores(),
         threads=1,
         options={"listen": 1024 if server == TUNED else 100, "disable-logging": "true"},
     )

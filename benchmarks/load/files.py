@@ -21,6 +21,7 @@ from keyfront.gateway.render import render
 from keyfront.gateway.serve import machine, shapes
 from keyfront.gateway.serve.shapes import Program
 from keyfront.gateway.serve.state import State
+from keyfront.gateway.sizing.machine import somaxconn
 
 # What ends each at once: a measured server has no requests left that matter.
 _END = {"nginx": signal.SIGTERM, "apache": signal.SIGTERM, "uwsgi": signal.SIGINT}
@@ -201,7 +202,7 @@ def _stock_uwsgi(place: Place, numbers: Numbers, **values: object) -> Program:
             "gevent": None,
             "patch": not place.cached,
             # uWSGI refuses to start above what the kernel gives
-            "backlog": min(numbers.backlog, machine.somaxconn()),
+            "backlog": min(numbers.backlog, somaxconn()),
             "socket": None,
             "listen": place.listen,
             **values,

@@ -256,7 +256,7 @@ def _siege(
             "siege", [*command, request.url], cores=cores, environment={"HOME": folder}
         )
         out, _, cpu = processes.finished(process, seconds + 2 * PATIENCE)
-    return parse_siege(out, cpu, len(cores) if cores else machine.cores())
+    return parse_siege(out, cpu, len(cores) if cores else cores())
 
 
 def parse_siege(output: str, cpu: float, threads: int = 1) -> Outcome:

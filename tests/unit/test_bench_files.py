@@ -20,7 +20,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "mod_wsgi_module", lambda: "/modules/mod_wsgi.so")
     monkeypatch.setattr(machine, "uwsgi_program", lambda: "/usr/bin/uwsgi")
     monkeypatch.setattr(machine, "require_module", lambda module, extra: None)
-    monkeypatch.setattr(machine, "somaxconn", lambda: 4096)
+    monkeypatch.setattr(files, "somaxconn", lambda: 4096)
 
 
 def made(
