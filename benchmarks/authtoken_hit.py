@@ -270,8 +270,8 @@ def main(arguments: list[str] | None = None) -> int:
     verdict = MET if ours <= AUTHTOKEN_MICROSECONDS else MISSED
     print(f"goal: <= {AUTHTOKEN_MICROSECONDS:g} us with 15 services: {verdict}")
     verdicts = judge(samples)
-    for goal, found in verdicts.items():
-        print(f"goal: {goal.figure} of {goal.first} / {goal.second} {goal}: {found}")
+    for goal, verdict in verdicts.items():
+        print(f"goal: {goal.figure} of {goal.first} / {goal.second} {goal}: {verdict}")
     return 1 if goals.missed(verdicts) else 0
 
 

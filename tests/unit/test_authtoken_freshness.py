@@ -245,7 +245,9 @@ def test_the_first_that_keystone_says_ends_what_it_did_not(
     # and of what says nothing there is no more than a look
     world.keystone.says = STOCK
     world.keystone.tokens["new"] = token_data()
-    world.get("new")
+    asked = world.asked
+    assert [world.get("new").status for _ in range(2)] == [200, 200]
+    assert world.asked == asked + 1
     world.keystone.tokens.pop("new")
     clock.later(1.1)
     assert world.get("new").status == 401
@@ -270,6 +272,25 @@ def test_an_answer_that_says_nothing_is_not_kept_if_another_did_meanwhile(
     assert world.get().status == 200
     world.keystone.tokens.pop("t")
     assert world.get().status == 401
+
+
+def test_nor_if_it_does_while_the_answer_is_being_kept(
+    worlds: list[World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = plain(worlds)
+    kept = world.middleware.validations
+    put = kept.confirmed.put
+
+    def meanwhile(*arguments: Any) -> None:
+        told = validations.Question(b"another")
+        told.told = NONE
+        kept._heard(told)
+        put(*arguments)
+
+    monkeypatch.setattr(type(kept.confirmed), "put", lambda self, *given: meanwhile(*given))
+    assert world.get().status == 200
+    monkeypatch.undo()
+    assert kept.tells and len(kept.confirmed) == 0
 
 
 def test_a_first_none_does_not_pass_for_a_stock_keystone(
@@ -357,6 +378,20 @@ def test_a_keystone_that_is_away_ends_nothing_that_stands(shared: World) -> None
     shared.keystone.down = None
     assert shared.get().status == 200
     assert shared.get("other").status == 401
+
+
+def test_a_keystone_that_is_away_is_missed_after_revalidate(
+    worlds: list[World], clock: Clock
+) -> None:
+    world = lone(worlds)
+    world.get()
+    world.keystone.down = requests.exceptions.ConnectionError("away")
+    assert world.get().status == 200
+    clock.later(1.1)
+    assert [world.get().status for _ in range(2)] == [503, 503]
+    world.keystone.down = None
+    assert world.get().status == 200
+    assert world.keystone.statuses == [200, 304]
 
 
 @pytest.mark.parametrize(

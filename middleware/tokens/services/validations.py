@@ -54,7 +54,7 @@ class Question:
     :param allow_expired: whether the token may have ended
     """
 
-    __slots__ = ("allow_expired", "asked", "etag", "key", "known", "told", "unknown")
+    __slots__ = ("allow_expired", "asked", "etag", "key", "known", "silent", "told", "unknown")
 
     def __init__(
         self, key: bytes, known: Validation | None = None, *, allow_expired: bool = False
@@ -69,6 +69,8 @@ class Question:
         self.etag: str | None = None
         #: Whether the answer is that there is no such token.
         self.unknown = False
+        #: Whether it was taken for that of a stock Keystone.
+        self.silent = False
 
 
 class Validations:
@@ -224,9 +226,8 @@ class Validations:
 
     def _standing(self, question: Question, seconds: float, expires: float) -> Standing:
         """Return how long an answer may be used; in the past if for its own request only."""
-        if seconds < 0:
-            return Standing(-math.inf, expires)
         if question.told is None and not self.tells:
+            question.silent = True
             return Standing(question.asked + seconds, expires)
         if self.coordinator is None:
             return Standing(question.asked + min(seconds, self._revalidate), expires)
@@ -244,7 +245,7 @@ class Validations:
 
     def _forget_if_told_since(self, question: Question) -> None:
         """Undo keeping what Keystone said nothing of, if meanwhile it did of another."""
-        if question.told is None and self.tells:
+        if question.silent and self.tells:
             self.confirmed.drop(question.key)
             self.refused.drop(question.key)
 
