@@ -16,11 +16,12 @@ from keyfront.gateway.render import render
 from keyfront.gateway.serve import shapes, state
 
 FOLDER = Path(str(importlib.resources.files(deploy)))
-# Those of `keyfront serve`; those of `keyfront render`, in site/, have tests of their own.
+# Those of `keyfront serve`; those of `keyfront render` (site/) and what it is measured against
+# (stock/) have tests of their own.
 TEMPLATES = sorted(
     name
     for name in (path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.j2"))
-    if not name.startswith("site/")
+    if not name.startswith(("site/", "stock/"))
 )
 
 VALUES: dict[str, object] = {
