@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -102,7 +103,7 @@ def deployed(
     config: Path = Path("/nowhere"), target: str = "", json_logs: bool = False,
     trusted: tuple[str, ...] = (), machine: Machine = MACHINE, workload: Workload = WORKLOAD,
     profile: Profile = STANDARD, environment: dict[str, str] | None = None,
-    prefix: Sequence[str] = (),
+    prefix: Sequence[str] = (), pair: Path | None = None,
 ) -> Iterator[Deployment]:
     """Render a line-up with TLS into a folder and serve it until the block ends.
 
@@ -110,16 +111,16 @@ def deployed(
 
     :param folder: empty; others can pass through it, and its path is short (unix sockets)
     :param server: a line-up's name, or ``haproxy`` for HAProxy in front of ``nodes``
+    :param pair: the folder of a line-up whose certificate this one shall have: HAProxy knows its
+        nodes by it
     :param prefix: put before each server's command
     """
     port = free_port()
     (folder / "log").mkdir()
     (folder / "run").mkdir()
+    if pair is not None:
+        shutil.copytree(pair / "tls", folder / "tls")
     certificate, key = certificates.make(folder, NAME)
-    if nodes:
-        # one self-signed pair for all: a node is known by it
-        for new, old in zip((certificate, key), certificates.places(nodes[0].folder), strict=True):
-            new.write_bytes(old.read_bytes())
     me = pwd.getpwuid(os.geteuid()).pw_name, getgrgid(os.getegid()).gr_name
     web = ("www-data", "www-data") if os.geteuid() == 0 else me
     site = Site(

@@ -43,6 +43,12 @@ _PATHS = (
     ("--run-directory", "DIR", "for sockets (default: /run/keyfront)"),
     ("--log-directory", "DIR", "for access logs (default: /var/log/keyfront)"),
     ("--cache-directory", "DIR", "for nginx's temporary files (default: /var/cache/keyfront)"),
+    (
+        "--node-ca",
+        "FILE",
+        "with --haproxy and TLS, the authority of the nodes' certificates (default: the "
+        "certificate itself, which is right for a self-signed one)",
+    ),
 )
 _FIELDS = {"--app": "target"}
 

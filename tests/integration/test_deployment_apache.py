@@ -44,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _write(folder: Path, computed: Plan, found: Versions, server: str, **options: object) -> None:
     certificate, key = certificates.places(folder)
-    tls = {"certificate": certificate, "key": key, "hsts": 300} if options.pop("tls") else {}
+    tls: dict[str, object] = {}
+    if options.pop("tls"):
+        tls = {"certificate": certificate, "key": key, "hsts": 300, "redirect": True}
     # a user that every system has
     site = Site(
         folder=folder, server=server, listen="127.0.0.1:5000", user="daemon", group="daemon",
