@@ -51,12 +51,27 @@ EXTRAS = {
         "pytest>=8",  # the benchmark gate is a pytest plugin
         "pytest-benchmark>=5",  # times the micro-benchmarks
     ],
+    "experiments": [
+        "matplotlib>=3.8",  # draws the figures of the report; the page itself needs nothing
+        "cryptography>=42",  # makes the certificates of servers with TLS
+        "eventlet",  # patches the service that apache-mpm compares
+        "gevent>=24.2",  # uWSGI's greenlet workers
+        "keystone>=30",  # the service under load
+        "ldappool>=3.0",  # what the LDAP pool is compared with; Keystone's driver imports it
+        "ldap3>=2.9",  # the LDAP client of keyfront's driver
+        "mod_wsgi>=6.0.5",  # the Apache side of the comparisons
+        "oslo.messaging",  # the AMQP connections of apache-mpm
+        "PyMySQL>=1.1",  # Keystone on MariaDB, as published
+        "python-ldap>=3.4",  # Keystone's own LDAP driver
+        "uwsgi>=2.0.27",  # never beside pyuwsgi: both install bin/uwsgi
+    ],
     "test": [
         "cryptography>=42",  # makes the certificates of the TLS tests; Keystone brings it anyway
         "amqp>=5",  # the AMQP client that the heartbeat keeps alive
         "eventlet",  # the LDAP pool and the heartbeat are tested under its green threads, too
         "fixtures",  # set up Keystone's own LDAP tests, which are run with our driver
         "freezegun",  # sets the clock that those go by
+        "matplotlib>=3.8",  # draws the figures of the report
         "lxml",  # compares the XML that those look at
         "oslotest",  # has the base class of those
         "testtools",  # runs them and says how they went

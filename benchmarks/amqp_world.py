@@ -36,7 +36,9 @@ log.file = false
 disk_free_limit.absolute = 1MB
 """
 _STARTED = b"Server startup complete"
-_RESETS = re.compile(r"closing AMQP connection [^\n]*?- ([^)\n]*)\)[^(]*missed heartbeats from client")
+_RESETS = re.compile(
+    r"closing AMQP connection [^\n]*?- ([^)\n]*)\)[^(]*missed heartbeats from client"
+)
 
 
 def rabbitmq_program() -> str:
@@ -121,9 +123,8 @@ class Broker:
         return self._log.read_bytes().count(b"missed heartbeats from client")
 
     def reset_names(self) -> list[str]:
-        """What the clients of those connections call themselves, as far as the log tells."""
-        text = self._log.read_text(encoding="utf-8", errors="replace")
-        return _RESETS.findall(text)
+        """What the clients of those connections call themselves."""
+        return reset_names(self._log.read_text(encoding="utf-8", errors="replace"))
 
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as out:
@@ -146,6 +147,11 @@ class Broker:
         except ProcessLookupError:
             pass
         process.wait()
+
+
+def reset_names(log: str) -> list[str]:
+    """The names of clients whose connections RabbitMQ closed for missed heartbeats, by its log."""
+    return _RESETS.findall(log)
 
 
 @contextmanager

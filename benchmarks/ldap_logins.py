@@ -183,8 +183,7 @@ def _settings(arguments: list[str] | None) -> tuple[Settings, argparse.Namespace
         action="store_true",
         help=f"{QUICK_TOKENS} tokens in {QUICK_ROUNDS} rounds, a tenth of the logins at once",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
-    parser.add_argument("--markdown", action="store_true", help="print the tables of the docs")
+    outcome.add_arguments(parser)
     options = parser.parse_args(arguments)
     part = 10 if options.quick else 1
     settings = Settings(
@@ -198,9 +197,7 @@ def _settings(arguments: list[str] | None) -> tuple[Settings, argparse.Namespace
     return settings, options
 
 
-def _check(settings: Settings, file: Path | None) -> None:
-    if file and not file.absolute().parent.is_dir():
-        raise OptionError("--json", file, "a file in a folder that exists")
+def _check(settings: Settings) -> None:
     if settings.rounds > settings.tokens:
         raise OptionError("--rounds", settings.rounds, f"at most --tokens ({settings.tokens})")
     if settings.stock_logins > settings.logins:
@@ -218,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminated)
 
     def checked(settings: Settings) -> Samples:
-        _check(settings, options.json)
+        _check(settings)
         return measure(settings)
 
     return outcome.run(

@@ -1,14 +1,17 @@
-"""The report of ``ldap_logins``: for a terminal, for the documents, and for a file."""
+"""The report of ``ldap_logins``: for a terminal, for the documents, and for a result."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from . import token_report
+from . import results
 from .ldap_samples import CASES, Case, Ratio, Row, Samples, judge, ratios, row
+from .results import Table
 
+TITLE = "Logins of LDAP users through Keystone, by the driver"
+DISTRIBUTIONS = ("keystone", "python-ldap", "ldappool", "gevent")
+PROGRAMS = ()
 # The experiment's.
 PUBLISHED = 500
 
@@ -76,69 +79,55 @@ def table(samples: Samples) -> str:
     return "\n".join(lines)
 
 
-def markdown(samples: Samples, settings: Settings) -> str:
-    """The result as the documents show it."""
-    lines = [
-        f"| added per round trip | logins | by | {PUBLISHED} tokens | per token | of it CPU "
-        "| connects | BINDs | searches | times as fast as no pool |",
-        "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+def tables(samples: Samples, settings: Settings) -> list[Table]:
+    """The result as the documents show it: ``logins`` and ``ratios``."""
+    logins: list[list[results.Cell]] = []
     for case, one, ratio in _rows(samples):
-        lines.append(
-            f"| {case.latency} ms | {_load(case)} | {case.label} | {one.seconds * PUBLISHED:.0f} s "
-            f"| {one.seconds * 1000:.0f} ms | {one.cpu * 1000:.0f} ms | {_count(one.connects)} "
-            f"| {_count(one.binds)} | {_count(one.searches)} | {_spread(ratio) if ratio else ''} |"
+        logins.append(
+            [
+                f"{case.latency} ms",
+                _load(case),
+                case.label,
+                f"{one.seconds * PUBLISHED:.0f} s",
+                f"{one.seconds * 1000:.0f} ms",
+                f"{one.cpu * 1000:.0f} ms",
+                _count(one.connects),
+                _count(one.binds),
+                _count(one.searches),
+                _spread(ratio) if ratio else None,
+            ]
         )
     verdicts = judge(samples)
-    lines += [
-        "",
-        "| times as fast: median of the rounds (lowest to highest) | | goal |",
-        "|---|---:|---|",
+    found: list[list[results.Cell]] = [
+        [
+            f"{each.first} / {each.second}",
+            _spread(each),
+            f"{each.goal}: {verdicts[each.goal]}" if each.goal else None,
+        ]
+        for each in ratios(samples)
     ]
-    for each in ratios(samples):
-        wanted = f"{each.goal}: {verdicts[each.goal]}" if each.goal else ""
-        lines.append(f"| {each.first} / {each.second} | {_spread(each)} | {wanted} |")
-    return "\n".join([*lines, "", described_in_words(settings)])
-
-
-def described_in_words(settings: Settings) -> str:
-    """One paragraph: the command, the machine, the versions."""
-    facts = environment()
-    return (
-        f"`{settings.command}`, {facts['date']}: {facts['cpu']}, {facts['cores']} cores, slapd and "
-        f"proxy on the same; Keystone {facts['keystone']} on SQLite, in one process, its own "
-        f"caches: {settings.cache}; python-ldap {facts['python-ldap']}, ldappool "
-        f"{facts['ldappool']}, Python {facts['python']}, keyfront {facts['keyfront']}."
+    columns = [
+        "added per round trip", "logins", "by", f"{PUBLISHED} tokens", "per token", "of it CPU",
+        "connects", "BINDs", "searches", "times as fast as no pool",
+    ]  # fmt: skip
+    caption = (
+        f"`{settings.command}`: slapd and proxy on the same machine; Keystone on SQLite, in one "
+        f"process, its own caches: {settings.cache}."
     )
+    spread = "times as fast: median of the rounds (lowest to highest)"
+    return [
+        Table(name="logins", columns=columns, rows=logins, caption=caption),
+        Table(name="ratios", columns=[spread, "", "goal"], rows=found),
+    ]
 
 
-def described(samples: Samples, settings: Settings, seconds: float) -> dict[str, Any]:
-    """All that was measured, for a file."""
-    return {
-        "schema": 1,
-        "environment": environment(),
-        "settings": settings._asdict(),
-        "wall_seconds": round(seconds, 1),
-        "cases": {
-            name: {**row(each)._asdict(), "rounds": [sample._asdict() for sample in each]}
-            for name, each in samples.items()
-            if each
-        },
-        "ratios": {f"{one.first} / {one.second}": one.pairs for one in ratios(samples)},
-        "goals": {
-            f"{goal.figure} of {goal.first} / {goal.second} {goal}": verdict
-            for goal, verdict in judge(samples).items()
-        },
-    }
-
-
-def environment() -> dict[str, str | int]:
-    """What the numbers were measured on."""
-    facts = token_report.environment()
-    del facts["uwsgi"]
-    for name in ("python-ldap", "ldappool", "gevent"):
-        facts[name] = importlib.metadata.version(name)
-    return facts
+def raw(samples: Samples) -> list[results.Sample]:
+    """Every round of every case."""
+    return [
+        {"case": name, "round": number, **sample._asdict()}
+        for name, each in samples.items()
+        for number, sample in enumerate(each)
+    ]
 
 
 def _count(value: float) -> str:

@@ -1,17 +1,23 @@
-"""How a load benchmark ends: its tables, its file, its exit status."""
+"""How a load benchmark ends: its tables, its result, its exit status."""
 
 from __future__ import annotations
 
-import json
-import time
-from argparse import Namespace
+import shlex
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from keyfront.errors import KeyfrontError
 
-from . import goals
+from . import goals, results
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add what :func:`run` reads."""
+    parser.add_argument("--results", type=Path, metavar="DIR", help="write all that was measured")
+    parser.add_argument("--markdown", action="store_true", help="print the tables of documents")
 
 
 def run(
@@ -27,27 +33,43 @@ def run(
     """Measure, print and write; 1 if a goal was missed, 2 if it cannot be measured.
 
     :param measure: called with the settings; returns the samples
-    :param options: ``json``, a file to write all to or ``None``, and ``markdown``
-    :param report: has ``described``, ``described_in_words``, ``markdown`` and ``table``
+    :param settings: a named tuple with the property ``command``
+    :param options: what :func:`add_arguments` adds
+    :param report: has ``TITLE``, ``DISTRIBUTIONS``, ``PROGRAMS``, ``table``, ``tables``, ``raw``
     """
-    start = time.monotonic()
     try:
-        samples = measure(settings)
+        if options.results:
+            results.prepare(options.results)
+        with results.Record(
+            "comparison",
+            name,
+            title=report.TITLE,
+            command=shlex.split(settings.command),
+            conditions=settings._asdict(),
+            distributions=report.DISTRIBUTIONS,
+            programs=report.PROGRAMS,
+        ) as record:
+            samples = measure(settings)
+        verdicts = judge(samples)
+        record.samples += report.raw(samples)
+        record.tables += report.tables(samples, settings)
+        for goal, verdict in verdicts.items():
+            record.note(f"{goal.figure} of {goal.first} / {goal.second} {goal}: {verdict}")
+        result = record.result()
+        if options.results:
+            say(f"written to {results.write(result, options.results)}")
     except KeyfrontError as error:
         say(f"{name}: {error}")
         return 2
     except KeyboardInterrupt:
         say(f"{name}: interrupted")
         return 130
-    if options.json:
-        content = report.described(samples, settings, time.monotonic() - start)
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    say(f"{settings.command}\n{results.measured_on(result)}")
     if options.markdown:
-        print(report.markdown(samples, settings))
+        print("\n\n".join(map(results.markdown, result.tables)))
     else:
-        say(report.described_in_words(settings))
         print(report.table(samples))
-    lines = goals.missed(judge(samples))
+    lines = goals.missed(verdicts)
     for line in lines:
         say(line)
     return 1 if lines else 0

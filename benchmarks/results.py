@@ -27,7 +27,7 @@ from . import surroundings
 SCHEMA = "keyfront-result/1"
 """Changes with the format; files of another schema are refused, never guessed at."""
 
-KINDS = ("experiment", "gate", "micro", "replay", "sweep")
+KINDS = ("comparison", "experiment", "gate", "micro", "replay", "sweep")
 
 FOLDER = Path("bench-results")
 """Where the command line keeps results unless told otherwise: in the current folder."""
@@ -250,6 +250,30 @@ def write(result: Result, folder: Path) -> Path:
     except OSError as error:
         raise BenchmarkError(f"{path}: cannot be written: {error.strerror}") from None
     return path
+
+
+def prepare(folder: Path) -> None:
+    """Find out, before anything is measured, that results can be written to a folder; makes it.
+
+    :raises BenchmarkError: they cannot
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise BenchmarkError(f"{folder}: cannot be written to: {error.strerror}") from None
+
+
+def measured_on(result: Result) -> str:
+    """One line: the day, the machine, versions, and whether others worked on it meanwhile."""
+    machine = result.machine
+    named = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    busy = "" if result.others.get("quiet", True) else "; others worked on the machine meanwhile"
+    unfinished = "" if result.complete else "; interrupted before its end"
+    return (
+        f"Measured on {result.began[:10]}: {machine.get('cpu', 'unknown CPU')}, "
+        f"{machine.get('cores', '?')} cores, {named}{busy}{unfinished}."
+    )
 
 
 def read(path: Path) -> Result:

@@ -84,19 +84,7 @@ def text(found: Sequence[Result], kind: str, name: str, table: str, where: str) 
     if content is None:
         there = ", ".join(one.name for one in result.tables) or "none"
         raise BenchmarkError(f"{where}: {kind} {name} has no table {table}; it has: {there}")
-    return f"{results.markdown(content)}\n\n{measured_on(result)}"
-
-
-def measured_on(result: Result) -> str:
-    """One line: the day, the machine, versions, and whether others worked on it meanwhile."""
-    machine = result.machine
-    named = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    busy = "" if result.others.get("quiet", True) else "; others worked on the machine meanwhile"
-    unfinished = "" if result.complete else "; interrupted before its end"
-    return (
-        f"Measured on {result.began[:10]}: {machine.get('cpu', 'unknown CPU')}, "
-        f"{machine.get('cores', '?')} cores, {named}{busy}{unfinished}."
-    )
+    return f"{results.markdown(content)}\n\n{results.measured_on(result)}"
 
 
 def write(change: Change) -> None:

@@ -1,20 +1,18 @@
-"""The report of ``token_validation``: for a terminal, for the README, and for a file."""
+"""The report of ``token_validation``: for a terminal, for the README, and for a result."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-import time
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from keyfront import __version__
-from keyfront.gateway.sizing import machine
-
+from . import results
+from .results import Table
 from .token_candidates import CANDIDATES
 from .token_samples import CASES, TOKEN_CACHING_CASES, Ratio, Samples, judge, ratios, row
 from .token_servers import CONNECTIONS, PROCESSES
+
+TITLE = "Validations of a token by Keystone, with and without keyfront's token cache"
+DISTRIBUTIONS = ("keystone", "uWSGI", "pyuwsgi")
+PROGRAMS = ("wrk", "memcached")
 
 
 class Settings(NamedTuple):
@@ -59,110 +57,59 @@ def table(samples: Samples) -> str:
     return "\n".join(lines)
 
 
-def markdown(samples: Samples, settings: Settings) -> str:
-    """The result as the README shows it."""
+def tables(samples: Samples, settings: Settings) -> list[Table]:
+    """The result as the documents show it: ``rates`` and ``ratios``."""
     stock = row(samples["keystone"]).rate
-    lines = [
-        "| validations of a token | per second | p50 | p99 | errors | times Keystone |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    rates: list[list[results.Cell]] = []
     for name in ("keystone", "memcached", "keyfront", "bare", "keyfront kept", "bare kept"):
         one = row(samples[name])
         times = one.rate / stock
-        lines.append(
-            f"| {CASES[name].label} | {_round(one.rate)} | {_ms(one.p50)} ms | {_ms(one.p99)} ms "
-            f"| {one.errors} | {times:.{0 if times >= 10 else 1}f} |"
+        rates.append(
+            [
+                CASES[name].label,
+                _round(one.rate),
+                f"{_ms(one.p50)} ms",
+                f"{_ms(one.p99)} ms",
+                one.errors,
+                f"{times:.{0 if times >= 10 else 1}f}",
+            ]
         )
-    lines += [
-        "",
-        "| ratio: median of the pairs (lowest to highest) | per second | p99 | goal |",
-        "|---|---:|---:|---|",
-    ]
+    found: list[list[results.Cell]] = []
     for rate, p99 in ratios(samples):
         names = " / ".join((CASES | TOKEN_CACHING_CASES)[one].label for one in rate[:2])
         wanted = [f"{one.figure} {one.goal}" for one in (rate, p99) if one.goal is not None]
-        lines.append(f"| {names} | {_spread(rate)} | {_spread(p99)} | {', '.join(wanted)} |")
-    return "\n".join([*lines, "", described_in_words(settings)])
-
-
-def described_in_words(settings: Settings) -> str:
-    """One paragraph: the command, the machine, the versions."""
-    facts = environment()
-    return (
-        f"`{settings.command}`, {facts['date']}: {facts['cpu']}, {facts['cores']} cores, wrk with "
-        f"{CONNECTIONS} connections on the same cores; uWSGI {facts['uwsgi']} `http-socket` with "
-        f"{PROCESSES} processes of {settings.threads} thread(s), Keystone {facts['keystone']} on "
-        f"SQLite, Python {facts['python']}, keyfront {facts['keyfront']}."
+        found.append([names, _spread(rate), _spread(p99), ", ".join(wanted)])
+    columns = ["validations of a token", "per second", "p50", "p99", "errors", "times Keystone"]
+    caption = (
+        f"`{settings.command}`: wrk with {CONNECTIONS} connections on the same cores; uWSGI "
+        f"`http-socket` with {PROCESSES} processes of {settings.threads} thread(s), Keystone on "
+        "SQLite."
     )
+    spread = "ratio: median of the pairs (lowest to highest)"
+    return [
+        Table(name="rates", columns=columns, rows=rates, caption=caption),
+        Table(name="ratios", columns=[spread, "per second", "p99", "goal"], rows=found),
+    ]
 
 
-def described(samples: Samples, settings: Settings, seconds: float) -> dict[str, Any]:
-    """All that was measured, for a file."""
-    verdicts = {
-        f"{goal.figure} of {goal.first} / {goal.second} {goal}": verdict
-        for goal, verdict in judge(samples).items()
-    }
-    return {
-        "schema": 2,
-        "environment": environment(),
-        "settings": {
-            **settings._asdict(),
-            "processes": PROCESSES,
-            "connections": CONNECTIONS,
-        },
-        "wall_seconds": round(seconds, 1),
-        "cases": {
-            name: {
-                **row(each)._asdict(),
-                "kept": CANDIDATES[(CASES | TOKEN_CACHING_CASES)[name].candidate].kept,
-                "rounds": [
-                    {
-                        "requests": sample.load.requests,
-                        "seconds": sample.load.seconds,
-                        "errors": sample.load.errors,
-                        "p50": sample.p50,
-                        "p99": sample.p99,
-                        "server_cpu": sample.server_cpu,
-                        "generator_cpu": sample.load.generator_cpu,
-                    }
-                    for sample in each
-                ],
-            }
-            for name, each in samples.items()
-        },
-        "ratios": {
-            f"{rate.first} / {rate.second}": {"rate": rate.pairs, "p99": p99.pairs}
-            for rate, p99 in ratios(samples)
-        },
-        "goals": verdicts,
-    }
-
-
-def environment() -> dict[str, str | int]:
-    """What the numbers were measured on."""
-    model = "unknown"
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    return {
-        "cpu": model,
-        "cores": machine.cores(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "keystone": importlib.metadata.version("keystone"),
-        "keyfront": __version__,
-        "uwsgi": _uwsgi_version(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def _uwsgi_version() -> str:
-    for name in ("uWSGI", "pyuwsgi"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return "unknown"
+def raw(samples: Samples) -> list[results.Sample]:
+    """Every round of every case."""
+    return [
+        {
+            "case": name,
+            "kept": CANDIDATES[(CASES | TOKEN_CACHING_CASES)[name].candidate].kept,
+            "round": number,
+            "requests": sample.load.requests,
+            "seconds": sample.load.seconds,
+            "errors": sample.load.errors,
+            "p50_ms": sample.p50,
+            "p99_ms": sample.p99,
+            "server_cpu": sample.server_cpu,
+            "generator_cpu": sample.load.generator_cpu,
+        }
+        for name, each in samples.items()
+        for number, sample in enumerate(each)
+    ]
 
 
 def _ms(value: float) -> str:

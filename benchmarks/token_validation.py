@@ -45,7 +45,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from keyfront.errors import OptionError, ServerError
+from keyfront.errors import ServerError
 from keyfront.gateway.serve import shapes
 
 from . import outcome, token_report
@@ -196,20 +196,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--token-caching", action="store_true", help="also without Keystone's own token cache"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
-    parser.add_argument("--markdown", action="store_true", help="print the README's tables")
+    outcome.add_arguments(parser)
     options = parser.parse_args(arguments)
     settings = Settings(options.rounds, options.seconds, options.token_caching, options.threads)
     # what runs is taken down as after Ctrl-C
     signal.signal(signal.SIGTERM, _terminated)
-
-    def checked(settings: Settings) -> Samples:
-        if options.json and not options.json.absolute().parent.is_dir():
-            raise OptionError("--json", options.json, "a file in a folder that exists")
-        return measure(settings)
-
     return outcome.run(
-        "token_validation", checked, settings, options, report=token_report, judge=judge, say=say
+        "token_validation", measure, settings, options, report=token_report, judge=judge, say=say
     )
 
 

@@ -103,6 +103,7 @@ class Counted:
     ) -> Count:
         return Count(
             name=self._item.nodeid,
+            fixture=KIND,
             key=key,
             verdict=verdict,
             value=value,

@@ -13,6 +13,7 @@ class Count:
     """One number of one test.
 
     :param name: the test's node id
+    :param fixture: by which it was counted
     :param key: what was counted; of instructions, with which versions
     :param value: ``None`` if it was not counted
     :param recorded: ``None`` if nothing is
@@ -20,6 +21,7 @@ class Count:
     """
 
     name: str
+    fixture: str
     key: str
     verdict: Verdict
     value: int | None = None
@@ -37,6 +39,7 @@ class Count:
         """For a file."""
         return {
             "name": self.name,
+            "fixture": self.fixture,
             "key": self.key,
             "verdict": str(self.verdict),
             "value": self.value,

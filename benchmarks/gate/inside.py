@@ -149,11 +149,12 @@ class Instructions(Inside):
             summary = re.search(r"^summary: (\d+)", text, re.MULTILINE)
             if trigger and summary:
                 totals[int(trigger[1])] = int(summary[1])
-        return {
-            one["name"]: round(totals[one["trigger"]] / one["calls"])
-            for one in told
-            if one["trigger"] in totals
-        }
+        found = {}
+        for one in told:
+            counts = [totals[trigger] for trigger in one["triggers"] if trigger in totals]
+            if counts:
+                found[one["name"]] = round(min(counts) / one["calls"])
+        return found
 
 
 INSIDES: dict[str, type[Inside]] = {"syscalls": Syscalls, "instructions": Instructions}

@@ -43,12 +43,13 @@ class Instructions:
     ) -> int | None:
         """Compare the instructions of a call with those recorded for the same versions.
 
-        The test is run once more in a process of its own under valgrind. Counts differ by some
-        0.1 % from run to run, and by whole per cents between versions of Python, so each has a
-        record of its own; where there is none yet, that is told and fails nothing.
+        The test is run once more in a process of its own under valgrind, and the least of five
+        counts is taken. That differs by 0.3 % from run to run, seldom by 1 %, and by more between
+        builds of Python, so each has a record of its own; where there is none yet, that is told and
+        fails nothing.
 
         :param limit: how many times the recorded count may be reached, 1 to 2
-        :param calls: to count, and to call before to be warm; at least 1
+        :param calls: to count each time, and to call before to be warm; at least 1
         :param depends: distributions whose versions matter as well
         :returns: instructions per call; ``None`` where they cannot be counted
         :raises ValueError: an argument is outside its range
@@ -101,6 +102,7 @@ class Instructions:
     ) -> None:
         count = Count(
             name=self._item.nodeid,
+            fixture=KIND,
             key=versions,
             verdict=verdict,
             value=value,

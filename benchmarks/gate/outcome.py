@@ -62,7 +62,7 @@ class Outcome:
             return f"{self.verdict:<13}{self.name}: {self.reason}"
         more = f" ({self.reason})" if self.reason else ""
         return (
-            f"{self.verdict:<13}{self.ratio:>8.3f} [{self.low:.3f}, {self.high:.3f}] "
+            f"{self.verdict:<13}{_times(self.ratio):>8} [{_times(self.low)}, {_times(self.high)}] "
             f"limit {self.limit:.4g}, {len(self.samples.pairs)} pairs, {self.seconds:.1f} s  "
             f"{self.name}{more}"
         )
@@ -75,9 +75,9 @@ class Outcome:
         rounds = f"\npairs of processes: {', '.join(self.rounds)}" if self.rounds else ""
         more = f"\n{self.reason}" if self.reason else ""
         return (
-            f"{self.verdict}: the candidate takes {self.ratio:.3f} times the baseline's time, "
+            f"{self.verdict}: the candidate takes {_times(self.ratio)} times the baseline's time, "
             f"limit {self.limit:.4g}\n"
-            f"interval {self.low:.3f} to {self.high:.3f} ({1 - 2 * TAIL:.1%}), "
+            f"interval {_times(self.low)} to {_times(self.high)} ({1 - 2 * TAIL:.1%}), "
             f"{len(self.samples.pairs)} pairs, batches of {self.samples.calls[0]} and "
             f"{self.samples.calls[1]} calls, seed {self.samples.seed}\n"
             f"candidate {_time(candidate)}, baseline {_time(baseline)} per call (medians), "
@@ -111,6 +111,11 @@ class Outcome:
         if pairs:
             found["pairs_ns"] = [list(pair) for pair in self.samples.pairs]
         return found
+
+
+def _times(ratio: float) -> str:
+    """Three decimals, or of a small one two digits that say something."""
+    return f"{ratio:.3f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 def _time(seconds: float) -> str:

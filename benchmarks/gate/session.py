@@ -200,7 +200,7 @@ class GateSession:
         found += [count.line() for count in self.counts if count.verdict is not Verdict.PASS]
         same = sum(count.verdict is Verdict.PASS for count in self.counts)
         if same:
-            found.append(f"{same} counts as recorded")
+            found.append(f"{same} count{'s' if same > 1 else ''} as recorded")
         unclear = sum(outcome.verdict in _WORSE for outcome in self.outcomes)
         if unclear:
             found.append(

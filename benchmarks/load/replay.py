@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from keyfront.errors import BenchmarkError, MissingPartError, OptionError
+from keyfront.errors import BenchmarkError, MissingPartError, OptionError, StateError
 
 from .. import results
 from ..results import Cell, Record, Sample, Table, Timeline
@@ -32,6 +32,10 @@ from .sweep_tables import number
 
 # What a replay counts as lost: no answer, or one that says the server could not.
 LOST_STATUS = 500
+NO_LOGIN = (
+    "a login is needed for a target that is a URL: name its state folder with --state, or set "
+    "OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME as for the openstack command"
+)
 # Requests per second for a second, before.
 _WARM_RATE = 30
 # Seconds until all senders have read their jobs.
@@ -202,10 +206,7 @@ def _ready(
             yield served, rewrite.identity(served.url, keystone.login())
         return
     if login is None:
-        raise MissingPartError(
-            f"{one.name}: a login is needed: name its state folder with --state, or set "
-            "OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME as for the openstack command"
-        )
+        raise MissingPartError(NO_LOGIN)
     yield None, rewrite.identity(one.where, login)
 
 
@@ -288,8 +289,13 @@ def table(samples: Sequence[Sample]) -> Table:
 
 
 def login_of(keystone: Keystone | None) -> dict[str, Any] | None:
-    """The login for targets that are URLs: a state folder's, or the openstack command's."""
+    """The login for targets that are URLs: a state folder's, or the openstack command's.
+
+    :raises StateError: there is no Keystone in the folder
+    """
     if keystone is not None:
+        if not keystone.state.check():
+            raise StateError(f"{keystone.state.path}: has no Keystone; keyfront serve makes one")
         return keystone.login()
     user, password = os.environ.get("OS_USERNAME"), os.environ.get("OS_PASSWORD")
     if not user or not password:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from keyfront.errors import OptionError
+from keyfront.errors import MissingPartError, OptionError
 
 from .. import results
 from . import access_log, replay, synthetic
@@ -87,13 +87,17 @@ def run(arguments: Namespace, out: TextIO) -> int:
     for target in targets:
         if target.elsewhere:
             say(f"{target.name}: is another host; it gets the load since you named it")
+    login = None
+    if not all(isinstance(target.where, Lineup) for target in targets):
+        login = replay.login_of(Keystone(arguments.state) if arguments.state else None)
+        if login is None:
+            raise MissingPartError(replay.NO_LOGIN)
+    results.prepare(arguments.results)
     with given.ended_in_order(), ExitStack() as stack:
         try:
             keystone: Keystone | None = None
             if any(isinstance(target.where, Lineup) for target in targets):
                 keystone = stack.enter_context(given.keystone(arguments, say))
-            elif arguments.state is not None:
-                keystone = Keystone(arguments.state)
             with replay.record(arguments.name, log, todo, speed) as record:
                 if todo.left_out:
                     record.note(f"{todo.left_out} requests that would change the target: left out")
@@ -102,7 +106,7 @@ def run(arguments: Namespace, out: TextIO) -> int:
                     targets,
                     record,
                     keystone=keystone,
-                    login=replay.login_of(keystone if arguments.state else None),
+                    login=login,
                     say=say,
                 )
         except KeyboardInterrupt:

@@ -126,7 +126,10 @@ class Wires:
         if one.method == _LOGIN:
             login = json.loads(json.dumps(target.login))
             if one.refused:
-                login["auth"]["identity"]["password"]["user"]["password"] = _NOBODYS
+                # a wrong password would count against the user, who may then be locked out
+                login["auth"]["identity"]["password"]["user"].update(
+                    name=_NOBODYS, password=_NOBODYS
+                )
             return wire(_LOGIN, url, {}, json.dumps(login).encode())
         headers = {"X-Auth-Token": _NOBODYS if one.refused else target.caller}
         if path.startswith(VALIDATION):

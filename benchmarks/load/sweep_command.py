@@ -101,6 +101,7 @@ def run(arguments: Namespace, out: TextIO) -> int:
     """
     settings = read(arguments)
     sweep.check(settings)
+    results.prepare(arguments.results)
 
     def say(text: str) -> None:
         out.write(f"{text}\n")

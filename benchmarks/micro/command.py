@@ -165,7 +165,7 @@ def fill(record: Record, content: dict[str, Any]) -> None:
             name="counts",
             columns=["operation", "counted", "count", "recorded", ""],
             rows=[
-                [operation(one["name"]), one["key"], one["value"], one["recorded"], one["verdict"]]
+                [operation(one["name"]), _key(one), one["value"], one["recorded"], one["verdict"]]
                 for one in counts
             ],
         )
@@ -176,7 +176,13 @@ def operation(node: str) -> str:
     """A test's name for a reader: ``tokens: hit against stock keystone``."""
     file, _, name = node.partition("::")
     place = Path(file).stem.removeprefix("test_")
-    return f"{place}: {name.removeprefix('test_').replace('_', ' ')}"
+    words = name.removeprefix("test_").replace("_", " ").replace("[", " (").replace("]", ")")
+    return f"{place}: {words}"
+
+
+def _key(count: dict[str, Any]) -> str:
+    key: str = count["key"]
+    return f"instructions by {key}" if count["fixture"] == "instructions" else key.replace("_", " ")
 
 
 def _row(gate: dict[str, Any]) -> list[Cell]:

@@ -96,7 +96,7 @@ def _svg(
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingPartError(
-            "matplotlib is not installed: run pip install 'keyfront[report]'"
+            "matplotlib is not installed: run pip install 'keyfront[experiments]'"
         ) from None
     style = {
         # text stays text: it can be read out, searched and selected

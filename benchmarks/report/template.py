@@ -55,6 +55,7 @@ table { border-collapse: collapse; font-size: .9rem; width: 100%; }
 caption { caption-side: bottom; text-align: left; padding-top: .4rem; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem .35rem 0;
   border-bottom: 1px solid var(--line); overflow-wrap: normal; }
+th.number { text-align: right; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .words td { overflow-wrap: anywhere; }
 details { margin: .75rem 0; }
@@ -88,7 +89,9 @@ PAGE = """\
 <div class="{{ 'words' if words else 'scroll' }}"{% if not words %} tabindex="0" role="region"
  aria-label="{{ one.name }}"{% endif %}><table>
 {% if one.caption %}<caption>{{ one.caption }}</caption>{% endif %}
-<thead><tr>{% for name in one.columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
+<thead><tr>{% for name in one.columns %}<th scope="col"
+{%- if one.rows and one.rows[0][loop.index0] is number %} class="number"{% endif %}>
+{{- name }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in one.rows %}<tr>{% for cell in row %}
 <td data-column="{{ one.columns[loop.index0] }}"{% if cell is number %} class="number"{% endif %}>

@@ -75,7 +75,11 @@ def check_what_pytest_benchmark_reads(path: Path) -> None:
     base = entries["test_timed.py::test_slower (baseline)"]
     assert 1.2 < slow["stats"]["median"] / base["stats"]["median"] < 4
     assert slow["extra_info"]["gate"]["pairs_ns"]
-    assert len(slow["stats"]["data"]) == len(slow["extra_info"]["gate"]["pairs_ns"])
+    pairs = slow["extra_info"]["gate"]["pairs_ns"]
+    for side, entry in enumerate((slow, base)):
+        calls = entry["stats"]["iterations"]
+        wanted = [pair[side] / calls / 1e9 for pair in pairs]
+        assert entry["stats"]["data"] == pytest.approx(wanted)
     done = subprocess.run(
         [sys.executable, "-m", "pytest_benchmark", "compare", path, "--sort=name"],
         cwd=path.parent,
@@ -98,7 +102,7 @@ def test_what_is_not_decided_in_time_warns_or_fails(pytester: pytest.Pytester) -
     pytester.makepyfile("def test_it(paired):\n    paired(int, int, seconds=1e-9)\n")
     result = run(pytester)
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["INCONCLUSIVE *[[]0.000, inf] *", "WARNING: 1 inconclusive: *"])
+    result.stdout.fnmatch_lines(["INCONCLUSIVE *[[]0, inf] *", "WARNING: 1 inconclusive: *"])
     strict = run(pytester, "--gate-strict", "--gate-json=out.json")
     strict.assert_outcomes(failed=1)
     (gate,) = json.loads((pytester.path / "out.json").read_text())["gates"]
@@ -321,6 +325,28 @@ def test_system_calls_are_counted(pytester: pytest.Pytester) -> None:
     )
 
 
+@STRACE
+def test_system_calls_of_other_threads_are_not_counted(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import os
+        import threading
+
+        def step():
+            other = threading.Thread(target=os.getppid)
+            other.start()
+            other.join()
+            os.getuid()
+
+        def test_it(counted):
+            found = counted.syscalls(step, calls=3)
+            assert found["getuid"] == 3
+            assert "getppid" not in found
+        """
+    )
+    run(pytester).assert_outcomes(passed=1)
+
+
 HOT = """
     import pytest
 
@@ -353,7 +379,7 @@ def test_instructions_are_counted(pytester: pytest.Pytester) -> None:
         [
             rf"FAIL +{key}: \d+, recorded {hot} \(1\.0[45]\d times, limit 1\.02\) .*525\]",
             rf"NEW +{key}: \d+ \(no record of these versions: .* adds one\) .*501\]",
-            "1 counts as recorded",
+            "1 count as recorded",
         ]
     )
 
@@ -379,8 +405,8 @@ def test_what_cannot_be_counted_here_is_told(
     )
     monkeypatch.setenv("PATH", str(pytester.path))
     result = run(pytester)
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=4)
     result.stdout.fnmatch_lines_random(
         ["NOT COUNTED  syscalls (strace is not installed*", "NOT COUNTED  instructions (*"]
     )
-    run(pytester, "--gate-strict").assert_outcomes(failed=2)
+    run(pytester, "--gate-strict").assert_outcomes(failed=4)

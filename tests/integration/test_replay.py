@@ -45,8 +45,8 @@ def test_replay_to_two_targets_at_once(
     left_out = sum(entry.method == "DELETE" for entry in entries)
     assert result.conditions["left_out"] == left_out
     for sample in result.samples:
+        assert sample["failures"] == {}, sample
         assert sample["good"] == len(entries) - left_out
-        assert sample["lost"] == 0
         assert sample["as_logged_share"] == 1
     assert [sample["target"] for sample in result.samples] == ["first", "second"]
     assert {line.name for line in result.timelines} >= {"first: answered", "second: lost"}
@@ -69,7 +69,8 @@ def test_bad_input_is_one_line(
         ([log, "--target", "iis"], "--target = iis: must be a URL, or one of uwsgi"),
         ([log, "--target", url, "--target", url], "must be named once"),
         ([log, "--target", url, "--speed", "0"], "--speed = 0: must be a number, 0.01 to 1000"),
-        ([log, "--target", url], "a login is needed: name its state folder"),
+        ([log, "--target", url], "name its state folder with --state"),
+        ([log, "--target", url, "--state", tmp_path / "none"], "none: has no Keystone"),
         ([tmp_path / "none", "--target", url], "cannot be read: No such file"),
     ):
         status, _, error = bench(capsys, *arguments, "--results", tmp_path / "results")

@@ -160,7 +160,7 @@ def test_what_would_change_the_target_is_left_out() -> None:
 
 
 def wires() -> rewrite.Wires:
-    login = {"auth": {"identity": {"password": {"user": {"password": "right"}}}}}
+    login = {"auth": {"identity": {"password": {"user": {"name": "admin", "password": "right"}}}}}
     ids = {"users": "u" * 32}
     return rewrite.Wires(rewrite.Identity("http://h:1", "caller", ["s0", "s1"], ids, login))
 
@@ -185,6 +185,7 @@ def test_what_was_refused_or_missing_is_again() -> None:
     assert b"/v3/users/" + b"0" * 32 in gone
     login = made.wires[made.place(form("POST", "/v3/auth/tokens", 401), 401)]
     assert b"right" not in login
+    assert b"admin" not in login
     assert b"right" in made.wires[made.place(form("POST", "/v3/auth/tokens", 201), 201)]
 
 

@@ -25,6 +25,7 @@ from keyfront.benchmarks import (
     ldap_samples,
     ldap_worker,
     ldap_world,
+    results,
 )
 from keyfront.benchmarks.delaying_proxy import DelayingProxy
 from keyfront.benchmarks.goals import LDAP_GOALS, MET, MISSED, ONE_BIND, UNCLEAR
@@ -112,28 +113,21 @@ def test_a_row_is_per_token() -> None:
     assert ldap_samples.row([one, other]) == (8, 1.0, pytest.approx(0.15), 16, 16, 9)
 
 
-def test_the_tables_are_whole(
-    samples: dict[str, list[Sample]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ("cpu", "cores", "python", "keystone", "keyfront", "python-ldap", "ldappool", "date")
-    monkeypatch.setattr(ldap_report, "environment", lambda: dict.fromkeys(names, "?"))
-    text = ldap_report.markdown(samples, SETTINGS)
+def test_the_tables_are_whole(samples: dict[str, list[Sample]]) -> None:
+    logins, found = ldap_report.tables(samples, SETTINGS)
+    text = results.markdown(logins)
     assert (
         "| 10 ms | one user | keyfront_ldap | 25 s | 50 ms | 100 ms | 0 | 1 | 2 "
         "| 20.0 (20.0 to 20.0) |"
     ) in text
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    cases = len(CASES) + 2
-    assert {line.count("|") for line in rows[:cases]} == {11}
-    assert {line.count("|") for line in rows[cases:]} == {4}
-    assert len(rows) == cases + len(RATIOS) + 2
+    assert len(logins.rows) == len(CASES)
+    assert len(found.rows) == len(RATIOS)
+    assert {str(row[2]).rpartition(": ")[2] for row in found.rows if row[2]} == {MET}
     assert f"`{SETTINGS.command}`" in text
     assert all(len(line) <= 100 for line in ldap_report.table(samples).splitlines())
-    described = json.loads(json.dumps(ldap_report.described(samples, SETTINGS, 3.0)))
-    assert described["cases"]["keyfront, one, 10 ms"]["binds"] == 1
-    ratio = described["ratios"]["keyfront, one, 10 ms / unpooled, one, 10 ms"]
-    assert ratio == [pytest.approx(20.0)] * 2
-    assert set(described["goals"].values()) == {MET}
+    one = next(one for one in ldap_report.raw(samples) if one["case"] == "keyfront, one, 10 ms")
+    assert one["round"] == 0
+    assert one["binds"] == samples["keyfront, one, 10 ms"][0].binds
 
 
 # What is done
@@ -420,7 +414,7 @@ def test_without_slapd_its_package_is_named(
         (["--tokens", "3", "--rounds", "4"], "--rounds = 4: must be at most --tokens (3)"),
         (["--logins", "1"], "--stock-logins = 20: must be at most --logins (1)"),
         (["--only", "nothing"], "--only = nothing: must be in the name of a case"),
-        (["--json", "/does/not/exist"], "--json = /does/not/exist: must be a file in a folder"),
+        (["--results", "/dev/null/x"], "/dev/null/x: cannot be written to: Not a directory"),
     ],
 )
 def test_options_that_make_no_sense_are_named(

@@ -76,7 +76,7 @@ def test_a_varied_request_has_a_function_of_its_own(notes: Path) -> None:
 
 def test_a_failed_wrk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, status=1)
-    with pytest.raises(ServerError, match="wrk failed with status 1.*; is the server at http"):
+    with pytest.raises(ServerError, match=r"wrk failed with status 1.*; is the server at http"):
         run()
 
 

@@ -33,6 +33,7 @@ GATE = {
 }
 COUNT = {
     "name": "test_ldap.py::test_counts",
+    "fixture": "counted",
     "key": "binds",
     "verdict": "FAIL",
     "value": 11,

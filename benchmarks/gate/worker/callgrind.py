@@ -47,28 +47,30 @@ def running() -> bool:
     return platform.machine() == MACHINE and bool(_ask(_RUNNING_ON_VALGRIND))
 
 
-def measure(step: Callable[[], object], calls: int) -> int:
-    """Have callgrind count the instructions of so many calls; returns the number of its dump.
+def measure(step: Callable[[], object], calls: int, rounds: int) -> list[int]:
+    """Have callgrind count the instructions of so many calls, several times over.
 
+    :returns: the numbers of its dumps, one of each round
     :raises RuntimeError: this process does not run under valgrind
     """
     if not running():
         raise RuntimeError("not under valgrind")
-    number = next(_numbers)
-    name = ctypes.create_string_buffer(str(number).encode())
+    numbers = [next(_numbers) for _ in range(rounds)]
     # so many again before: the interpreter adapts its code to what it sees
     for _ in repeat(None, calls):
         step()
     gc.collect()
     gc.disable()
     try:
-        rounds = repeat(None, calls)
-        _ask(_START)
-        _ask(_ZERO)
-        for _ in rounds:
-            step()
-        _ask(_DUMP_AT, ctypes.addressof(name))
-        _ask(_STOP)
+        for number in numbers:
+            name = ctypes.create_string_buffer(str(number).encode())
+            turns = repeat(None, calls)
+            _ask(_START)
+            _ask(_ZERO)
+            for _ in turns:
+                step()
+            _ask(_DUMP_AT, ctypes.addressof(name))
+            _ask(_STOP)
     finally:
         gc.enable()
-    return number
+    return numbers
