@@ -1,9 +1,10 @@
 """The files that the measured servers run on, and the commands that start them: all come from here.
 
-``tuned`` is what ``keyfront serve`` runs, from its templates. The others are what it is compared
-with: ``stock`` has the numbers of Debian's packages of nginx and Apache and those of Keystone's own
-``httpd/keystone-uwsgi-public.ini`` and ``wsgi-keystone.conf``; ``published-stock`` and
-``published-tuned`` have the settings of Rackspace's comparison of 2016-07-05.
+``tuned`` is what ``keyfront render`` writes, and with greenlets what ``keyfront serve`` runs. The
+others are what it is compared with: ``stock`` has the numbers of Debian's packages of nginx and
+Apache and those of Keystone's own ``httpd/keystone-uwsgi-public.ini`` and ``wsgi-keystone.conf``;
+``published-stock`` and ``published-tuned`` have the settings of Rackspace's comparison of
+2016-07-05.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from keyfront.gateway.serve import machine, shapes
 from keyfront.gateway.serve.shapes import Program
 from keyfront.gateway.serve.state import State
 from keyfront.gateway.sizing.machine import somaxconn
+
+from . import rendered
 
 # What ends each at once: a measured server has no requests left that matter.
 _END = {"nginx": signal.SIGTERM, "apache": signal.SIGTERM, "uwsgi": signal.SIGINT}
@@ -152,6 +155,9 @@ def _target(place: Place) -> str:
 
 
 def _tuned(topology: str, place: Place) -> list[Program]:
+    if topology in rendered.SERVERS:
+        return rendered.programs(topology, place, _target(place))
+    # keyfront render makes none for greenlets
     plan = shapes.Plan(
         state=place.room,
         listen=place.listen,
@@ -160,29 +166,7 @@ def _tuned(topology: str, place: Place) -> list[Program]:
         stop_timeout=30,
         processes=place.cores,
     )
-    server = {
-        "nginx+uwsgi-tcp": "nginx+uwsgi",
-        "mod_wsgi-event": "mod_wsgi",
-        "mod_wsgi-prefork": "mod_wsgi",
-    }.get(topology, topology)
-    programs = shapes.programs(server, plan)
-    if topology == "nginx+uwsgi-tcp":
-        upstream = place.upstream
-        _change(place, "uwsgi.ini", f"\nsocket = {plan.unix_socket}", f"\nsocket = {upstream}")
-        _change(place, "nginx.conf", f"unix:{plan.unix_socket}", upstream)
-    if topology == "mod_wsgi-prefork":
-        # a process for each of the threads that the event MPM has
-        _change(place, "apache.conf", "mpm_event", "mpm_prefork")
-        _change(place, "apache.conf", "ServerLimit 4\n", "")
-        _change(place, "apache.conf", "StartServers 2\nThreadsPerChild 25\n", "StartServers 8\n")
-    return programs
-
-
-def _change(place: Place, name: str, old: str, new: str) -> None:
-    text = place.room.run.joinpath(name).read_text(encoding="utf-8")
-    if old not in text:
-        raise AssertionError(f"{name}: the template no longer has {old!r}")
-    place.room.write(f"run/{name}", text.replace(old, new))
+    return shapes.programs(topology, plan)
 
 
 def _stock_uwsgi(place: Place, numbers: Numbers, **values: object) -> Program:

@@ -32,6 +32,7 @@ from urllib.parse import urlsplit
 
 from keyfront.errors import OptionError, ServerError
 from keyfront.gateway.serve import machine
+from keyfront.gateway.sizing.machine import cores as all_cores
 
 from . import processes, sender, wrk
 from .outcome import CLOSED, OPEN, Outcome, Request, percentile
@@ -256,7 +257,7 @@ def _siege(
             "siege", [*command, request.url], cores=cores, environment={"HOME": folder}
         )
         out, _, cpu = processes.finished(process, seconds + 2 * PATIENCE)
-    return parse_siege(out, cpu, len(cores) if cores else cores())
+    return parse_siege(out, cpu, len(cores) if cores else all_cores())
 
 
 def parse_siege(output: str, cpu: float, threads: int = 1) -> Outcome:
