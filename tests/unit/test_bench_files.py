@@ -102,9 +102,9 @@ def test_the_published_settings(tmp_path: Path) -> None:
 def test_tuned_is_what_keyfront_render_writes(tmp_path: Path) -> None:
     found, _ = made(tmp_path / "u", "nginx+uwsgi", "tuned")
     assert "keyfront render" in found["uwsgi.ini"]
-    assert "uwsgi_pass unix:" in found["nginx.conf"]
+    assert f"server unix:{tmp_path}/u/room/run/app/" in found["nginx.conf"]
     tcp, _ = made(tmp_path / "t", "nginx+uwsgi-tcp", "tuned")
-    assert "uwsgi_pass 127.0.0.1:5001;" in tcp["nginx.conf"]
+    assert "server 127.0.0.1:5001" in tcp["nginx.conf"]
     assert "\nsocket = 127.0.0.1:5001\n" in tcp["uwsgi.ini"]
     prefork, _ = made(tmp_path / "p", "mod_wsgi-prefork", "tuned")
     assert "mod_mpm_prefork.so" in prefork["apache.conf"]
