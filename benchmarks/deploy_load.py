@@ -113,7 +113,7 @@ def run(url: str, headers: Mapping[str, str], *, seconds: int, connections: int)
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=seconds + 2 * PATIENCE,
+                timeout=seconds + 4 * PATIENCE,
             )
         except subprocess.TimeoutExpired:
             raise ServerError(f"wrk hangs; is the server at {url} still there?") from None
