@@ -1,4 +1,4 @@
-"""Certificates for the TLS servers of benchmarks: an authority of a day, and a server on loopback."""
+"""Certificates for the TLS servers of benchmarks: an authority of a day, a server on loopback."""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ def experiment(name: str = "keystone-frontends", **conditions: Any) -> Result:
         record.tables += [
             judging.comparison([found], "Published: somebody"),
             judging.changes(changed),
+            judging.in_words(changed),
         ]
     return record.result()
 

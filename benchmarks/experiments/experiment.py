@@ -12,7 +12,16 @@ from keyfront.errors import ServerError
 
 from .. import results
 from . import isolation
-from .judging import CHANGES, Change, Finding, changes, comparison
+from .judging import (
+    CHANGES,
+    COMPARISON,
+    WORDS,
+    Change,
+    Finding,
+    changes,
+    comparison,
+    in_words,
+)
 from .keystone import Keystone, keystone
 
 #: Versions that every result tells.
@@ -135,7 +144,7 @@ class Experiment:
             raise ServerError(f"{self.name}: nothing was measured")
         record.tables.insert(0, comparison(outcome.findings, f"Published: {self.source}"))
         if outcome.changes:
-            record.tables.insert(1, changes(outcome.changes))
+            record.tables[1:1] = [changes(outcome.changes), in_words(outcome.changes)]
         record.notes += [*outcome.notes, *world.namespace_note()]
         if options.quick:
             record.notes.append(
@@ -148,12 +157,11 @@ def as_text(tables: Iterable[results.Table], notes: Iterable[str]) -> str:
     """Tables and notes for a terminal; a wide cell is wrapped, so that 100 columns are enough."""
     lines: list[str] = []
     for table in tables:
-        if table.name == CHANGES:
-            lines += ["", f"{table.name}:"]
+        if table.name == WORDS:
+            lines += ["", "what keyfront changes:"]
             for row in table.rows:
                 lines += textwrap.wrap(f"- {row[-1]}", 100, subsequent_indent="  ")
-            lines += textwrap.wrap(table.caption, 100)
-        else:
+        elif table.name != CHANGES:
             lines += ["", *_table_lines(table)]
     notes = list(notes)
     if notes:
@@ -168,7 +176,7 @@ def _table_lines(table: results.Table) -> list[str]:
     texts += [["-" if cell is None else str(cell) for cell in row] for row in table.rows]
     wide = [max(len(row[column]) for row in texts) for column in range(len(table.columns))]
     widths = _fit(wide, 100 - 2 * (len(wide) - 1))
-    lines = [table.name]
+    lines = ["published and measured" if table.name == COMPARISON else table.name]
     for number, row in enumerate(texts):
         cells = [
             textwrap.wrap(text, width) or [""] for text, width in zip(row, widths, strict=True)

@@ -129,24 +129,31 @@ class Change:
             self.unit,
             _cell(ratio) if ratio is not None else None,
             self.verdict,
-            self.sentence,
         ]
 
 
-CHANGES = "what keyfront changes"
-_CHANGE_COLUMNS = [
-    *("what", "best stock line-up", "stock", "keyfront", "unit", "times", "verdict", "in words")
-]
+CHANGES, WORDS = "changes", "words"
+"""Tables of what keyfront changes: the figures, and a sentence for each of the same lines."""
+_CHANGE_COLUMNS = [*("what", "best stock line-up", "stock", "keyfront", "unit", "times", "verdict")]
 
 
 def changes(found: Iterable[Change]) -> Table:
-    """The table that the report's first answer is made of."""
+    """The figures that the report's first answer is made of."""
     return Table(
         name=CHANGES,
         columns=list(_CHANGE_COLUMNS),
         rows=[change.row() for change in found],
         caption="Against the stock line-up that did best at the same load. Measured once unless "
         f"said otherwise: what differs by less than {CHANCE:.0%} is called no difference.",
+    )
+
+
+def in_words(found: Iterable[Change]) -> Table:
+    """The same in sentences."""
+    return Table(
+        name=WORDS,
+        columns=["what", "in words"],
+        rows=[[change.what, change.sentence] for change in found],
     )
 
 
@@ -163,7 +170,7 @@ class Finding:
     verdict: str = UNKNOWN
 
 
-COMPARISON = "published and measured"
+COMPARISON = "published"
 
 
 def comparison(found: Iterable[Finding], caption: str) -> Table:

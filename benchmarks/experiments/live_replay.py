@@ -56,7 +56,7 @@ SOURCES, QUICK_SOURCES = (1, 2, 3, 4, 5), (1, 5)
 QUICK_KERNELS = (DEFAULT, NOW)
 # Requests a second from each source; 1675 were published, on four cores that did nothing else.
 RATE, QUICK_RATE = 600, 250
-SECONDS, QUICK_SECONDS = 20, 3
+SECONDS, QUICK_SECONDS = 20, 2
 # Seconds until a request without an answer is lost: its user has gone.
 PATIENCE = 5.0
 # Threads of Apache in all, and in a process; 10 000 are as published.
@@ -191,7 +191,7 @@ def measure(world: World, record: results.Record) -> None:
                     backend.wait_answer(behind)
                     running.wait_answer(port)
                     # connections and buffers are there then
-                    replay(port, schedule(rate, 1, 1), 1, 1)
+                    replay(port, schedule(rate, 0.5, 1), 1, 0.5)
                     lost = []
                     for sources in QUICK_SOURCES if quick else SOURCES:
                         with counters.Watch(start) as watch:

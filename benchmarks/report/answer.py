@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..experiments.judging import BETTER, CHANGES, SAME, WORSE
+from ..experiments.judging import BETTER, CHANGES, SAME, WORDS, WORSE
 from ..results import Cell, Result
 from .forest import Branch
 
@@ -66,13 +66,15 @@ def lines(results: Iterable[Result]) -> list[Line]:
     """Every figure that keyfront changes, from all experiments."""
     found = []
     for result in results:
-        table = result.table(CHANGES)
-        for row in table.rows if table else ():
-            values = dict(zip(table.columns if table else (), row, strict=True))
+        table, words = result.table(CHANGES), result.table(WORDS)
+        if table is None or words is None:
+            continue
+        for row, (_, sentence) in zip(table.rows, words.rows, strict=True):
+            values = dict(zip(table.columns, row, strict=True))
             found.append(
                 Line(
                     str(values["what"]),
-                    str(values["in words"]),
+                    str(sentence),
                     str(values["verdict"]),
                     _goodness(values),
                     result.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..load.sweep_tables import lineup_of
 from ..results import Result, Sample, Timeline
@@ -124,7 +124,7 @@ def throughput(what: str, samples: Sequence[Sample]) -> Drawn:
         for place, one in enumerate(named.values()):
             points = sorted((x["connections"], x["rate"], _share(x)) for x in one)
             where, rate, failed = (list(column) for column in zip(*points, strict=True))
-            style = {"color": SERIES[place], "marker": MARKERS[place]}
+            style: dict[str, Any] = {"color": SERIES[place], "marker": MARKERS[place]}
             axes.plot(where, rate, **style)
             if any(failed):
                 other.plot(where, failed, linestyle=":", linewidth=1.2, **style)
@@ -207,9 +207,9 @@ def rates(samples: Sequence[Sample]) -> Drawn:
     def plot(figure: Figure, narrow: bool) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         for place, one in enumerate(named.values()):
-            style = {"color": SERIES[place], "marker": MARKERS[place]}
+            style: dict[str, Any] = {"color": SERIES[place], "marker": MARKERS[place]}
             points = sorted(one, key=lambda x: _offered(x) or 0.0)
-            where = [_offered(x) for x in points]
+            where: list[Any] = [_offered(x) for x in points]
             upper.plot(where, [x["p50_ms"] for x in points], **style)
             upper.plot(where, [x["p95_ms"] for x in points], linestyle=":", **style)
             lower.plot(where, [100 - _share(x) for x in points], **style)

@@ -11,7 +11,7 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keyfront.errors import MissingPartError
 
@@ -98,7 +98,7 @@ def _svg(
         raise MissingPartError(
             "matplotlib is not installed: run pip install 'keyfront[experiments]'"
         ) from None
-    style = {
+    style: Any = {
         # text stays text: it can be read out, searched and selected
         "svg.fonttype": "none",
         # ids and so the file are the same for the same figure

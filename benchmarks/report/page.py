@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import jinja2
 
-from ..experiments.judging import CHANGES, COMPARISON, number
+from ..experiments.judging import CHANGES, COMPARISON, WORDS, number
 from ..results import Cell, Result, Table
 from . import answer as words
 from . import charts, template
@@ -94,6 +94,8 @@ def _hero(found: words.Answer) -> Drawn | None:
 
 
 def _part(result: Result) -> Part:
+    # the last two are what the page begins with
+    shown = (COMPARISON, CHANGES, WORDS)
     figures = list(charts.of(result))
     gates = _gates(result)
     if gates is not None:
@@ -105,7 +107,7 @@ def _part(result: Result) -> Part:
         comparisons=[table for table in result.tables if table.name == COMPARISON],
         figures=figures,
         timelines=list(charts.over_time(result)),
-        tables=[table for table in result.tables if table.name not in (COMPARISON, CHANGES)],
+        tables=[table for table in result.tables if table.name not in shown],
     )
 
 
