@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from keyfront.errors import ServerError
 
 from .load import wrk
+from .load.outcome import percentile
 
 # Seconds until an answer that does not come is a timeout.
 PATIENCE = 30
@@ -86,8 +87,8 @@ class Seen(NamedTuple):
             "good": self.good,
             "shed": self.shed,
             "failures": self.failures,
-            "p50": wrk.percentile(self.latencies, 0.5),
-            "p99": wrk.percentile(self.latencies, 0.99),
+            "p50": percentile(self.latencies, 0.5),
+            "p99": percentile(self.latencies, 0.99),
             "generator_cpu": round(self.generator_cpu, 2),
         }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from keyfront.errors import OptionError
 
-from . import token_report
+from . import surroundings
 from .deploy_settings import OURS, RIVALS
 
 SCHEMA = 1
@@ -32,7 +32,10 @@ class Results:
         self._path = path
         self._content: dict[str, Any] = {
             "schema": SCHEMA,
-            "environment": token_report.environment(),
+            "environment": {
+                **surroundings.described(),
+                **surroundings.versions(("keystone", "uwsgi", "mod_wsgi"), ("nginx", "apache2")),
+            },
             "seconds": seconds,
             "points": {},
         }
@@ -51,11 +54,6 @@ class Results:
     @property
     def points(self) -> dict[str, Point]:
         found: dict[str, Point] = self._content["points"]
-        return found
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._content["environment"]
         return found
 
     def add(self, name: str, point: Point) -> None:

@@ -34,10 +34,11 @@ from pathlib import Path
 from keyfront.errors import KeyfrontError, OptionError, ServerError
 from keyfront.gateway.serve import shapes
 
-from . import deploy_load, load
+from . import deploy_load
 from .deploy_report import Point, Results, key, markdown, missed
 from .deploy_servers import Deployment, Deployments
 from .deploy_settings import OURS, QUICK, STOCK
+from .load import wrk
 
 POINTS = (*range(10, 100, 10), *range(100, 1000, 100), 1000, 2000, 5000)
 QUICK_POINTS = (10, 100, 1000, 5000)
@@ -62,7 +63,7 @@ def measure(
     :raises MissingPartError: wrk, a web server, uWSGI, mod_wsgi or Keystone is not installed
     :raises ServerError: Keystone could not be made, or wrk failed
     """  # fmt: skip
-    load.program()
+    wrk.program()
     for server in ("nginx+uwsgi", "apache+uwsgi"):
         shapes.check(server)
     with tempfile.TemporaryDirectory(prefix="deploy-sweep-") as folder:
