@@ -158,7 +158,7 @@ def test_more_changes_than_are_kept(
     assert service.fresh(epoch, OTHER)
 
 
-def test_a_mark_is_not_mirrored(
+def test_what_a_change_holds_is_asked_of_redis(
     keystone: Redis, make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a change holds dirty is asked of Redis until it is stamped."""
@@ -171,6 +171,24 @@ def test_a_mark_is_not_mirrored(
     keystone.stamp(mark)
     assert not service.fresh(epoch, ENTRY)
     assert service.fresh(keystone.now(), ENTRY)
+
+
+def test_a_change_that_is_never_stamped_is_seen_when_the_lease_has_ended(
+    keystone: Redis, make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its response leaves all the same: Keystone could not reach Redis after the commit."""
+    service = make(create=False, lease=LEASE)
+    epoch = keystone.now()
+    poll_clock(service, clock, monkeypatch)
+    assert service.fresh(epoch, ENTRY) and service.fresh(epoch, OTHER)
+    keystone.mark(Slots((101,)))
+    keystone.close()
+    clock.later(LEASE + 0.001)
+    assert not service.fresh(epoch, ENTRY)
+    assert service.fresh(epoch, OTHER)
+    for _ in range(3):
+        clock.later(LEASE + 0.001)
+        assert not service.fresh(epoch, ENTRY)
 
 
 def test_a_restart_ends_what_the_mirror_knows(
