@@ -90,14 +90,17 @@ class World:
         self.options = options
         self.cache = self.worker()
 
-    def worker(self) -> TokenCache:
-        """One more process's filter on the same node."""
+    def worker(self, coordinator: Any = None) -> TokenCache:
+        """One more process's filter on the same node.
+
+        :param coordinator: its own, instead of the node's
+        """
         options = {"ttl": 30.0, "negative_ttl": 5.0, "memory": 1 << 20, **self.options}
         routes = Routes(options.pop("routes", ()))
         timeout = options.pop("flight_timeout", 5.0)
         return TokenCache(
             self.keystone,
-            SharedMemory(self.folder),
+            coordinator or SharedMemory(self.folder),
             Node(self.folder, size=1 << 20, flight_timeout=timeout),
             routes=routes,
             **options,

@@ -72,6 +72,10 @@ class TokenCache:
     ) -> None:
         self.application = application
         self.coordinator = coordinator
+        # Of what services are told: they may be promised more than who asks this node.
+        self._fresh_now = (
+            coordinator.fresh if isinstance(coordinator, SharedMemory) else coordinator.fresh_now
+        )
         self._node = node
         self._families = routes.families
         self._ttl = ttl
@@ -105,17 +109,19 @@ class TokenCache:
         entry = self.answers.get(key)
         if entry is None:
             entry = self.refusals.get(key)
+        asked = tags_header.ENVIRON_KEY in environ
+        fresh = self._fresh_now if asked else self.coordinator.fresh
         if (
             entry is not None
             and time.monotonic() < entry.deadline
             and time.time() < entry.expires
-            and self.coordinator.fresh(entry.epoch, entry.slots)
+            and fresh(entry.epoch, entry.slots)
         ):
             try:
                 self._node.counters.row[HITS] += 1
             except ValueError:
                 pass  # somebody wrote junk into the counts
-            if tags_header.ENVIRON_KEY in environ:
+            if asked:
                 return _tell(entry, environ, start_response)
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
@@ -130,17 +136,19 @@ class TokenCache:
         families: tuple[str, ...],
     ) -> Iterable[bytes]:
         self._node.check()
+        asked = tags_header.ENVIRON_KEY in environ
+        stands = self._stands_now if asked else self._stands
         try:
             generation = self.coordinator.now().generation
             if generation != self._generation:
                 self._start_generation(generation)
                 key = self._keys.key(environ) or key
             entry = self._node.find(key)
-            if entry is None or not self._stands(entry):
+            if entry is None or not stands(entry):
                 entry = None
                 asking = self._node.ask(key)
                 if not asking:
-                    entry = self._node.wait(key, self._stands)
+                    entry = self._node.wait(key, stands)
             else:
                 self._node.renew(key, entry)
         except CoordinatorError:
@@ -148,7 +156,7 @@ class TokenCache:
         if entry is not None:
             self._count(NODE_HITS)
             self._keep(key, entry)
-            if tags_header.ENVIRON_KEY in environ:
+            if asked:
                 return _tell(entry, environ, start_response)
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
@@ -243,6 +251,9 @@ class TokenCache:
             and time.time() < entry.expires
             and self.coordinator.fresh(entry.epoch, entry.slots)
         )
+
+    def _stands_now(self, entry: Entry) -> bool:
+        return self._stands(entry) and self._fresh_now(entry.epoch, entry.slots)
 
     def _bypass(
         self, environ: dict[str, Any], start_response: Callable[..., Any]

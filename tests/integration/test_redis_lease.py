@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ pytest.importorskip("redis")
 
 from clocks import Clock
 from fault_proxy import FaultProxy
+from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.coordinators import redis as module
 from keyfront.middleware.tokens.coordinators import redis_mirror, redis_outage
 from keyfront.middleware.tokens.coordinators.redis import Redis
 from keyfront.middleware.tokens.coordinators.redis_mirror import Poller
 from keyfront.middleware.tokens.coordinators.redis_scripts import CHANGES
-from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
+from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots, slots
 from redis_epochs import KEY, SLOTS, RedisClock, address
 from redis_servers import RedisServer, redis_server
 
@@ -69,8 +71,8 @@ def make(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]
         coordinator.close()
 
 
-def change(coordinator: Redis, *slots: int) -> None:
-    coordinator.stamp(coordinator.mark(Slots(slots or (101,))))
+def change(coordinator: Redis, *numbers: int) -> None:
+    coordinator.stamp(coordinator.mark(Slots(numbers or (101,))))
 
 
 @pytest.fixture
@@ -158,7 +160,7 @@ def test_more_changes_than_are_kept(
     assert service.fresh(epoch, OTHER)
 
 
-def test_a_mark_is_not_mirrored(
+def test_what_a_change_holds_is_asked_of_redis(
     keystone: Redis, make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a change holds dirty is asked of Redis until it is stamped."""
@@ -171,6 +173,46 @@ def test_a_mark_is_not_mirrored(
     keystone.stamp(mark)
     assert not service.fresh(epoch, ENTRY)
     assert service.fresh(keystone.now(), ENTRY)
+
+
+def test_a_change_that_is_never_stamped_is_seen_when_the_lease_has_ended(
+    keystone: Redis, make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its response leaves all the same: Keystone could not reach Redis after the commit."""
+    service = make(create=False, lease=LEASE)
+    epoch = keystone.now()
+    poll_clock(service, clock, monkeypatch)
+    assert service.fresh(epoch, ENTRY) and service.fresh(epoch, OTHER)
+    keystone.mark(Slots((101,)))
+    keystone.close()
+    clock.later(LEASE + 0.001)
+    assert not service.fresh(epoch, ENTRY)
+    assert service.fresh(epoch, OTHER)
+    for _ in range(3):
+        clock.later(LEASE + 0.001)
+        assert not service.fresh(epoch, ENTRY)
+
+
+def test_services_are_told_nothing_that_stands_by_a_lease_alone(
+    keystone: Redis, make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They may be promised more than clients of this node."""
+    pytest.importorskip("sqlalchemy")
+    from token_worlds import World
+
+    world = World(tmp_path)
+    node = make(lease=LEASE, folder=tmp_path)
+    poll_clock(node, clock, monkeypatch)
+    worker = world.worker(node)
+    asked = {tags_header.ENVIRON_KEY: tags_header.ASK}
+    for _ in range(2):
+        assert world.get(by=worker)[0] == world.get(by=worker, **asked)[0] == "200 OK"
+    assert world.keystone.asked == 1
+    del world.keystone.known["t"]
+    world.keystone.garbage.add("t")
+    change(keystone, *slots(["user:user-t"], SLOTS))
+    assert world.get(by=worker)[0] == "200 OK"
+    assert world.get(by=worker, **asked)[0] == "404 NOT FOUND"
 
 
 def test_a_restart_ends_what_the_mirror_knows(

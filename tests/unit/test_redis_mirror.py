@@ -66,6 +66,23 @@ def test_a_change_that_nobody_remembers_clears_it(mirror: Mirror, clock: Clock) 
     assert mirror.verdict(Epoch(7, 11), BOTH) is False
 
 
+def test_what_is_under_a_mark_is_not_in_it(mirror: Mirror, clock: Clock) -> None:
+    mirror.advance(clock.monotonic(), 7, 10, {}, {100})
+    assert mirror.verdict(Epoch(7, 5), BOTH) is None
+    mirror.learn(7, 10, {100: 5})  # read before it was marked
+    assert mirror.verdict(Epoch(7, 5), BOTH) is None
+    mirror.advance(clock.monotonic(), 7, 11, {11: [100]})
+    mirror.learn(7, 11, {100: 11})
+    assert mirror.verdict(Epoch(7, 10), BOTH) is False
+    assert mirror.verdict(Epoch(7, 11), BOTH) is True
+
+
+def test_a_new_table_knows_what_is_under_a_mark(mirror: Mirror, clock: Clock) -> None:
+    mirror.advance(clock.monotonic(), 8, 1, {}, {0})
+    mirror.learn(8, 1, {0: 0, 100: 0})
+    assert mirror.verdict(Epoch(8, 1), BOTH) is None
+
+
 def test_another_generation_clears_it(mirror: Mirror, clock: Clock) -> None:
     mirror.advance(clock.monotonic(), 8, 10, {})
     assert mirror.verdict(Epoch(7, 10), BOTH) is None

@@ -162,6 +162,13 @@ class Redis:
         except CoordinatorError:
             return False
 
+    def fresh_now(self, epoch: Epoch, slots: Slots) -> bool:
+        """The same by Redis itself, whatever the lease."""
+        try:
+            return self._fresh(epoch, slots)
+        except CoordinatorError:
+            return False
+
     def number(self, slots: Slots) -> int | None:
         """Return the number of the last change in ``slots``; ``None`` while one is under way."""
         found = self._look(slots)
@@ -288,15 +295,25 @@ class Redis:
         generation, base = mirror.position
         asked = time.monotonic()
         changes: dict[int, list[int]] = {}
+        marked: set[int] = set()
 
         def ask(link: Link) -> _Look | None:
             changes.clear()
+            marked.clear()
             numbers = range(base + 1, base + 1 + _AHEAD)
-            values = link.read("HMGET", self._key, *_HEAD, *(f"c{one}" for one in numbers))
-            found = self._parsed(link, values[: len(_HEAD)])
-            if found is None or found.generation != generation:
+            values = link.read("HMGET", self._key, *_HEAD, "marks", *(f"c{n}" for n in numbers))
+            *head, marks = values[: len(_HEAD) + 1]
+            found = self._parsed(link, head)
+            if found is None:
+                return None
+            if marks:
+                serials = (b"m" + serial for serial in marks.split(b","))
+                # One that is no longer there was stamped after this was asked.
+                for line in filter(None, link.read("HMGET", self._key, *serials)):
+                    marked.update(map(int, line.partition(b":")[2].split(b",")))
+            if found.generation != generation:
                 return found
-            lines = values[len(_HEAD) :]
+            lines = values[len(_HEAD) + 1 :]
             if numbers.stop <= found.sequence <= base + CHANGES:
                 rest = range(numbers.stop, found.sequence + 1)
                 lines += link.read("HMGET", self._key, *(f"c{one}" for one in rest))
@@ -312,7 +329,7 @@ class Redis:
         if found is None:
             mirror.clear()
         else:
-            mirror.advance(asked, found.generation, found.sequence, changes)
+            mirror.advance(asked, found.generation, found.sequence, changes, marked)
 
     def _look(self, slots: tuple[int, ...] = ()) -> _Look | None:
         """Return what the table holds; ``None`` if there is none of this life of the server.

@@ -2,7 +2,8 @@
 
 It holds the numbers of the slots that were asked for. Its *horizon* is a moment before which every
 change is known here; while that is no longer ago than the lease, an answer is checked without
-Redis. Marks are not mirrored: under a lease a change counts from its stamp.
+Redis. Slots under a mark are not in it, so that Redis is asked about them: a change whose stamp
+never comes, or not before its response, must not stand here for longer than the lease either.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from keyfront.errors import CoordinatorError
@@ -21,9 +22,9 @@ _NEVER = float("-inf")
 
 
 class _Table:
-    """Numbers of one generation. They only grow, so a reader may come while they are set."""
+    """Numbers of one generation. They grow or go, so a reader may come while they are set."""
 
-    __slots__ = ("generation", "horizon", "numbers", "sequence")
+    __slots__ = ("generation", "horizon", "marked", "numbers", "sequence")
 
     def __init__(self, generation: int, sequence: int, horizon: float) -> None:
         self.generation = generation
@@ -31,6 +32,8 @@ class _Table:
         self.sequence = sequence
         self.horizon = horizon
         self.numbers: dict[int, int] = {}
+        #: Slots under a mark, at the horizon or since.
+        self.marked: Set[int] = frozenset()
 
 
 class Mirror:
@@ -72,15 +75,24 @@ class Mirror:
                 # Which of the two is the newer one the next look will tell.
                 self._table = _Table(0, 0, _NEVER)
             elif sequence >= table.sequence:
-                table.numbers.update(numbers)
+                # Of those under a mark it may have been read before that.
+                table.numbers.update(
+                    (slot, n) for slot, n in numbers.items() if slot not in table.marked
+                )
 
     def advance(
-        self, asked: float, generation: int, sequence: int, changes: Mapping[int, Sequence[int]]
+        self,
+        asked: float,
+        generation: int,
+        sequence: int,
+        changes: Mapping[int, Sequence[int]],
+        marked: Set[int] = frozenset(),
     ) -> None:
         """Take in the changes up to ``sequence``.
 
         :param asked: when that was asked for, on the monotonic clock
         :param changes: their slots by number; where one is missing the mirror starts anew
+        :param marked: slots under a mark, read after that
         """
         with self._lock:
             table = self._table
@@ -89,12 +101,16 @@ class Mirror:
             missed = range(table.sequence + 1, sequence + 1)
             if table.generation != generation or any(one not in changes for one in missed):
                 self._table = _Table(generation, sequence, asked)
+                self._table.marked = marked
                 return
             numbers = table.numbers
             for number in missed:
                 for slot in changes[number]:
                     if numbers.get(slot, number) < number:
                         numbers[slot] = number
+            table.marked = marked
+            for slot in marked:
+                numbers.pop(slot, None)
             # Not before: they say that the numbers are complete.
             table.sequence = max(table.sequence, sequence)
             table.horizon = asked
