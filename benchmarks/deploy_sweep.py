@@ -101,8 +101,12 @@ def _once(
         deployment.url(), deployments.headers, seconds=seconds, connections=connections
     )
     spent = deployment.cpu() - before
+    described = seen.described()
+    if not seen.statuses.total():
+        # what is under way when a run ends is not counted, and it may be all
+        described["failures"]["no answer"] = connections
     return {
-        **seen.described(),
+        **described,
         "cpu": round(1e6 * spent / max(1, seen.statuses.total()), 1),
         "memory": round(deployment.memory(), 1),
     }

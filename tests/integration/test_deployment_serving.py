@@ -157,7 +157,7 @@ def test_says_who_comes(site: Deployment) -> None:
     assert isinstance(seen, dict)
     assert seen["HTTP_X_FORWARDED_FOR"] == source
     assert seen["HTTP_X_FORWARDED_PROTO"] == "https"
-    assert "outsider" not in json.dumps(seen)
+    assert not [name for name, value in seen.items() if "outsider" in value]
     assert seen.get("HTTP_X_FORWARDED_PORT", "") == ""
     assert seen["HTTP_X_REQUEST_START"] != "t=1"
 
@@ -359,8 +359,9 @@ def test_logs_hold_no_secret(site: Deployment, running: Running) -> None:
     logs = site.logs()
     for log, text in logs.items():
         assert "Traceback" not in text, log
-        for secret in running.secrets:
-            assert secret not in text, log
+    # a failure must not show them either
+    leaks = [log for log, text in logs.items() if any(x in text for x in running.secrets)]
+    assert not leaks
     if name in IN_JSON:
         text = logs["haproxy.out" if name == "haproxy" else "access.log"]
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
