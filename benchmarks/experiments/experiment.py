@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from keyfront.errors import ServerError
@@ -18,6 +18,7 @@ from .judging import (
     WORDS,
     Change,
     Finding,
+    chance,
     changes,
     comparison,
     in_words,
@@ -144,7 +145,11 @@ class Experiment:
             raise ServerError(f"{self.name}: nothing was measured")
         record.tables.insert(0, comparison(outcome.findings, f"Published: {self.source}"))
         if outcome.changes:
-            record.tables[1:1] = [changes(outcome.changes), in_words(outcome.changes)]
+            quiet = bool(record.result().others["quiet"])
+            factor = chance(quick=options.quick, quiet=quiet)
+            found = [replace(one, chance=factor) for one in outcome.changes]
+            record.tables[1:1] = [changes(found, factor), in_words(found)]
+            record.conditions["chance"] = factor
         record.notes += [*outcome.notes, *world.namespace_note()]
         if options.quick:
             record.notes.append(
@@ -156,12 +161,16 @@ class Experiment:
 def as_text(tables: Iterable[results.Table], notes: Iterable[str]) -> str:
     """Tables and notes for a terminal; a wide cell is wrapped, so that 100 columns are enough."""
     lines: list[str] = []
+    caption = ""
     for table in tables:
         if table.name == WORDS:
             lines += ["", "what keyfront changes:"]
             for row in table.rows:
                 lines += textwrap.wrap(f"- {row[-1]}", 100, subsequent_indent="  ")
-        elif table.name != CHANGES:
+            lines += textwrap.wrap(caption, 100)
+        elif table.name == CHANGES:
+            caption = table.caption
+        else:
             lines += ["", *_table_lines(table)]
     notes = list(notes)
     if notes:

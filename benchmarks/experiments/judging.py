@@ -1,8 +1,9 @@
 """What an experiment's figures say: against what was published, and against the best stock line-up.
 
-Nothing here measures. A change is told as what it is: better, worse, or none that shows here. Where
-a figure was measured once, on cores that the generator and other work share, a difference of a
-tenth may be chance; it is called "no difference" unless repeated pairs say otherwise.
+Nothing here measures. A change is told as what it is: better, worse, or none that shows here. Two
+runs of the same differ by chance, in short points and on a machine that others use by much. What is
+within that is called no difference, unless pairs that were measured in turn all say otherwise: six
+of them at least, for six coins show the same side once in 32 throws.
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ from typing import NamedTuple
 
 from ..results import Cell, Table
 
-CHANCE = 0.1
-"""What two runs of the same may differ by, as a share: a single run shows nothing smaller."""
+CHANCE = 1.1
+"""What two runs of the same may differ by, as a factor: a single one shows nothing smaller."""
+
+ROUGH = 2.0
+"""The same of short points, and of a machine that others use; of both it is the square."""
+
+PAIRS = 6
+"""Pairs that can show a difference smaller than that."""
 
 BETTER, WORSE, SAME = "better", "worse", "no difference"
 AS_PUBLISHED, OTHERWISE, UNKNOWN = "as published", "otherwise", "cannot be said"
@@ -63,6 +70,7 @@ class Change:
     :param unit: behind the values: ``a second``, ``ms``
     :param more_is_better: whether a larger value is the better one
     :param pairs: ratios keyfront / stock that were measured in turn, if they were
+    :param chance: the factor that a single run may be off by
     :param because: what a reader must know of it, a sentence; empty for nothing
     """
 
@@ -73,6 +81,7 @@ class Change:
     unit: str
     more_is_better: bool = True
     pairs: Sequence[float] = ()
+    chance: float = CHANCE
     because: str = ""
 
     @property
@@ -89,11 +98,11 @@ class Change:
             if self.keyfront == self.stock:
                 return SAME
             return BETTER if (self.keyfront > self.stock) == self.more_is_better else WORSE
-        if len(self.pairs) >= 2:
+        if len(self.pairs) >= PAIRS:
             low, high = min(self.pairs), max(self.pairs)
             if low <= 1 <= high:
                 return SAME
-        elif 1 / (1 + CHANCE) <= self.ratio <= 1 + CHANCE:
+        elif 1 / self.chance <= self.ratio <= self.chance:
             return SAME
         return BETTER if (self.ratio > 1) == self.more_is_better else WORSE
 
@@ -137,14 +146,28 @@ CHANGES, WORDS = "changes", "words"
 _CHANGE_COLUMNS = [*("what", "best stock line-up", "stock", "keyfront", "unit", "times", "verdict")]
 
 
-def changes(found: Iterable[Change]) -> Table:
-    """The figures that the report's first answer is made of."""
+def chance(*, quick: bool, quiet: bool) -> float:
+    """What single figures may be off by, as a factor.
+
+    :param quick: whether points were few and short
+    :param quiet: whether nobody else used the machine
+    """
+    rough = ROUGH ** (quick + (not quiet))
+    return max(CHANCE, rough)
+
+
+def changes(found: Iterable[Change], factor: float = CHANCE) -> Table:
+    """The figures that the report's first answer is made of.
+
+    :param factor: as :func:`chance` gives it
+    """
     return Table(
         name=CHANGES,
         columns=list(_CHANGE_COLUMNS),
         rows=[change.row() for change in found],
-        caption="Against the stock line-up that did best at the same load. Measured once unless "
-        f"said otherwise: what differs by less than {CHANCE:.0%} is called no difference.",
+        caption="Against the stock line-up that did best at the same load. What was measured less "
+        f"than {PAIRS} times and differs by less than a factor of {factor:g} is called no "
+        "difference.",
     )
 
 
@@ -196,7 +219,7 @@ def verdict(holds: bool | None) -> str:
 def alike(first: float, second: float) -> bool:
     """Whether two rates are the same as far as single runs can tell."""
     low, high = sorted((first, second))
-    return high == 0 or low / high >= 1 / (1 + 2 * CHANCE)
+    return high == 0 or low / high >= 1 / CHANCE**2
 
 
 def number(value: float | None) -> str:

@@ -35,7 +35,7 @@ from . import (
     tiny_application,
 )
 from .experiment import Experiment, Outcome, World
-from .judging import Change, Finding, number, verdict
+from .judging import PAIRS, Change, Finding, number, verdict
 from .processes import Running
 
 NAME = "small-nginx"
@@ -136,7 +136,7 @@ def measure(world: World, record: results.Record) -> list[str]:
     if untracked:
         notes.append(f"Connections are not tracked: {untracked}.")
     unbounded: set[str] = set()
-    rounds = 1 if world.options.quick else 3
+    rounds = 1 if world.options.quick else PAIRS
     for number_ in range(rounds):
         for name in reversed(SERVERS) if number_ % 2 else SERVERS:
             port = machine.claim(f"{HOST}:0", HOST, 0)

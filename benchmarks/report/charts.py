@@ -174,7 +174,7 @@ def percentiles(what: str, samples: Sequence[Sample]) -> Drawn:
     def plot(figure: Figure, narrow: bool) -> None:
         axes = figure.subplots()
         for place, one in enumerate(chosen.values()):
-            known = [(text, one.get(key)) for key, text in _PERCENTILES if one.get(key)]
+            known = [(text, one[key]) for key, text in _PERCENTILES if one.get(key)]
             axes.plot(
                 [text for text, _ in known],
                 [value for _, value in known],

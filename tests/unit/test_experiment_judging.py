@@ -62,10 +62,25 @@ def test_worse_is_said_when_it_is_worse(
 
 
 def test_pairs_that_disagree_show_no_difference() -> None:
-    assert change(100, 300, pairs=[0.9, 3.0, 3.1]).verdict == SAME
+    assert change(100, 300, pairs=[0.9, 3.0, 3.1, 3.2, 3.0, 3.0]).verdict == SAME
     # a small one that every pair shows is one
-    assert change(100, 104, pairs=[1.03, 1.04, 1.05]).verdict == BETTER
-    assert change(100, 104, pairs=[1.03, 1.04, 1.05], more_is_better=False).verdict == WORSE
+    small = [1.03, 1.04, 1.05] * 2
+    assert change(100, 104, pairs=small).verdict == BETTER
+    assert change(100, 104, pairs=small, more_is_better=False).verdict == WORSE
+    # fewer pairs may do so by chance
+    assert change(100, 104, pairs=small[:5]).verdict == SAME
+
+
+def test_short_points_on_a_busy_machine_show_little() -> None:
+    assert judging.chance(quick=False, quiet=True) == judging.CHANCE
+    rough = judging.chance(quick=True, quiet=True)
+    assert judging.CHANCE < rough == judging.chance(quick=False, quiet=False)
+    roughest = judging.chance(quick=True, quiet=False)
+    assert roughest > rough
+    assert change(10, 24, chance=roughest).verdict == SAME
+    assert change(10, 24).verdict == BETTER
+    assert change(20, 17600, chance=roughest).verdict == BETTER
+    assert f"factor of {roughest:g}" in judging.changes([change(1, 2)], roughest).caption
 
 
 def test_a_sentence_stands_alone() -> None:
