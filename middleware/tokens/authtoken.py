@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
         "authtoken is keystonemiddleware's with a cache of its own; install it with: "
         "pip install 'keystonemiddleware>=13'"
     ) from error
-import webob
+import webob.exc
 from keystoneauth1 import access
 from keystonemiddleware.auth_token import _user_plugin
 
@@ -164,7 +164,10 @@ class AuthProtocol(_Stock):
                     break
             return start_response(status, fields, *error)
 
-        answer: Iterable[bytes] = self._app(environ, start)
+        try:
+            answer: Iterable[bytes] = self._app(environ, start)
+        except webob.exc.HTTPException as error:  # an answer, as for webob's wsgify
+            answer = error(environ, start_response)
         return answer
 
     def _prepare(self, data: dict[str, Any], token: str) -> Prepared:
