@@ -14,7 +14,8 @@ from keyfront.gateway.serve import machine
 
 from .token_candidates import CANDIDATES
 from .token_samples import CASES, TOKEN_CACHING_CASES, Ratio, Samples, judge, ratios, row
-from .token_servers import CONNECTIONS, PROCESSES
+from .token_servers import CONNECTIONS
+from .uwsgi_server import PROCESSES
 
 
 class Settings(NamedTuple):
