@@ -147,8 +147,10 @@ class AuthProtocol(_Stock):
         token: str,
     ) -> Iterable[bytes]:
         """Let the service answer a request with a token that is known and needs no other look."""
-        for name in headers.STRIPPED & environ.keys():
-            del environ[name]
+        # Of most requests this is all there is to see, and it makes no set.
+        if not environ.keys().isdisjoint(found.absent):
+            for name in found.absent & environ.keys():
+                del environ[name]
         environ.update(found.ready)
         info = environ[headers.TOKEN_INFO] = TokenInfo(found.packed, token)
         environ[headers.TOKEN_AUTH] = _user_plugin.UserAuthPlugin(
@@ -159,7 +161,7 @@ class AuthProtocol(_Stock):
             if status.startswith("401"):
                 fields = [*fields, *self._reject_auth_headers]
             for name, _ in fields:
-                if name.lower() == "location":
+                if len(name) == 8 and name.lower() == "location":
                     fields = _absolute(environ, fields)
                     break
             return start_response(status, fields, *error)

@@ -42,7 +42,7 @@ class TokenInfo(dict[str, Any]):
     def __init__(self, packed: bytes, token: str) -> None:
         # A key to be counted and found without reading anything. What asks for the value comes by
         # one of the methods below, C code included: it looks for them in classes that are not dict.
-        super().__init__(token=None)
+        dict.__setitem__(self, _TOKEN, None)
         self._packed: bytes | None = packed
         self._own_token = token
 
