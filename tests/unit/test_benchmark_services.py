@@ -71,7 +71,7 @@ def test_the_service_says_whose_token_it_was_given() -> None:
     assert told == [("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "8")])]
 
 
-@pytest.mark.parametrize("late", [name for name in CANDIDATES if CANDIDATES[name].refuses is not None])
+@pytest.mark.parametrize("late", [name for name, x in CANDIDATES.items() if x.refuses is not None])
 def test_who_goes_on_with_a_revoked_token_is_an_error(
     late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
