@@ -68,6 +68,16 @@ AUTHTOKEN_GOALS = (
 )
 """Of ``authtoken_hit``."""
 
+SERVICE_GOALS = (
+    Goal("strict", "bare", "rate", 0.35),
+    Goal("lease", "bare", "rate", 0.9),
+    # of the service's processes: what wrk and the kernel take is more than the application alone
+    Goal("lease", "memcached", "CPU", 0.1),
+    # a token with a catalog to one without
+    Goal("lease", "lease, no catalog", "rate", 0.9),
+)
+"""Of ``service_rates``."""
+
 LDAP_GOALS = (
     Goal("keyfront, one, 10 ms", "unpooled, one, 10 ms", "rate", 5.0),
     Goal("keyfront, many, 10 ms", "unpooled, many, 10 ms", "rate", 5.0),

@@ -8,7 +8,8 @@ from . import results
 from .results import Table
 from .token_candidates import CANDIDATES
 from .token_samples import CASES, TOKEN_CACHING_CASES, Ratio, Samples, judge, ratios, row
-from .token_servers import CONNECTIONS, PROCESSES
+from .token_servers import CONNECTIONS
+from .uwsgi_server import PROCESSES
 
 TITLE = "Validations of a token by Keystone, with and without keyfront's token cache"
 DISTRIBUTIONS = ("keystone", "uWSGI", "pyuwsgi")

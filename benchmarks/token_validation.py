@@ -52,7 +52,8 @@ from . import outcome, token_report
 from .load import wrk
 from .token_report import Settings
 from .token_samples import CASES, TOKEN_CACHING_CASES, Case, Sample, Samples, judge, row
-from .token_servers import HOST, PATH, Servers, memcached_program, tail
+from .token_servers import PATH, Servers, memcached_program
+from .uwsgi_server import HOST, tail
 
 ROUNDS = 6
 SECONDS = 2

@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
         "authtoken is keystonemiddleware's with a cache of its own; install it with: "
         "pip install 'keystonemiddleware>=13'"
     ) from error
-import webob
+import webob.exc
 from keystoneauth1 import access
 from keystonemiddleware.auth_token import _user_plugin
 
@@ -147,8 +147,10 @@ class AuthProtocol(_Stock):
         token: str,
     ) -> Iterable[bytes]:
         """Let the service answer a request with a token that is known and needs no other look."""
-        for name in headers.STRIPPED & environ.keys():
-            del environ[name]
+        # Of most requests this is all there is to see, and it makes no set.
+        if not environ.keys().isdisjoint(found.absent):
+            for name in found.absent & environ.keys():
+                del environ[name]
         environ.update(found.ready)
         info = environ[headers.TOKEN_INFO] = TokenInfo(found.packed, token)
         environ[headers.TOKEN_AUTH] = _user_plugin.UserAuthPlugin(
@@ -159,12 +161,15 @@ class AuthProtocol(_Stock):
             if status.startswith("401"):
                 fields = [*fields, *self._reject_auth_headers]
             for name, _ in fields:
-                if name.lower() == "location":
+                if len(name) == 8 and name.lower() == "location":
                     fields = _absolute(environ, fields)
                     break
             return start_response(status, fields, *error)
 
-        answer: Iterable[bytes] = self._app(environ, start)
+        try:
+            answer: Iterable[bytes] = self._app(environ, start)
+        except webob.exc.HTTPException as error:  # an answer, as for webob's wsgify
+            answer = error(environ, start_response)
         return answer
 
     def _prepare(self, data: dict[str, Any], token: str) -> Prepared:

@@ -24,10 +24,12 @@ from keyfront.errors import CoordinatorError, OptionError
 
 from .coordinators.chosen import coordinator_of
 from .coordinators.shared_memory import LEASE_SECONDS, NAME, SharedMemory
-from .epochs import Coordinator, Mark, slots
+from .epochs import ALL_SLOT, Coordinator, Mark, Slots, slots
 
 #: In a database URL's query: the folder of the epoch table, where it is not the usual one.
 PATH_PARAMETER = "keyfront_path"
+
+_ALL = Slots((ALL_SLOT,))
 
 # Parts of a URL's query that say which database it is, besides host and name.
 _WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
@@ -192,7 +194,11 @@ class Changes:
             return None
         self._known = True
         try:
-            return coordinator.mark(slots(tags, coordinator.slot_count))
+            try:
+                found = slots(tags, coordinator.slot_count)
+            except CoordinatorError:
+                found = _ALL  # whether it may be made all the same, the coordinator says
+            return coordinator.mark(found)
         except CoordinatorError:
             self._forget_removed()
             return None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from keyfront.errors import CoordinatorError, MissingPartError
@@ -138,6 +139,7 @@ class TokenCache:
         self._node.check()
         asked = tags_header.ENVIRON_KEY in environ
         stands = self._stands_now if asked else self._stands
+        lost = False
         try:
             generation = self.coordinator.now().generation
             if generation != self._generation:
@@ -152,6 +154,8 @@ class TokenCache:
             else:
                 self._node.renew(key, entry)
         except CoordinatorError:
+            lost = True
+        if lost:  # not above: Keystone would log this error with each of its lines
             return self._bypass(environ, start_response)
         if entry is not None:
             self._count(NODE_HITS)
@@ -176,10 +180,11 @@ class TokenCache:
     ) -> Iterable[bytes]:
         """Let Keystone answer, and keep the answer if it is one to be kept."""
         self._count(MISSES)
-        try:
+        epoch: Epoch | None = None
+        with suppress(CoordinatorError):
             # Before anything is read that the answer will be made of.
             epoch = self.coordinator.now()
-        except CoordinatorError:
+        if epoch is None:
             return self._let_through(environ, start_response)
         request = environ[ENVIRON_KEY] = Request(recording=True)
         # Who asks how long the answer stands is told at its beginning: it waits for its end.

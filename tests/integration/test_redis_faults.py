@@ -22,10 +22,12 @@ from fault_proxy import FaultProxy
 from keyfront.benchmarks.token_hit import call
 from keyfront.benchmarks.token_stand_in import Answers, request
 from keyfront.errors import CoordinatorError
+from keyfront.middleware.tokens.changes import Changes, registry
 from keyfront.middleware.tokens.coordinators import redis as module
 from keyfront.middleware.tokens.coordinators import redis_contact, redis_outage
 from keyfront.middleware.tokens.coordinators import redis_server as redis_server_module
 from keyfront.middleware.tokens.coordinators.redis import Redis
+from keyfront.middleware.tokens.coordinators.redis_contact import UNTOLD
 from keyfront.middleware.tokens.coordinators.redis_outage import RETRY_SECONDS
 from keyfront.middleware.tokens.coordinators.redis_server import Link
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Slots
@@ -430,6 +432,28 @@ def test_changes_that_are_allowed_without_redis(
     clock.later(MARK_SECONDS + 1)
     assert other.recover() == (how == "stopped")
     assert other.fresh(other.now(), entry(1))
+
+
+@pytest.mark.parametrize("allow", [True, False])
+def test_a_process_that_starts_without_redis(
+    server: RedisServer, make: Make, clock: RedisClock, tmp_path: Path, allow: bool
+) -> None:
+    """As keystone-manage does: it has never heard how many slots there are."""
+    other = make()
+    change(other, 1)
+    keystone = make(allow=allow, timeout=0.5)
+    registry.set(tmp_path, keystone)
+    changes = Changes(lambda: tmp_path)
+    server.stop()
+    try:
+        if allow:
+            assert changes.begin(["user:u"]) == UNTOLD
+        else:
+            with pytest.raises(CoordinatorError):
+                changes.begin(["user:u"])
+    finally:
+        server.resume()
+        registry.forget(tmp_path)
 
 
 def test_what_is_owed_is_paid_without_being_asked(

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+import webob.exc
 from keystonemiddleware.auth_token import _user_plugin
 
 from authtoken_world import Answer, Keystone, World, environ, token_data
@@ -346,3 +347,20 @@ def test_an_ended_token_is_good_for_a_service_and_for_nobody_else() -> None:
     assert len(expired) == 1
     assert world.get().status == 401
     world.close()
+
+
+def test_an_answer_that_is_raised_is_the_same() -> None:
+    """keystonemiddleware answers with what a service raises of webob's exceptions."""
+    answers = []
+    for original in (True, False):
+        world = World(original=original)
+        world.get()
+
+        def refuse(environ: dict[str, Any]) -> None:
+            raise webob.exc.HTTPForbidden("not you")
+
+        world.service.during = refuse
+        answer = world.get()
+        answers.append((answer.line, answer.headers, answer.body))
+        world.close()
+    assert answers[0] == answers[1]

@@ -7,8 +7,20 @@ from collections.abc import Iterator
 import pytest
 import requests
 from keystoneauth1.exceptions import NotFound
+from keystonemiddleware.auth_token import InvalidToken
 
-from authtoken_world import NONE, STOCK, TAGS, Epochs, Keystone, World, lone_world, shared_world
+from authtoken_world import (
+    NONE,
+    STOCK,
+    TAGS,
+    Epochs,
+    Keystone,
+    World,
+    at,
+    lone_world,
+    shared_world,
+    token_data,
+)
 from clocks import Clock
 from keyfront.middleware.tokens.services import validations
 from keyfront.middleware.tokens.services.validations import Prepared, Question, Validations
@@ -144,3 +156,20 @@ def test_a_million_tokens_of_garbage_take_no_more(clock: Clock) -> None:
     assert kept.find(good.key) is not None
     assert len(kept.refused) < 400
     assert kept.refuses(kept.key("garbage-99999"))
+
+
+@pytest.mark.parametrize("says", [STOCK, TAGS])
+def test_what_was_not_asked_is_not_refused(worlds: list[World], says: str) -> None:
+    """keystonemiddleware asks again, after a 401 of its own, without allow_expired."""
+    world = shared_world()
+    worlds.append(world)
+    keystone = world.keystone
+    keystone.says = says
+    keystone.tokens["t"] = token_data(expires_at=at(-60))
+    keystone.refuses = 401
+    keystone.after = lambda token: setattr(keystone, "refuses", None)
+    world.middleware._token_cache.initialize({})
+    with pytest.raises(InvalidToken):
+        world.middleware.fetch_token("t", allow_expired=True)
+    assert keystone.statuses == [401, 404]
+    assert world.middleware.fetch_token("t", allow_expired=True)["token"]["user"]["name"] == "user"

@@ -127,6 +127,19 @@ def test_stock_services_neither_read_nor_feed_it(node: Node, security: dict[str,
     assert node.get(node.service(**security), "u").status == 401
 
 
+def test_no_token_is_in_an_envelope(node: Node) -> None:
+    token = "gAAAAA-of-a-user"
+    node.keystone.tokens[token] = token_data()
+    first, second = informed(node), informed(node)
+    for world in (first, second):
+        assert node.get(world, token).status == 200
+    node.keystone.change()
+    assert node.get(first, token).status == 200  # by 304
+    assert node.memcached.cache and token not in repr(node.memcached.cache)
+    a, b = (world.service.seen[-1]["keystone.token_info"] for world in (first, second))
+    assert a == b and a["token"]["auth_token"] == token
+
+
 def test_an_envelope_is_no_token_under_any_key(node: Node) -> None:
     node.get(informed(node))
     (content,) = (value for _, value in node.memcached.cache.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
+from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import dependencies, keystone_filter
 from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
@@ -376,3 +378,23 @@ def test_tags_of_other_tokens() -> None:
 def _nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process here trusts an older table, for which a new one would wait."""
     monkeypatch.setattr(SharedMemory, "_settle", lambda self, table: None)
+
+
+@pytest.mark.parametrize("when", ["first", "then"])
+def test_keystone_is_not_asked_amid_an_exception(
+    world: World, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """It would be part of each line that it logs, and of each error."""
+    found: list[BaseException | None] = []
+    world.keystone.while_answering = lambda: found.append(sys.exception())
+    now, left = world.cache.coordinator.now, [when == "then"]
+
+    def lost() -> Any:
+        if left.pop():
+            left.append(False)
+            return now()
+        raise CoordinatorError("lost")
+
+    monkeypatch.setattr(world.cache.coordinator, "now", lost)
+    assert world.get()[0] == "200 OK"
+    assert found == [None]

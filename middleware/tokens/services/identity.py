@@ -57,7 +57,8 @@ class _Client:
             # Not of discovery, nor of the login that the question may need first.
             if error.method == "GET" and str(error.url).partition("?")[0].endswith(url_path):
                 question.told = getattr(error.response, "headers", {}).get(tags_header.NAME)
-                question.unknown = True
+                # Asked again after a 401, keystonemiddleware leaves allow_expired out.
+                question.unknown = question.allow_expired == ("allow_expired" in url)
             raise
         question.told = response.headers.get(tags_header.NAME)
         question.etag = response.headers.get("ETag") if question.told is not None else None

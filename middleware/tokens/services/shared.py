@@ -19,6 +19,7 @@ from keystonemiddleware.auth_token import _cache
 from oslo_serialization import jsonutils
 from oslo_utils import timeutils
 
+from .token_info import without
 from .validations import Validations
 
 LOG = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ class _Shared(_cache.TokenCache):
         if not self._is_shared or self._validations.cache_time < 0:
             return
         # A list, so that a stock service that were to find it would find no token in it.
-        content = jsonutils.dump_as_bytes([_VERSION, told, etag, time.time(), data["token"]])
+        body = without(data["token"], token)
+        content = jsonutils.dump_as_bytes([_VERSION, told, etag, time.time(), body])
         key, context = self._key(token, purpose)
         try:
             with self._cache_pool.reserve() as client:

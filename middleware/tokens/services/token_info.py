@@ -19,9 +19,12 @@ def pack(data: dict[str, Any], token: str) -> bytes | None:
     body = data.get(_TOKEN)
     if len(data) != 1 or not isinstance(body, dict):
         return None
-    if body.get(_ITSELF) == token:
-        body = {**body, _ITSELF: None}
-    return json.dumps(body, separators=(",", ":")).encode()
+    return json.dumps(without(body, token), separators=(",", ":")).encode()
+
+
+def without(body: dict[str, Any], token: str) -> dict[str, Any]:
+    """Return the data of a token without the token itself, whose place :class:`TokenInfo` fills."""
+    return {**body, _ITSELF: None} if body.get(_ITSELF) == token else body
 
 
 class TokenInfo(dict[str, Any]):
@@ -39,7 +42,7 @@ class TokenInfo(dict[str, Any]):
     def __init__(self, packed: bytes, token: str) -> None:
         # A key to be counted and found without reading anything. What asks for the value comes by
         # one of the methods below, C code included: it looks for them in classes that are not dict.
-        super().__init__(token=None)
+        dict.__setitem__(self, _TOKEN, None)
         self._packed: bytes | None = packed
         self._own_token = token
 

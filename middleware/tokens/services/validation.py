@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from ..epochs import Epoch, Slots
+from .headers import STRIPPED
 from .token_info import TokenInfo
 
 
@@ -21,6 +23,12 @@ class Standing(NamedTuple):
     slots: Slots | None = None
 
 
+@functools.lru_cache(maxsize=16)
+def _without(names: frozenset[str]) -> frozenset[str]:
+    """Return the headers that a token of this shape does not have: one set for all of it."""
+    return STRIPPED - names
+
+
 class Validation:
     """A confirmed token.
 
@@ -31,7 +39,7 @@ class Validation:
     :param etag: names the answer for asking again, or ``None``
     """
 
-    __slots__ = ("etag", "packed", "plain", "ready", "size", "standing")
+    __slots__ = ("absent", "etag", "packed", "plain", "ready", "size", "standing")
 
     def __init__(
         self,
@@ -43,6 +51,8 @@ class Validation:
         standing: Standing,
     ) -> None:
         self.ready = ready
+        #: What is to be taken off a request, besides what ``ready`` replaces.
+        self.absent = _without(frozenset(ready))
         self.packed = packed
         self.plain = plain
         self.etag = etag

@@ -110,7 +110,9 @@ class Validations:
         self._strangers = 0
         self._warned = False
         # For this process and its children: no key tells a token.
-        self._hash = hashlib.blake2b(digest_size=16, key=os.urandom(32))
+        secret = os.urandom(32)
+        self._hash = hashlib.blake2b(b"t", digest_size=16, key=secret)
+        self._expired_hash = hashlib.blake2b(b"e", digest_size=16, key=secret)
 
     def key(self, token: str, allow_expired: bool = False) -> bytes:
         """Return what is known of a token by.
@@ -118,8 +120,7 @@ class Validations:
         :param token: stripped
         :param allow_expired: whether it may have ended, which Keystone answers otherwise
         """
-        keyed = self._hash.copy()
-        keyed.update(b"e" if allow_expired else b"t")
+        keyed = (self._expired_hash if allow_expired else self._hash).copy()
         keyed.update(token.encode("utf-8", "surrogatepass"))
         return keyed.digest()
 

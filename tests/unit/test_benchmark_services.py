@@ -1,0 +1,88 @@
+"""service_rates compares what it says, and believes no cache that goes on with a revoked token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keyfront.benchmarks import (
+    goals,
+    results,
+    service_application,
+    service_report,
+    service_servers,
+)
+from keyfront.benchmarks.goals import MET, MISSED, SERVICE_GOALS
+from keyfront.benchmarks.load.wrk import Load
+from keyfront.benchmarks.service_report import CASES, RATIOS, Settings
+from keyfront.benchmarks.service_servers import CANDIDATES, Services
+from keyfront.benchmarks.token_samples import Sample, Samples
+from keyfront.errors import ServerError
+
+RATES = {"bare": 1000, "lease": 950, "lease, no catalog": 960, "strict": 400, "memcached": 80}
+
+
+def sample(rate: int) -> Sample:
+    return Sample(Load(rate, 1.0, 0, 0.5, Counter({250: rate})), 0.1)
+
+
+@pytest.fixture
+def samples() -> Samples:
+    return {name: [sample(RATES.get(name, 900))] * 2 for name in CASES}
+
+
+def test_every_goal_is_of_cases_that_are_measured_and_shown() -> None:
+    assert {case.candidate for case in CASES.values()} == CANDIDATES.keys()
+    for goal in SERVICE_GOALS:
+        assert (goal.first, goal.second) in RATIOS
+    assert {name for pair in RATIOS for name in pair} <= CASES.keys()
+
+
+def test_every_goal_is_judged_by_its_figure(samples: Samples) -> None:
+    verdicts = service_report.judge(samples)
+    assert verdicts == dict.fromkeys(SERVICE_GOALS, MET)
+    # as fast as ever, by other means
+    samples["lease"] = [one._replace(server_cpu=0.2) for one in samples["lease"]]
+    verdicts = service_report.judge(samples)
+    assert [goal.figure for goal, verdict in verdicts.items() if verdict == MISSED] == ["CPU"]
+    assert goals.missed(verdicts) == ["missed: CPU of lease / memcached <= 0.1"]
+
+
+def test_the_tables_are_whole(samples: Samples) -> None:
+    tables = service_report.tables(samples, Settings(2, 1))
+    text = "\n".join(map(results.markdown, tables))
+    assert "keyfront, Redis, lease | 1 000 | 0.25 ms | 0.25 ms | 105 µs |" in text
+    assert "| 0.95 (0.95 to 0.95) | 1.05 (1.05 to 1.05) | rate >= 0.9: met |" in text
+    assert max(map(len, service_report.table(samples).splitlines())) <= 100
+    assert len(service_report.raw(samples)) == 2 * len(CASES)
+
+
+def test_the_service_says_whose_token_it_was_given() -> None:
+    told: list[Any] = []
+    environ = {"HTTP_X_USER_ID": "somebody"}
+    body = service_application.service(environ, lambda *what: told.append(what))
+    assert list(body) == [b"somebody"]
+    assert told == [("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "8")])]
+
+
+@pytest.mark.parametrize("late", [name for name, x in CANDIDATES.items() if x.refuses is not None])
+def test_who_goes_on_with_a_revoked_token_is_an_error(
+    late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = Services(tmp_path, tmp_path)
+    services._keystone = None  # type: ignore[assignment]
+    asked: list[str] = []
+
+    def answers(name: str, token: str) -> list[tuple[int, str]]:
+        asked.append(name)
+        return [(401, ""), (200 if name == late else 401, "")]
+
+    monkeypatch.setattr(services, "_answers", answers)
+    monkeypatch.setattr(service_servers, "ask", lambda *_, **__: {})
+    monkeypatch.setattr(service_servers.time, "sleep", lambda _: None)
+    with pytest.raises(ServerError, match=f"{late} answers 200 to a revoked token"):
+        services.revoke()
+    assert asked[0] == "strict"
