@@ -18,6 +18,7 @@ from __future__ import annotations
 import _thread
 import faulthandler
 import logging
+import os
 import signal
 import sys
 import threading
@@ -69,6 +70,19 @@ def install(registry: ForkRegistry) -> None:
         bound_stop()
     else:
         registry.register("uwsgi stop", after=bound_stop)
+        # A stop that arrives while a worker is being forked waits in it until it can be heard
+        # (signal(7)); uWSGI's own handlers would lose it, and its master would wait for ever.
+        os.register_at_fork(before=_hold, after_in_parent=_release)
+
+
+def _hold() -> None:
+    if uwsgi.worker_id() == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def _release() -> None:
+    if uwsgi.worker_id() == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def _bound_gevent(registry: ForkRegistry) -> None:

@@ -137,6 +137,17 @@ def test_says_what_the_version_makes_of_a_timeout(
     assert scale in rendered
 
 
+@pytest.mark.parametrize("server", SERVERS)
+def test_haproxy_leaves_places_for_checks(folder: Path, found: Versions, server: str) -> None:
+    """What Apache has no thread for would wait in its kernel, and HAProxy would not refuse it."""
+    for computed, name in _machines():
+        _write(folder, computed, found, server, tls=False, haproxy=NODES)
+        limit = re.search(r"maxconn (\d+) check", (folder / "haproxy.cfg").read_text())
+        most = re.search(r"^MaxRequestWorkers (\d+)", (folder / "apache.conf").read_text(), re.M)
+        assert limit and most, name
+        assert 0 < int(limit[1]) < int(most[1]), name
+
+
 def test_newer_haproxy_has_its_certificates_in_a_store(folder: Path) -> None:
     assumed = versions.find(Path(sys.prefix), {"haproxy": "3.2.0"})
     computed = plan(Machine(cores=2, memory=2048 * MIB))

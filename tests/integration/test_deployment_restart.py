@@ -213,12 +213,19 @@ def test_nobody_is_lost_when_workers_are_replaced(line: Line) -> None:
     ini = line.folder / "uwsgi.ini"
     text = re.sub(r"^max-requests = .*", "max-requests = 50", ini.read_text(), flags=re.MULTILINE)
     text = re.sub(r"^max-requests-delta = .*", "max-requests-delta = 7", text, flags=re.MULTILINE)
-    ini.write_text(f"{text}\nmin-worker-lifetime = 0\n")
-    with line.uwsgi(), Clients(line).sending() as clients:
-        wait_for(lambda: len(clients.answers) >= 5, "five workers have answered")
+    ini.write_text(f"{text}\nmin-worker-lifetime = 0\nforkbomb-delay = 0\n")
+    with line.uwsgi():
+        with Clients(line).sending() as clients:
+            wait_for(lambda: len(clients.answers) >= 5, "five workers have answered")
+        # a worker that uWSGI's master starts while it is told to stop never hears of it
+        wait_for(lambda: _settled(line.log.read_text()), "every worker has its successor")
     assert clients.failures == []
     assert "The work of process" in line.log.read_text()
     assert "NO MERCY" not in line.log.read_text()
+
+
+def _settled(log: str) -> bool:
+    return log.count("The work of process") == log.count("Respawned uWSGI worker")
 
 
 def test_a_stopped_uwsgi_is_an_answer_to_come_back(line: Line) -> None:
