@@ -22,6 +22,7 @@ from typing import Any, TextIO
 from keyfront.errors import KeyfrontError, OptionError
 
 from .. import results, surroundings
+from ..load.arguments import ended_in_order
 from . import isolation
 from .catalog import EXPERIMENTS, NAMES
 from .experiment import Options, World, as_text
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     folder: Path = arguments.results
     if folder.exists() and not folder.is_dir():
         raise OptionError("--results", folder, "a folder, or a path where one can be made")
-    with tempfile.TemporaryDirectory(prefix="keyfront-") as name:
+    with ended_in_order(), tempfile.TemporaryDirectory(prefix="keyfront-") as name:
         # a server that has dropped root passes through; what is inside is guarded itself
         os.chmod(name, 0o711)
         task: dict[str, Any] = {

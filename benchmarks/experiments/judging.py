@@ -24,6 +24,7 @@ ROUGH = 2.0
 PAIRS = 6
 """Pairs that can show a difference smaller than that."""
 
+MORE, LESS = "more", "less"
 BETTER, WORSE, SAME = "better", "worse", "no difference"
 AS_PUBLISHED, OTHERWISE, UNKNOWN = "as published", "otherwise", "cannot be said"
 
@@ -136,6 +137,7 @@ class Change:
             _cell(self.stock),
             _cell(self.keyfront),
             self.unit,
+            MORE if self.more_is_better else LESS,
             _cell(ratio) if ratio is not None else None,
             self.verdict,
         ]
@@ -143,7 +145,9 @@ class Change:
 
 CHANGES, WORDS = "changes", "words"
 """Tables of what keyfront changes: the figures, and a sentence for each of the same lines."""
-_CHANGE_COLUMNS = [*("what", "best stock line-up", "stock", "keyfront", "unit", "times", "verdict")]
+_CHANGE_COLUMNS = [
+    *("what", "best stock line-up", "stock", "keyfront", "unit", "better is", "times", "verdict")
+]
 
 
 def chance(*, quick: bool, quiet: bool) -> float:

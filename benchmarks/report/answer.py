@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..experiments.judging import BETTER, CHANGES, SAME, WORDS, WORSE
+from ..experiments.judging import BETTER, CHANGES, MORE, SAME, WORDS, WORSE
 from ..results import Cell, Result
 from .forest import Branch
 
@@ -84,16 +84,11 @@ def lines(results: Iterable[Result]) -> list[Line]:
 
 
 def _goodness(values: dict[str, Cell]) -> float | None:
-    """The ratio, turned so that more is better; by the verdict, since units do not say."""
+    """The ratio, turned so that more is better."""
     times = values["times"]
     if not isinstance(times, int | float) or times <= 0:
         return None
-    ratio = float(times)
-    if values["verdict"] == BETTER:
-        return max(ratio, 1 / ratio)
-    if values["verdict"] == WORSE:
-        return min(ratio, 1 / ratio)
-    return ratio
+    return float(times) if values["better is"] == MORE else 1 / float(times)
 
 
 def answer(results: Sequence[Result]) -> Answer:

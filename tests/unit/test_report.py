@@ -62,7 +62,7 @@ def read(text: str) -> Reader:
 def test_it_answers_in_words_first(read: Reader) -> None:
     start = read.words.index("What does keyfront change for me?", 1)
     told = read.words[start + 1]
-    assert told.startswith("Of 4 figures measured here, keyfront makes 2 better and 1 worse; 1 ")
+    assert told.startswith("Of 5 figures measured here, keyfront makes 2 better and 1 worse; 2 ")
     assert read.words[start + 2].startswith("The greatest gain: validations: 17 600 a second")
     assert read.words[start + 3].startswith("The greatest loss: logins: 380 ms with keyfront")
 
@@ -146,10 +146,11 @@ def test_goodness_is_the_same_way_round_for_all() -> None:
     found = {line.what: line for line in answer.lines([experiment()])}
     assert found["Validations"].goodness == pytest.approx(880)
     assert found["Logins"].goodness == pytest.approx(229 / 380, rel=0.01)
+    assert found["Waits"].goodness == pytest.approx(1.05, rel=0.01)
     # what went to nothing is no ratio, and yet told
     assert found["Failures"].goodness is None
     assert found["Failures"].verdict == BETTER
-    assert [line.verdict for line in found.values()] == [BETTER, WORSE, SAME, BETTER]
+    assert [line.verdict for line in found.values()] == [BETTER, WORSE, SAME, BETTER, SAME]
 
 
 def test_the_same_results_make_the_same_page() -> None:
