@@ -29,6 +29,7 @@ import argparse
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ from .uwsgi_server import HOST, tail
 
 ROUNDS = 6
 SECONDS = 2
+# Seconds before a run: after one, Linux gives the ports of connections that were closed on the
+# loopback to new ones, and a fast run uses all there are (net.ipv4.tcp_tw_reuse).
+PAUSE = 1.5
 MEMORY = Path("/dev/shm")
 
 
@@ -90,6 +94,7 @@ def measure_once(services: Services, case: Case, seconds: int) -> Sample:
 
     :raises ServerError: something was not answered well
     """
+    time.sleep(PAUSE)
     services.touch(case.candidate)
     server = services[case.candidate]
     before = server.cpu()
