@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
@@ -25,7 +26,7 @@ class Memory(Generic[E]):
     :param limit: bytes that all entries together may take
     """
 
-    __slots__ = ("_entries", "_lock", "evicted", "limit", "size")
+    __slots__ = ("_entries", "_forks", "_lock", "_pid", "evicted", "limit", "size")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -36,6 +37,8 @@ class Memory(Generic[E]):
         self._entries: OrderedDict[bytes, E] = OrderedDict()
         # For writers only; a hit takes no lock.
         self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._forks: dict[int, threading.Lock] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -54,7 +57,7 @@ class Memory(Generic[E]):
         """Keep an entry, unless it alone is over a quarter of the limit."""
         if entry.size > self.limit // 4:
             return
-        with self._lock:
+        with self._own_lock():
             self._drop(key)
             self._entries[key] = entry
             self.size += entry.size
@@ -66,14 +69,26 @@ class Memory(Generic[E]):
     def drop(self, key: bytes) -> None:
         """Forget an entry, if it is there."""
         if key in self._entries:
-            with self._lock:
+            with self._own_lock():
                 self._drop(key)
 
     def clear(self) -> None:
         """Forget them all."""
-        with self._lock:
+        with self._own_lock():
             self._entries.clear()
             self.size = 0
+
+    def _own_lock(self) -> threading.Lock:
+        """Return the lock; in a child a new one: a thread of the parent may have held the old."""
+        pid = os.getpid()
+        if self._pid != pid:
+            # Not by Python's fork hooks, which not every server runs.
+            with self._forks.setdefault(pid, threading.Lock()):
+                if self._pid != pid:
+                    if self._lock.locked():  # amid a change, so the size may be wrong
+                        self._entries, self.size = OrderedDict(), 0
+                    self._lock, self._pid = threading.Lock(), pid
+        return self._lock
 
     def _drop(self, key: bytes) -> None:
         entry = self._entries.pop(key, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sys
 import threading
 
@@ -153,3 +155,17 @@ def test_the_size_of_an_entry_is_no_less_than_what_it_takes() -> None:
     parts += [part for header in headers for part in (header, *header)]
     taken = sum(sys.getsizeof(part) for part in parts) + sys.getsizeof(key(1)) + 150
     assert 0.9 * taken < made.size < 2 * taken
+
+
+def test_a_child_does_not_wait_for_a_thread_of_its_parent() -> None:
+    memory: Memory[Entry] = Memory(100_000)
+    memory.put(key(1), entry())
+    with memory._lock:  # held by a thread that is not in the child
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            memory.put(key(2), entry())
+            sizes = sum(kept.size for kept in memory._entries.values())
+            os._exit(0 if memory.get(key(2)) is not None and memory.size == sizes else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert memory.get(key(1)) is not None
