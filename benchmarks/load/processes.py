@@ -65,6 +65,10 @@ def _plural(cores: Collection[int]) -> str:
     return f"{len(cores)} core{'' if len(cores) == 1 else 's'}"
 
 
+class HangError(ServerError):
+    """A program did not end by itself."""
+
+
 class Process:
     """A process that runs until the ``with`` block ends, or until it ends itself.
 
@@ -173,7 +177,7 @@ class Process:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.stop()
-            raise ServerError(f"{self.name} hangs: it was ended after {seconds:.0f} s") from None
+            raise HangError(f"{self.name} hangs: it was ended after {seconds:.0f} s") from None
         if self._ended_cpu is None:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             self._ended_cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -93,8 +93,10 @@ def test_generators_agree_with_what_the_server_saw(name: str) -> None:
         answered = len(seen)
     assert {one[1:3] for one in seen} == {("/x", SECRET)}
     assert found.failed == 0
-    # requests under way at the end are not counted, and siege sends some more
-    assert 0.9 * answered <= found.good <= answered
+    # requests under way at the end are not counted, and siege sends some more; if it hung, what it
+    # had sent until then is not counted either
+    assert found.good <= answered
+    assert name == "siege" or 0.9 * answered <= found.good
     assert found.generator_cpu > 0
 
 
