@@ -12,7 +12,7 @@ from keyfront.benchmarks import results
 
 pytest.importorskip("pytest_benchmark")
 
-PARTS = {"epochs", "heartbeat", "ldap", "ldap_codec", "pipeline", "render", "tokens"}
+PARTS = {"authtoken", "epochs", "heartbeat", "ldap", "ldap_codec", "pipeline", "render", "tokens"}
 
 
 @pytest.mark.slow

@@ -43,6 +43,8 @@ class Measuring:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # what started the tests in the background may have it ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, target: str, *arguments: str) -> tuple[int, str, str]:
