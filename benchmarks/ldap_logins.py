@@ -153,16 +153,6 @@ def measure(settings: Settings) -> dict[str, list[Sample]]:
             return bench.measure()
 
 
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number from 1")
-    return int(text)
-
-
-def _terminated(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
 def _settings(arguments: list[str] | None) -> tuple[Settings, argparse.Namespace]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     for name, meaning in (
@@ -171,7 +161,7 @@ def _settings(arguments: list[str] | None) -> tuple[Settings, argparse.Namespace
         ("--logins", f"at once, of keyfront, in each round (default {LOGINS})"),
         ("--stock-logins", f"the same of the stock driver (default {STOCK_LOGINS})"),
     ):
-        parser.add_argument(name, type=_at_least_one, metavar="N", help=meaning)
+        parser.add_argument(name, type=outcome.at_least_one, metavar="N", help=meaning)
     parser.add_argument(
         "--cache", choices=CACHES, default="off", help="Keystone's own caches (default off)"
     )
@@ -212,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
     settings, options = _settings(arguments)
     # what runs is taken down as after Ctrl-C
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, outcome.terminated)
 
     def checked(settings: Settings) -> Samples:
         _check(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +12,18 @@ from typing import Any
 from keyfront.errors import KeyfrontError
 
 from . import goals, results
+
+
+def at_least_one(text: str) -> int:
+    """A whole number from 1, as a type of an argument."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError("must be a whole number from 1")
+    return int(text)
+
+
+def terminated(number: int, frame: object) -> None:
+    """Handle a signal by taking down what runs, as Ctrl-C does."""
+    raise SystemExit(128 + number)
 
 
 def add_arguments(parser: ArgumentParser) -> None:

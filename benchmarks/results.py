@@ -13,6 +13,7 @@ import json
 import os
 import re
 import tempfile
+from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -111,6 +112,17 @@ class Result:
 def file_name(kind: str, name: str) -> str:
     """What the file of a result is called in its folder."""
     return f"{kind}-{re.sub(r'[^A-Za-z0-9+.=,_-]+', '_', name)}.json"
+
+
+def add_argument(parser: ArgumentParser) -> None:
+    """Add ``--results``, of every action of ``keyfront bench`` that reads or writes some."""
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=FOLDER,
+        metavar="DIR",
+        help="folder of results (default: %(default)s)",
+    )
 
 
 def markdown(table: Table) -> str:

@@ -31,7 +31,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from keyfront.errors import ServerError
 from keyfront.gateway.serve import machine, shapes
@@ -111,29 +110,25 @@ def measure_once(services: Services, case: Case, seconds: int) -> Sample:
     return Sample(seen, spent)
 
 
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number from 1")
-    return int(text)
-
-
-def _terminated(number: int, frame: Any) -> None:
-    raise SystemExit(128 + number)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
-        "--rounds", type=_at_least_one, default=ROUNDS, help=f"an even number (default {ROUNDS})"
+        "--rounds",
+        type=outcome.at_least_one,
+        default=ROUNDS,
+        help=f"an even number (default {ROUNDS})",
     )
     parser.add_argument(
-        "--seconds", type=_at_least_one, default=SECONDS, help=f"per case (default {SECONDS})"
+        "--seconds",
+        type=outcome.at_least_one,
+        default=SECONDS,
+        help=f"per case (default {SECONDS})",
     )
     outcome.add_arguments(parser)
     options = parser.parse_args(arguments)
     # what runs is taken down as after Ctrl-C
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, outcome.terminated)
     settings = Settings(options.rounds, options.seconds)
     return outcome.run(
         "service_rates", measure, settings, options, report=service_report, judge=judge, say=say

@@ -16,13 +16,7 @@ def add(parser: ArgumentParser) -> None:
         "<!-- /bench -->. All documents are changed, or none."
     )
     parser.add_argument("documents", nargs="+", type=Path, metavar="FILE", help="Markdown")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=results.FOLDER,
-        metavar="DIR",
-        help="folder of results (default: %(default)s)",
-    )
+    results.add_argument(parser)
     parser.add_argument(
         "--check",
         action="store_true",

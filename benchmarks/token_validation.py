@@ -166,31 +166,24 @@ def _check_misses(samples: Samples) -> None:
             )
 
 
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number from 1")
-    return int(text)
-
-
-def _terminated(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
-        "--rounds", type=_at_least_one, default=ROUNDS, help=f"an even number (default {ROUNDS})"
+        "--rounds",
+        type=outcome.at_least_one,
+        default=ROUNDS,
+        help=f"an even number (default {ROUNDS})",
     )
     parser.add_argument(
         "--seconds",
-        type=_at_least_one,
+        type=outcome.at_least_one,
         default=SECONDS,
         help=f"per case (default {SECONDS}), {SLOW} times that where Keystone itself answers",
     )
     parser.add_argument(
         "--threads",
-        type=_at_least_one,
+        type=outcome.at_least_one,
         default=1,
         help="of each uWSGI process (default 1; keyfront serve has 2)",
     )
@@ -201,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     settings = Settings(options.rounds, options.seconds, options.token_caching, options.threads)
     # what runs is taken down as after Ctrl-C
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, outcome.terminated)
     return outcome.run(
         "token_validation", measure, settings, options, report=token_report, judge=judge, say=say
     )

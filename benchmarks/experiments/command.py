@@ -40,13 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a form of less than three minutes each, with rough figures",
     )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=results.FOLDER,
-        metavar="DIR",
-        help="folder of results (default: %(default)s)",
-    )
+    results.add_argument(parser)
     parser.add_argument(
         "--seconds",
         metavar="N",

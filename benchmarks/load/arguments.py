@@ -12,18 +12,7 @@ from pathlib import Path
 
 from keyfront.errors import OptionError
 
-from .. import results
 from .keystone import Keystone
-
-
-def add_results(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=results.FOLDER,
-        metavar="DIR",
-        help="folder of results (default: %(default)s)",
-    )
 
 
 def add_state(parser: ArgumentParser) -> None:

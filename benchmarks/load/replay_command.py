@@ -54,7 +54,7 @@ def add(parser: ArgumentParser) -> None:
         "--name", default="log", metavar="NAME", help="of the result (default: %(default)s)"
     )
     given.add_state(parser)
-    given.add_results(parser)
+    results.add_argument(parser)
 
 
 def run(arguments: Namespace, out: TextIO) -> int:

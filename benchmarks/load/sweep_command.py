@@ -91,7 +91,7 @@ def add(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="measure again what was measured")
     given.add_state(parser)
-    given.add_results(parser)
+    results.add_argument(parser)
 
 
 def run(arguments: Namespace, out: TextIO) -> int:

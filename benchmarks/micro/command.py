@@ -43,13 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="compare with a release of keyfront instead: a wheel, a source archive, a folder, "
         "keyfront==VERSION, or a revision of the git repository here",
     )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=results.FOLDER,
-        metavar="DIR",
-        help="folder of the results (default: %(default)s)",
-    )
+    results.add_argument(parser)
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> int:

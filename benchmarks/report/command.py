@@ -18,13 +18,7 @@ NAME = "report.html"
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``keyfront bench report``."""
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=results.FOLDER,
-        metavar="DIR",
-        help="folder of results (default: %(default)s)",
-    )
+    results.add_argument(parser)
     parser.add_argument(
         "--output",
         type=Path,

@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
         raise
     raise MissingPartError(
         "authtoken is keystonemiddleware's with a cache of its own; install it with: "
-        "pip install 'keystonemiddleware>=13'"
+        "pip install 'keystonemiddleware>=10.7'"
     ) from error
 import webob.exc
 from keystoneauth1 import access
