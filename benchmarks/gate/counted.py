@@ -115,7 +115,8 @@ class Counted:
         """Count the system calls of some calls, of the thread that makes them.
 
         The test is run once more in a process of its own under strace, where ``step`` is called
-        that often to be warm, and that often again to be counted.
+        that often to be warm, and that often again in each of five rounds. The round with the
+        fewest is meant: what goes by a clock is in few of them.
 
         :returns: by name; ``None`` if strace is not installed
         """

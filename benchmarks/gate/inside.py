@@ -87,7 +87,7 @@ class Inside(ABC):
 
 
 class Syscalls(Inside):
-    """System calls of the thread that makes the calls, by name."""
+    """System calls of the thread that makes the calls, by name, in the round that made fewest."""
 
     kind = "syscalls"
 
@@ -98,11 +98,11 @@ class Syscalls(Inside):
         return ["strace", "-f", "-qq", "-o", str(folder / "trace"), "--"]
 
     def _read(self, folder: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
-        counts: dict[str, Counter[str]] = {}
+        rounds: dict[str, list[Counter[str]]] = {}
         marks = re.escape(worker.MARK).replace(r"\{\}", "(.*?)", 1).replace(r"\{\}", "(.*)")
         mark = re.compile(rf'"{marks}"')
         call = re.compile(r"(\d+) +([a-z0-9_]+)\(")
-        open_: tuple[str, str] | None = None
+        thread, now = "", Counter[str]()  # of the round that is open
         trace = folder / "trace"
         if not trace.is_file():
             return {}
@@ -113,13 +113,18 @@ class Syscalls(Inside):
                     continue
                 edge = mark.search(line) if "/keyfront-gate/" in line else None
                 if edge is not None and edge[1] == "begin":
-                    open_ = found[1], edge[2]
-                    counts[edge[2]] = Counter()
+                    thread, now = found[1], Counter()
                 elif edge is not None:
-                    open_ = None
-                elif open_ is not None and found[1] == open_[0]:
-                    counts[open_[1]][found[2]] += 1
-        return dict(counts)
+                    # not at its beginning: a round in which the step raised has no end
+                    rounds.setdefault(edge[2], []).append(now)
+                    thread = ""
+                elif found[1] == thread:
+                    now[found[2]] += 1
+        return {
+            name: min(counts, key=Counter.total)
+            for name, counts in rounds.items()
+            if len(counts) == worker.ROUNDS
+        }
 
 
 class Instructions(Inside):

@@ -174,6 +174,51 @@ def test_system_calls_of_other_threads_are_not_counted(pytester: pytest.Pytester
     run(pytester).assert_outcomes(passed=1)
 
 
+@STRACE
+def test_what_is_done_now_and_then_is_not_counted(pytester: pytest.Pytester) -> None:
+    # as looking at a file when half a second has passed since the last look
+    pytester.makepyfile(
+        """
+        import itertools
+        import os
+
+        calls = itertools.count(1)
+
+        def step():
+            os.getuid()
+            if next(calls) in (8, 17):
+                os.getppid()
+
+        def test_it(counted):
+            assert counted.syscalls(step, calls=5) == {"getuid": 5}
+        """
+    )
+    run(pytester).assert_outcomes(passed=1)
+
+
+@STRACE
+def test_a_step_that_raises_is_not_counted(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import itertools
+        import os
+
+        calls = itertools.count(1)
+
+        def step():
+            os.getuid()
+            if next(calls) == 13:
+                raise ValueError("not this time")
+
+        def test_it(counted):
+            counted.syscalls(step, calls=5)
+        """
+    )
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*the test did not come that far under strace*"])
+
+
 HOT = """
     import pytest
 

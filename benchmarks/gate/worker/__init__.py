@@ -24,8 +24,8 @@ MODE, REQUESTS, ANSWERS = "KEYFRONT_GATE_MODE", "KEYFRONT_GATE_REQUESTS", "KEYFR
 TOPS = "KEYFRONT_GATE_TOPS"
 # The path of a file that is not there: looking for it is what a trace is divided by.
 MARK = "/keyfront-gate/{}/{}"
-# Counts of instructions, of which the least is meant: what is done now and then, as looking at a
-# file each half second, is in few of them.
+# Counts of instructions and of system calls, of which the least is meant: what is done now and
+# then, as looking at a file each half second, is in few of them.
 ROUNDS = 5
 
 Step = Callable[[], object]
@@ -71,10 +71,11 @@ def counted(request: pytest.FixtureRequest) -> SimpleNamespace:
                 step()
             gc.collect()
             gc.disable()
-            os.access(MARK.format("begin", _address(request.node)), os.F_OK)
-            for _each in range(calls):
-                step()
-            os.access(MARK.format("end", _address(request.node)), os.F_OK)
+            for _round in range(ROUNDS):
+                os.access(MARK.format("begin", _address(request.node)), os.F_OK)
+                for _each in range(calls):
+                    step()
+                os.access(MARK.format("end", _address(request.node)), os.F_OK)
             gc.enable()
         pytest.skip("counted")
 
