@@ -1,6 +1,7 @@
 """The service that ``service_rates`` loads: it answers with the id of the token's user.
 
-It does nothing else, so that a rate tells of what is in front of it.
+It does nothing else, so that a rate tells of what is in front of it. Where nothing is, it answers
+with as many bytes: uWSGI sends a body by a system call of its own.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from paste import deploy
 
 #: Names the paste file, in the environment.
 PASTE_FILE = "SERVICE_RATES_PASTE"
+#: Stands for the id of a user where no ``authtoken`` tells it.
+NOBODY = "0" * 32
 
 
 def service(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Answer one request (PEP 3333)."""
-    body = environ.get("HTTP_X_USER_ID", "").encode()
+    body = environ.get("HTTP_X_USER_ID", NOBODY).encode()
     start_response(
         "200 OK", [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
     )

@@ -223,7 +223,7 @@ class Services:
 
         :raises ServerError: it answers otherwise than it should
         """
-        wanted = self._user if CANDIDATES[name].filter else ""
+        wanted = self._user if CANDIDATES[name].filter else service_application.NOBODY
         # the second time it is known
         for token in (self.token, self.bare_token) * 2:
             for status, text in self._answers(name, token):
