@@ -47,6 +47,8 @@ class Supervisor:
         self._programs = programs
         self._stop_timeout = stop_timeout
         self._running: list[tuple[Program, subprocess.Popen[bytes]]] = []
+        #: Where what each program says begins, in a log that has earlier runs in it.
+        self._log_starts: dict[Path, int] = {}
         self._received: list[int] = []
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
@@ -87,6 +89,7 @@ class Supervisor:
         prepare = stop_with_parent()
         for program in self._programs:
             with self._open_log(program.log) as log:
+                self._log_starts[program.log] = os.fstat(log.fileno()).st_size
                 try:
                     process = subprocess.Popen(
                         program.command,
@@ -153,7 +156,7 @@ class Supervisor:
             status = process.poll()
             if status is not None:
                 ended = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
-                cause = first_error(program.log)
+                cause = first_error(program.log, self._log_starts[program.log])
                 raise ServerError(
                     f"{program.name} ended with {ended}: {cause}; all of it: {program.log}"
                 )
@@ -222,10 +225,13 @@ def connect_host(host: str) -> str:
     return host
 
 
-def first_error(log: Path) -> str:
-    """The line of a server's log that says why it ended, as well as one can tell."""
+def first_error(log: Path, start: int = 0) -> str:
+    """The line of a server's log that says why it ended, as well as one can tell.
+
+    :param start: bytes at its beginning that are of earlier runs
+    """
     try:
-        text = log.read_bytes()[-65536:].decode("utf-8", "replace")
+        text = log.read_bytes()[start:][-65536:].decode("utf-8", "replace")
     except OSError:
         return "its log cannot be read"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
