@@ -23,7 +23,8 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -216,6 +217,19 @@ def report(error: BaseException) -> None:
         text = f"{redact(whole)}keyfront: the application failed to load: {describe(error)}\n"
     sys.stderr.write(text)
     sys.stderr.flush()
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Report what an entrypoint cannot go on with, as a failed load, and raise it.
+
+    :raises KeyfrontError: whatever the block raised
+    """
+    try:
+        yield
+    except KeyfrontError as error:
+        report(error)
+        raise
 
 
 class FailedApplication:

@@ -19,7 +19,7 @@ import os
 import signal
 import time
 
-from .application import RETRY_AFTER, keep_connections, load_or_fail, pin_argv
+from .application import RETRY_AFTER, keep_connections, load_or_fail, pin_argv, reported
 from .process import registry
 from .queue_limit import from_environment, limit_queue
 
@@ -48,10 +48,12 @@ def _in_daemon_process() -> bool:
 
 
 pin_argv("mod_wsgi")
+with reported():
+    queue_timeout = from_environment()
 registry.install()
 application = limit_queue(
     load_or_fail(raising=False, on_request=_FreshProcess() if _in_daemon_process() else None),
-    seconds=from_environment(),
+    seconds=queue_timeout,
 )
 keep_connections()
 registry.loaded()

@@ -12,6 +12,7 @@ it, every request is answered 503 and logs the first error. Stopping is bounded 
 
 from __future__ import annotations
 
+import os
 import signal
 from functools import partial
 
@@ -28,10 +29,9 @@ if "gevent" in uwsgi.opt:
 
     patch_gevent()
 
-from . import mercy
-from .application import keep_connections, load_or_fail, pin_argv
+from . import memory_limit, mercy, queue_limit
+from .application import keep_connections, load_or_fail, pin_argv, reported
 from .process import registry
-from .queue_limit import from_environment, limit_queue
 from .request_body import read_whole
 from .server_error import answer_errors
 
@@ -44,12 +44,19 @@ speaks_http = any(option in uwsgi.opt for option in ("http-socket", "https-socke
 # also of a request that is refused for its wait: closing over unread bytes loses the answer
 whole = partial(read_whole, read_chunk=uwsgi.chunked_read if speaks_http else None)
 
+with reported():
+    queue_timeout, most_memory = queue_limit.from_environment(), memory_limit.from_environment()
 registry.install()
 mercy.install(registry)
-application = limit_queue(
-    whole(answer_errors(load_or_fail(raising="need-app" in uwsgi.opt))),
-    seconds=from_environment(),
-    refusing=whole,
+application = memory_limit.limit_memory(
+    queue_limit.limit_queue(
+        whole(answer_errors(load_or_fail(raising="need-app" in uwsgi.opt))),
+        seconds=queue_timeout,
+        refusing=whole,
+    ),
+    mebibytes=most_memory,
+    # as uWSGI's master has a worker reload
+    reload=lambda: os.kill(os.getpid(), signal.SIGHUP),
 )
 keep_connections()
 registry.loaded()

@@ -173,6 +173,52 @@ def test_an_application_that_raises_is_answered_500(
         assert "RuntimeError: what the database said" in log
 
 
+@pytest.mark.parametrize("server", ("uwsgi", "gevent", "nginx+uwsgi"))
+def test_a_worker_that_grew_is_replaced_and_loses_nothing(
+    keystone_state: tuple[Path, int], server: str
+) -> None:
+    state, port = keystone_state
+    environment = {
+        "KEYFRONT_APP": "growing_app:application",
+        "KEYFRONT_RELOAD_ON_RSS": "150",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    with serve(state, server, port=port, environment=environment) as served:
+        workers: set[bytes] = set()
+
+        def another() -> bool:
+            status, _, body = _get(served.port, "/")
+            assert status == 200
+            workers.add(body)
+            return len(workers) >= 4
+
+        wait_for(another, "both workers have been replaced")
+    log = (state / "log" / "uwsgi.log").read_text()
+    assert log.count("is replaced after its requests (KEYFRONT_RELOAD_ON_RSS = 150)") >= 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("KEYFRONT_RELOAD_ON_RSS", "250M", "an integer of MiB, 1 to 1048576, or 0 for no limit"),
+        ("KEYFRONT_QUEUE_TIMEOUT", "soon", "a number of seconds, 0.1 to 3600, or 0 for no limit"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_ends_the_start(
+    keystone_state: tuple[Path, int], variable: str, value: str, allowed: str
+) -> None:
+    state, port = keystone_state
+    done = subprocess.run(
+        [sys.executable, "-m", "keyfront", "serve", "--state", str(state),
+         "--listen", f"127.0.0.1:{port}"],
+        env={**os.environ, variable: value},
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"{variable} = {value}: must be {allowed}" in line
+
+
 def test_a_paste_file_with_a_name(keystone_state: tuple[Path, int], tmp_path: Path) -> None:
     """A paste file of the operator's, with a name, named by KEYFRONT_APP."""
     state, port = keystone_state
