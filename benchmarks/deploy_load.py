@@ -23,6 +23,7 @@ PATIENCE = 30
 
 _SCRIPT = """\
 {headers}
+{print_latencies}
 local threads = {{}}
 function setup(thread) table.insert(threads, thread) end
 function init(args) kinds = {{}} end
@@ -46,10 +47,7 @@ function done(summary, latency, requests)
       io.write(string.format("status %s %d\\n", kind, count))
     end
   end
-  for index = 1, #latency do
-    local microseconds, count = latency(index)
-    io.write(string.format("latency %d %d\\n", microseconds, count))
-  end
+  print_latencies(latency, summary.requests)
 end
 """
 
@@ -106,7 +104,9 @@ def run(url: str, headers: Mapping[str, str], *, seconds: int, connections: int)
     command += ["--duration", f"{seconds}s", "--timeout", f"{PATIENCE}s"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="ascii") as script:
-        script.write(_SCRIPT.format(headers="\n".join(lines)))
+        script.write(
+            _SCRIPT.format(headers="\n".join(lines), print_latencies=wrk.PRINT_LATENCIES)
+        )
         script.flush()
         try:
             done = subprocess.run(

@@ -21,19 +21,39 @@ from . import processes
 # as slow.
 PATIENCE = 30
 
+#: A Lua function that prints how many answers took how long. wrk finds one of its values by walking
+#: from the first microsecond, so where an overload has left many, and long ones, printing all takes
+#: it minutes; then it is asked for each half percent of the answers.
+PRINT_LATENCIES = """\
+local function print_latencies(latency, answers)
+  local function line(microseconds, count)
+    io.write(string.format("latency %d %d\\n", microseconds, count))
+  end
+  if #latency * latency.max < 1e9 then
+    for index = 1, #latency do line(latency(index)) end
+    return
+  end
+  local before = 0
+  for step = 1, 200 do
+    local until_here = math.ceil(answers * step / 200)
+    -- of 100 percent wrk knows none
+    line(step < 200 and latency:percentile(step / 2) or latency.max, until_here - before)
+    before = until_here
+  end
+end
+"""
+
 _SCRIPT = """\
 {headers}
 {request}
+{print_latencies}
 done = function(summary, latency, requests)
   local e = summary.errors
   io.write(string.format("summary %d %d %d\\n", summary.requests, summary.duration, e.status))
   for _, kind in ipairs({{"connect", "read", "write", "timeout"}}) do
     io.write(string.format("failed %s %d\\n", kind, e[kind]))
   end
-  for index = 1, #latency do
-    local microseconds, count = latency(index)
-    io.write(string.format("latency %d %d\\n", microseconds, count))
-  end
+  print_latencies(latency, summary.requests)
 end
 """
 
@@ -96,7 +116,11 @@ def run(
     command += ["--duration", f"{seconds}s", "--timeout", f"{PATIENCE}s"]
     # made with mode 0600
     with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="ascii") as script:
-        script.write(_SCRIPT.format(headers="\n".join(lines), request=request))
+        script.write(
+            _SCRIPT.format(
+                headers="\n".join(lines), request=request, print_latencies=PRINT_LATENCIES
+            )
+        )
         script.flush()
         process = processes.Process("wrk", [*command, "--script", script.name, url], cores=cores)
         try:

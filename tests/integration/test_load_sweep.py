@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.load import generators, processes, sender
+from keyfront.benchmarks.load import generators, processes, sender, wrk
 from keyfront.benchmarks.load.keystone import Keystone
-from keyfront.benchmarks.load.outcome import Outcome, Request
+from keyfront.benchmarks.load.outcome import Outcome, Request, percentile
 from keyfront.cli import main
 from keyfront.errors import MissingPartError, ServerError
 
@@ -111,6 +111,41 @@ def test_generators_count_refusals_as_failures(name: str) -> None:
     assert found.good == 0
     assert found.failed > 0
     assert found.latencies is None
+
+
+# A table of latencies as wrk's: N answers, one each N microseconds, and all in it asked for.
+TABLE = """
+done = function(summary, latency, requests)
+  local table, last = newproxy(true), {last}
+  getmetatable(table).__len = function() return 1000 end
+  getmetatable(table).__call = function(_, index) return index * last / 1000, 1 end
+  getmetatable(table).__index = function(_, name)
+    if name == "max" then return last end
+    return function(_, percent) return percent < 100 and percent * last / 100 or 0 end
+  end
+  print_latencies(table, 1000)
+end
+"""
+
+
+@pytest.mark.parametrize(("last", "lines"), [(900_000, 1000), (30_000_000, 200)])
+def test_latencies_of_an_overload_are_told_by_the_half_percent(
+    tmp_path: Path, last: int, lines: int
+) -> None:
+    """wrk took minutes to tell many long ones."""
+    script = tmp_path / "script.lua"
+    script.write_text(wrk.PRINT_LATENCIES + TABLE.replace("{last}", str(last)))
+    with answering() as (url, _):
+        done = subprocess.run(
+            [wrk.program(), "-t1", "-c1", "-d1s", "-s", str(script), url],
+            capture_output=True, text=True, timeout=PATIENCE, check=True,
+        )  # fmt: skip
+    told = [line for line in done.stdout.splitlines() if line.startswith("latency ")]
+    assert len(told) == lines
+    seen = wrk.parse("\n".join(["summary 1000 1000000 0", *told]), 0.0)
+    assert seen.latencies.total() == 1000
+    for fraction in (0.5, 0.95, 0.99, 1.0):
+        assert percentile(seen.latencies, fraction) == pytest.approx(fraction * last / 1000)
 
 
 def sent(
