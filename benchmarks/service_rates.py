@@ -46,8 +46,8 @@ from .uwsgi_server import HOST, tail
 ROUNDS = 6
 SECONDS = 2
 # Seconds before a run. Rates varied with the order of the cases; after a run, Linux gives the ports
-# of connections that were closed on the
-# loopback to new ones, and a fast run uses all there are (net.ipv4.tcp_tw_reuse).
+# of connections that were closed on the loopback to new ones, and a fast run uses all there are
+# (net.ipv4.tcp_tw_reuse).
 PAUSE = 1.5
 MEMORY = Path("/dev/shm")
 

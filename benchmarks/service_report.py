@@ -170,12 +170,7 @@ def raw(samples: Samples) -> list[results.Sample]:
         {
             "case": name,
             "round": number,
-            "requests": sample.load.requests,
-            "seconds": sample.load.seconds,
-            "p50_ms": sample.p50,
-            "p99_ms": sample.p99,
-            "server_cpu": sample.server_cpu,
-            "generator_cpu": sample.load.generator_cpu,
+            **sample.described(),
         }
         for name, each in samples.items()
         for number, sample in enumerate(each)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -289,15 +288,7 @@ def _redis(folder: Path) -> Iterator[str]:
             process_group=0,
         )
     try:
-        deadline = time.monotonic() + uwsgi_server.START_PATIENCE
-        while True:
-            try:
-                socket.create_connection((HOST, port), timeout=1).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise ServerError(f"Redis did not start: {tail(log)}") from None
-                time.sleep(0.02)
+        uwsgi_server.await_port(process, port, lambda: f"Redis did not start: {tail(log)}")
         yield f"redis://:{password}@{HOST}:{port}"
     finally:
         process.kill()

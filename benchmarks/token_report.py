@@ -100,13 +100,7 @@ def raw(samples: Samples) -> list[results.Sample]:
             "case": name,
             "kept": CANDIDATES[(CASES | TOKEN_CACHING_CASES)[name].candidate].kept,
             "round": number,
-            "requests": sample.load.requests,
-            "seconds": sample.load.seconds,
-            "errors": sample.load.errors,
-            "p50_ms": sample.p50,
-            "p99_ms": sample.p99,
-            "server_cpu": sample.server_cpu,
-            "generator_cpu": sample.load.generator_cpu,
+            **sample.described(),
         }
         for name, each in samples.items()
         for number, sample in enumerate(each)

@@ -87,6 +87,18 @@ class Sample(NamedTuple):
     def p99(self) -> float:
         return percentile(self.load.latencies, 0.99)
 
+    def described(self) -> dict[str, float]:
+        """For a result."""
+        return {
+            "requests": self.load.requests,
+            "seconds": self.load.seconds,
+            "errors": self.load.errors,
+            "p50_ms": self.p50,
+            "p99_ms": self.p99,
+            "server_cpu": self.server_cpu,
+            "generator_cpu": self.load.generator_cpu,
+        }
+
 
 Samples = dict[str, list[Sample]]
 

@@ -11,9 +11,7 @@ import importlib.util
 import json
 import os
 import pwd
-import socket
 import subprocess
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
@@ -208,15 +206,7 @@ def memcached() -> Iterator[str]:
         process_group=0,
     )
     try:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection((HOST, port), timeout=1).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise ServerError("memcached did not start") from None
-                time.sleep(0.02)
+        uwsgi_server.await_port(process, port, lambda: "memcached did not start")
         yield f"{HOST}:{port}"
     finally:
         process.kill()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -142,6 +143,23 @@ def _wait_for(process: subprocess.Popen[bytes], log: Path, line: str, count: int
         if time.monotonic() > deadline:
             raise ServerError(f"uWSGI is not ready after {START_PATIENCE} s: {tail(log)}")
         time.sleep(0.05)
+
+
+def await_port(process: subprocess.Popen[bytes], port: int, failed: Callable[[], str]) -> None:
+    """Until another server, as memcached or Redis, takes connections.
+
+    :param failed: says what went wrong
+    :raises ServerError: it ended, or takes none
+    """
+    deadline = time.monotonic() + START_PATIENCE
+    while True:
+        try:
+            socket.create_connection((HOST, port), timeout=1).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ServerError(failed()) from None
+            time.sleep(0.02)
 
 
 def tail(log: Path) -> str:
