@@ -85,13 +85,20 @@ class KeystoneApplication:
 
     :param application: Keystone's WSGI application, middleware included
     :param request_store: the thread-local in which ``oslo_context`` keeps the request context
+    :param begin: called with each request before Keystone reads anything for it
     """
 
-    __slots__ = ("_request_store", "application")
+    __slots__ = ("_begin", "_request_store", "application")
 
-    def __init__(self, application: WSGIApplication, request_store: Any) -> None:
+    def __init__(
+        self,
+        application: WSGIApplication,
+        request_store: Any,
+        begin: Callable[[Request], None] = lambda request: None,
+    ) -> None:
         self.application = application
         self._request_store = request_store
+        self._begin = begin
 
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
@@ -106,6 +113,7 @@ class KeystoneApplication:
         if request is None:
             request = Request()
         request.recorded = True
+        self._begin(request)
         given: list[Any] = []
         written: list[bytes] = []
 
@@ -169,8 +177,8 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> Key
     application = core.initialize_application(
         name="public", config_files=core._get_config_files(environment)
     )
-    keystone_tokens.connect(database)
-    return KeystoneApplication(application, request_store)
+    names = keystone_tokens.connect(database)
+    return KeystoneApplication(application, request_store, names.begin)
 
 
 def checked_request_store() -> Any:

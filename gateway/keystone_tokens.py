@@ -14,11 +14,8 @@ from typing import Any
 
 from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
-from keyfront.middleware.tokens.keystone_hooks import (
-    keep_per_request,
-    name_after_epochs,
-    record_validations,
-)
+from keyfront.middleware.tokens.keystone_caches import CacheNames
+from keyfront.middleware.tokens.keystone_hooks import keep_per_request, record_validations
 
 from . import process
 from .compatibility import import_keystone, incompatible
@@ -71,9 +68,10 @@ def watch_database() -> Database:
     return database
 
 
-def connect(database: Database) -> None:
+def connect(database: Database) -> CacheNames:
     """Connect what needs a Keystone that is loaded.
 
+    :returns: what names the values of its caches, to be told of the beginning of each request
     :raises IncompatibleError: this Keystone does not look as needed
     """
     from keyfront.middleware.tokens.engine_plugin import is_attached
@@ -84,9 +82,10 @@ def connect(database: Database) -> None:
     process.registry.register("request identifiers", after=entries.begin_request_ids)
     process.registry.register("token counters", after=counters.claim_all)
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
-    name_after_epochs(_cache_regions(), database.coordinator)
+    names = CacheNames(_cache_regions(), database.coordinator)
     record_validations(_token_manager())
     _load_policies()
+    return names
 
 
 def _cache_regions() -> Iterator[Any]:

@@ -133,8 +133,9 @@ def _commit(
         raise
     _end(changes, mark, tags)
     if request is not None:
-        # What Keystone's caches hold from before is not for the rest of this request either.
-        request.namespaces.clear()
+        # What Keystone's caches hold from before is not for the rest of this request either, and
+        # what it puts there may be from before another change that came in between.
+        request.names, request.own_name = None, ""
 
 
 def _end(changes: Changes, mark: Any, tags: set[str]) -> None:

@@ -35,6 +35,9 @@ MARK_SECONDS = 10.0
 #: Tags of one mark; more are taken for all tags. Bounds the room that a mark needs.
 MARK_TAGS = 64
 
+#: What a slot holds while a change of it is under way: newer than every number.
+DIRTY = 2**64 - 1
+
 #: The slot of the tag ``all``, on which every answer depends.
 ALL_SLOT = 0
 
@@ -100,6 +103,16 @@ class Coordinator(Protocol):
 
     def number(self, slots: Slots) -> int | None:
         """Return the number of the last change in ``slots``; ``None`` while one is under way.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
+        ...
+
+    def snapshot(self) -> tuple[int, tuple[int, ...]]:
+        """Return the generation, and the numbers of the slots of all :data:`~.touches.FIXED` tags.
+
+        Of the present: none is from before the call. A slot with a change under way has
+        :data:`DIRTY`.
 
         :raises CoordinatorError: the table cannot be reached
         """

@@ -1,33 +1,13 @@
-"""What the token cache needs of Keystone's inside: which tokens it looked at, and fresh caches.
+"""What the token cache needs of Keystone's inside: which tokens it looked at.
 
 ``egg:keyfront#keystone`` installs these. They take Keystone's objects and import none of it.
-
-**Keystone's own caches.** With ``[cache]`` on memcached, Keystone 30 goes on serving what a change
-has replaced: it deletes a value before another worker, which read the old row, stores it again; or
-it does not delete it at all. So what it keeps is named after the epoch as well: a request looks
-only at values stored by requests that began after the last change. Values are not deleted but no
-longer found, so it does not matter who stores what how late. Tokens, revocations and receipts go
-by all changes, everything else by changes other than revocations, so that a user who revokes his
-own tokens empties little.
 """
 
 from __future__ import annotations
 
-import functools
-import secrets
-from collections.abc import Callable, Iterable
 from typing import Any
 
-from keyfront.errors import CoordinatorError
-
-from .epochs import Coordinator, Slots, slots
 from .request import current
-from .touches import ALL, ANY, CONTENT
-
-#: Regions of Keystone's cache in which a revocation counts, by their names.
-_REVOCABLE = ("tokens", "revoke", "receipts")
-
-Find = Callable[[], Coordinator | None]
 
 
 def record_validations(manager: Any) -> None:
@@ -82,53 +62,3 @@ def keep_per_request(proxy: Any) -> None:
         return original(self) if request is None else request.memory
 
     proxy._get_request_context = _get_request_context
-
-
-def name_after_epochs(regions: Iterable[Any], find: Find) -> None:
-    """Make the keys of Keystone's cache regions carry the epoch.
-
-    :param regions: dogpile cache regions with a ``key_mangler``, through which each key goes once
-    :param find: returns the coordinator; ``None`` where the token cache is not in use, and then
-        Keystone's caches stay as they are
-    """
-    for region in regions:
-        kind = ANY if region.name in _REVOCABLE else CONTENT
-        region.key_mangler = _mangler(region.key_mangler, kind, find)
-
-
-def _mangler(mangle: Callable[[str], str] | None, kind: str, find: Find) -> Callable[[str], str]:
-    def key_mangler(key: str) -> str:
-        request = current.get()
-        name = request.namespaces.get(kind) if request is not None else None
-        if name is None:
-            name = _namespace(kind, find)
-            if request is not None:
-                request.namespaces[kind] = name
-        if name:
-            key = f"{key}:{name}"
-        return mangle(key) if mangle is not None else key
-
-    return key_mangler
-
-
-@functools.cache
-def _slots(kind: str, count: int) -> Slots:
-    return slots((ALL, kind), count)
-
-
-def _namespace(kind: str, find: Find) -> str:
-    try:
-        coordinator = find()
-        if coordinator is None:
-            return ""
-        generation = coordinator.now().generation
-        number = coordinator.number(_slots(kind, coordinator.slot_count))
-        # Looked at twice: a number of one table must not get the name of another.
-        if number is not None and coordinator.now().generation == generation:
-            return f"{generation:x}.{number:x}"
-    except CoordinatorError:
-        pass
-    # A change is under way, or nobody knows: a name that nobody else has.
-    return secrets.token_hex(8)
-
-

@@ -10,6 +10,9 @@ import contextvars
 import types
 from typing import Any
 
+#: A name for each kind of value that Keystone keeps.
+Names = tuple[str, ...]
+
 #: Where the filter leaves a :class:`Request` for the application below it.
 ENVIRON_KEY = "keyfront.token_cache"
 
@@ -21,8 +24,8 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "garbage", "memory", "namespaces", "recorded", "recording", "refused"),
-        *("unsure", "windows"),
+        *("accepted", "garbage", "memory", "names", "own_name", "recorded", "recording"),
+        *("refused", "unsure", "windows"),
     )
 
     def __init__(self, *, recording: bool = False) -> None:
@@ -40,7 +43,10 @@ class Request:
         #: Where Keystone keeps what it has once computed for this request.
         self.memory = types.SimpleNamespace()
         #: Names for what Keystone's own caches hold, by kind; see ``keystone_caches.py``.
-        self.namespaces: dict[str, str] = {}
+        #: ``None``: they go by :attr:`own_name`, as after a change of its own.
+        self.names: Names | None = None
+        #: A name that nobody else has.
+        self.own_name = ""
         #: Whether a change was not committed because nobody could be told of it.
         self.refused = False
 

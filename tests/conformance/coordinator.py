@@ -17,6 +17,7 @@ import pytest
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.epochs import (
     ALL_SLOT,
+    DIRTY,
     MARK_SECONDS,
     MARK_TAGS,
     Coordinator,
@@ -25,6 +26,7 @@ from keyfront.middleware.tokens.epochs import (
     Slots,
     slots,
 )
+from keyfront.middleware.tokens.touches import FIXED
 
 
 class World(Protocol):
@@ -168,6 +170,22 @@ class CoordinatorSuite:
         two = peers[1].number(entry(2))
         assert two is not None and one is not None and two > one
         assert peers[2].number(entry(1, 2)) == two
+
+    def test_a_snapshot_has_the_numbers_of_all_fixed_tags(self, peers: Any) -> None:
+        fixed = Slots(range(len(FIXED)))
+        before = peers[1].snapshot()
+        assert before == peers[2].snapshot()
+        assert before[0] == peers[0].now().generation
+        assert len(before[1]) == len(fixed)
+        change(peers[0], Slots((3, 5)))
+        generation, numbers = peers[1].snapshot()
+        assert generation == before[0]
+        last = peers[0].now().sequence
+        assert numbers == tuple(last if x in (3, 5) else n for x, n in enumerate(before[1]))
+        mark = peers[0].mark(Slots((4,)))
+        assert [n == DIRTY for n in peers[2].snapshot()[1]] == [x == 4 for x in fixed]
+        peers[0].stamp(mark)
+        assert DIRTY not in peers[2].snapshot()[1]
 
     def test_there_is_no_number_while_a_change_is_under_way(self, peers: Any) -> None:
         mark = peers[0].mark(some(1))

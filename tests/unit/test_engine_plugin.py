@@ -293,11 +293,11 @@ def test_what_keystone_caches_is_found_anew_after_a_change(
     def change() -> None:
         request = current.get()
         assert request is not None
-        request.namespaces["content"] = "old"
+        request.names = ("old",)
         with engine.begin() as connection:
             connection.execute(sa.insert(SERVICE).values(id="s"))
 
-    assert in_request(change).namespaces == {}
+    assert in_request(change).names is None
 
 
 def test_attaching_twice_tells_once(

@@ -259,7 +259,10 @@ def test_files_that_keystone_is_given(
     monkeypatch.setattr(core, "initialize_application", initialize_application)
     # There is no Keystone behind this one to connect to the token cache.
     monkeypatch.setattr(factory.keystone_tokens, "watch_database", lambda: "database")
-    monkeypatch.setattr(factory.keystone_tokens, "connect", given.append)
+    names = types.SimpleNamespace(begin=lambda request: None)
+    monkeypatch.setattr(
+        factory.keystone_tokens, "connect", lambda database: given.append(database) or names
+    )
     try:
         application = factory.app_factory({"__file__": "x.ini"}, **options)
         assert isinstance(

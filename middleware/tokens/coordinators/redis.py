@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 
 from keyfront.errors import CoordinatorError
 
-from ..epochs import ALL_SLOT, MARK_TAGS, Epoch, Mark, Slots
+from ..epochs import ALL_SLOT, DIRTY, MARK_TAGS, Epoch, Mark, Slots
 from ..lock import LOCK_SECONDS
+from ..touches import FIXED
 from .node_secret import node_secret
 from .redis_address import Address
 from .redis_contact import LEASE_SECONDS, UNTOLD, Contact
@@ -41,6 +42,7 @@ _RECOVER_SECONDS = 0.1
 # Numbers that a poll asks for in the first place.
 _AHEAD = 16
 _ALL = Slots((ALL_SLOT,))
+_FIXED = tuple(range(len(FIXED)))
 _HEAD = ("run", "g", "s", "n")
 
 
@@ -171,16 +173,21 @@ class Redis:
 
     def number(self, slots: Slots) -> int | None:
         """Return the number of the last change in ``slots``; ``None`` while one is under way."""
-        found = self._look(slots)
-        if found is None:
-            self.now()
-            found = self._look(slots)
-            if found is None:
-                raise CoordinatorError(f"{self.address}: the table was lost again and again")
+        found = self._found(slots)
         if min(found.numbers) < 0:
             self._recover_sometimes()
             return None
         return max(found.numbers)
+
+    def snapshot(self) -> tuple[int, tuple[int, ...]]:
+        """Return the generation, and the numbers of the slots of all fixed tags.
+
+        By Redis itself, whatever the lease: what is made by them is given to whoever asks.
+        """
+        found = self._found(_FIXED)
+        if min(found.numbers) < 0:
+            self._recover_sometimes()
+        return found.generation, tuple(DIRTY if n < 0 else n for n in found.numbers)
 
     def mark(self, slots: Slots) -> Mark:
         """Announce a change of ``slots``."""
@@ -340,6 +347,16 @@ class Redis:
             lambda link: self._parsed(link, link.read("HMGET", self._key, *_HEAD, *slots)),
             reading=True,
         )
+
+    def _found(self, slots: tuple[int, ...]) -> _Look:
+        """Return the same of a table that is made if there is none."""
+        found = self._look(slots)
+        if found is None:
+            self.now()
+            found = self._look(slots)
+            if found is None:
+                raise CoordinatorError(f"{self.address}: the table was lost again and again")
+        return found
 
     def _parsed(self, link: Link, values: list[bytes | None]) -> _Look | None:
         run, generation, sequence, slot_count = values[:4]

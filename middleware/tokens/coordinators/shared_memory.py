@@ -22,9 +22,10 @@ from pathlib import Path
 
 from keyfront.errors import CoordinatorError
 
-from ..epochs import ALL_SLOT, MARK_TAGS, Epoch, Mark, Slots
+from ..epochs import ALL_SLOT, DIRTY, MARK_TAGS, Epoch, Mark, Slots
 from ..lock import LOCK_SECONDS, FileLock
-from .table import DIRTY, Table, size
+from ..touches import FIXED
+from .table import Table, size
 
 LOG = logging.getLogger(__name__)
 
@@ -114,6 +115,14 @@ class SharedMemory:
             self._recover_sometimes()
             return None
         return newest
+
+    def snapshot(self) -> tuple[int, tuple[int, ...]]:
+        """Return the generation, and the numbers of the slots of all fixed tags."""
+        table = self._usable()
+        numbers = tuple(table.values[: len(FIXED)].tolist())
+        if DIRTY in numbers:
+            self._recover_sometimes()
+        return table.generation, numbers
 
     def mark(self, slots: Slots) -> Mark:
         """Announce a change of ``slots``."""

@@ -12,15 +12,13 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..epochs import ALL_SLOT, MARK_SECONDS, MARK_TAGS
+from ..epochs import ALL_SLOT, DIRTY, MARK_SECONDS, MARK_TAGS
 
 MAGIC = int.from_bytes(b"keyfront", "little")
 #: Raised when the layout changes; a table of another layout is rebuilt.
 LAYOUT = 1
 WORD = 8
 
-#: What a slot holds while a change of it is under way: newer than every number.
-DIRTY = 2**64 - 1
 _MASK = 2**64 - 1
 
 # Words of the header. Those up to the digest never change in the life of a table.
