@@ -82,10 +82,21 @@ def connect(database: Database) -> CacheNames:
     process.registry.register("request identifiers", after=entries.begin_request_ids)
     process.registry.register("token counters", after=counters.claim_all)
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
-    names = CacheNames(_cache_regions(), database.coordinator)
+    regions = list(_cache_regions())
+    _keep_in_memory(regions)
+    names = CacheNames(regions, database.coordinator)
     record_validations(_token_manager())
     _load_policies()
     return names
+
+
+def _keep_in_memory(regions: list[Any]) -> None:
+    """Give Keystone's caches the memory of this worker, where they have no backend of their own."""
+    from keyfront import options
+    from keyfront.middleware.tokens.keystone_memory import SHARE, KeystoneMemory, use
+
+    values = options.token_cache(import_keystone("keystone.conf").CONF)
+    use(regions, KeystoneMemory(int((values["memory"] << 20) * SHARE), values["ttl"]))
 
 
 def _cache_regions() -> Iterator[Any]:

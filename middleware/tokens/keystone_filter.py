@@ -233,7 +233,7 @@ class TokenCache:
             expires = dependencies.expiry(request)
         except (ValueError, TypeError, AttributeError):
             return None
-        ttl = min(ttl, expires - time.time())
+        ttl = min(ttl, expires - time.time(), request.until - time.monotonic())
         try:
             found = slots(tags.union(families), self.coordinator.slot_count)
         except CoordinatorError:
@@ -405,6 +405,8 @@ def token_cache(
 
     from keyfront import options
 
+    from .keystone_memory import SHARE
+
     conf = keystone.conf.CONF
     values = options.token_cache(conf, local)
     folder = folder_of(conf)
@@ -422,5 +424,5 @@ def token_cache(
         routes=Routes(values["routes"]),
         ttl=values["ttl"],
         negative_ttl=values["negative_ttl"],
-        memory=values["memory"] << 20,
+        memory=int((values["memory"] << 20) * (1 - SHARE)),
     )

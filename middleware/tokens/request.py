@@ -7,6 +7,7 @@ other: this is where they meet. A context variable, so that threads and greenlet
 from __future__ import annotations
 
 import contextvars
+import math
 import types
 from typing import Any
 
@@ -25,7 +26,7 @@ class Request:
 
     __slots__ = (
         *("accepted", "garbage", "memory", "names", "own_name", "recorded", "recording"),
-        *("refused", "unsure", "windows"),
+        *("refused", "unsure", "until", "windows"),
     )
 
     def __init__(self, *, recording: bool = False) -> None:
@@ -47,6 +48,9 @@ class Request:
         self.names: Names | None = None
         #: A name that nobody else has.
         self.own_name = ""
+        #: When the first of the kept values ends that its answer was made of, in seconds of the
+        #: monotonic clock.
+        self.until = math.inf
         #: Whether a change was not committed because nobody could be told of it.
         self.refused = False
 

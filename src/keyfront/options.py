@@ -206,8 +206,10 @@ TOKEN_CACHE = [
         default=64,
         min=1,
         max=65536,
-        help="MiB of answers that each worker process keeps at most. An eighth of it is for "
-        "refusals, which cannot push out good answers.",
+        help="MiB that each worker process takes for it at most. A quarter of it is for what "
+        "Keystone computes for its own caches, where [cache] backend is the default that keeps "
+        "nothing; the rest is for answers, an eighth of that for refusals, which cannot push out "
+        "good answers.",
     ),
     cfg.IntOpt(
         "node_memory",
