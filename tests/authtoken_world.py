@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,8 @@ class Keystone(BaseAdapter):
         self.tokens: dict[str, dict[str, Any]] = {"t": token_data()}
         #: What it says of how long an answer stands.
         self.says = STOCK
+        #: Unix time that it gives as an answer's end.
+        self.ends = math.inf
         self.asked: list[requests.PreparedRequest] = []
         self.statuses: list[int] = []
         #: What it fails with, instead of answering.
@@ -203,7 +206,9 @@ class Keystone(BaseAdapter):
             return answer
         assert epoch is not None and self.coordinator is not None
         found = slots(self._tags(data), self.coordinator.slot_count)
-        answer.headers[tags_header.NAME] = tags_header.compose(epoch, found)
+        answer.headers[tags_header.NAME] = tags_header.compose(
+            tags_header.ASK, epoch, found, self.ends
+        )
         if answer.status_code == 200:
             answer.headers["ETag"] = etag = f'"{hashlib.sha256(answer._content).hexdigest()}"'
             if request.headers.get("If-None-Match") == etag:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
-from keyfront.middleware.tokens.entries import new_request_id
+from keyfront.middleware.tokens.entries import AUTH_CONTEXT, new_request_id
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.keystone_filter import TokenCache
 from keyfront.middleware.tokens.node import Node
@@ -45,6 +45,7 @@ class Keystone:
         self.garbage: set[str] = {"junk"}
         self.asked = 0
         self.records = True
+        self.reads: set[str] = set()
         self.while_answering: Callable[[], None] = lambda: None
         self.body = "body of {}"
         self.headers: list[tuple[str, str]] = []
@@ -70,6 +71,10 @@ class Keystone:
             if found is None:
                 status = refused
                 break
+            environ.setdefault(AUTH_CONTEXT, {"token": found})
+            if request is not None:
+                request.reading = True
+                request.reads.update(self.reads)
         self.while_answering()
         body = b"" if environ["REQUEST_METHOD"] == "HEAD" else self.body.format(subject).encode()
         headers = [("Content-Length", str(len(body)))]

@@ -88,11 +88,24 @@ def expiry(request: Request) -> float:
     """
     ends = float("inf")
     for token, model in request.accepted.items():
+        # The window is of tokens, and not of what they stand on.
         window = request.windows.get(token, 0.0)
-        bases = (model.trust, model.application_credential)
-        for end in (model.expires_at, *(basis.get("expires_at") for basis in bases if basis)):
-            if end is not None:
-                ends = min(ends, _seconds(end) + window)
+        ends = min(ends, _seconds(model.expires_at) + window, basis_end(model))
+    return ends
+
+
+def basis_end(model: Any) -> float:
+    """Return when the trust or the application credential of a token ends.
+
+    :param model: Keystone's ``TokenModel``
+    :returns: seconds since the epoch; infinite without one that ends
+    :raises ValueError: a time cannot be read; so do AttributeError and TypeError
+    """
+    ends = float("inf")
+    for basis in (model.trust, model.application_credential):
+        end = basis.get("expires_at") if basis else None
+        if end is not None:
+            ends = min(ends, _seconds(end))
     return ends
 
 

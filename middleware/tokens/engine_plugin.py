@@ -25,7 +25,7 @@ from keyfront.errors import CoordinatorError
 from . import touches
 from .changes import PATH_PARAMETER, Changes, folder_here
 from .request import current
-from .writes import Write, describe, look_up
+from .writes import Write, describe, look_up, reads
 
 LOG = logging.getLogger(__name__)
 
@@ -85,6 +85,9 @@ def _before_execute(
 ) -> None:
     write = describe(context, statement)
     if write is None:
+        request = current.get()
+        if request is not None and request.reading:
+            request.reads |= reads(statement)
         return
     # Whose rows they are can only be seen as long as they are there.
     setattr(context, _WRITE, look_up(connection, write, context))

@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -32,6 +32,11 @@ CORE = (
     "HTTP_HOST",
     "HTTP_OPENSTACK_IDENTITY_ACCESS_RULES",
     "HTTP_ACCEPT_LANGUAGE",
+    "HTTP_FORWARDED",
+    "HTTP_X_FORWARDED_HOST",
+    "HTTP_X_FORWARDED_PORT",
+    "HTTP_X_FORWARDED_PREFIX",
+    "HTTP_X_FORWARDED_PROTO",
     "CONTENT_TYPE",
     "SCRIPT_NAME",
     "SERVER_NAME",
@@ -58,14 +63,21 @@ _HARMLESS = """
 #: whatever answer there is. Names with a dot are the server's too.
 HARMLESS = frozenset(_HARMLESS.split())
 
+#: Where Keystone says what it let the caller in by, and takes a filter's word for it.
+AUTH_CONTEXT = "KEYSTONE_AUTH_CONTEXT"
+
 # A request with one of these is asked of Keystone each time: who asks is not only in its tokens,
 # it has a body of unknown length, or it takes part in a trace.
 _UNCACHED_NAMES = """
-    REMOTE_USER REMOTE_IDENT REMOTE_PASSWD AUTH_TYPE HTTP_AUTHORIZATION HTTP_TRANSFER_ENCODING
+    AUTH_TYPE HTTP_AUTHORIZATION HTTP_TRANSFER_ENCODING
     HTTP_X_TRACE_INFO HTTP_X_TRACE_HMAC HTTP_EXPECT HTTP_UPGRADE
+    openstack.context
 """
-_UNCACHED = frozenset(_UNCACHED_NAMES.split())
-_UNCACHED_PREFIXES = ("SSL_CLIENT_", "HTTP_X_SSL_", "HTTP_SSL_", "OIDC_", "MELLON_", "SHIB")
+_UNCACHED = frozenset((*_UNCACHED_NAMES.split(), AUTH_CONTEXT))
+# REMOTE_ADDR and its like are harmless, and are known before.
+_UNCACHED_PREFIXES = (
+    *("REMOTE_", "SSL_CLIENT_", "HTTP_X_SSL_", "HTTP_SSL_", "OIDC_", "MELLON_", "SHIB"),
+)
 
 _BLANKS = ("",) * len(CORE)
 
@@ -83,14 +95,16 @@ class Keys:
     """Makes keys.
 
     :param secret: 32 bytes, the same in all processes that share entries
+    :param callers: more variables with which a request is asked of Keystone each time
     """
 
-    __slots__ = ("_hash", "_known")
+    __slots__ = ("_hash", "_known", "_uncached")
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, callers: Iterable[str] = ()) -> None:
         # Copied for each key: starting with the secret costs as much as the rest.
         self._hash = blake2b(digest_size=KEY_BYTES, key=secret)
-        self._known = HARMLESS.union(CORE)
+        self._uncached = _UNCACHED.union(callers)
+        self._known = HARMLESS.union(CORE) - self._uncached
 
     def key(self, environ: Mapping[str, Any]) -> bytes | None:
         """Return the key of a request, or ``None`` if it must not be answered from a cache.
@@ -106,10 +120,15 @@ class Keys:
         # In C, and the usual request has nothing else.
         if not environ.keys() <= self._known:
             for name in self._others(environ):
-                if name in _UNCACHED or name.startswith(_UNCACHED_PREFIXES):
+                value = environ[name]
+                # Who knows what an object may say of the caller?
+                if (
+                    name in self._uncached
+                    or name.startswith(_UNCACHED_PREFIXES)
+                    or not isinstance(value, str)
+                ):
                     return None
-                if isinstance(environ[name], str):
-                    parts += (name, environ[name])
+                parts += (name, value)
         text = "\n".join(parts)
         # A value with a line feed could pass for two; a server should let none through.
         if text.count("\n") != len(parts) - 1:
@@ -127,7 +146,11 @@ class Keys:
         names = environ.keys() - self._known
         # Names with a dot are the server's (PEP 3333), and each request has the same. A header's
         # name may have one, too.
-        servers = {name for name in names if "." in name and not name.startswith("HTTP_")}
+        servers = {
+            name
+            for name in names - self._uncached
+            if "." in name and not name.startswith("HTTP_")
+        }
         if servers and len(self._known) < _KNOWN_LIMIT:
             self._known |= servers
         return sorted(names - servers)

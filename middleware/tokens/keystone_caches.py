@@ -110,8 +110,10 @@ class CacheNames:
             request = current.get()
             # Outside of a request nobody knows when its beginning was.
             names = self._outside() if request is None else request.names
+            kind = fixed or _BY_MODULE.get(key.partition(":")[0], "content")
+            if request is not None and request.reading:
+                request.reads.update(KINDS[kind])
             if names is not None:
-                kind = fixed or _BY_MODULE.get(key.partition(":")[0], "content")
                 name = names[_PLACES[kind]]
             else:
                 name = request.own_name if request is not None else ""

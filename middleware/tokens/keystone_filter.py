@@ -28,12 +28,13 @@ from .changes import folder_of, registry
 from .coordinators.chosen import coordinator_of
 from .coordinators.shared_memory import SharedMemory, check_folder
 from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_KEPT
-from .entries import Entry, Headers, Keys, Lifetime, entry_of
+from .entries import AUTH_CONTEXT, Entry, Headers, Keys, Lifetime, entry_of
 from .epochs import Epoch, slots
 from .memory import Memory
 from .node import Node
 from .request import ENVIRON_KEY, Request
 from .routes import TOKENS, Routes
+from .touches import LAPSING
 
 if TYPE_CHECKING:
     from .coordinators.redis import Redis
@@ -58,6 +59,7 @@ class TokenCache:
     :param ttl: seconds an answer is kept at most
     :param negative_ttl: the same for refusals
     :param memory: bytes of answers in this process, an eighth of it for refusals
+    :param callers: request variables by which a caller is let in without a token
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class TokenCache:
         ttl: float,
         negative_ttl: float,
         memory: int,
+        callers: Iterable[str] = (),
     ) -> None:
         self.application = application
         self.coordinator = coordinator
@@ -78,14 +81,15 @@ class TokenCache:
             coordinator.fresh if isinstance(coordinator, SharedMemory) else coordinator.fresh_now
         )
         self._node = node
-        self._families = routes.families
+        self._routes = routes
         self._ttl = ttl
         self._negative_ttl = negative_ttl
         self.answers: Memory[Entry] = Memory(memory - memory // 8)
         self.refusals: Memory[Entry] = Memory(memory // 8)
         self._warned = False
         self._generation = 0
-        self._keys = Keys(bytes(32))
+        self._callers = callers
+        self._keys = Keys(bytes(32), callers)
         try:
             generation = coordinator.now().generation
         except CoordinatorError:
@@ -101,8 +105,7 @@ class TokenCache:
         if environ["REQUEST_METHOD"] not in _READS:
             return self.application(environ, start_response)
         path = environ["PATH_INFO"]
-        families = () if path == TOKENS else self._families(path)
-        if families is None:
+        if path != TOKENS and not self._routes.include(path):
             return self.application(environ, start_response)
         key = self._keys.key(environ)
         if key is None:
@@ -127,14 +130,13 @@ class TokenCache:
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
             return [body]
-        return self._miss(environ, start_response, key, families)
+        return self._miss(environ, start_response, key)
 
     def _miss(
         self,
         environ: dict[str, Any],
         start_response: Callable[..., Any],
         key: bytes,
-        families: tuple[str, ...],
     ) -> Iterable[bytes]:
         self._node.check()
         asked = tags_header.ENVIRON_KEY in environ
@@ -166,7 +168,7 @@ class TokenCache:
             start_response(entry.status, headers)
             return [body]
         try:
-            return self._ask(environ, start_response, key, families)
+            return self._ask(environ, start_response, key)
         finally:
             if asking:
                 self._node.answered(key)
@@ -176,7 +178,6 @@ class TokenCache:
         environ: dict[str, Any],
         start_response: Callable[..., Any],
         key: bytes,
-        families: tuple[str, ...],
     ) -> Iterable[bytes]:
         """Let Keystone answer, and keep the answer if it is one to be kept."""
         self._count(MISSES)
@@ -187,11 +188,12 @@ class TokenCache:
         if epoch is None:
             return self._let_through(environ, start_response)
         request = environ[ENVIRON_KEY] = Request(recording=True)
+        shows_rows = environ["PATH_INFO"] != TOKENS  # Keystone takes the path apart
         # Who asks how long the answer stands is told at its beginning: it waits for its end.
         asked = tags_header.ENVIRON_KEY in environ
         answer = _Answer(None if asked else start_response)
         body = answer.read(self.application(environ, answer.start))
-        entry = self._entry(environ, request, answer, body, epoch, families)
+        entry = self._entry(environ, request, answer, body, epoch, shows_rows)
         if entry is None:
             self._count(NOT_KEPT)
         else:
@@ -211,7 +213,7 @@ class TokenCache:
         answer: _Answer,
         body: bytes,
         epoch: Epoch,
-        families: tuple[str, ...],
+        shows_rows: bool,
     ) -> Entry | None:
         if not request.recorded:
             if not self._warned:
@@ -223,19 +225,24 @@ class TokenCache:
                 )
             return None
         status = answer.status
-        if not status.startswith(_KEPT):
+        if not status.startswith(_KEPT) or not _known_caller(environ, request, status):
             return None
         ttl = self._ttl if status.startswith("2") else self._negative_ttl
         tags = _tags(environ, request, status)
         if tags is None or ttl <= 0:
             return None
+        if shows_rows:  # that belong to no token
+            let_in = request.reading or status.startswith("401")
+            if not let_in or request.reads & LAPSING:
+                return None
+            tags |= request.reads
         try:
             expires = dependencies.expiry(request)
         except (ValueError, TypeError, AttributeError):
             return None
         ttl = min(ttl, expires - time.time(), request.until - time.monotonic())
         try:
-            found = slots(tags.union(families), self.coordinator.slot_count)
+            found = slots(tags, self.coordinator.slot_count)
         except CoordinatorError:
             return None
         if ttl <= 0 or not self.coordinator.fresh(epoch, found):
@@ -292,7 +299,7 @@ class TokenCache:
         self.answers.clear()
         self.refusals.clear()
         self._node.start(secret)
-        self._keys = Keys(secret)
+        self._keys = Keys(secret, self._callers)
         self._generation = generation
 
     def _count(self, place: int) -> None:
@@ -305,7 +312,9 @@ def _tell(
     """Give an answer, and how long it stands; without the body if who asks has the same one."""
     headers, body = entry.answer(environ)
     status = entry.status
-    headers.append((tags_header.NAME, tags_header.compose(entry.epoch, entry.slots)))
+    asked = environ[tags_header.ENVIRON_KEY]
+    told = tags_header.compose(asked, entry.epoch, entry.slots, entry.expires)
+    headers.append((tags_header.NAME, told))
     if status.startswith("200 ") and environ["REQUEST_METHOD"] == "GET":
         headers.append(("ETag", entry.etag))
         if environ.get("HTTP_IF_NONE_MATCH") == entry.etag:
@@ -351,6 +360,17 @@ class _Answer:
             if close is not None:
                 close()
         return b"".join(self._written) + rest
+
+
+def _known_caller(environ: Mapping[str, Any], request: Request, status: str) -> bool:
+    """Whether what let the caller in is a token that was noted, and nothing else."""
+    if status.startswith("401"):
+        return AUTH_CONTEXT not in environ
+    context = environ.get(AUTH_CONTEXT)
+    token = context.get("token") if isinstance(context, Mapping) else None
+    # Not the object: a token that is asked about by itself has two.
+    noted = [getattr(model, "audit_ids", None) for model in request.accepted.values()]
+    return getattr(token, "audit_ids", 0) in noted
 
 
 def _tags(environ: Mapping[str, Any], request: Request, status: str) -> set[str] | None:
@@ -425,4 +445,15 @@ def token_cache(
         ttl=values["ttl"],
         negative_ttl=values["negative_ttl"],
         memory=int((values["memory"] << 20) * (1 - SHARE)),
+        callers=_caller_variables(conf),
     )
+
+
+def _caller_variables(conf: Any) -> set[str]:
+    """Return the request variables by which Keystone may let a caller in without a token."""
+    names = {conf.tokenless_auth.issuer_attribute, conf.federation.remote_id_attribute}
+    for protocol in conf.auth.methods:
+        # Keystone registers this option when the protocol is first used.
+        with suppress(AttributeError):
+            names.add(getattr(conf[protocol], "remote_id_attribute", None))
+    return {name for name in names if name}

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+from .dependencies import basis_end
 from .request import current
 
 
@@ -15,18 +17,29 @@ def record_validations(manager: Any) -> None:
 
     :param manager: Keystone's token provider manager; its driver decodes tokens
     """
-    validate, decode = manager.validate_token, manager.driver.validate_token
+    original, decode = manager.validate_token, manager.driver.validate_token
+
+    def validate(token_id: str, **options: Any) -> Any:
+        model = original(token_id, **options)
+        if basis_end(model) > time.time():
+            return model
+        # Out of Keystone's cache, which knows no end of it.
+        manager._validate_token.invalidate(manager, token_id)
+        return original(token_id, **options)
 
     def validate_token(token_id: str, window_seconds: float = 0, **options: Any) -> Any:
         request = current.get()
         if request is None or not request.recording:
             return validate(token_id, window_seconds=window_seconds, **options)
+        reading, request.reading = request.reading, False
         try:
             model = validate(token_id, window_seconds=window_seconds, **options)
         except Exception:
             if token_id not in request.garbage:
                 request.unsure.add(token_id)
             raise
+        finally:
+            request.reading = reading
         request.accepted[token_id] = model
         window = request.windows.get(token_id, float(window_seconds))
         request.windows[token_id] = min(window, float(window_seconds))

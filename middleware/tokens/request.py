@@ -26,7 +26,7 @@ class Request:
 
     __slots__ = (
         *("accepted", "garbage", "memory", "names", "own_name", "recorded", "recording"),
-        *("refused", "unsure", "until", "windows"),
+        *("reading", "reads", "refused", "unsure", "until", "windows"),
     )
 
     def __init__(self, *, recording: bool = False) -> None:
@@ -41,6 +41,12 @@ class Request:
         self.garbage: set[str] = set()
         #: Tokens that were refused for a reason that a change may take away.
         self.unsure: set[str] = set()
+        #: The tags of all tables that were read while :attr:`reading`, by statements or out of
+        #: Keystone's caches.
+        self.reads: set[str] = set()
+        #: Whether what is read belongs to the answer. It does once the caller has been let in: what
+        #: his token needs is noted by its rows, see ``dependencies.py``.
+        self.reading = False
         #: Where Keystone keeps what it has once computed for this request.
         self.memory = types.SimpleNamespace()
         #: Names for what Keystone's own caches hold, by kind; see ``keystone_caches.py``.

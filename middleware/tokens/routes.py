@@ -1,8 +1,8 @@
-"""Which requests may be answered from the cache, and what each route's answer depends on.
+"""Which requests may be answered from the cache.
 
 What a validation depends on is seen while Keystone answers (``dependencies.py``): the tokens. Any
-other read also shows rows that belong to neither token, so a route brings the families of tables
-that it reads. A route that is in no list depends on every change.
+other read also shows rows that belong to neither token: of it the tables are noted that Keystone
+reads (``writes.py``, ``keystone_caches.py``).
 """
 
 from __future__ import annotations
@@ -12,32 +12,8 @@ from collections.abc import Sequence
 
 from keyfront.errors import OptionError
 
-from .touches import CONTENT
-
 #: Validation: the tokens alone.
 TOKENS = "/v3/auth/tokens"
-
-# What the rest of an answer shows, besides what depends on the caller's token.
-_FAMILIES: dict[str, tuple[str, ...]] = {
-    "/v3/projects": ("projects", "users"),
-    "/v3/projects/{id}": ("projects", "users"),
-    "/v3/domains": ("projects",),
-    "/v3/domains/{id}": ("projects",),
-    "/v3/auth/projects": ("projects", "grants", "members", "roles"),
-    "/v3/auth/domains": ("projects", "grants", "members", "roles"),
-    "/v3/auth/system": ("grants", "members", "roles"),
-    "/v3/auth/catalog": ("catalog", "projects"),
-    "/v3/users": ("users", "projects", "mappings", "federation"),
-    "/v3/users/{id}": ("users", "projects", "mappings", "federation"),
-    "/v3/roles": ("roles",),
-    "/v3/roles/{id}": ("roles",),
-    "/v3/services": ("catalog",),
-    "/v3/services/{id}": ("catalog",),
-    "/v3/endpoints": ("catalog",),
-    "/v3/endpoints/{id}": ("catalog",),
-    "/v3/regions": ("catalog",),
-    "/v3/regions/{id}": ("catalog",),
-}
 
 # Answers with secrets in them, or that are of the moment they are asked in.
 _NEVER = re.compile(
@@ -68,8 +44,8 @@ class Routes:
     __slots__ = ("_exact", "_patterns")
 
     def __init__(self, wanted: Sequence[str] = ()) -> None:
-        self._exact: dict[str, tuple[str, ...]] = {TOKENS: ()}
-        self._patterns: list[tuple[re.Pattern[str], tuple[str, ...]]] = []
+        self._exact = {TOKENS}
+        self._patterns: list[re.Pattern[str]] = []
         for route in wanted:
             if route == TOKENS:
                 continue
@@ -86,17 +62,13 @@ class Routes:
                     route,
                     "without routes that show secrets or that are of one moment only",
                 )
-            families = _FAMILIES.get(route, (CONTENT,))
             if "{id}" in route:
-                self._patterns.append((pattern, families))
+                self._patterns.append(pattern)
             else:
-                self._exact[route] = families
+                self._exact.add(route)
 
-    def families(self, path: str) -> tuple[str, ...] | None:
-        """Return what answers at ``path`` depend on besides tokens; ``None``: not cached."""
-        families = self._exact.get(path)
-        if families is None and self._patterns:
-            for pattern, found in self._patterns:
-                if pattern.match(path):
-                    return None if _NEVER.match(path) else found
-        return families
+    def include(self, path: str) -> bool:
+        """Whether what is asked at ``path`` may be answered from the cache."""
+        if path in self._exact:
+            return True
+        return any(p.match(path) for p in self._patterns) and not _NEVER.match(path)

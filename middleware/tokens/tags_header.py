@@ -1,15 +1,20 @@
 """The response header by which Keystone's token cache tells services what an answer depends on.
 
 A service that validates a token asks for it with a request header of the same name. Keystone's
-cache then says of each answer how long it stands: the epoch it is from and the slots it depends on
-(``GENERATION.SEQUENCE.SLOT,SLOT,…``, the generation in hexadecimal), so that the service can go by
-the same epoch table; or ``none``, where the cache itself would not give the answer again. Behind a
-Keystone without the cache there is no such header.
+cache then says of each answer how long it stands: the epoch it is from, the slots it depends on
+and when it ends (``GENERATION.SEQUENCE.SLOT,SLOT,….SECONDS``, the generation in hexadecimal, the
+seconds of Unix time), so that the service can go by the same epoch table; or ``none``, where the
+cache itself would not give the answer again. Behind a Keystone without the cache there is no such
+header.
+
+Who asks in the first form, ``1``, is not told the end, and goes by that of the token.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from typing import NamedTuple
 
 from .epochs import Epoch, Slots
 
@@ -20,7 +25,7 @@ NAME = "X-Keyfront-Epochs"
 ENVIRON_KEY = "HTTP_X_KEYFRONT_EPOCHS"
 
 #: What a request says to be told.
-ASK = "1"
+ASK = "2"
 
 #: Of an answer that Keystone's cache does not keep.
 NONE = "none"
@@ -28,18 +33,40 @@ NONE = "none"
 # An answer depends on some twenty slots; a table has at most 2**24 (8 digits) of them, and numbers
 # are of 64 bits.
 _LONGEST = 4096
-_FORM = re.compile(r"([0-9a-f]{1,16})\.([0-9]{1,19})\.([0-9]{1,8}(?:,[0-9]{1,8})*)", re.ASCII)
+_FORM = re.compile(
+    r"([0-9a-f]{1,16})\.([0-9]{1,19})\.([0-9]{1,8}(?:,[0-9]{1,8})*)(?:\.([0-9]{1,12}|never))?",
+    re.ASCII,
+)
+_NEVER = "never"
 
 
-def compose(epoch: Epoch, slots: Slots) -> str:
-    """Return the header's value for an answer."""
-    return f"{epoch[0]:x}.{epoch[1]}.{','.join(map(str, slots))}"
+class Told(NamedTuple):
+    """What an answer stands by."""
+
+    epoch: Epoch
+    slots: Slots
+    #: Unix time of its end, infinite if it has none; ``None`` if that was not told.
+    expires: float | None
 
 
-def parse(value: str) -> tuple[Epoch, Slots] | None:
+def compose(asked: str, epoch: Epoch, slots: Slots, expires: float) -> str:
+    """Return the header's value for an answer.
+
+    :param asked: what the request said
+    :param expires: Unix time of the answer's end
+    """
+    value = f"{epoch[0]:x}.{epoch[1]}.{','.join(map(str, slots))}"
+    if asked != ASK:
+        return value
+    return f"{value}.{_NEVER if math.isinf(expires) else int(expires)}"
+
+
+def parse(value: str) -> Told | None:
     """Return what an answer stands by; ``None`` of :data:`NONE` and whatever was not composed."""
     found = _FORM.fullmatch(value) if len(value) <= _LONGEST else None
     if found is None:
         return None
-    generation, sequence, numbers = found.groups()
-    return Epoch(int(generation, 16), int(sequence)), Slots(map(int, numbers.split(",")))
+    generation, sequence, numbers, end = found.groups()
+    expires = None if end is None else math.inf if end == _NEVER else float(end)
+    slots = Slots(map(int, numbers.split(",")))
+    return Told(Epoch(int(generation, 16), int(sequence)), slots, expires)

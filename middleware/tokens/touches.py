@@ -58,6 +58,9 @@ FIXED: Final[tuple[str, ...]] = (ALL, ANY, CONTENT, *FAMILIES, GRANTS_GROUP)
 #: What a write gives that can change any answer, or that is not understood.
 EVERYTHING: Final = frozenset({ALL, ANY, CONTENT})
 
+#: Families of which reads stop showing rows by the clock, without a write.
+LAPSING: Final = frozenset({"trusts", "oauth"})
+
 #: A write with more tags than this gives :data:`EVERYTHING`, so nobody need look up more rows.
 LIMIT: Final = 64
 

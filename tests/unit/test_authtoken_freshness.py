@@ -340,6 +340,24 @@ def test_no_validation_outlives_its_token(
     assert found.find(key) is None
 
 
+def test_an_ended_token_is_good_until_the_end_that_keystone_gives(
+    shared: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trust ends earlier than the time for which a service may go on with it."""
+    clock = Clock()
+    monkeypatch.setattr(validations, "time", clock)
+    shared.keystone.tokens["t"] = token_data(expires_at="2020-01-01T00:00:00.000000Z")
+    for ends in (3_000_000_000.0, 3_100_000_000.0):
+        shared.keystone.ends = ends
+        monkeypatch.setattr(clock, "time", lambda ends=ends: ends - 100)
+        shared.middleware.fetch_token("t", allow_expired=True)
+        found = shared.middleware.validations
+        key = found.key("t", allow_expired=True)
+        assert found.find(key) is not None
+        monkeypatch.setattr(clock, "time", lambda ends=ends: ends + 1)
+        assert found.find(key) is None
+
+
 @pytest.mark.parametrize(("seconds", "asked"), [("-1", 3), ("0", 1)])
 @pytest.mark.parametrize("says", [STOCK, TAGS])
 def test_token_cache_time_says_what_it_said(
@@ -444,7 +462,7 @@ def test_the_question_is_keystonemiddlewares_with_two_headers_more(worlds: list[
     *same, headers = asked[0]
     *same_too, more = asked[1]
     assert same == same_too
-    assert more == {**headers, "X-Keyfront-Epochs": "1"}
+    assert more == {**headers, "X-Keyfront-Epochs": "2"}
 
 
 def test_a_hit_writes_no_log(shared: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -150,6 +150,10 @@ def test_a_missing_value_is_as_an_empty_one() -> None:
         {"HTTP_TRANSFER_ENCODING": "chunked"},
         {"HTTP_TRANSFER_ENCODING": ""},
         {"REMOTE_USER": "admin"},
+        {"REMOTE_DOMAIN": "default"},
+        {"openstack.context": {"is_admin": True}},
+        {"KEYSTONE_AUTH_CONTEXT": {"user_id": "u"}},
+        {"WHO": object()},
         {"REMOTE_USER": ""},
         {"REMOTE_IDENT": "x"},
         {"AUTH_TYPE": "Basic"},
@@ -168,9 +172,18 @@ def test_a_missing_value_is_as_an_empty_one() -> None:
         {"HTTP_UPGRADE": "websocket"},
     ],
 )
-def test_not_answered_from_a_cache(changes: dict[str, str]) -> None:
+def test_not_answered_from_a_cache(changes: dict[str, Any]) -> None:
     assert key(changes) is None
+    keys = Keys(SECRET)
+    assert [keys.key({**USUAL, **changes}) for _ in range(2)] == [None, None]
     assert key({**changes, "HTTP_NEVER_HEARD_OF": "x"}) is None
+
+
+def test_not_answered_from_a_cache_where_it_lets_callers_in() -> None:
+    keys = Keys(SECRET, {"FRONT_ISSUER", "HTTP_X_REAL_IP"})
+    assert keys.key(USUAL) == key()
+    for name in ("FRONT_ISSUER", "HTTP_X_REAL_IP"):
+        assert keys.key({**USUAL, name: "CN=front"}) is None
 
 
 def test_none_for_what_is_no_latin_1() -> None:

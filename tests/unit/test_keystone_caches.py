@@ -103,6 +103,19 @@ def test_every_family_counts_for_something() -> None:
     assert named - {*touches.FAMILIES} == {touches.ANY, touches.CONTENT}
 
 
+def test_what_is_read_out_of_a_cache_is_noted_for_the_answer(coordinator: SharedMemory) -> None:
+    caches = Caches(coordinator)
+    with caches.request() as request:
+        caches.shared.key_mangler(PROJECT)
+        assert not request.reads  # it may be the token's
+        request.reading = True
+        caches.shared.key_mangler(PROJECT)
+        assert request.reads == {"projects"}
+        caches.tokens.key_mangler("token")
+        caches.shared.key_mangler(OTHER)
+        assert request.reads == {"projects", touches.ANY, touches.CONTENT}
+
+
 def test_all_names_are_from_the_beginning_of_the_request(coordinator: SharedMemory) -> None:
     """A login that took one late outlived what had been disabled meanwhile."""
     caches = Caches(coordinator)

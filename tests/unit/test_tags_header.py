@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ pytest.importorskip("sqlalchemy")
 
 from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.epochs import Epoch, Slots, slots
-from token_worlds import World
+from token_worlds import FAR, World
 
 ASKED = {tags_header.ENVIRON_KEY: tags_header.ASK}
 
@@ -32,13 +34,16 @@ class TestValue:
         self, generation: int, sequence: int, numbers: set[int]
     ) -> None:
         epoch, found = Epoch(generation, sequence), Slots(numbers)
-        assert tags_header.parse(tags_header.compose(epoch, found)) == (epoch, found)
+        for asked, ends, expected in (("1", 9.5, None), ("2", 9.5, 9.0), ("2", math.inf, math.inf)):
+            value = tags_header.compose(asked, epoch, found, ends)
+            assert tags_header.parse(value) == (epoch, found, expected)
 
     @pytest.mark.parametrize(
         "value",
         [
             *("", "none", "1", "a.1", "a.1.", "a.1.1,", "a.1.,1", "A.1.1", "a.-1.1", "a.1.1;2"),
-            *("a.1.1 ", " a.1.1", "a.1.1\n", "a.1.\u0661", "a.1.123456789", "a.1.1.1", "x.1.1"),
+            *("a.1.1 ", " a.1.1", "a.1.1\n", "a.1.\u0661", "a.1.123456789", "x.1.1"),
+            *("a.1.1.", "a.1.1.x", "a.1.1.-1", "a.1.1.inf", "a.1.1.1234567890123", "a.1.1.1.1"),
             *("1" * 17 + ".1.1", "a." + "1" * 20 + ".1", "a.1." + "1," * 3000 + "1"),
         ],
     )
@@ -68,7 +73,8 @@ class TestTelling:
         _, headers, _ = world.get(**ASKED)
         parsed = tags_header.parse(headers[tags_header.NAME])
         assert parsed is not None
-        epoch, found = parsed
+        epoch, found, ends = parsed
+        assert ends == datetime.datetime.fromisoformat(FAR).timestamp()
         assert world.coordinator.fresh(epoch, found)
         world.change("catalog")
         assert not world.coordinator.fresh(epoch, found)

@@ -17,6 +17,7 @@ pytest.importorskip("sqlalchemy")
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import dependencies, keystone_filter
 from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
+from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.keystone_filter import TokenCache
 from token_worlds import World, model
@@ -278,22 +279,40 @@ def test_a_model_of_another_shape_is_not_cached(world: World) -> None:
 def test_other_routes_depend_on_what_they_show(tmp_path: Path) -> None:
     world = World(tmp_path / "shared", routes=["/v3/projects", "/v3/users/{id}", "/v3/limits"])
 
-    def ask(path: str) -> int:
+    def ask(path: str, *reads: str) -> int:
+        world.keystone.reads = set(reads)
         world.get(subject="", PATH_INFO=path)
         return world.keystone.asked
 
-    assert [ask("/v3/projects"), ask("/v3/projects")] == [1, 1]
+    assert [ask("/v3/projects", "projects"), ask("/v3/projects", "projects")] == [1, 1]
     world.change("users", "user:x")
+    assert ask("/v3/projects", "projects") == 1
     world.change("projects", "project:new")
-    assert ask("/v3/projects") == 2
-    world.change("catalog")
-    assert [ask("/v3/users/joe"), ask("/v3/users/joe"), ask("/v3/users/jim")] == [3, 3, 4]
-    world.change("users", "content", "any")
-    assert ask("/v3/users/joe") == 5
-    assert [ask("/v3/limits"), ask("/v3/limits")] == [6, 6]
-    world.change("any", "content", "limits")
-    assert ask("/v3/limits") == 7
+    assert ask("/v3/projects", "projects", "limits") == 2
+    world.change("limits")
+    assert ask("/v3/projects", "projects", "limits") == 3
+    joe, jim = (("/v3/users/" + name, "users", "projects") for name in ("joe", "jim"))
+    assert [ask(*joe), ask(*joe), ask(*jim)] == [4, 4, 5]
+    # what ends by the clock, and what is not wanted
+    assert [ask("/v3/limits", "trusts"), ask("/v3/limits", "trusts")] == [6, 7]
     assert [ask("/v3/roles"), ask("/v3/roles")] == [8, 9]
+
+
+@pytest.mark.parametrize("context", [{}, {"user_id": "of a certificate"}, {"token": object()}, ""])
+def test_a_caller_who_was_let_in_by_something_else_is_looked_at_each_time(
+    world: World, context: object
+) -> None:
+    """By whatever stands between the cache and Keystone."""
+    inner = world.cache.application
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        environ[AUTH_CONTEXT] = context
+        return inner(environ, start_response)
+
+    world.cache.application = application
+    world.get()
+    world.get()
+    assert world.keystone.asked == 2
 
 
 def test_concurrent_misses_ask_once(world: World) -> None:

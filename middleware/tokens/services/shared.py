@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 _PREFIX, _OURS = "tokens/", "keyfront/"
 # Changes whenever the form does.
-_VERSION = 1
+_VERSION = 2
 
 
 class Envelope(NamedTuple):

@@ -37,9 +37,10 @@ class Validation:
     :param plain: whether nothing of the request itself decides if the token may be used: neither
         a token bind nor access rules
     :param etag: names the answer for asking again, or ``None``
+    :param ends: Unix time after which it is good for nothing, whatever Keystone says
     """
 
-    __slots__ = ("absent", "etag", "packed", "plain", "ready", "size", "standing")
+    __slots__ = ("absent", "ends", "etag", "packed", "plain", "ready", "size", "standing")
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Validation:
         *,
         plain: bool,
         etag: str | None,
+        ends: float,
         standing: Standing,
     ) -> None:
         self.ready = ready
@@ -56,6 +58,7 @@ class Validation:
         self.packed = packed
         self.plain = plain
         self.etag = etag
+        self.ends = ends
         #: Replaced as a whole when Keystone says that the answer still stands.
         self.standing = standing
         # What Python needs for the rest, measured: objects, dict, strings, slots and the key.

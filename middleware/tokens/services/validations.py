@@ -164,7 +164,7 @@ class Validations:
     def renew(self, question: Question, known: Validation) -> None:
         """Go on with a validation, of which Keystone said that it still is the same."""
         self._heard(question)
-        known.standing = self._standing(question, self.cache_time, known.standing.expires)
+        known.standing = self._standing(question, self.cache_time, known.ends)
         self._keep(question, known)
 
     def adopt(self, key: bytes, data: dict[str, Any], token: str) -> None:
@@ -215,7 +215,9 @@ class Validations:
         if question.allow_expired:
             expires = math.inf
         standing = self._standing(question, seconds, expires)
-        return Validation(ready, packed, plain=plain, etag=question.etag, standing=standing)
+        return Validation(
+            ready, packed, plain=plain, etag=question.etag, ends=expires, standing=standing
+        )
 
     def _keep(self, question: Question, made: Validation) -> None:
         self.refused.drop(question.key)
@@ -230,13 +232,16 @@ class Validations:
         if question.told is None and not self.tells:
             question.silent = True
             return Standing(question.asked + seconds, expires)
+        told = tags_header.parse(question.told) if question.told is not None else None
+        if told is not None and told.expires is not None:
+            expires = min(expires, told.expires)
         if self.coordinator is None:
             return Standing(question.asked + min(seconds, self._revalidate), expires)
-        tags = tags_header.parse(question.told) if question.told is not None else None
-        if tags is None:
+        if told is None or (told.expires is None and question.allow_expired):
+            # Without an end of its own, such an answer has none that is known here.
             return Standing(-math.inf, expires)
-        self._compare(*tags)
-        return Standing(question.asked + seconds, expires, *tags)
+        self._compare(told.epoch, told.slots)
+        return Standing(question.asked + seconds, expires, told.epoch, told.slots)
 
     def _heard(self, question: Question) -> None:
         if question.told is not None and not self.tells:

@@ -1,0 +1,149 @@
+"""An answer is kept only while everything stands that its caller was let in by.
+
+And what it shows: the rows of a route, and trusts that end by the clock. Two workers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from keystone_world import VALIDATE, Answer, Client, World, grant, random_name
+from keystones import keystone_state, serve_as_is
+from served import PATIENCE
+
+pytest.importorskip("keystone")
+
+ISSUER = "CN=front"
+EXTRA = f"""\
+[identity]
+password_hash_rounds = 4
+
+[tokenless_auth]
+trusted_issuer = {ISSUER}
+issuer_attribute = HTTP_X_CLIENT_ISSUER
+
+[keyfront_token_cache]
+ttl = 600
+negative_ttl = 600
+routes = /v3/projects/{{id}}, /v3/OS-TRUST/trusts, /v3/OS-TRUST/trusts/{{id}}
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    state = keystone_state(tmp_path_factory.mktemp("callers") / "state", extra=EXTRA)
+    with serve_as_is(state, "uwsgi") as served:
+        yield World(served.url, served.password)
+
+
+def ask(world: World, path: str, headers: dict[str, str]) -> Answer:
+    """Ask both workers: over several connections."""
+    answers = []
+    for _ in range(4):
+        client = Client(world.base_url)
+        try:
+            answers.append(client.request("GET", path, headers))
+        finally:
+            client.close()
+    assert len({answer.status for answer in answers}) == 1, [a.status for a in answers]
+    return answers[-1]
+
+
+def tokenless(world: World) -> None:
+    """Let callers in by a header that is not the usual one."""
+    mapping = random_name()
+    path = f"/OS-FEDERATION/identity_providers/{hashlib.sha256(ISSUER.encode()).hexdigest()}"
+    local = {"user": {"name": "{0}", "domain": {"id": "default"}, "type": "local"}}
+    rule = {"local": [local], "remote": [{"type": "HTTP_X_CLIENT_NAME"}]}
+    world.call("PUT", path, {"identity_provider": {"enabled": True}})
+    world.call("PUT", f"/OS-FEDERATION/mappings/{mapping}", {"mapping": {"rules": [rule]}})
+    world.call("PUT", f"{path}/protocols/x509", {"protocol": {"mapping_id": mapping}})
+
+
+def test_a_caller_without_a_token_is_looked_at_each_time(world: World) -> None:
+    tokenless(world)
+    person = world.person(world.own_role["admin"])
+    caller = {
+        "X-Client-Issuer": ISSUER,
+        "X-Client-Name": person.user.name,
+        "X-Project-Id": person.project,
+        "X-Subject-Token": world.bystander.token,
+    }
+    assert ask(world, VALIDATE, caller).status == 200
+    world.flag("user", f"/users/{person.user.id}", False)
+    # Keystone's own answer to a disabled one is an error of its own.
+    assert ask(world, VALIDATE, caller).status in (401, 500)
+    world.flag("user", f"/users/{person.user.id}", True)
+    assert ask(world, VALIDATE, caller).status == 200
+
+
+def soon(seconds: float) -> str:
+    moment = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def test_a_token_does_not_outlive_its_trust_though_it_may_be_expired(world: World) -> None:
+    taker = world.user()
+    trust = world.trust(world.person(), taker, [world.still_role], expires_at=soon(4))
+    token = world.issue(taker, trust=trust)
+    path = VALIDATE + "?allow_expired=1"
+    caller = {"X-Auth-Token": world.admin, "X-Subject-Token": token}
+    assert ask(world, path, caller).status == 200
+    until(world, path, caller, 404)
+
+
+def until(world: World, path: str, caller: dict[str, str], status: int) -> None:
+    """Wait until Keystone itself answers with a status; then the cache has to do so, too."""
+    client = Client(world.base_url)
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while client.request("GET", path, {**caller, "X-Once": random_name()}).status != status:
+            assert time.monotonic() < deadline
+            assert client.request("GET", path, caller).status in (200, status)
+    finally:
+        client.close()
+    assert ask(world, path, caller).status == status
+
+
+def test_a_trust_is_not_shown_for_longer_than_it_lasts(world: World) -> None:
+    giver = world.person()
+    trust = world.trust(giver, world.user(), [world.still_role], expires_at=soon(4))
+    path, caller = f"/OS-TRUST/trusts/{trust}", {"X-Auth-Token": giver.token}
+    assert ask(world, path, caller).status == 200
+    until(world, path, caller, 404)
+
+
+def test_a_route_shows_what_a_query_adds(world: World) -> None:
+    above = world.project()
+    project = world.project(parent=above)
+    service, name = world.endpoints[0].service, random_name()
+    body = {"service_id": service, "resource_name": name, "default_limit": 10}
+    world.call("POST", "/registered_limits", {"registered_limits": [body]})
+    caller = {"X-Auth-Token": world.admin}
+    # Limits are shown of projects on which the caller has a role.
+    world.call("PUT", grant("projects", project, "users", me(world), world.own_role["member"]))
+    path = f"/projects/{above}?subtree_as_list&include_limits"
+
+    def limits() -> list[int]:
+        found = ask(world, path, caller).body["project"]["subtree"][0]["project"]["limits"]
+        return [limit["resource_limit"] for limit in found]
+
+    assert limits() == []
+    limit = {"project_id": project, "service_id": service, "resource_name": name}
+    made = world.call("POST", "/limits", {"limits": [{**limit, "resource_limit": 5}]})
+    assert limits() == [5]
+    world.patch("limit", f"/limits/{made.body['limits'][0]['id']}", resource_limit=7)
+    assert limits() == [7]
+    world.patch("project", f"/projects/{above}", description="other")
+    assert ask(world, path, caller).body["project"]["description"] == "other"
+
+
+def me(world: World) -> str:
+    answer = ask(world, VALIDATE, {"X-Auth-Token": world.admin, "X-Subject-Token": world.admin})
+    found: str = answer.token()["user"]["id"]
+    return found
