@@ -47,10 +47,11 @@ class Database:
         from sqlalchemy import event
 
         from keyfront.middleware.tokens.engine_plugin import attach
-        from keyfront.middleware.tokens.guarantee import FirstConnection
+        from keyfront.middleware.tokens.guarantee import Connections
 
         attach(engine)
-        event.listen(engine, "connect", FirstConnection(engine.dialect.name))
+        if engine.dialect.name != "sqlite":
+            event.listen(engine, "checkout", Connections(engine.dialect.name))
 
 
 def watch_database() -> Database:

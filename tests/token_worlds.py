@@ -45,6 +45,8 @@ class Keystone:
         self.garbage: set[str] = {"junk"}
         self.asked = 0
         self.records = True
+        #: Whether its database may answer from the past.
+        self.unvouched = False
         self.while_answering: Callable[[], None] = lambda: None
         self.body = "body of {}"
         self.headers: list[tuple[str, str]] = []
@@ -61,6 +63,7 @@ class Keystone:
             found = self.known.get(token)
             if request is not None and self.records:
                 request.recorded = True
+                request.unvouched = self.unvouched
                 if found is not None:
                     request.accepted[token] = found
                 elif token in self.garbage:

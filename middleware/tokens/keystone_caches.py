@@ -11,6 +11,9 @@ it does not matter who stores what how late:
   one that came in between. What it stores then has a name that nobody else looks for.
 * While a change is under way, or where the epochs are not known, the same.
 
+What is read of a database that may answer from the past is not stored at all, see ``Vouched`` in
+``keystone_memory.py``: its name would be that of the present.
+
 Which changes a name goes by depends on what is kept: the families of tables that the function reads
 whose values they are. So a user who changes what is his own (application credentials, trusts,
 credentials) does not empty what is kept of projects, roles, users and the catalog for all others.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from keyfront.errors import CoordinatorError, MissingPartError
 
-from . import dependencies, guarantee, tags_header
+from . import dependencies, tags_header
 from .changes import folder_of, registry
 from .coordinators.chosen import coordinator_of
 from .coordinators.shared_memory import SharedMemory, check_folder
@@ -186,7 +186,7 @@ class TokenCache:
             epoch = self.coordinator.now()
         if epoch is None:
             return self._let_through(environ, start_response)
-        request = environ[ENVIRON_KEY] = Request(recording=True)
+        request = environ[ENVIRON_KEY] = Request(recording=True, epoch=epoch)
         # Who asks how long the answer stands is told at its beginning: it waits for its end.
         asked = tags_header.ENVIRON_KEY in environ
         answer = _Answer(None if asked else start_response)
@@ -223,7 +223,7 @@ class TokenCache:
                 )
             return None
         status = answer.status
-        if not status.startswith(_KEPT):
+        if request.unvouched or not status.startswith(_KEPT):
             return None
         ttl = self._ttl if status.startswith("2") else self._negative_ttl
         tags = _tags(environ, request, status)
@@ -410,7 +410,6 @@ def token_cache(
     conf = keystone.conf.CONF
     values = options.token_cache(conf, local)
     folder = folder_of(conf)
-    guarantee.warn(guarantee.replica_doubts(conf))
     check_folder(folder, make=True)
     coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(folder)
     registry.set(folder, coordinator)

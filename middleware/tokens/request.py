@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextvars
 import math
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .epochs import Epoch
 
 #: A name for each kind of value that Keystone keeps.
 Names = tuple[str, ...]
@@ -22,15 +25,17 @@ class Request:
     """One request.
 
     :param recording: whether its answer may be kept, so that what it depends on must be noted
+    :param epoch: what its answer is kept with, from before anything was read for it
     """
 
     __slots__ = (
-        *("accepted", "garbage", "memory", "names", "own_name", "recorded", "recording"),
-        *("refused", "unsure", "until", "windows"),
+        *("accepted", "epoch", "garbage", "memory", "names", "own_name", "recorded", "recording"),
+        *("refused", "unsure", "until", "unvouched", "windows"),
     )
 
-    def __init__(self, *, recording: bool = False) -> None:
+    def __init__(self, *, recording: bool = False, epoch: Epoch | None = None) -> None:
         self.recording = recording
+        self.epoch = epoch
         #: Whether an application that notes dependencies has seen it.
         self.recorded = False
         #: Validated tokens: Keystone's models by the token.
@@ -51,6 +56,9 @@ class Request:
         #: When the first of the kept values ends that its answer was made of, in seconds of the
         #: monotonic clock.
         self.until = math.inf
+        #: Whether it was given a database connection that may answer from the past: from then on
+        #: nothing of it is kept for others.
+        self.unvouched = False
         #: Whether a change was not committed because nobody could be told of it.
         self.refused = False
 

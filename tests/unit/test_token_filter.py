@@ -95,6 +95,17 @@ def test_an_answer_that_was_made_during_a_change_is_not_kept(world: World) -> No
     assert world.keystone.asked == 2
 
 
+def test_an_answer_that_may_be_from_the_past_is_not_kept(world: World) -> None:
+    world.keystone.unvouched = True
+    for _ in range(2):
+        assert world.get(HTTP_X_KEYFRONT_EPOCHS="1")[1]["X-Keyfront-Epochs"] == "none"
+    assert world.counts["not_kept"] == world.keystone.asked == 2
+    world.keystone.unvouched = False
+    assert world.get(HTTP_X_KEYFRONT_EPOCHS="1")[1]["X-Keyfront-Epochs"] != "none"
+    world.get()
+    assert world.keystone.asked == 3
+
+
 def test_a_yes_gives_way_to_a_no_and_back(world: World) -> None:
     world.get()
     known = world.keystone.known.pop("t")

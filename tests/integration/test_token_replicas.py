@@ -1,0 +1,169 @@
+"""A node whose database answers from the past keeps nothing of it, nor gives it to others.
+
+Node A asks the primary, node B a replica that the test holds in the past. Both share a Redis, and
+on MariaDB a memcached as well, in which Keystone caches. The stock Keystone behind B says that a
+revoked token is good as long as its database says so; that must end when the replica has caught up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import servers
+from keystone_world import VALIDATE, Client, World
+from keystones import keystone_state, serve_as_is
+from redis_servers import redis_server
+from replicas import MariaDBPair, PostgreSQLPair, mariadb_pair, postgresql_pair
+from served import Served, wait_for
+
+pytest.importorskip("keystone")
+
+# A ttl that no test outlasts.
+EXTRA = """\
+[identity]
+# The cheapest that bcrypt takes: passwords are not what is tested.
+password_hash_rounds = 4
+[keyfront_token_cache]
+ttl = 600
+negative_ttl = 600
+path = {path}
+coordinator = {redis}
+"""
+LOGGED = "token_cache keeps nothing of what this database says"
+
+
+@dataclass
+class Place:
+    """Two nodes, and what they ask."""
+
+    pair: MariaDBPair | PostgreSQLPair
+    a: Served
+    b: Served
+
+    def __post_init__(self) -> None:
+        self.world = World(self.a.url, self.a.password)
+        self.admin = self.world.admin
+
+    def token(self) -> str:
+        """A token that the replica knows, too."""
+        token = self.world.person().token
+        self.pair.let_go()
+        return token
+
+    def status(self, node: Served, token: str) -> set[int]:
+        """What several connections are told of a token: they reach both workers."""
+        return {self._ask(node, token)[0] for _ in range(8)}
+
+    def told(self, node: Served, token: str) -> set[str]:
+        """What a service would be told of how long that stands."""
+        return {self._ask(node, token)[1].partition(".")[0] for _ in range(8)}
+
+    def hits(self, node: Served) -> dict[str, int]:
+        """The counts of a node."""
+        from keyfront.middleware.tokens.node import statistics
+
+        return statistics(node.state / "tokens")
+
+    def _ask(self, node: Served, token: str) -> tuple[int, str]:
+        client = Client(node.url)
+        headers = {"X-Auth-Token": self.admin, "X-Subject-Token": token, "X-Keyfront-Epochs": "1"}
+        try:
+            answer = client.request("GET", VALIDATE, headers)
+            return answer.status, answer.headers["X-Keyfront-Epochs"]
+        finally:
+            client.close()
+
+
+def node(
+    folder: Path, url: str, redis: str, *, memcached: str | None = None, options: str = "",
+    reading: str = "",
+) -> Path:
+    """Make a node of the Keystone in a database.
+
+    :param url: of the primary
+    :param reading: of the replica, if the node knows that one only
+    """
+    extra = EXTRA.format(path=folder / "tokens", redis=redis) + options
+    state = keystone_state(folder, database_url=url, memcached=memcached, extra=extra)
+    if reading:
+        config = state / "keystone.conf"
+        text = config.read_text()
+        changed = re.sub(r"^connection = .*$", f"connection = {reading}", text, flags=re.MULTILINE)
+        assert changed != text
+        config.write_text(changed)
+    return state
+
+
+@pytest.fixture(scope="module", params=["mariadb", "postgresql"])
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("replicas")
+    with ExitStack() as stack:
+        redis = stack.enter_context(redis_server()).url
+        memcached = None
+        if request.param == "mariadb":
+            pair = stack.enter_context(mariadb_pair(folder))
+            memcached = stack.enter_context(servers.memcached()).address
+        else:
+            pair = stack.enter_context(postgresql_pair(folder))
+        url, reading = pair.primary.fresh_database("keystone"), pair.replica.url("keystone")
+        a = node(folder / "a", url, redis, memcached=memcached)
+        b = node(folder / "b", url, redis, memcached=memcached, reading=reading)
+        pair.let_go()
+        served = [stack.enter_context(serve_as_is(state, "uwsgi")) for state in (a, b)]
+        yield Place(pair, *served)
+
+
+@pytest.mark.slow
+def test_an_answer_from_the_past_is_kept_nowhere(place: Place) -> None:
+    token = place.token()
+    assert place.status(place.b, token) == {200}
+    place.pair.hold()
+    try:
+        place.world.revoke(token)
+        assert place.status(place.b, token) == {200}, "the replica is not behind"
+        assert place.status(place.a, token) == {404}
+    finally:
+        place.pair.let_go()
+    assert place.status(place.b, token) == {404}
+
+
+@pytest.mark.slow
+def test_a_service_is_told_that_it_does_not_stand(place: Place) -> None:
+    token = place.token()
+    assert place.told(place.b, token) == {"none"}
+    assert "none" not in place.told(place.a, token)
+
+
+@pytest.mark.slow
+def test_it_is_counted_and_logged_once(place: Place) -> None:
+    token = place.token()
+    before = place.hits(place.b)
+    assert place.status(place.b, token) == {200}
+    after = place.hits(place.b)
+    assert after["not_kept"] - before["not_kept"] == 8
+    assert after["hits"] == before["hits"]
+    lines = [line for line in place.b.log("keystone.log").splitlines() if LOGGED in line]
+    assert 0 < len(lines) <= 2, lines  # by each worker
+    assert LOGGED not in place.a.log("keystone.log")
+
+
+@pytest.mark.slow
+def test_a_server_is_judged_by_what_it_is_now(place: Place) -> None:
+    """The last one: it changes the servers. The connections of B are those from before."""
+    token = place.token()
+    place.pair.promote()
+    wait_for(lambda: "none" not in place.told(place.b, token), "B keeps what it is told")
+    if isinstance(place.pair, PostgreSQLPair):
+        return  # it becomes a standby by a restart, which ends its connections
+    place.pair.refuse_writes(True)
+    place.world.person()  # a change, after which nothing of before it is believed
+    place.world.revoke(token)
+    assert place.told(place.b, token) == {"none"}
