@@ -51,7 +51,8 @@ class Database:
 
         attach(engine)
         if engine.dialect.name != "sqlite":
-            event.listen(engine, "checkout", Connections(engine.dialect.name))
+            look = Connections(engine.dialect.name, bounded=_options()["settle"] > 0)
+            event.listen(engine, "checkout", look)
 
 
 def watch_database() -> Database:
@@ -85,7 +86,7 @@ def connect(database: Database) -> CacheNames:
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
     regions = list(_cache_regions())
     _keep_in_memory(regions)
-    names = CacheNames(regions, database.coordinator)
+    names = CacheNames(regions, database.coordinator, _options()["settle"])
     record_validations(_token_manager())
     _load_policies()
     return names
@@ -93,11 +94,16 @@ def connect(database: Database) -> CacheNames:
 
 def _keep_in_memory(regions: list[Any]) -> None:
     """Give Keystone's caches the memory of this worker, where they have no backend of their own."""
-    from keyfront import options
     from keyfront.middleware.tokens.keystone_memory import SHARE, KeystoneMemory, use
 
-    values = options.token_cache(import_keystone("keystone.conf").CONF)
+    values = _options()
     use(regions, KeystoneMemory(int((values["memory"] << 20) * SHARE), values["ttl"]))
+
+
+def _options() -> dict[str, Any]:
+    from keyfront import options
+
+    return options.token_cache(import_keystone("keystone.conf").CONF)
 
 
 def _cache_regions() -> Iterator[Any]:

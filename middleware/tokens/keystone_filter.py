@@ -34,6 +34,7 @@ from .memory import Memory
 from .node import Node
 from .request import ENVIRON_KEY, Request
 from .routes import TOKENS, Routes
+from .settling import Settling
 
 if TYPE_CHECKING:
     from .coordinators.redis import Redis
@@ -58,6 +59,7 @@ class TokenCache:
     :param ttl: seconds an answer is kept at most
     :param negative_ttl: the same for refusals
     :param memory: bytes of answers in this process, an eighth of it for refusals
+    :param settle: seconds by which the database that answers may be behind
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class TokenCache:
         ttl: float,
         negative_ttl: float,
         memory: int,
+        settle: float = 0.0,
     ) -> None:
         self.application = application
         self.coordinator = coordinator
@@ -81,6 +84,7 @@ class TokenCache:
         self._families = routes.families
         self._ttl = ttl
         self._negative_ttl = negative_ttl
+        self._settling = Settling(settle)
         self.answers: Memory[Entry] = Memory(memory - memory // 8)
         self.refusals: Memory[Entry] = Memory(memory // 8)
         self._warned = False
@@ -186,12 +190,14 @@ class TokenCache:
             epoch = self.coordinator.now()
         if epoch is None:
             return self._let_through(environ, start_response)
+        # Of what a replica may not have yet, the answer will not be said to be made.
+        settled = self._settling.settled(epoch)
         request = environ[ENVIRON_KEY] = Request(recording=True, epoch=epoch)
         # Who asks how long the answer stands is told at its beginning: it waits for its end.
         asked = tags_header.ENVIRON_KEY in environ
         answer = _Answer(None if asked else start_response)
         body = answer.read(self.application(environ, answer.start))
-        entry = self._entry(environ, request, answer, body, epoch, families)
+        entry = self._entry(environ, request, answer, body, settled, families)
         if entry is None:
             self._count(NOT_KEPT)
         else:
@@ -424,4 +430,5 @@ def token_cache(
         ttl=values["ttl"],
         negative_ttl=values["negative_ttl"],
         memory=int((values["memory"] << 20) * (1 - SHARE)),
+        settle=values["settle"],
     )

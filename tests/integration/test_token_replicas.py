@@ -8,14 +8,18 @@ revoked token is good as long as its database says so; that must end when the re
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import held_filter
 import servers
+from held_filter import Holds
 from keystone_world import VALIDATE, Client, World
 from keystones import keystone_state, serve_as_is
 from redis_servers import redis_server
@@ -35,6 +39,21 @@ negative_ttl = 600
 path = {path}
 coordinator = {redis}
 """
+SETTLE = 4.0
+PASTE = """\
+[pipeline:main]
+pipeline = token_cache held keystone
+
+[filter:token_cache]
+use = egg:keyfront#token_cache
+
+[filter:held]
+paste.filter_factory = held_filter:filter_factory
+folder = {folder}
+
+[app:keystone]
+use = egg:keyfront#keystone
+"""
 LOGGED = "token_cache keeps nothing of what this database says"
 
 
@@ -43,6 +62,8 @@ class Place:
     """Two nodes, and what they ask."""
 
     pair: MariaDBPair | PostgreSQLPair
+    redis: str
+    memcached: str | None
     a: Served
     b: Served
 
@@ -118,7 +139,28 @@ def place(
         b = node(folder / "b", url, redis, memcached=memcached, reading=reading)
         pair.let_go()
         served = [stack.enter_context(serve_as_is(state, "uwsgi")) for state in (a, b)]
-        yield Place(pair, *served)
+        yield Place(pair, redis, memcached, *served)
+
+
+@contextmanager
+def settling(place: Place, folder: Path) -> Iterator[tuple[Served, Holds]]:
+    """Run one more node on the replica, which is told by how much that may be behind."""
+    holds = folder / "holds"
+    holds.mkdir()
+    paste = folder / "keystone.ini"
+    paste.write_text(PASTE.format(folder=holds))
+    state = node(
+        folder / "c", place.pair.primary.url("keystone"), place.redis, memcached=place.memcached,
+        reading=place.pair.replica.url("keystone"),
+        options=f"settle = {SETTLE}\nflight_timeout = 0\n",
+    )
+    place.pair.let_go()
+    environment = {
+        "KEYFRONT_APP": f"config:{paste}",
+        "PYTHONPATH": str(Path(held_filter.__file__).parent),
+    }
+    with serve_as_is(state, "uwsgi", environment=environment) as served:
+        yield served, Holds(holds)
 
 
 @pytest.mark.slow
@@ -153,6 +195,41 @@ def test_it_is_counted_and_logged_once(place: Place) -> None:
     lines = [line for line in place.b.log("keystone.log").splitlines() if LOGGED in line]
     assert 0 < len(lines) <= 2, lines  # by each worker
     assert LOGGED not in place.a.log("keystone.log")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["mariadb"], indirect=True)
+def test_what_a_change_touched_is_doubtful_until_it_has_settled(
+    place: Place, tmp_path: Path
+) -> None:
+    """The replica takes writes, so that nobody can tell what it is; the operator can."""
+    with settling(place, tmp_path) as (c, holds):
+        for _ in range(5):
+            token = place.token()
+            wait_for(lambda token=token: "none" not in place.told(c, token), "C keeps answers")
+            place.pair.hold()
+            try:
+                place.world.revoke(token)
+                behind = time.monotonic()
+                assert place.told(c, token) == {"none"}
+                assert place.status(c, token) == {200}, "the replica is not behind"
+                assert place.status(place.a, token) == {404}
+                holds.arm("answer")
+                late = threading.Thread(target=place.status, args=(c, token))
+                late.start()
+                wait_for(lambda: holds.arrived("answer"), "an answer from the past is there")
+            finally:
+                place.pair.let_go()
+            kept_the_bound = time.monotonic() - behind < SETTLE
+            assert place.status(c, token) == {404}
+            # It has settled when the present is kept. Now the late one comes.
+            wait_for(lambda token=token: "none" not in place.told(c, token), "C keeps answers")
+            holds.release("answer")
+            late.join()
+            assert place.status(c, token) == {404}
+            if kept_the_bound:
+                return
+        pytest.fail("the replica was behind for longer than the test says, again and again")
 
 
 @pytest.mark.slow
