@@ -1,14 +1,23 @@
-"""A database server and a replica of it that can be held in the past; on MariaDB and PostgreSQL."""
+"""Two database servers, of which the second can be held in the past."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg2
+import pymysql
+import pytest
+
+import programs
 import servers
-from served import PATIENCE, wait_for
+from programs import own_folder
+from served import PATIENCE, free_port, wait_for
 
 # Of these one is made by mariadb-install-db, which takes many seconds.
 _POSITIONS = """\
@@ -17,6 +26,25 @@ CREATE TABLE mysql.gtid_slave_pos (
   server_id INT UNSIGNED NOT NULL, seq_no BIGINT UNSIGNED NOT NULL,
   PRIMARY KEY (domain_id, sub_id)
 ) ENGINE=InnoDB"""
+
+# Run by a node of a Galera cluster that joins, and by one that has what it lacks. They began with
+# the same data, and the changes since go by other ways.
+_TRANSFER = """\
+#!/bin/sh
+while [ $# -gt 0 ]; do
+    case $1 in
+        --role) role=$2 ;;
+        --gtid) gtid=$2 ;;
+    esac
+    shift
+done
+if [ "$role" = donor ]; then
+    echo "done $gtid"
+else
+    echo "ready 127.0.0.1"
+    echo {begin}
+fi
+"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +81,30 @@ class MariaDBPair:
         """Make the replica a primary of its own, which it stays."""
         self.replica.ask(
             "STOP SLAVE", "RESET SLAVE ALL", "SET GLOBAL read_only = 0", "CREATE DATABASE own"
+        )
+
+
+@dataclass(frozen=True)
+class GaleraPair:
+    """Two nodes of a Galera cluster; :func:`galera_pair` starts them."""
+
+    primary: servers.MariaDB
+    replica: servers.MariaDB
+    _holder: pymysql.Connection
+
+    def hold(self) -> None:
+        """Have the second node apply nothing more, while it says to all others that it will."""
+        with self._holder.cursor() as cursor:
+            cursor.execute("FLUSH TABLES WITH READ LOCK")
+
+    def let_go(self) -> None:
+        """Have it apply everything, and wait for that."""
+        with self._holder.cursor() as cursor:
+            cursor.execute("UNLOCK TABLES")
+        wanted = int(_galera(self.primary, "wsrep_last_committed"))
+        wait_for(
+            lambda: int(_galera(self.replica, "wsrep_last_committed")) >= wanted,
+            "the second node has caught up",
         )
 
 
@@ -94,14 +146,76 @@ def mariadb_pair(folder: Path) -> Iterator[MariaDBPair]:
     """
     logs = folder / "replica"
     logs.mkdir()
+    both = {"log-bin": "binlog", "relay-log": "relay", "binlog-format": "ROW"}
     with (
-        servers.mariadb(folder, server_id=1) as primary,
-        servers.mariadb(logs, server_id=2) as replica,
+        servers.mariadb(folder, port=free_port(), more={**both, "server-id": 1}) as primary,
+        servers.mariadb(logs, port=free_port(), more={**both, "server-id": 2}) as replica,
     ):
-        replica.ask("SET sql_log_bin = 0", "CREATE DATABASE IF NOT EXISTS mysql", _POSITIONS)
+        replica.ask("SET sql_log_bin = 0", _POSITIONS)
         pair = MariaDBPair(primary, replica)
         pair.replicate()
         yield pair
+
+
+@contextlib.contextmanager
+def galera_pair(folder: Path) -> Iterator[GaleraPair]:
+    """Run them until the block ends; they begin alike.
+
+    :param folder: where their logs are left
+    """
+    logs = folder / "second"
+    logs.mkdir()
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(own_folder("galera"))
+        ports = [free_port() for _ in range(4)]
+        first, second = galera_options(ports[:2]), galera_options(ports[2:])
+        seed = own / "seed"
+        with servers.mariadb(folder, more=first) as node:
+            node.ask("SHUTDOWN")
+            wait_for(lambda: not (node.socket.parent / "pid").exists(), "it is shut down")
+            shutil.copytree(node.socket.parent / "data", seed)
+        lines = (seed / "grastate.dat").read_text().splitlines()
+        found = {name: value.strip() for name, _, value in (x.partition(":") for x in lines)}
+        script = own / "wsrep_sst_nothing"
+        script.write_text(_TRANSFER.format(begin=f"{found['uuid']}:{found['seqno']}"))
+        script.chmod(0o755)
+        environment = {"PATH": f"{own}:{os.environ.get('PATH', os.defpath)}"}
+        second["wsrep-cluster-address"] = f"gcomm://127.0.0.1:{ports[0]}"
+        nodes = []
+        for place, more in ((folder, first), (logs, second)):
+            node = stack.enter_context(
+                servers.mariadb(place, more=more, seed=seed, environment=environment)
+            )
+            wait_for(lambda node=node: _galera(node, "wsrep_ready") == "ON", "the node is ready")
+            nodes.append(node)
+        assert _galera(nodes[0], "wsrep_cluster_size") == "2"
+        yield GaleraPair(*nodes, stack.enter_context(contextlib.closing(nodes[1]._connect())))
+
+
+def galera_options(ports: Sequence[int]) -> dict[str, object]:
+    """The options of a MariaDB that begins a Galera cluster; skips the test if there is none.
+
+    :param ports: two free ones
+    """
+    provider = next(Path("/usr/lib").glob("**/libgalera_smm.so"), None)
+    if provider is None:
+        pytest.skip("Galera is not installed; on Debian: apt-get install galera-4")
+    return {
+        "binlog-format": "ROW",
+        "innodb-autoinc-lock-mode": 2,
+        "wsrep-on": "ON",
+        "wsrep-provider": provider,
+        "wsrep-cluster-address": "gcomm://",
+        "wsrep-node-address": f"127.0.0.1:{ports[0]}",
+        "wsrep-sst-method": "nothing",
+        "wsrep-provider-options": f"gmcast.listen_addr=tcp://127.0.0.1:{ports[0]};"
+        f"ist.recv_addr=127.0.0.1:{ports[1]};gcache.size=8M",
+    }
+
+
+def _galera(node: servers.MariaDB, name: str) -> str:
+    (row,) = node.ask(f"SHOW GLOBAL STATUS LIKE '{name}'")
+    return str(row["Value"])
 
 
 @contextlib.contextmanager
@@ -117,3 +231,42 @@ def postgresql_pair(folder: Path) -> Iterator[PostgreSQLPair]:
         servers.postgresql(logs, standby_of=primary) as standby,
     ):
         yield PostgreSQLPair(primary, standby)
+
+
+@contextlib.contextmanager
+def pgpool(pair: PostgreSQLPair) -> Iterator[str]:
+    """Run a pgpool until the block ends that sends reads to the standby; yields its URL."""
+    program = programs.program("pgpool", "pgpool2")
+    with own_folder("pgpool") as own:
+        port, log = free_port(), own / "log"
+        options = {
+            "backend_clustering_mode": "streaming_replication",
+            "listen_addresses": "",
+            "port": port,
+            "socket_dir": own,
+            "unix_socket_directories": own,  # the same since 4.4
+            "logdir": own,
+            "pcp_listen_addresses": "",
+            "pcp_port": free_port(),
+            "pcp_socket_dir": own,
+            "pid_file_name": own / "pid",
+            "sr_check_user": "keystone",
+            "num_init_children": 4,
+        }
+        for number, (server, weight) in enumerate(((pair.primary, 0), (pair.replica, 1))):
+            options[f"backend_hostname{number}"] = server.folder
+            options[f"backend_port{number}"] = 5432
+            options[f"backend_weight{number}"] = weight
+        files = {"-f": own / "pgpool.conf", "-F": own / "pcp.conf", "-a": own / "pool_hba.conf"}
+        for file in files.values():
+            file.touch()
+        files["-f"].write_text("".join(f"{name} = '{x}'\n" for name, x in options.items()))
+        command = [str(program), "-n", *(str(x) for option in files.items() for x in option)]
+        with programs.running(command, log, signal.SIGINT) as process:
+
+            def look() -> None:
+                where = f"host={own} port={port} user=keystone dbname=postgres"
+                psycopg2.connect(where).close()
+
+            programs.ready(look, process, log, (psycopg2.Error,))
+            yield f"postgresql+psycopg2://keystone@/postgres?host={own}&port={port}"

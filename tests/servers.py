@@ -15,7 +15,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from programs import program as _program
 from programs import ready as _ready
 from programs import running as _running
 from programs import setpriv as _setpriv
-from served import PATIENCE, free_port
+from served import PATIENCE
 
 _USER = "keystone"
 # Greenlet workers open a hundred connections each.
@@ -167,18 +167,26 @@ def memcached() -> Iterator[Memcached]:
 
 
 @contextlib.contextmanager
-def mariadb(folder: Path, *, server_id: int = 0) -> Iterator[MariaDB]:
+def mariadb(
+    folder: Path, *, port: int = 0, more: Mapping[str, object] | None = None,
+    seed: Path | None = None, environment: dict[str, str] | None = None,
+) -> Iterator[MariaDB]:
     """Run a MariaDB until the block ends.
 
     :param folder: where its log is left, ``mariadb.log``
-    :param server_id: of one that replicates or is replicated from, which goes by TCP: it also
-        listens on 127.0.0.1, to whoever is on this machine
+    :param port: where it listens on 127.0.0.1 as well, to whoever is on this machine, as
+        replication goes by TCP; 0: nowhere
+    :param more: options of one that has others beside it, which also gets a database ``mysql``
+    :param seed: the data of one that was shut down, to begin with
     """
     program = _program("mariadbd", "mariadb-server-core")
     with _own_folder("mariadb") as own:
         data, log = own / "data", folder / "mariadb.log"
-        data.mkdir(mode=0o700)
-        server = MariaDB(own / "socket", log, free_port() if server_id else 0)
+        if seed is None:
+            data.mkdir(mode=0o700)
+        else:
+            shutil.copytree(seed, data)
+        server = MariaDB(own / "socket", log, port)
         options = {
             "datadir": data,
             "socket": server.socket,
@@ -195,25 +203,19 @@ def mariadb(folder: Path, *, server_id: int = 0) -> Iterator[MariaDB]:
             "innodb-stats-persistent": "OFF",
             "performance-schema": "OFF",
         }
-        alone = ["--skip-networking", "--skip-log-bin"]
-        if server_id:
-            alone = []
-            options |= {
-                "server-id": server_id,
-                "bind-address": "127.0.0.1",
-                "port": server.port,
-                "log-bin": data / "binlog",
-                "relay-log": data / "relay",
-                "binlog-format": "ROW",
-            }
+        network = {"bind-address": "127.0.0.1", "port": port} if port else {"skip-networking": 1}
+        options |= {"skip-log-bin": 1} if more is None else more
+        if more is not None:
+            (data / "mysql").mkdir(mode=0o700, exist_ok=True)
+        options |= network
         command = [
-            str(program), "--no-defaults", "--skip-grant-tables", *alone,
+            str(program), "--no-defaults", "--skip-grant-tables",
             *(f"--{name}={value}" for name, value in options.items()),
         ]
         # without it mariadbd refuses to run as root
         command += ["--user=root"] if os.geteuid() == 0 else []
         # nothing of the data is kept: it need not be put in order
-        with _running(command, log, signal.SIGKILL) as process:
+        with _running(command, log, signal.SIGKILL, environment=environment) as process:
             _ready(lambda: server._connect().close(), process, log, (OSError, pymysql.Error))
             yield server
 

@@ -40,6 +40,13 @@ _VARIABLES = (
     "group_replication_single_primary_mode",
 )
 
+# Of how many servers it applies changes, and how many nodes its Galera cluster has.
+_STATUS = ("slaves_running", "wsrep_cluster_size")
+_SHOW_VARIABLES, _SHOW_STATUS = (
+    f"SHOW {what} WHERE Variable_name IN ({', '.join(repr(name) for name in names)})"
+    for what, names in (("VARIABLES", _VARIABLES), ("GLOBAL STATUS", _STATUS))
+)
+
 # Seconds after which a connection that is not vouched for is asked again, also without a change.
 _AGAIN_SECONDS = 5.0
 
@@ -110,23 +117,23 @@ def _since(request: Request) -> object | None:
 
 
 def mysql_doubt(
-    connection_id: tuple[object, object], variables: Mapping[str, str], replicas: int
+    connection_id: tuple[object, object], variables: Mapping[str, str]
 ) -> Doubt | None:
     """Return what speaks against asking a MariaDB or MySQL for the present.
 
     :param connection_id: as the greeting said it, and as the server that answers says it
-    :param variables: those of :data:`_VARIABLES` that it has
-    :param replicas: how many others it replicates from at the moment, as far as that can be seen
+    :param variables: those of :data:`_VARIABLES` and :data:`_STATUS` that it has
     """
     if _on(variables, "wsrep_on"):
         waits = variables.get("wsrep_sync_wait", "0")
-        if not (waits.isdigit() and int(waits) & _SYNC_READS):
+        alone = variables.get("wsrep_cluster_size") == "1"
+        if not alone and not (waits.isdigit() and int(waits) & _SYNC_READS):
             return Doubt(
                 "it is a node of a Galera cluster, and reads may be older than a commit at another "
                 "node; set [database] mysql_wsrep_sync_wait = 1",
                 True,
             )
-        return None if replicas == 0 else _REPLICATES
+        return _REPLICATES if _on(variables, "slaves_running") else None
     reads_only = any(
         _on(variables, name) for name in ("read_only", "super_read_only", "innodb_read_only")
     )
@@ -151,7 +158,8 @@ def mysql_doubt(
         return _PROXY
     position = variables.get("gtid_slave_pos", "")
     # A server that was promoted has written something of its own since.
-    if replicas or (position and position == variables.get("gtid_current_pos")):
+    own = position != variables.get("gtid_current_pos")
+    if _on(variables, "slaves_running") or (position and not own):
         return _REPLICATES
     return None
 
@@ -189,8 +197,7 @@ def _mysql(connection: Any, cursor: Any, info: dict[str, Any]) -> Doubt | None:
     known = info.get(_KNOWN)
     if known is None:
         # A name that a server does not have is an error in the statement below.
-        names = ", ".join(f"'{name}'" for name in _VARIABLES)
-        cursor.execute(f"SHOW VARIABLES WHERE Variable_name IN ({names})")
+        cursor.execute(_SHOW_VARIABLES)
         known = info[_KNOWN] = tuple(str(name).lower() for name, _ in cursor.fetchall())
     # A proxy that divides reads from writes sends it where it sends what Keystone asks. This one
     # asks by SELECT as Keystone does, and not for the number alone, which ProxySQL says itself.
@@ -202,15 +209,10 @@ def _mysql(connection: Any, cursor: Any, info: dict[str, Any]) -> Doubt | None:
     }
     greeting = _greeting(connection)
     identity = None if greeting is None else greeting % 2**32, int(number) % 2**32
-    return mysql_doubt(identity, variables, _replicas(cursor, variables))
-
-
-def _replicas(cursor: Any, variables: Mapping[str, str]) -> int:
-    """Return how many servers one replicates from, as far as Keystone's user may see that."""
-    if "gtid_slave_pos" not in variables:
-        return 0  # a MySQL: it tells those who may administrate replication, and nobody else
-    cursor.execute("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
-    return sum(int(value) for _, value in cursor.fetchall())
+    if "gtid_slave_pos" in known:  # a MariaDB: MySQL tells only those who administrate it
+        cursor.execute(_SHOW_STATUS)
+        variables |= {str(name).lower(): str(value) for name, value in cursor.fetchall()}
+    return mysql_doubt(identity, variables)
 
 
 def _postgresql(connection: Any, cursor: Any, info: dict[str, Any]) -> Doubt | None:

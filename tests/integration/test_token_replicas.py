@@ -16,15 +16,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, event
 
 import held_filter
 import servers
 from held_filter import Holds
+from keyfront.middleware.tokens.epochs import Epoch
+from keyfront.middleware.tokens.guarantee import Connections
+from keyfront.middleware.tokens.node import statistics
+from keyfront.middleware.tokens.request import Request, current
 from keystone_world import VALIDATE, Client, World
 from keystones import keystone_state, serve_as_is
 from redis_servers import redis_server
-from replicas import MariaDBPair, PostgreSQLPair, mariadb_pair, postgresql_pair
-from served import Served, wait_for
+from replicas import (
+    GaleraPair,
+    MariaDBPair,
+    PostgreSQLPair,
+    galera_options,
+    galera_pair,
+    mariadb_pair,
+    pgpool,
+    postgresql_pair,
+)
+from served import Served, free_port, wait_for
 
 pytest.importorskip("keystone")
 
@@ -61,7 +75,7 @@ LOGGED = "token_cache keeps nothing of what this database says"
 class Place:
     """Two nodes, and what they ask."""
 
-    pair: MariaDBPair | PostgreSQLPair
+    pair: MariaDBPair | PostgreSQLPair | GaleraPair
     redis: str
     memcached: str | None
     a: Served
@@ -87,8 +101,6 @@ class Place:
 
     def hits(self, node: Served) -> dict[str, int]:
         """The counts of a node."""
-        from keyfront.middleware.tokens.node import statistics
-
         return statistics(node.state / "tokens")
 
     def _ask(self, node: Served, token: str) -> tuple[int, str]:
@@ -121,7 +133,7 @@ def node(
     return state
 
 
-@pytest.fixture(scope="module", params=["mariadb", "postgresql"])
+@pytest.fixture(scope="module", params=["mariadb", "postgresql", "galera"])
 def place(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
@@ -133,9 +145,11 @@ def place(
             pair = stack.enter_context(mariadb_pair(folder))
             memcached = stack.enter_context(servers.memcached()).address
         else:
-            pair = stack.enter_context(postgresql_pair(folder))
+            pairs = {"postgresql": postgresql_pair, "galera": galera_pair}
+            pair = stack.enter_context(pairs[request.param](folder))
         url, reading = pair.primary.fresh_database("keystone"), pair.replica.url("keystone")
-        a = node(folder / "a", url, redis, memcached=memcached)
+        waits = "[database]\nmysql_wsrep_sync_wait = 1\n" if request.param == "galera" else ""
+        a = node(folder / "a", url, redis, memcached=memcached, options=waits)
         b = node(folder / "b", url, redis, memcached=memcached, reading=reading)
         pair.let_go()
         served = [stack.enter_context(serve_as_is(state, "uwsgi")) for state in (a, b)]
@@ -232,7 +246,36 @@ def test_what_a_change_touched_is_doubtful_until_it_has_settled(
         pytest.fail("the replica was behind for longer than the test says, again and again")
 
 
+def is_doubted(url: str) -> bool:
+    """Whether what a connection answers to a request is not to be kept."""
+    engine = create_engine(url)
+    event.listen(engine, "checkout", Connections(engine.dialect.name))
+    request = Request(recording=True, epoch=Epoch(1, 1))
+    before = current.set(request)
+    try:
+        with engine.connect():
+            return request.unvouched
+    finally:
+        current.reset(before)
+        engine.dispose()
+
+
+def test_a_proxy_that_asks_a_standby_is_found_out(tmp_path: Path) -> None:
+    """pgpool, which sends pg_is_in_recovery() to the primary, and what Keystone reads elsewhere."""
+    with postgresql_pair(tmp_path) as pair, pgpool(pair) as url:
+        assert is_doubted(url)
+        assert not is_doubted(pair.primary.url("postgres"))
+        assert is_doubted(pair.replica.url("postgres"))
+
+
+def test_one_galera_node_has_no_others_to_wait_for(tmp_path: Path) -> None:
+    options = galera_options([free_port(), free_port()])
+    with servers.mariadb(tmp_path, more=options) as server:
+        wait_for(lambda: not is_doubted(server.url("mysql")), "the node is ready")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("place", ["mariadb", "postgresql"], indirect=True)
 def test_a_server_is_judged_by_what_it_is_now(place: Place) -> None:
     """The last one: it changes the servers. The connections of B are those from before."""
     token = place.token()

@@ -37,6 +37,8 @@ POSITION = {"gtid_slave_pos": "0-1-3"}
         ({**GALERA, "wsrep_sync_wait": "6"}, "mysql_wsrep_sync_wait = 1"),
         (GALERA, "mysql_wsrep_sync_wait = 1"),
         ({**GALERA, "wsrep_sync_wait": "1"}, ""),
+        ({**GALERA, "wsrep_sync_wait": "0", "wsrep_cluster_size": "1"}, ""),
+        ({**GALERA, "wsrep_sync_wait": "0", "wsrep_cluster_size": "2"}, "mysql_wsrep_sync_wait"),
         ({**GALERA, "wsrep_sync_wait": "7"}, ""),
         ({**GALERA, "wsrep_sync_wait": "1", **POSITION, "gtid_current_pos": "0-1-3"}, ""),
         ({"group_replication_group_name": ""}, ""),
@@ -54,7 +56,7 @@ POSITION = {"gtid_slave_pos": "0-1-3"}
     ],
 )
 def test_what_is_known_of_mysql(variables: dict[str, str], said: str) -> None:
-    doubt = mysql_doubt((7, 7), variables, 0)
+    doubt = mysql_doubt((7, 7), variables)
     assert (doubt is not None) == bool(said)
     if doubt is not None:
         assert said in doubt.reason
@@ -62,22 +64,22 @@ def test_what_is_known_of_mysql(variables: dict[str, str], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "replicas", "numbers", "said"),
+    ("variables", "numbers", "said"),
     [
-        ({"gtid_slave_pos": "", "gtid_current_pos": ""}, 0, (7, 7), ""),
-        ({"gtid_slave_pos": "", "gtid_current_pos": "0-2-9"}, 0, (7, 7), ""),
-        ({**POSITION, "gtid_current_pos": "0-2-4"}, 0, (7, 7), ""),
-        ({**POSITION, "gtid_current_pos": "0-1-3"}, 0, (7, 7), "RESET SLAVE ALL"),
-        ({**POSITION, "gtid_current_pos": "0-2-4"}, 1, (7, 7), "RESET SLAVE ALL"),
-        ({**GALERA, "wsrep_sync_wait": "1"}, 1, (7, 7), "RESET SLAVE ALL"),
-        ({}, 0, (7, 8), "proxy"),
-        ({}, 0, (None, 8), "proxy"),
+        ({"gtid_slave_pos": "", "gtid_current_pos": ""}, (7, 7), ""),
+        ({"gtid_slave_pos": "", "gtid_current_pos": "0-2-9"}, (7, 7), ""),
+        ({**POSITION, "gtid_current_pos": "0-2-4", "slaves_running": "0"}, (7, 7), ""),
+        ({**POSITION, "gtid_current_pos": "0-1-3"}, (7, 7), "RESET SLAVE ALL"),
+        ({**POSITION, "gtid_current_pos": "0-2-4", "slaves_running": "2"}, (7, 7), "RESET SLAVE"),
+        ({**GALERA, "wsrep_sync_wait": "1", "slaves_running": "1"}, (7, 7), "RESET SLAVE ALL"),
+        ({}, (7, 8), "proxy"),
+        ({}, (None, 8), "proxy"),
     ],
 )
 def test_what_cannot_be_known_of_mysql(
-    variables: dict[str, str], replicas: int, numbers: tuple[Any, Any], said: str
+    variables: dict[str, str], numbers: tuple[Any, Any], said: str
 ) -> None:
-    doubt = mysql_doubt(numbers, variables, replicas)
+    doubt = mysql_doubt(numbers, variables)
     assert (doubt is not None) == bool(said)
     if doubt is not None:
         assert said in doubt.reason
