@@ -51,7 +51,7 @@ class Database:
 
         attach(engine)
         if engine.dialect.name != "sqlite":
-            look = Connections(engine.dialect.name, bounded=_options()["settle"] > 0)
+            look = Connections(engine.dialect, bounded=_options()["settle"] > 0)
             event.listen(engine, "checkout", look)
 
 

@@ -65,6 +65,10 @@ class MariaDBPair:
         wait = f"SELECT MASTER_GTID_WAIT('{row['position']}', {PATIENCE}) AS late"
         assert self.replica.ask(wait) == [{"late": 0}]
 
+    def cut(self) -> None:
+        """End the primary's connections to Keystone."""
+        _cut(self.primary)
+
     def refuse_writes(self, refuse: bool) -> None:
         """Have the replica say that it takes no writes, or that it does."""
         self.replica.ask(f"SET GLOBAL read_only = {refuse:d}")
@@ -82,6 +86,12 @@ class MariaDBPair:
         self.replica.ask(
             "STOP SLAVE", "RESET SLAVE ALL", "SET GLOBAL read_only = 0", "CREATE DATABASE own"
         )
+
+
+def _cut(server: servers.MariaDB) -> None:
+    for row in server.ask("SHOW PROCESSLIST"):
+        if row["db"] == "keystone":
+            server.ask(f"KILL {row['Id']}")
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,10 @@ class GaleraPair:
             "the second node has caught up",
         )
 
+    def cut(self) -> None:
+        """End the first node's connections to Keystone."""
+        _cut(self.primary)
+
 
 @dataclass(frozen=True)
 class PostgreSQLPair:
@@ -131,6 +145,13 @@ class PostgreSQLPair:
             lambda: self.replica.ask(f"SELECT pg_last_wal_replay_lsn() >= '{position}'")
             == [(True,)],
             "the standby has caught up",
+        )
+
+    def cut(self) -> None:
+        """End the primary's connections to Keystone."""
+        self.primary.ask(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = 'keystone'"
         )
 
     def promote(self) -> None:

@@ -15,9 +15,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .request import Request, current
+
+if TYPE_CHECKING:
+    from sqlalchemy import Dialect
 
 LOG = logging.getLogger(__name__)
 
@@ -65,12 +68,13 @@ class Doubt(NamedTuple):
 class Connections:
     """Judges the connections of an engine when requests are given them; listens to ``checkout``.
 
-    :param dialect: SQLAlchemy's name of the database
+    :param dialect: of the engine
     :param bounded: whether an operator has said how far what cannot be found out may be behind
     """
 
-    def __init__(self, dialect: str, *, bounded: bool = False) -> None:
-        self._look = _LOOKS.get(dialect, _other)
+    def __init__(self, dialect: Dialect, *, bounded: bool = False) -> None:
+        self._look = _LOOKS.get(dialect.name, _other)
+        self._is_disconnect = dialect.is_disconnect
         self._bounded = bounded
         self._said: set[str] = set()
 
@@ -98,6 +102,8 @@ class Connections:
                 cursor.close()
             connection.rollback()  # it is handed on as it came
         except Exception as error:
+            if self._is_disconnect(error, connection, None):  # type: ignore[arg-type]
+                return _ENDED
             doubt = Doubt(
                 f"it could not be asked whether it is a replica ({type(error).__name__})", False
             )
@@ -179,6 +185,8 @@ def postgresql_doubt(process: tuple[object, object], reads_only: str) -> Doubt |
     return _PROXY if process[0] != process[1] else None
 
 
+# Nothing is wrong: Keystone will be given another one.
+_ENDED = Doubt("the connection has ended", False)
 _REPLICATES = Doubt(
     "it takes writes and replicates from another server, so it may be behind; [database] "
     "connection must lead to the primary (a replica that was promoted has to forget the old one: "
@@ -229,11 +237,12 @@ def _other(connection: Any, cursor: Any, info: dict[str, Any]) -> Doubt | None:
 
 def _greeting(connection: Any) -> int | None:
     """Return the number of a connection that the server sent when it was made."""
-    for look in (
+    looks: tuple[Callable[[], Any], ...] = (
         lambda: connection.thread_id(),  # PyMySQL, mysqlclient
         lambda: connection.info.backend_pid,  # psycopg2, psycopg
         lambda: connection.connection_id,  # MySQL Connector/Python
-    ):
+    )
+    for look in looks:
         try:
             return int(look())
         except (AttributeError, TypeError):

@@ -20,6 +20,7 @@ from sqlalchemy import create_engine, event
 
 import held_filter
 import servers
+from fault_proxy import FaultProxy
 from held_filter import Holds
 from keyfront.middleware.tokens.epochs import Epoch
 from keyfront.middleware.tokens.guarantee import Connections
@@ -212,6 +213,18 @@ def test_it_is_counted_and_logged_once(place: Place) -> None:
 
 
 @pytest.mark.slow
+def test_connections_that_were_cut_are_made_anew(place: Place) -> None:
+    """Whoever is given one is the first to use it: to ask whether it leads to the primary."""
+    assert place.status(place.a, place.token()) == {200}
+    for _ in range(2):
+        token = place.token()
+        place.pair.cut()
+        assert place.status(place.a, token) == {200}
+        wait_for(lambda token=token: "none" not in place.told(place.a, token), "A keeps answers")
+    assert LOGGED not in place.a.log("keystone.log")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["mariadb"], indirect=True)
 def test_what_a_change_touched_is_doubtful_until_it_has_settled(
     place: Place, tmp_path: Path
@@ -249,7 +262,7 @@ def test_what_a_change_touched_is_doubtful_until_it_has_settled(
 def is_doubted(url: str) -> bool:
     """Whether what a connection answers to a request is not to be kept."""
     engine = create_engine(url)
-    event.listen(engine, "checkout", Connections(engine.dialect.name))
+    event.listen(engine, "checkout", Connections(engine.dialect))
     request = Request(recording=True, epoch=Epoch(1, 1))
     before = current.set(request)
     try:
@@ -266,6 +279,13 @@ def test_a_proxy_that_asks_a_standby_is_found_out(tmp_path: Path) -> None:
         assert is_doubted(url)
         assert not is_doubted(pair.primary.url("postgres"))
         assert is_doubted(pair.replica.url("postgres"))
+
+
+def test_a_proxy_that_only_forwards_is_none(tmp_path: Path) -> None:
+    with servers.mariadb(tmp_path, port=free_port()) as server, FaultProxy(server.port) as proxy:
+        server.fresh_database("keystone")
+        assert not is_doubted(f"mysql+pymysql://keystone@127.0.0.1:{proxy.port}/keystone")
+        assert proxy.accepted > 0
 
 
 def test_one_galera_node_has_no_others_to_wait_for(tmp_path: Path) -> None:

@@ -127,6 +127,17 @@ class Server:
         return self.asked.count("ROLLBACK")
 
 
+class Ended(Exception):
+    """What a driver says of a connection that the server has ended."""
+
+
+def listener(name: str, *, bounded: bool = False) -> Connections:
+    dialect: Any = SimpleNamespace(
+        name=name, is_disconnect=lambda error, connection, cursor: isinstance(error, Ended)
+    )
+    return Connections(dialect, bounded=bounded)
+
+
 @contextmanager
 def request(*, name: str = "", epoch: Epoch | None = None) -> Iterator[Request]:
     made = Request(recording=epoch is not None, epoch=epoch)
@@ -146,7 +157,7 @@ def unvouched(look: Connections, server: Server, record: Any, **what: Any) -> bo
 
 @pytest.mark.parametrize("what", [{"name": "1.5"}, {"epoch": Epoch(1, 5)}])
 def test_a_connection_is_asked_again_after_a_change(what: dict[str, Any]) -> None:
-    look, server, record = Connections("postgresql"), Server(), SimpleNamespace(info={})
+    look, server, record = listener("postgresql"), Server(), SimpleNamespace(info={})
     server.reads_only = "off"
     assert not unvouched(look, server, record, **what)
     server.reads_only = "on"  # no change since: what it has said holds
@@ -157,7 +168,7 @@ def test_a_connection_is_asked_again_after_a_change(what: dict[str, Any]) -> Non
 
 
 def test_each_connection_is_asked() -> None:
-    look, first, second = Connections("postgresql"), Server(), Server()
+    look, first, second = listener("postgresql"), Server(), Server()
     first.reads_only = "off"
     with request(name="1.5") as made:
         look(first, SimpleNamespace(info={}), None)
@@ -174,7 +185,7 @@ def test_one_that_is_not_vouched_for_is_asked_again_in_a_while(
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(guarantee, "time", clock)
-    look, server, record = Connections("postgresql"), Server(), SimpleNamespace(info={})
+    look, server, record = listener("postgresql"), Server(), SimpleNamespace(info={})
     assert unvouched(look, server, record, name="1.5")
     server.reads_only = "off"
     assert unvouched(look, server, record, name="1.5")
@@ -184,14 +195,14 @@ def test_one_that_is_not_vouched_for_is_asked_again_in_a_while(
 
 
 def test_what_is_not_kept_need_not_be_vouched_for() -> None:
-    look, server, record = Connections("postgresql"), Server(), SimpleNamespace(info={})
+    look, server, record = listener("postgresql"), Server(), SimpleNamespace(info={})
     look(server, record, None)  # no request at all
     assert not unvouched(look, server, record)  # nothing is shared, nothing recorded
     assert server.asked == []
 
 
 def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    look = Connections("postgresql")
+    look = listener("postgresql")
     with caplog.at_level(logging.WARNING):
         for number in range(3):
             assert unvouched(look, Server(), SimpleNamespace(info={}), name=f"1.{number}")
@@ -204,24 +215,31 @@ def test_a_database_that_refuses_to_say_is_not_vouched_for(
 ) -> None:
     server = Server()
     server.error = PermissionError("secret")
-    assert unvouched(Connections("postgresql"), server, SimpleNamespace(info={}), name="1.5")
+    assert unvouched(listener("postgresql"), server, SimpleNamespace(info={}), name="1.5")
     assert "could not be asked" in caplog.text
     assert "secret" not in caplog.text
 
 
+def test_one_that_has_ended_is_not_complained_of(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    server.error = Ended()
+    assert unvouched(listener("postgresql"), server, SimpleNamespace(info={}), name="1.5")
+    assert caplog.text == ""
+
+
 def test_an_unknown_kind_is_not_vouched_for() -> None:
-    assert unvouched(Connections("oracle"), Server(), SimpleNamespace(info={}), name="1.5")
+    assert unvouched(listener("oracle"), Server(), SimpleNamespace(info={}), name="1.5")
 
 
 def test_a_bound_covers_what_cannot_be_known_only() -> None:
     record = SimpleNamespace(info={})
-    assert not unvouched(Connections("oracle", bounded=True), Server(), record, name="1.5")
+    assert not unvouched(listener("oracle", bounded=True), Server(), record, name="1.5")
     record = SimpleNamespace(info={})
-    assert unvouched(Connections("postgresql", bounded=True), Server(), record, name="1.5")
+    assert unvouched(listener("postgresql", bounded=True), Server(), record, name="1.5")
 
 
 def test_requests_at_the_same_time_do_not_mix() -> None:
-    look, server, record = Connections("postgresql"), Server(), SimpleNamespace(info={})
+    look, server, record = listener("postgresql"), Server(), SimpleNamespace(info={})
     found = []
     with request(name="1.5") as made:
         look(server, record, None)
