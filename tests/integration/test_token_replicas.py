@@ -54,7 +54,7 @@ negative_ttl = 600
 path = {path}
 coordinator = {redis}
 """
-SETTLE = 4.0
+SETTLE = 5.0
 PASTE = """\
 [pipeline:main]
 pipeline = token_cache held keystone
@@ -231,32 +231,38 @@ def test_what_a_change_touched_is_doubtful_until_it_has_settled(
 ) -> None:
     """The replica takes writes, so that nobody can tell what it is; the operator can."""
     with settling(place, tmp_path) as (c, holds):
-        for _ in range(5):
-            token = place.token()
-            wait_for(lambda token=token: "none" not in place.told(c, token), "C keeps answers")
-            place.pair.hold()
-            try:
-                place.world.revoke(token)
-                behind = time.monotonic()
-                assert place.told(c, token) == {"none"}
-                assert place.status(c, token) == {200}, "the replica is not behind"
-                assert place.status(place.a, token) == {404}
-                holds.arm("answer")
-                late = threading.Thread(target=place.status, args=(c, token))
-                late.start()
-                wait_for(lambda: holds.arrived("answer"), "an answer from the past is there")
-            finally:
-                place.pair.let_go()
-            kept_the_bound = time.monotonic() - behind < SETTLE
-            assert place.status(c, token) == {404}
-            # It has settled when the present is kept. Now the late one comes.
-            wait_for(lambda token=token: "none" not in place.told(c, token), "C keeps answers")
-            holds.release("answer")
-            late.join()
-            assert place.status(c, token) == {404}
-            if kept_the_bound:
+        # The operator's word is kept by the test, as soon as the machine is not too busy.
+        for _ in range(10):
+            if _a_change_while_behind(place, c, holds):
                 return
         pytest.fail("the replica was behind for longer than the test says, again and again")
+
+
+def _a_change_while_behind(place: Place, c: Served, holds: Holds) -> bool:
+    """Revoke a token while the replica is behind; ``False`` if that was for too long."""
+    token = place.token()
+    wait_for(lambda: "none" not in place.told(c, token), "C keeps answers")
+    holds.arm("answer")
+    place.pair.hold()
+    place.world.revoke(token)
+    behind = time.monotonic()
+    late = threading.Thread(target=place.status, args=(c, token))
+    late.start()
+    try:
+        wait_for(lambda: holds.arrived("answer"), "an answer is there")
+        seen = place.status(c, token)
+        place.pair.let_go()
+        if time.monotonic() - behind > SETTLE:
+            return False
+        assert seen == {200}, "the replica is not behind"
+        assert place.status(c, token) == place.status(place.a, token) == {404}
+        # It has settled when the present is kept. Now the late one comes.
+        wait_for(lambda: "none" not in place.told(c, token), "C keeps answers")
+    finally:
+        holds.release("answer")
+        late.join()
+    assert place.status(c, token) == {404}
+    return True
 
 
 def is_doubted(url: str) -> bool:
