@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .request import Request, current
+from .request import current
 
 if TYPE_CHECKING:
     from sqlalchemy import Dialect
@@ -83,7 +83,7 @@ class Connections:
         request = current.get()
         if request is None or request.unvouched:
             return
-        since = _since(request)
+        since = request.since
         if since is None:
             return  # nothing is kept of it
         found: tuple[object, float, Doubt | None] | None = record.info.get(_VERDICT)
@@ -113,13 +113,6 @@ class Connections:
             self._said.add(doubt.reason)
             LOG.warning("token_cache keeps nothing of what this database says: %s", doubt.reason)
         return doubt
-
-
-def _since(request: Request) -> object | None:
-    """Return the name of the last change before a request; ``None`` if nothing is kept of it."""
-    if request.names is not None and request.names[0]:
-        return request.names[0]
-    return request.epoch
 
 
 def mysql_doubt(

@@ -95,6 +95,8 @@ class CacheNames:
     def begin(self, request: Request) -> None:
         """Take the names of a request, before it reads anything."""
         request.names = self._names() if self._in_use else _NONE
+        if request.names is not None and request.names is not _NONE:
+            request.since = request.names[0]
 
     def _names(self) -> Names | None:
         try:

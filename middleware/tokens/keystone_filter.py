@@ -192,7 +192,7 @@ class TokenCache:
             return self._let_through(environ, start_response)
         # Of what a replica may not have yet, the answer will not be said to be made.
         settled = self._settling.settled(epoch)
-        request = environ[ENVIRON_KEY] = Request(recording=True, epoch=epoch)
+        request = environ[ENVIRON_KEY] = Request(recording=True, since=epoch)
         # Who asks how long the answer stands is told at its beginning: it waits for its end.
         asked = tags_header.ENVIRON_KEY in environ
         answer = _Answer(None if asked else start_response)

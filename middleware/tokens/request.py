@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextvars
 import math
 import types
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .epochs import Epoch
+from typing import Any
 
 #: A name for each kind of value that Keystone keeps.
 Names = tuple[str, ...]
@@ -25,17 +22,18 @@ class Request:
     """One request.
 
     :param recording: whether its answer may be kept, so that what it depends on must be noted
-    :param epoch: what its answer is kept with, from before anything was read for it
+    :param since: a name of the last change before it, from before anything was read for it;
+        ``None`` if nothing of it is kept
     """
 
     __slots__ = (
-        *("accepted", "epoch", "garbage", "memory", "names", "own_name", "recorded", "recording"),
-        *("refused", "unsure", "until", "unvouched", "windows"),
+        *("accepted", "garbage", "memory", "names", "own_name", "recorded", "recording"),
+        *("refused", "since", "unsure", "until", "unvouched", "windows"),
     )
 
-    def __init__(self, *, recording: bool = False, epoch: Epoch | None = None) -> None:
+    def __init__(self, *, recording: bool = False, since: object | None = None) -> None:
         self.recording = recording
-        self.epoch = epoch
+        self.since = since
         #: Whether an application that notes dependencies has seen it.
         self.recorded = False
         #: Validated tokens: Keystone's models by the token.

@@ -269,7 +269,7 @@ def is_doubted(url: str) -> bool:
     """Whether what a connection answers to a request is not to be kept."""
     engine = create_engine(url)
     event.listen(engine, "checkout", Connections(engine.dialect))
-    request = Request(recording=True, epoch=Epoch(1, 1))
+    request = Request(recording=True, since=Epoch(1, 1))
     before = current.set(request)
     try:
         with engine.connect():

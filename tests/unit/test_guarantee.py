@@ -139,9 +139,8 @@ def listener(name: str, *, bounded: bool = False) -> Connections:
 
 
 @contextmanager
-def request(*, name: str = "", epoch: Epoch | None = None) -> Iterator[Request]:
-    made = Request(recording=epoch is not None, epoch=epoch)
-    made.names = (name,)
+def request(since: object | None) -> Iterator[Request]:
+    made = Request(since=since)
     before = current.set(made)
     try:
         yield made
@@ -149,28 +148,27 @@ def request(*, name: str = "", epoch: Epoch | None = None) -> Iterator[Request]:
         current.reset(before)
 
 
-def unvouched(look: Connections, server: Server, record: Any, **what: Any) -> bool:
-    with request(**what) as made:
+def unvouched(look: Connections, server: Server, record: Any, since: object = "1.5") -> bool:
+    with request(since) as made:
         look(server, record, None)
     return made.unvouched
 
 
-@pytest.mark.parametrize("what", [{"name": "1.5"}, {"epoch": Epoch(1, 5)}])
-def test_a_connection_is_asked_again_after_a_change(what: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("since", "later"), [("1.5", "1.6"), (Epoch(1, 5), Epoch(1, 6))])
+def test_a_connection_is_asked_again_after_a_change(since: object, later: object) -> None:
     look, server, record = listener("postgresql"), Server(), SimpleNamespace(info={})
     server.reads_only = "off"
-    assert not unvouched(look, server, record, **what)
+    assert not unvouched(look, server, record, since)
     server.reads_only = "on"  # no change since: what it has said holds
-    assert not unvouched(look, server, record, **what)
+    assert not unvouched(look, server, record, since)
     assert server.times == 1
-    later = {"name": "1.6"} if "name" in what else {"epoch": Epoch(1, 6)}
-    assert unvouched(look, server, record, **later)
+    assert unvouched(look, server, record, later)
 
 
 def test_each_connection_is_asked() -> None:
     look, first, second = listener("postgresql"), Server(), Server()
     first.reads_only = "off"
-    with request(name="1.5") as made:
+    with request("1.5") as made:
         look(first, SimpleNamespace(info={}), None)
         assert not made.unvouched
         look(second, SimpleNamespace(info={}), None)
@@ -186,18 +184,18 @@ def test_one_that_is_not_vouched_for_is_asked_again_in_a_while(
     clock = SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(guarantee, "time", clock)
     look, server, record = listener("postgresql"), Server(), SimpleNamespace(info={})
-    assert unvouched(look, server, record, name="1.5")
+    assert unvouched(look, server, record)
     server.reads_only = "off"
-    assert unvouched(look, server, record, name="1.5")
+    assert unvouched(look, server, record)
     assert server.times == 1
     now[0] = 6.0
-    assert not unvouched(look, server, record, name="1.5")
+    assert not unvouched(look, server, record)
 
 
 def test_what_is_not_kept_need_not_be_vouched_for() -> None:
     look, server, record = listener("postgresql"), Server(), SimpleNamespace(info={})
     look(server, record, None)  # no request at all
-    assert not unvouched(look, server, record)  # nothing is shared, nothing recorded
+    assert not unvouched(look, server, record, None)
     assert server.asked == []
 
 
@@ -205,7 +203,7 @@ def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     look = listener("postgresql")
     with caplog.at_level(logging.WARNING):
         for number in range(3):
-            assert unvouched(look, Server(), SimpleNamespace(info={}), name=f"1.{number}")
+            assert unvouched(look, Server(), SimpleNamespace(info={}), f"1.{number}")
     (record,) = caplog.records
     assert "standby" in record.getMessage()
 
@@ -215,7 +213,7 @@ def test_a_database_that_refuses_to_say_is_not_vouched_for(
 ) -> None:
     server = Server()
     server.error = PermissionError("secret")
-    assert unvouched(listener("postgresql"), server, SimpleNamespace(info={}), name="1.5")
+    assert unvouched(listener("postgresql"), server, SimpleNamespace(info={}))
     assert "could not be asked" in caplog.text
     assert "secret" not in caplog.text
 
@@ -223,25 +221,25 @@ def test_a_database_that_refuses_to_say_is_not_vouched_for(
 def test_one_that_has_ended_is_not_complained_of(caplog: pytest.LogCaptureFixture) -> None:
     server = Server()
     server.error = Ended()
-    assert unvouched(listener("postgresql"), server, SimpleNamespace(info={}), name="1.5")
+    assert unvouched(listener("postgresql"), server, SimpleNamespace(info={}))
     assert caplog.text == ""
 
 
 def test_an_unknown_kind_is_not_vouched_for() -> None:
-    assert unvouched(listener("oracle"), Server(), SimpleNamespace(info={}), name="1.5")
+    assert unvouched(listener("oracle"), Server(), SimpleNamespace(info={}))
 
 
 def test_a_bound_covers_what_cannot_be_known_only() -> None:
     record = SimpleNamespace(info={})
-    assert not unvouched(listener("oracle", bounded=True), Server(), record, name="1.5")
+    assert not unvouched(listener("oracle", bounded=True), Server(), record)
     record = SimpleNamespace(info={})
-    assert unvouched(listener("postgresql", bounded=True), Server(), record, name="1.5")
+    assert unvouched(listener("postgresql", bounded=True), Server(), record)
 
 
 def test_requests_at_the_same_time_do_not_mix() -> None:
     look, server, record = listener("postgresql"), Server(), SimpleNamespace(info={})
     found = []
-    with request(name="1.5") as made:
+    with request("1.5") as made:
         look(server, record, None)
         other = threading.Thread(target=lambda: found.append(current.get()))
         other.start()

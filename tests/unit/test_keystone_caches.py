@@ -141,6 +141,22 @@ def test_outside_of_requests_nothing_is_shared(coordinator: SharedMemory) -> Non
     assert not set(caches.looked_for().values()) & set(caches.looked_for().values())
 
 
+def test_a_request_says_since_when_it_reads(coordinator: SharedMemory) -> None:
+    """Its connections are judged by that, also after a change of its own."""
+    caches = Caches(coordinator)
+    with caches.request() as first:
+        assert first.since == (first.names or ("",))[0]
+    touch(coordinator, "any", "audit:a")
+    with caches.request() as second:
+        assert second.since != first.since
+    mark = coordinator.mark(slots(["any"], coordinator.slot_count))
+    with caches.request() as third:
+        assert third.since is None
+    coordinator.stamp(mark)
+    with Caches(None).request() as fourth:
+        assert fourth.since is None
+
+
 def test_nothing_is_shared_before_the_last_change_has_settled(
     coordinator: SharedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
