@@ -27,8 +27,8 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 class Site:
     """One deployment.
 
-    All paths are absolute. They may not hold blanks or quotes, since each server quotes in its
-    own way.
+    All paths are absolute. But for that of the Python environment, which is there already, they
+    may not hold blanks or quotes.
 
     :param folder: where the files lie and are used from
     :param server: a line-up of :mod:`.servers`
@@ -126,7 +126,6 @@ class Site:
             "--log-directory": self.log_directory,
             "--cache-directory": self.cache_directory,
             "--config": self.config,
-            "--virtualenv": self.virtualenv,
             "--tls-certificate": self.certificate,
             "--tls-key": self.key,
             "--node-ca": self.node_ca,
@@ -136,6 +135,10 @@ class Site:
                 raise OptionError(
                     option, path, "an absolute path of letters, digits and @ + , . : _ / -"
                 )
+        if not re.fullmatch(r"/[^\0-\x1f\x7f]*", str(self.virtualenv)):
+            raise OptionError(
+                "--virtualenv", self.virtualenv, "an absolute path without control characters"
+            )
         if not re.fullmatch(r"[\w@+,.:/#-]+", self.target, re.ASCII):
             raise OptionError("--app", self.target, "config:FILE, egg:NAME or MODULE:CALLABLE")
         if self.public_host and not _HOST.fullmatch(self.public_host):
