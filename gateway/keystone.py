@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextvars
 import dis
 import inspect
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -70,12 +71,14 @@ class RequestLocalToken:
         _caller_token.set(value)
 
 
-#: What a change gets of which the other workers could not be told, so that it was not made.
+# Headers of Keystone's answer that are others in the one of a change that was refused.
 _REPLACED = frozenset({"content-type", "content-length", "retry-after"})
-_REFUSED = (
-    b'{"error": {"code": 503, "message": "The change was not completed because the other workers '
-    b'could not be told of it. Try again.", "title": "Service Unavailable"}}'
-)
+
+
+def _refusal(reason: str) -> bytes:
+    message = f"The change was not completed because {reason}. Try again."
+    error = {"code": 503, "message": message, "title": "Service Unavailable"}
+    return json.dumps({"error": error}).encode()
 
 
 class KeystoneApplication:
@@ -138,9 +141,10 @@ class KeystoneApplication:
                 close()
             headers = [(n, v) for n, v in (given or ("", ()))[1] if n.lower() not in _REPLACED]
             headers += [("Content-Type", "application/json"), ("Retry-After", "1")]
-            headers.append(("Content-Length", str(len(_REFUSED))))
+            text = _refusal(request.refused)
+            headers.append(("Content-Length", str(len(text))))
             start_response("503 Service Unavailable", headers)
-            return [_REFUSED]
+            return [text]
         # Keystone's own 503 tells no time: when the directory of its users is away, for example.
         if given and given[0].startswith("503") and not _says_when(given[1]):
             given[1] = [*given[1], ("Retry-After", "1")]

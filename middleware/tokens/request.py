@@ -51,8 +51,8 @@ class Request:
         #: When the first of the kept values ends that its answer was made of, in seconds of the
         #: monotonic clock.
         self.until = math.inf
-        #: Whether a change was not committed because nobody could be told of it.
-        self.refused = False
+        #: Why a change was not committed and should be tried again.
+        self.refused = ""
 
 
 current: contextvars.ContextVar[Request | None] = contextvars.ContextVar(
