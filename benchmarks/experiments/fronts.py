@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -136,7 +135,7 @@ def uwsgi(folder: Path, socket: Path, workers: Daemons, *, files: int = FILES) -
         "master = true",
         "need-app = true",
         "enable-threads = true",
-        f"virtualenv = {uwsgi_value(sys.prefix)}",
+        f"virtualenv = {uwsgi_value(machine.python_home())}",
         f"module = {workers.module}",
         f"processes = {workers.processes}",
         f"threads = {workers.threads}",
@@ -298,7 +297,7 @@ def mod_wsgi(folder: Path, name: str, daemons: Daemons) -> list[str]:
     options = {
         "processes": daemons.processes,
         "threads": daemons.threads,
-        "python-home": quoted(sys.prefix),
+        "python-home": quoted(machine.python_home()),
         "display-name": "%{GROUP}",
         **daemons.options,
     }

@@ -12,18 +12,22 @@ if TYPE_CHECKING:
     from broker import Broker
 
 
-ODD = "a state ü, 'so' \"called\" {x}; 50% #1"
+@pytest.fixture(scope="session")
+def keystone_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A state folder with a Keystone, and the port that its catalog names."""
+    import keystones
+
+    state = keystones.keystone_state(tmp_path_factory.mktemp("keystone") / "state")
+    return state, keystones.port_of(state)
 
 
 @pytest.fixture(scope="session")
-def keystone_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A state folder with a Keystone, and the port that its catalog names.
-
-    Its name holds what some server's configuration takes for more than a letter.
-    """
+def oddly_named_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The same in a folder named after what servers' configurations take for more than a letter."""
     import keystones
 
-    state = keystones.keystone_state(tmp_path_factory.mktemp("keystone") / ODD)
+    name = "a state ü, 'so' \"called\" {x}; 50% #1"
+    state = keystones.keystone_state(tmp_path_factory.mktemp("keystone") / name)
     return state, keystones.port_of(state)
 
 

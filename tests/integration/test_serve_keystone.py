@@ -30,8 +30,8 @@ BODY_SIZES = (1, 10, 1000, 4096, 16384, 65536, 100_000)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", SHAPES)
-def test_serves_keystone(keystone_state: tuple[Path, int], server: str) -> None:
-    state, port = keystone_state
+def test_serves_keystone(oddly_named_state: tuple[Path, int], server: str) -> None:
+    state, port = oddly_named_state
     with serve(state, server, port=port) as served:
         _issue_and_validate(served)
         checked = subprocess.run(
