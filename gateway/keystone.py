@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextvars
 import dis
 import inspect
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -38,6 +37,8 @@ from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
 from . import keystone_tokens
 from .compatibility import import_keystone as _import
 from .compatibility import incompatible as _incompatible
+from .error_body import error_body
+from .json_depth import refuse_deep
 
 WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -73,12 +74,6 @@ class RequestLocalToken:
 
 # Headers of Keystone's answer that are others in the one of a change that was refused.
 _REPLACED = frozenset({"content-type", "content-length", "retry-after"})
-
-
-def _refusal(reason: str) -> bytes:
-    message = f"The change was not completed because {reason}. Try again."
-    error = {"code": 503, "message": message, "title": "Service Unavailable"}
-    return json.dumps({"error": error}).encode()
 
 
 class KeystoneApplication:
@@ -141,7 +136,8 @@ class KeystoneApplication:
                 close()
             headers = [(n, v) for n, v in (given or ("", ()))[1] if n.lower() not in _REPLACED]
             headers += [("Content-Type", "application/json"), ("Retry-After", "1")]
-            text = _refusal(request.refused)
+            reason = f"The change was not completed because {request.refused}. Try again."
+            text = error_body(503, reason)
             headers.append(("Content-Length", str(len(text))))
             start_response("503 Service Unavailable", headers)
             return [text]
@@ -182,7 +178,15 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> Key
         name="public", config_files=core._get_config_files(environment)
     )
     names = keystone_tokens.connect(database)
+    application = refuse_deep(application, limit=_largest_body())
     return KeystoneApplication(application, request_store, names.begin)
+
+
+def _largest_body() -> int:
+    """Bytes of the largest request body that Keystone reads."""
+    section = _import("keystone.conf").CONF.oslo_middleware
+    # oslo.middleware's own default
+    return int(getattr(section, "max_request_body_size", 114688))
 
 
 def checked_request_store() -> Any:

@@ -5,6 +5,7 @@ Nothing here goes by a clock, so these tests may run beside others; ``test_serve
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -34,6 +35,7 @@ def test_serves_keystone(oddly_named_state: tuple[Path, int], server: str) -> No
     state, port = oddly_named_state
     with serve(state, server, port=port) as served:
         _issue_and_validate(served)
+        _send_deep_bodies(served)
         checked = subprocess.run(
             [sys.executable, "-m", "keyfront", "check", "--state", str(state)],
             capture_output=True,
@@ -53,6 +55,20 @@ def test_serves_keystone(oddly_named_state: tuple[Path, int], server: str) -> No
     assert secret.encode() not in output
     for log in (state / "log").iterdir():
         assert secret not in log.read_text(errors="replace"), log
+
+
+def _send_deep_bodies(served: Served) -> None:
+    """Deeply nested JSON is refused in Keystone's form, and no parser sees it."""
+    for body in (b"[" * 110_000, b'{"auth":' * 13_000, b"[" * 101):
+        for headers in ({"Content-Type": "application/json"}, {}):
+            connection = served.connect()
+            connection.request("POST", "/v3/auth/tokens", body, headers)
+            answer = connection.getresponse()
+            error = json.loads(answer.read())["error"]
+            connection.close()
+            assert (answer.status, error["code"], error["title"]) == (400, 400, "Bad Request")
+            assert answer.headers["Content-Type"] == "application/json"
+            assert "nested deeper than 100 levels" in error["message"]
 
 
 def _issue_and_validate(served: Served) -> None:
