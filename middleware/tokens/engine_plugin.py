@@ -40,7 +40,7 @@ _WRITE = "_keyfront_write"
 
 
 class Plugin(CreateEnginePlugin):
-    """The plugin ``keyfront`` of SQLAlchemy's URLs (entry point ``sqlalchemy.plugins``)."""
+    """What ``?plugin=keyfront`` does on any database; see :mod:`keyfront.gateway.sqlite`."""
 
     def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
         path = url.query.get(PATH_PARAMETER)
@@ -154,7 +154,7 @@ def _commit(
     except CoordinatorError as error:
         LOG.error("a change was refused: %s", error)
         if request is not None:
-            request.refused = True
+            request.refused = "the other workers could not be told of it"
         raise
     try:
         commit(connection)
