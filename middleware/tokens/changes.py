@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ PATH_PARAMETER = "keyfront_path"
 
 _ALL = Slots((ALL_SLOT,))
 
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_PORTS = {"mysql": 3306, "mariadb": 3306, "postgresql": 5432}
+
 # Parts of a URL's query that say which database it is, besides host and name.
 _WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
 
@@ -47,10 +51,17 @@ def default_folder(url: Any) -> Path:
 
     :param url: a ``sqlalchemy.engine.URL``
     """
-    database = url.database
-    if url.get_backend_name() == "sqlite" and database:
+    database, backend = url.database, url.get_backend_name()
+    if backend == "sqlite" and database:
         database = os.path.abspath(database)
-    which = [url.get_backend_name(), url.host, url.port, database]
+    host = (url.host or "localhost").lower()
+    # One server has several names; two that are taken for one share a table, which costs hits.
+    which = [
+        "mysql" if backend == "mariadb" else backend,
+        "localhost" if host in _LOCAL else host,
+        url.port or _PORTS.get(backend),
+        database,
+    ]
     which += [f"{key}={url.query[key]}" for key in _WHICH if key in url.query]
     digest = hashlib.blake2b(repr(which).encode(), digest_size=8).hexdigest()
     base = Path("/dev/shm")
@@ -94,6 +105,29 @@ def folder_here(url: Any) -> Path:
     return folder_of(keystone.CONF, url)
 
 
+def trusted_users(url: Any, folder: Path) -> set[int] | None:
+    """Return the users whose epoch table root takes part in: its own, and the service's.
+
+    Anybody may make a folder of that name in /dev/shm, and could hold its lock or cut its file
+    under root's ``keystone-manage``.
+
+    :param url: of the database
+    :param folder: of the table
+    :returns: ``None``, all of them, of a folder that an operator has named
+    """
+    if folder != default_folder(url):
+        return None
+    keystone: Any = sys.modules.get("keystone.conf")
+    found = {0}
+    paths = [url.database] if url.get_backend_name() == "sqlite" else []
+    if keystone is not None and "fernet_tokens" in keystone.CONF:
+        paths.append(keystone.CONF.fernet_tokens.key_repository)
+    for path in paths:
+        with suppress(OSError, TypeError):
+            found.add(os.stat(path).st_uid)
+    return found
+
+
 def _configured(folder: Path) -> Coordinator | None:
     """Return the coordinator that Keystone's configuration names, if this is one of Keystone's.
 
@@ -123,9 +157,10 @@ class Registry:
         #: Tells of marks whether their commits are over.
         self.settled = Settled()
 
-    def get(self, folder: Path) -> Coordinator | None:
+    def get(self, folder: Path, trusted: set[int] | None = None) -> Coordinator | None:
         """Return the coordinator for ``folder``, attached if there is a table; else ``None``.
 
+        :param trusted: the users of whom root takes part in a table; ``None``: all
         :raises CoordinatorError: there is a table, and it cannot be used
         :raises OptionError: an option has a value out of its range
         """
@@ -144,7 +179,7 @@ class Registry:
             with self._lock:
                 coordinator = self._coordinators.get(folder)
                 if coordinator is None:
-                    coordinator = SharedMemory(folder, create=False)
+                    coordinator = SharedMemory(folder, create=False, trusted=trusted)
                     coordinator.settled = self.settled
                     self._coordinators[folder] = coordinator
                     self._attached.add(folder)
@@ -179,10 +214,15 @@ class Changes:
 
     :param find: returns the folder of the epoch table; called at the first change, when the
         configuration has been read
+    :param trusted: returns the users of whom root takes part in a table; ``None``: all
     """
 
-    def __init__(self, find: Callable[[], Path]) -> None:
+    def __init__(
+        self, find: Callable[[], Path], trusted: Callable[[], set[int] | None] = lambda: None
+    ) -> None:
         self._find = find
+        self._trusted = trusted
+        self._said = False
         self._ended = False  # whether tables of another version were taken away
         self._folder: Path | None = None
         self._known = False  # whether there ever was a table
@@ -202,9 +242,12 @@ class Changes:
         :param session: of the database connection, as ``owners.py`` has it
         :raises CoordinatorError: nobody could be told; the change must not be committed
         """
-        coordinator = registry.get(self.folder)
+        coordinator = registry.get(self.folder, self._trusted())
         if coordinator is None:
             self._ended |= end_others(self.folder)
+            if not self._said:
+                self._said = True
+                LOG.info("%s: there is no token cache to be told of changes", self.folder)
             return None
         self._known = True
         unstamped, self._unstamped = self._unstamped, []

@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL, Connection, CreateEnginePlugin, Engine
 from keyfront.errors import CoordinatorError
 
 from . import owners, touches
-from .changes import PATH_PARAMETER, Changes, folder_here, registry
+from .changes import PATH_PARAMETER, Changes, folder_here, registry, trusted_users
 from .request import current
 from .writes import Write, describe, look_up, reads
 
@@ -64,7 +64,10 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
     """
     if is_attached(engine):
         return
-    changes = Changes(lambda: folder or folder_here(engine.url))
+    changes = Changes(
+        lambda: folder or folder_here(engine.url),
+        lambda: trusted_users(engine.url, changes.folder),
+    )
     dialect = engine.dialect
     commit = dialect.do_commit
 

@@ -29,13 +29,14 @@ from .coordinators.chosen import coordinator_of
 from .coordinators.shared_memory import SharedMemory, check_folder
 from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_KEPT
 from .entries import AUTH_CONTEXT, Entry, Headers, Keys, Lifetime, entry_of
-from .epochs import Epoch, slots
+from .epochs import ALL_SLOT, Epoch, Slots, slots
 from .memory import Memory
 from .node import Node
 from .request import ENVIRON_KEY, Request
 from .routes import TOKENS, Routes
 from .settling import Settling
 from .touches import LAPSING
+from .watched_files import WatchedFiles, of_keystone
 
 if TYPE_CHECKING:
     from .coordinators.redis import Redis
@@ -45,6 +46,11 @@ LOG = logging.getLogger(__name__)
 WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _READS = frozenset({"GET", "HEAD"})
+
+_ALL = Slots((ALL_SLOT,))
+
+# Seconds between looks at files.
+_LOOK_SECONDS = 0.5
 
 # Statuses that are kept. Others are errors of the moment.
 _KEPT = ("200 ", "204 ", "401 ", "403 ", "404 ")
@@ -62,6 +68,7 @@ class TokenCache:
     :param memory: bytes of answers in this process, an eighth of it for refusals
     :param callers: request variables by which a caller is let in without a token
     :param settle: seconds by which the database that answers may be behind
+    :param files: what Keystone reads besides its database
     """
 
     def __init__(
@@ -76,6 +83,7 @@ class TokenCache:
         memory: int,
         callers: Iterable[str] = (),
         settle: float = 0.0,
+        files: WatchedFiles | None = None,
     ) -> None:
         self.application = application
         self.coordinator = coordinator
@@ -88,6 +96,8 @@ class TokenCache:
         self._ttl = ttl
         self._negative_ttl = negative_ttl
         self._settling = Settling(settle)
+        self._files = files
+        self._next_look = 0.0
         self.answers: Memory[Entry] = Memory(memory - memory // 8)
         self.refusals: Memory[Entry] = Memory(memory // 8)
         self._warned = False
@@ -119,9 +129,12 @@ class TokenCache:
             entry = self.refusals.get(key)
         asked = tags_header.ENVIRON_KEY in environ
         fresh = self._fresh_now if asked else self.coordinator.fresh
+        now = time.monotonic()
+        if now > self._next_look:
+            self._look_at_files(now)
         if (
             entry is not None
-            and time.monotonic() < entry.deadline
+            and now < entry.deadline
             and time.time() < entry.expires
             and fresh(entry.epoch, entry.slots)
         ):
@@ -135,6 +148,16 @@ class TokenCache:
             start_response(entry.status, headers)
             return [body]
         return self._miss(environ, start_response, key)
+
+    def _look_at_files(self, now: float) -> None:
+        """End all answers of which Keystone may have read other files."""
+        self._next_look = now + _LOOK_SECONDS
+        try:
+            if self._files is not None and self._files.have_changed():
+                self.coordinator.touch(_ALL)
+                self._files.note()
+        except (CoordinatorError, OSError) as error:
+            LOG.warning("token cache: changed files are not told of: %s", error)
 
     def _miss(
         self,
@@ -454,6 +477,7 @@ def token_cache(
         memory=int((values["memory"] << 20) * (1 - SHARE)),
         callers=_caller_variables(conf),
         settle=values["settle"],
+        files=WatchedFiles(of_keystone(conf), folder / "watched"),
     )
 
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.fernet import Fernet
 
 from keystone_world import VALIDATE, Answer, Client, World, grant, random_name
 from keystones import keystone_state, serve_as_is
-from served import PATIENCE
+from served import PATIENCE, wait_for
 
 pytest.importorskip("keystone")
 
@@ -29,6 +31,9 @@ password_hash_rounds = 4
 trusted_issuer = {ISSUER}
 issuer_attribute = HTTP_X_CLIENT_ISSUER
 
+[oslo_policy]
+policy_file = POLICY
+
 [keyfront_token_cache]
 ttl = 600
 negative_ttl = 600
@@ -36,11 +41,23 @@ routes = /v3/projects/{{id}}, /v3/OS-TRUST/trusts, /v3/OS-TRUST/trusts/{{id}}
 """
 
 
+class Watched(World):
+    """A Keystone, and files that it reads."""
+
+    def __init__(self, base_url: str, password: str, policy: Path, keys: Path) -> None:
+        super().__init__(base_url, password)
+        self.policy = policy
+        self.keys = keys
+
+
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    state = keystone_state(tmp_path_factory.mktemp("callers") / "state", extra=EXTRA)
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("callers")
+    policy = folder / "policy.yaml"
+    policy.write_text("{}\n")
+    state = keystone_state(folder / "state", extra=EXTRA.replace("POLICY", str(policy)))
     with serve_as_is(state, "uwsgi") as served:
-        yield World(served.url, served.password)
+        yield Watched(served.url, served.password, policy, state / "fernet-keys")
 
 
 def ask(world: World, path: str, headers: dict[str, str]) -> Answer:
@@ -143,6 +160,40 @@ def test_a_route_shows_what_a_query_adds(world: World) -> None:
     assert limits() == [7]
     world.patch("project", f"/projects/{above}", description="other")
     assert ask(world, path, caller).body["project"]["description"] == "other"
+
+
+def test_a_token_is_accepted_when_its_key_has_come(world: Watched) -> None:
+    """By whichever node made it, whose rotation was here before."""
+    key = Fernet.generate_key()
+    (primary,) = [x for x in world.keys.iterdir() if x.name == max(os.listdir(world.keys), key=int)]
+    token = world.person().token
+    payload = Fernet(primary.read_bytes()).decrypt(token + "=" * (-len(token) % 4))
+    late = Fernet(key).encrypt(payload).decode().rstrip("=")
+    caller = {"X-Auth-Token": world.admin, "X-Subject-Token": late}
+    assert ask(world, VALIDATE, caller).status == 404
+    # Staged: under it nothing is made here.
+    (world.keys / "0").write_bytes(key)
+    wait_for(lambda: ask_once(world, VALIDATE, caller).status == 200, "its refusal has gone")
+    assert ask(world, VALIDATE, caller).status == 200
+
+
+def test_a_policy_counts_when_it_is_there(world: Watched) -> None:
+    caller = {"X-Auth-Token": world.admin, "X-Subject-Token": world.bystander.token}
+    assert ask(world, VALIDATE, caller).status == 200
+    world.policy.write_text('"identity:validate_token": "!"\n')
+    try:
+        wait_for(lambda: ask_once(world, VALIDATE, caller).status == 403, "it is forbidden")
+    finally:
+        world.policy.write_text("{}\n")
+    wait_for(lambda: ask_once(world, VALIDATE, caller).status == 200, "it is allowed again")
+
+
+def ask_once(world: World, path: str, headers: dict[str, str]) -> Answer:
+    client = Client(world.base_url)
+    try:
+        return client.request("GET", path, headers)
+    finally:
+        client.close()
 
 
 def me(world: World) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import threading
 import types
@@ -408,6 +410,43 @@ def test_a_keystone_that_is_imported_only_has_no_say(
     monkeypatch.setitem(sys.modules, "keystone.conf", imported)
     url = sa.make_url(f"sqlite:///{tmp_path}/db")
     assert changes.folder_here(url) == changes.default_folder(url)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("mysql://a@localhost/k", "mariadb+pymysql://b:c@127.0.0.1:3306/k"),
+        ("postgresql://LocalHost/k", "postgresql+psycopg2://[::1]:5432/k"),
+        ("mysql://db.Example.org/k", "mysql://DB.example.org/k"),
+    ],
+)
+def test_one_database_has_one_folder(one: str, other: str) -> None:
+    folder = changes.default_folder(sa.make_url(one))
+    assert folder == changes.default_folder(sa.make_url(other))
+    for differs in ("mysql://localhost/x", "mysql://localhost:3307/k", "mysql://elsewhere/k"):
+        assert folder != changes.default_folder(sa.make_url(differs))
+
+
+def test_whose_table_root_trusts(tmp_path: Path) -> None:
+    database = tmp_path / "db"
+    database.touch()
+    url = sa.make_url(f"sqlite:///{database}")
+    assert changes.trusted_users(url, changes.default_folder(url)) == {0, os.geteuid()}
+    assert changes.trusted_users(url, tmp_path) is None
+    server = sa.make_url("mysql://localhost/keystone")
+    trusted = changes.trusted_users(server, changes.default_folder(server))
+    assert trusted is not None and 0 in trusted
+
+
+def test_changes_that_nobody_hears_are_mentioned_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told_of = changes.Changes(lambda: tmp_path / "none")
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            told_of.end(told_of.begin(["users"]), ["users"])
+    said = [r.getMessage() for r in caplog.records if "no token cache" in r.getMessage()]
+    assert said == [f"{tmp_path / 'none'}: there is no token cache to be told of changes"]
 
 
 @pytest.mark.parametrize("path", [True, False])

@@ -113,6 +113,17 @@ def test_one_who_only_changes_makes_nothing(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_root_takes_part_in_its_own_and_the_services_only(folder: Path) -> None:
+    """Anybody may make a folder of that name, and could end root's process by cutting its file."""
+    attach(folder)
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(CoordinatorError, match="belongs to user 65534, and neither to root nor"):
+        SharedMemory(folder, create=False, trusted={0, 1})
+    SharedMemory(folder, create=False, trusted={0, 65534}).close()
+    SharedMemory(folder, create=False).close()
+
+
 def test_a_file_left_half_made_is_no_obstacle(folder: Path) -> None:
     check_folder(folder, make=True)
     (folder / f"{NAME}.new").write_bytes(b"x")

@@ -73,6 +73,7 @@ class SharedMemory:
         cached anything without a table
     :param slot_count: slots of a new table, 1024 to 2**24
     :param digest: of tags and slots, in hexadecimal: part of the file's name
+    :param trusted: the users in whose folder root takes part; ``None``: all
     :raises CoordinatorError: the folder or the table cannot be used; with ``create=False`` also
         when there is none
     """
@@ -84,8 +85,10 @@ class SharedMemory:
         create: bool = True,
         slot_count: int = SLOTS,
         digest: str = DIGEST,
+        trusted: set[int] | None = None,
     ) -> None:
         self.folder = folder
+        self._trusted = trusted
         self._path = folder / f"{_PREFIX}{digest}"
         self._create = create
         self._slot_count = slot_count
@@ -215,7 +218,7 @@ class SharedMemory:
     @contextmanager
     def _held(self) -> Iterator[None]:
         """Hold the lock, in a folder that is safe; it is made anew if it was removed."""
-        check_folder(self.folder, make=self._create)
+        check_folder(self.folder, make=self._create, trusted=self._trusted)
         with self._lock:
             yield
 
@@ -396,10 +399,11 @@ def end_others(folder: Path, name: str = NAME) -> bool:
     return bool(found)
 
 
-def check_folder(folder: Path, *, make: bool) -> None:
+def check_folder(folder: Path, *, make: bool, trusted: set[int] | None = None) -> None:
     """Check that only one user, this one unless this is root, can enter ``folder``.
 
     :param make: make it with mode 0700 if it is missing
+    :param trusted: the users whose folder it may be where this is root; ``None``: all
     :raises CoordinatorError: it is another user's, or open to others, or cannot be made
     """
     try:
@@ -416,6 +420,11 @@ def check_folder(folder: Path, *, make: bool) -> None:
         raise CoordinatorError(
             f"{folder}: belongs to user {found.st_uid}, not to this process's user "
             f"{os.geteuid()}; remove it or set path to another"
+        )
+    if os.geteuid() == 0 and trusted is not None and found.st_uid not in trusted:
+        raise CoordinatorError(
+            f"{folder}: belongs to user {found.st_uid}, and neither to root nor to the owner of "
+            "Keystone's database file or fernet keys; remove it, or set path to another"
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise CoordinatorError(f"{folder}: others may enter it; its mode must be 0700")

@@ -1,0 +1,89 @@
+"""Files that answers depend on besides the database: keys, policies, configuration.
+
+Keystone reads keys and policies anew by itself. What was answered by the old ones has to go, too: a
+token is refused whose key was not here yet, and an operation that a policy has forbidden goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+class WatchedFiles:
+    """Tells once for all workers of a node when files have changed.
+
+    :param paths: of files, and of folders whose files count
+    :param note: of a file that says what was last seen of them
+    """
+
+    def __init__(self, paths: Iterable[Path], note: Path) -> None:
+        self._paths = sorted(set(paths))
+        self._note = note
+        self._seen = b""
+
+    def have_changed(self) -> bool:
+        """Whether they are others than those that were noted on this node.
+
+        :raises OSError: what was noted cannot be read
+        """
+        self._seen = self._look()
+        try:
+            return self._note.read_bytes() != self._seen
+        except FileNotFoundError:
+            return True
+
+    def note(self) -> None:
+        """Note what :meth:`have_changed` has seen.
+
+        :raises OSError: it cannot be written
+        """
+        new = self._note.with_name(f"{self._note.name}.{os.getpid()}")
+        new.write_bytes(self._seen)
+        new.replace(self._note)
+
+    def _look(self) -> bytes:
+        found = hashlib.blake2b(digest_size=16)
+        for path in self._paths:
+            for name, where in self._files(path):
+                try:
+                    stat = os.stat(where)
+                except OSError as error:
+                    seen: tuple[Any, ...] = (error.errno,)
+                else:
+                    seen = stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
+                found.update(repr((str(path), name, seen)).encode("utf-8", "surrogateescape"))
+        return found.digest()
+
+    @staticmethod
+    def _files(path: Path) -> list[tuple[str, Path]]:
+        try:
+            return [(name, path / name) for name in sorted(os.listdir(path))]
+        except OSError:  # it is no folder
+            return [("", path)]
+
+
+def of_keystone(conf: Any) -> set[Path]:
+    """Return what a Keystone reads besides its database.
+
+    :param conf: its configuration, read
+    """
+    names = [*(conf.config_file or ()), *(conf.config_dir or ())]
+    for group, option in _OPTIONS:
+        # Not every release of Keystone has each.
+        found = getattr(getattr(conf, group, None), option, None)
+        names += found if isinstance(found, list) else [found]
+    return {Path(conf.find_file(name) or name).absolute() for name in names if name}
+
+
+_OPTIONS = (
+    ("fernet_tokens", "key_repository"),
+    ("jwt_tokens", "jws_public_key_repository"),
+    ("catalog", "template_file"),
+    ("identity", "domain_config_dir"),
+    ("oslo_policy", "policy_file"),
+    ("oslo_policy", "policy_dirs"),
+)
