@@ -14,10 +14,10 @@ began, or never.
 
 As no value is written twice, it is known which change each read shows, and a value with the reads
 that show it is a *zone*: from the first end of any of its operations to the last beginning. If that
-is forward in time, the register had the value all that while; if it is backward, the register had it
-at some moment of that while. A history of such values is linearizable if and only if no two forward
-zones overlap and no backward one lies within a forward one (P. Gibbons and E. Korach, Testing Shared
-Memories, 1997, theorem 4.1).
+is forward in time, the register had the value all that while; if it is backward, at some moment of
+that while. A history of such values is linearizable if and only if no two forward
+zones overlap and no backward one lies within a forward one (P. Gibbons and E. Korach, Testing
+Shared Memories, 1997).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 
 
@@ -145,7 +145,7 @@ def _faults(operations: list[Operation]) -> Iterator[str]:
     # A change without an answer that nobody has seen may never have been made.
     seen = [x for x in zones.values() if x.first.ended < math.inf]
     forward = sorted((x for x in seen if x.forward), key=lambda x: x.first.ended)
-    for zone, following in zip(forward, forward[1:], strict=False):
+    for zone, following in pairwise(forward):
         if following.first.ended < zone.last.began:
             yield (
                 f"it was {zone.write.value!r} and {following.write.value!r} by turns: "
