@@ -26,7 +26,7 @@ from keyfront import options
 from keyfront.errors import KeyfrontError, ServerError
 from keyfront.middleware.tokens.coordinators.chosen import coordinator_of
 from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
-from keyfront.middleware.tokens.epochs import ALL_SLOT, Coordinator, Slots
+from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Coordinator, Slots
 
 REPEATS = 20
 CALLS = 2_000
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="trip-"))
-            stack.callback(_remove, arguments.url, f"{prefix}epochs")
+            stack.callback(_remove, arguments.url, f"{prefix}epochs:{DIGEST}")
             shared = SharedMemory(Path(place) / "shared")
             stack.callback(shared.close)
             _measure("shared memory", shared)

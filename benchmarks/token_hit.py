@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keyfront.errors import KeyfrontError, ServerError
-from keyfront.middleware.tokens import store
+from keyfront.middleware.tokens import node
 from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.keystone_filter import TokenCache
@@ -221,7 +221,7 @@ def weigh(count: int = WEIGHED) -> Weight:
         keystone = Answers()
         first, second = (new_filter(keystone, folder, count) for _ in range(2))
         asked = _growth(first, count)
-        shared = store.read(folder / "answers")["bytes"] / count
+        shared = node.statistics(folder)["answers_bytes"] / count
         found = _growth(second, count)
         if keystone.calls != count:
             raise ServerError(f"{keystone.calls} requests reached Keystone instead of {count}")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.request import ENVIRON_KEY
 
 # Of the length that Fernet tokens have.
@@ -30,7 +31,8 @@ class Answers:
         noted = environ.get(ENVIRON_KEY)
         if noted is not None:
             noted.recorded = True
-            noted.accepted[environ["HTTP_X_AUTH_TOKEN"]] = _model("caller")
+            caller = noted.accepted[environ["HTTP_X_AUTH_TOKEN"]] = _model("caller")
+            environ[AUTH_CONTEXT] = {"token": caller}
             noted.accepted[token] = _model(token[-12:])
         body = validation(int(token[-12:]))
         headers = [

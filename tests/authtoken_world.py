@@ -23,7 +23,14 @@ from requests.adapters import BaseAdapter
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.authtoken import AuthProtocol
-from keyfront.middleware.tokens.epochs import Coordinator, Epoch, Mark, Slots, slots
+from keyfront.middleware.tokens.epochs import (
+    Coordinator,
+    Epoch,
+    Mark,
+    Slots,
+    settled_by_age,
+    slots,
+)
 
 URL = "http://keystone.example/v3"
 FAR = "2099-01-01T00:00:00.000000Z"
@@ -103,10 +110,9 @@ class Epochs:
         self._sequence += 1
         self._numbers.update(dict.fromkeys(slots, self._sequence))
 
-    def number(self, slots: Slots) -> int | None:
-        raise NotImplementedError
+    settled = staticmethod(settled_by_age)
 
-    def mark(self, slots: Slots) -> Mark:
+    def mark(self, slots: Slots, owner: str = "") -> Mark:
         raise NotImplementedError
 
     def stamp(self, mark: Mark) -> None:

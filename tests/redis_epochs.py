@@ -7,10 +7,11 @@ from typing import Any
 from clocks import Clock
 from keyfront import options
 from keyfront.middleware.tokens.coordinators.redis_address import Address
+from keyfront.middleware.tokens.epochs import DIGEST
 from redis_servers import RedisServer
 
 SLOTS = 1024
-KEY = "keyfront:epochs"
+KEY = f"keyfront:epochs:{DIGEST}"
 
 # Lets time pass by moving every deadline in the table; Redis goes by its own clock.
 _LATER = """
@@ -35,7 +36,9 @@ class RedisClock(Clock):
 
     def later(self, seconds: float) -> None:
         super().later(seconds)
-        self._server.client.eval(_LATER, 1, self._key, round(seconds * 1e6))
+        # Of all versions' tables.
+        for key in self._server.client.scan_iter(f"{self._key.rpartition(':')[0]}:*"):
+            self._server.client.eval(_LATER, 1, key, round(seconds * 1e6))
 
 
 def values(url: str, **others: Any) -> dict[str, Any]:

@@ -185,12 +185,13 @@ def mariadb(folder: Path) -> Iterator[MariaDB]:
 
 
 @contextlib.contextmanager
-def postgresql(folder: Path) -> Iterator[PostgreSQL]:
+def postgresql(folder: Path, **changed: object) -> Iterator[PostgreSQL]:
     """Run a PostgreSQL until the block ends.
 
     It does not run as root: root runs it as user postgres, which the package makes.
 
     :param folder: where its log is left, ``postgresql.log``
+    :param changed: options that are not as usual
     """
     program = _program("postgres", "postgresql")
     user: list[str] = []
@@ -217,6 +218,7 @@ def postgresql(folder: Path) -> Iterator[PostgreSQL]:
             "max_wal_senders": 0,
             "autovacuum": "off",
             "jit": "off",
+            **changed,
         }
         settings = [f"--{name}={value}" for name, value in options.items()]
         command = [str(program), "-D", str(data), *settings]

@@ -11,6 +11,7 @@ in that one instead.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import sys
 import tempfile
@@ -23,8 +24,11 @@ from typing import Any
 from keyfront.errors import CoordinatorError, OptionError
 
 from .coordinators.chosen import coordinator_of
-from .coordinators.shared_memory import LEASE_SECONDS, NAME, SharedMemory
+from .coordinators.shared_memory import LEASE_SECONDS, NAME, SharedMemory, end_others
 from .epochs import ALL_SLOT, Coordinator, Mark, Slots, slots
+from .owners import HERE, UNKNOWN, Settled, left, owner
+
+LOG = logging.getLogger(__name__)
 
 #: In a database URL's query: the folder of the epoch table, where it is not the usual one.
 PATH_PARAMETER = "keyfront_path"
@@ -116,6 +120,8 @@ class Registry:
         self._attached: set[Path] = set()
         # Folders of which it is known that the configuration names no coordinator.
         self._local: set[Path] = set()
+        #: Tells of marks whether their commits are over.
+        self.settled = Settled()
 
     def get(self, folder: Path) -> Coordinator | None:
         """Return the coordinator for ``folder``, attached if there is a table; else ``None``.
@@ -132,18 +138,21 @@ class Registry:
                     if coordinator is None:
                         self._local.add(folder)
                     else:
+                        coordinator.settled = self.settled
                         self._coordinators[folder] = coordinator
         if coordinator is None and (folder / NAME).exists():
             with self._lock:
                 coordinator = self._coordinators.get(folder)
                 if coordinator is None:
                     coordinator = SharedMemory(folder, create=False)
+                    coordinator.settled = self.settled
                     self._coordinators[folder] = coordinator
                     self._attached.add(folder)
         return coordinator
 
     def set(self, folder: Path, coordinator: Coordinator) -> None:
         """Use ``coordinator`` for ``folder`` from now on."""
+        coordinator.settled = self.settled
         with self._lock:
             self._coordinators[folder] = coordinator
             self._attached.discard(folder)
@@ -174,8 +183,11 @@ class Changes:
 
     def __init__(self, find: Callable[[], Path]) -> None:
         self._find = find
+        self._ended = False  # whether tables of another version were taken away
         self._folder: Path | None = None
         self._known = False  # whether there ever was a table
+        # Marks whose stamp failed, to be left with the next change.
+        self._unstamped: list[tuple[Mark, str]] = []
 
     @property
     def folder(self) -> Path:
@@ -184,21 +196,26 @@ class Changes:
             self._folder = self._find()
         return self._folder
 
-    def begin(self, tags: Iterable[str]) -> Mark | None:
+    def begin(self, tags: Iterable[str], session: str = UNKNOWN) -> Mark | None:
         """Mark ``tags``; ``None`` where there is no table.
 
+        :param session: of the database connection, as ``owners.py`` has it
         :raises CoordinatorError: nobody could be told; the change must not be committed
         """
         coordinator = registry.get(self.folder)
         if coordinator is None:
+            self._ended |= end_others(self.folder)
             return None
         self._known = True
+        unstamped, self._unstamped = self._unstamped, []
+        for one in unstamped:
+            self.leave(*one)
         try:
             try:
                 found = slots(tags, coordinator.slot_count)
             except CoordinatorError:
                 found = _ALL  # whether it may be made all the same, the coordinator says
-            return coordinator.mark(found)
+            return coordinator.mark(found, owner(session))
         except CoordinatorError:
             self._forget_removed()
             return None
@@ -214,9 +231,13 @@ class Changes:
                 coordinator.stamp(mark)
                 return
             except CoordinatorError:
+                self._unstamped.append((mark, HERE))
                 self._forget_removed()
         # There was no table before the commit. One that was made since has to know, and one that
         # was removed may still be trusted for a moment.
+        if self._ended | end_others(self.folder):
+            self._ended = False
+            time.sleep(LEASE_SECONDS)
         if _removed(self.folder):
             if not self._known and not self.folder.exists():
                 return
@@ -224,6 +245,22 @@ class Changes:
         coordinator = registry.get(self.folder)
         if coordinator is not None:
             coordinator.touch(slots(tags, coordinator.slot_count))
+
+    def leave(self, mark: Mark, session: str) -> None:
+        """Let a mark end with a session: its commit failed, and the server may still be at it.
+
+        :param session: in which nothing comes any more; ``-``: the commit is over
+        """
+        coordinator = registry.get(self.folder)
+        if coordinator is None:
+            return
+        try:
+            if session != HERE:
+                coordinator.mark(mark.slots, left(session))
+            coordinator.stamp(mark)
+        except CoordinatorError as error:
+            LOG.error("a change could not be completed: %s", error)
+            self._unstamped.append((mark, session))
 
     def _forget_removed(self) -> None:
         """Go on without a table that was removed, with the service or to be made anew.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from sqlalchemy.engine import URL, Connection, CreateEnginePlugin, Engine
 
 from keyfront.errors import CoordinatorError
 
-from . import touches
-from .changes import PATH_PARAMETER, Changes, folder_here
+from . import owners, touches
+from .changes import PATH_PARAMETER, Changes, folder_here, registry
 from .request import current
 from .writes import Write, describe, look_up, reads
 
@@ -31,6 +32,8 @@ LOG = logging.getLogger(__name__)
 
 # In the info dictionary of a database connection: the tags of its transaction.
 _TAGS = "keyfront.tags"
+# The same: the session that the server knows it by.
+_SESSION = "keyfront.session"
 # As an attribute of an execution context: the write that is being executed.
 _WRITE = "_keyfront_write"
 
@@ -61,14 +64,21 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
     if is_attached(engine):
         return
     changes = Changes(lambda: folder or folder_here(engine.url))
-    commit = engine.dialect.do_commit
+    dialect = engine.dialect
+    commit = dialect.do_commit
 
     def do_commit(connection: Any) -> None:
-        _commit(connection, commit, changes, engine.dialect.name)
+        _commit(connection, commit, changes, dialect.name)
+
+    def connect() -> Any:
+        arguments, named = dialect.create_connect_args(engine.url)
+        return dialect.connect(*arguments, **named)
 
     # No event tells that a commit is over, and the answer must not leave before.
     do_commit.keyfront = changes  # type: ignore[attr-defined]
     setattr(engine.dialect, "do_commit", do_commit)  # noqa: B010 - mypy refuses methods
+    if dialect.name != "sqlite":
+        registry.settled.connections.append((dialect.name, connect))
     event.listen(engine, "before_cursor_execute", _before_execute)
     event.listen(engine, "after_cursor_execute", _after_execute)
     event.listen(engine, "rollback", _forget)
@@ -119,8 +129,13 @@ def _commit(
         commit(connection)
         return
     request = current.get()
+    session = connection.info.get(_SESSION)
+    if session is None:
+        # Asked once, in the transaction: the pool may have had it before this was attached.
+        session = owners.session_of(dialect, connection.dbapi_connection)
+        connection.info[_SESSION] = session
     try:
-        mark = changes.begin(tags)
+        mark = changes.begin(tags, session)
     except CoordinatorError as error:
         LOG.error("a change was refused: %s", error)
         if request is not None:
@@ -128,17 +143,37 @@ def _commit(
         raise
     try:
         commit(connection)
-    except Exception:
-        # SQLite has not committed then. A server may still be about to: the mark stays until that
-        # cannot be any more.
-        if dialect == "sqlite":
+    except BaseException as error:
+        if session == owners.HERE or _is_answer(dialect, error):
             _end(changes, mark, tags)
+        elif mark is not None:
+            # The server may still be about to commit. Nothing more may come in this session, so
+            # that its end is the end of it.
+            with suppress(Exception):
+                connection.dbapi_connection.close()
+            changes.leave(mark, session)
         raise
     _end(changes, mark, tags)
     if request is not None:
         # What Keystone's caches hold from before is not for the rest of this request either, and
         # what it puts there may be from before another change that came in between.
         request.names, request.own_name = None, ""
+
+
+# What a server answers to a COMMIT that it has not carried out: MariaDB's and MySQL's numbers of a
+# deadlock, a lock that was not to be had and a refused certification; of PostgreSQL the classes of
+# rollbacks (but for one whose outcome is not known) and of constraints that are checked at the end.
+_MYSQL_ANSWERS = frozenset({1205, 1213, 3101})
+_POSTGRESQL_ANSWERS = ("40", "23")
+_POSTGRESQL_UNKNOWN = "40003"
+
+
+def _is_answer(dialect: str, error: BaseException) -> bool:
+    """Whether an error of a commit is the server's word that there was none."""
+    if dialect in ("mysql", "mariadb"):
+        return bool(error.args) and error.args[0] in _MYSQL_ANSWERS
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
+    return state.startswith(_POSTGRESQL_ANSWERS) and state != _POSTGRESQL_UNKNOWN
 
 
 def _end(changes: Changes, mark: Any, tags: set[str]) -> None:

@@ -84,6 +84,9 @@ _BLANKS = ("",) * len(CORE)
 #: Bytes of a key.
 KEY_BYTES = 16
 
+#: Raised when what a key is made of, or the form of a packed entry, changes.
+FORM = 2
+
 # Two bodies of one token must not have the same; nobody can choose them.
 _ETAG_BYTES = 12
 

@@ -2,9 +2,10 @@
 
 A *tag* names something that answers depend on (``user:ID``, ``catalog``; see ``touches.py``). A
 coordinator keeps a table of *slots*; a tag lives in one slot, and a collision of two tags costs a
-needless miss and nothing else. A slot holds the sequence number of the last change of its tags,
-or that a change is under way. Sequence numbers come from one counter that never goes back; a new
-table has a new random *generation*, so no number of an older one is ever taken for one of it.
+needless miss and nothing else. A slot holds the sequence number of the last change of its tags, or
+that a change is under way. Sequence numbers come from one counter that never goes back; a new table
+has a new random *generation*, so no number of an older one is ever taken for one of it. Who numbers
+slots otherwise, or gives a write other tags, has another table: :data:`DIGEST` is in its name.
 
 The protocol, which every coordinator keeps and tests/conformance holds it to:
 
@@ -15,8 +16,9 @@ The protocol, which every coordinator keeps and tests/conformance holds it to:
 
 Why it is exact: a fill that started before the stamp has a smaller number than the stamp, so its
 answer dies with it, however late it is stored. A fill that started after the stamp started after
-the commit. A writer that dies between the two leaves a mark, under which nothing is fresh, and
-which whoever finds it :data:`MARK_SECONDS` later stamps in its place.
+the commit. A writer that dies between the two leaves a mark, under which nothing is fresh. Whoever
+finds it :data:`MARK_SECONDS` later looks for its owner (``owners.py``), and stamps it in his place
+when it is sure that his commit is over.
 """
 
 from __future__ import annotations
@@ -24,19 +26,24 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from .touches import FIXED
+from .touches import FIXED, fingerprint
 
-#: Seconds after which a mark counts as abandoned: far longer than a database commit takes. A
-#: writer that is slower than this and lives stamps all the same, so its change is not lost.
+#: Seconds after which somebody looks who left a mark: far longer than a database commit takes.
 MARK_SECONDS = 10.0
+
+#: Bytes of what a mark says of its owner.
+OWNER_BYTES = 128
 
 #: Tags of one mark; more are taken for all tags. Bounds the room that a mark needs.
 MARK_TAGS = 64
 
 #: What a slot holds while a change of it is under way: newer than every number.
 DIRTY = 2**64 - 1
+
+# Raised when what a mark, a stamp or a number means changes.
+_PROTOCOL = 1
 
 #: The slot of the tag ``all``, on which every answer depends.
 ALL_SLOT = 0
@@ -79,8 +86,17 @@ class Mark(NamedTuple):
     slots: Slots
 
 
+def settled_by_age(owner: str, age: float) -> bool:
+    """Whether a commit is over, for who knows nothing but that its mark is old enough."""
+    return True
+
+
 class Coordinator(Protocol):
     """Keeps the epoch table that a node's, or several nodes', processes share."""
+
+    #: Whether the commit of a mark is over, by its owner and its age in seconds. Not asked under a
+    #: lock, nor of marks that are younger than :data:`MARK_SECONDS`.
+    settled: Callable[[str, float], bool]
 
     @property
     def slot_count(self) -> int:
@@ -101,13 +117,6 @@ class Coordinator(Protocol):
         """
         ...
 
-    def number(self, slots: Slots) -> int | None:
-        """Return the number of the last change in ``slots``; ``None`` while one is under way.
-
-        :raises CoordinatorError: the table cannot be reached
-        """
-        ...
-
     def snapshot(self) -> tuple[int, tuple[int, ...]]:
         """Return the generation, and the numbers of the slots of all :data:`~.touches.FIXED` tags.
 
@@ -118,9 +127,11 @@ class Coordinator(Protocol):
         """
         ...
 
-    def mark(self, slots: Slots) -> Mark:
+    def mark(self, slots: Slots, owner: str = "") -> Mark:
         """Announce a change: until :meth:`stamp`, nothing that depends on ``slots`` is fresh.
 
+        :param owner: who does it, as ``owners.py`` has it: up to :data:`OWNER_BYTES` of ASCII;
+            empty: whose commit is over when the mark is old enough
         :raises CoordinatorError: nobody could be told; then the change must not happen
         """
         ...
@@ -141,7 +152,7 @@ class Coordinator(Protocol):
         ...
 
     def recover(self) -> int:
-        """Stamp the marks that were abandoned; return how many there were.
+        """Stamp the marks of which :attr:`settled` says that they may be; return how many.
 
         :raises CoordinatorError: the table cannot be reached
         """
@@ -180,3 +191,13 @@ def _slot(tag: str, count: int) -> int:
     identifier = tag.rpartition(":")[2]
     digest = hashlib.blake2b(identifier.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return len(_FIXED_SLOTS) + int.from_bytes(digest, "big") % (count - len(_FIXED_SLOTS))
+
+
+def _digest() -> str:
+    probes = [_slot(f"user:{number}", 65536) for number in range(16)]
+    text = f"{_PROTOCOL} {fingerprint()} {probes}"
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+#: Names what processes must have in common to share a table: tags and the slots they live in.
+DIGEST: Final = _digest()

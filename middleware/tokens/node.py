@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from keyfront.errors import CoordinatorError
 
 from . import counters, store
 from .counters import WAITS, Counters
-from .entries import Entry
+from .entries import FORM, Entry
+from .epochs import DIGEST
 from .lock import FileLock
 from .store import Store
 
@@ -29,8 +32,10 @@ _CHECK_SECONDS = 0.5
 # What reading or writing a file that somebody wrote junk into may raise.
 _DAMAGE = (ValueError, OverflowError, IndexError, TypeError, struct.error)
 
-# Files in the folder.
+# Files in the folder. Those with entries are of one form of entry and one size: while workers are
+# replaced by others with another one, each have their own.
 _ANSWERS, _REFUSALS, _COUNTERS, _LOCK = "answers", "refusals", "counters", "node-lock"
+_RING = re.compile(rf"({_ANSWERS}|{_REFUSALS})-[0-9a-f]+-\d+-\d+")
 
 
 class Node:
@@ -65,9 +70,15 @@ class Node:
         with self._lock:
             self._answers = self._refusals = None
             refusals = self._size // 8
-            answers = Store(self._folder / _ANSWERS, self._size - refusals, secret)
-            self._refusals = Store(self._folder / _REFUSALS, refusals, secret)
+            form = f"{DIGEST}-{FORM}-{self._size}"
+            answers = Store(self._folder / f"{_ANSWERS}-{form}", self._size - refusals, secret)
+            self._refusals = Store(self._folder / f"{_REFUSALS}-{form}", refusals, secret)
             self._answers = answers
+            for path in rings(self._folder):
+                if not path.name.endswith(form):
+                    # Who still has it mapped goes on with it, or makes it anew.
+                    with suppress(FileNotFoundError):
+                        path.unlink()
 
     def check(self) -> None:
         """Look, now and then, whether the files are still there, and make them anew if not.
@@ -178,6 +189,15 @@ def statistics(folder: Path) -> dict[str, int]:
     :raises CoordinatorError: there are none, or they are not readable
     """
     counts = counters.read(folder / _COUNTERS)
-    for name, file in (("answers", _ANSWERS), ("refusals", _REFUSALS)):
-        counts |= {f"{name}_{key}": value for key, value in store.read(folder / file).items()}
+    for name in (_ANSWERS, _REFUSALS):
+        found = [path for path in rings(folder) if path.name.startswith(name)]
+        if not found:
+            raise CoordinatorError(f"{folder / name}: there is none")
+        ring = store.read(max(found, key=lambda path: path.stat().st_ctime))
+        counts |= {f"{name}_{key}": value for key, value in ring.items()}
     return counts
+
+
+def rings(folder: Path) -> list[Path]:
+    """Return the files with the entries of the workers that use ``folder``."""
+    return [path for path in folder.iterdir() if _RING.fullmatch(path.name)]

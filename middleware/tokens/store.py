@@ -10,13 +10,13 @@ The file is of a given size from the start, and is made anew with each epoch tab
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 import time
 from pathlib import Path
 
 from keyfront.errors import CoordinatorError
 
+from . import owners
 from .mapped import Mapped
 
 _HEADER_WORDS = 8
@@ -26,9 +26,12 @@ _BUCKET = struct.Struct("<16sQQ")  # key, position + 1 (0: empty), length
 _PROBES = 4
 _SIGNATURE = 16
 
-# One process asks for all: key, deadline in nanoseconds, process.
-_FLIGHT = struct.Struct("<16sQQ")
+# One process asks for all: key, deadline in nanoseconds, length of the process's name, the name.
+_FLIGHT = struct.Struct("<16sQB47s")
 _FLIGHTS = 256
+
+# An entry takes no more than such a part of the ring.
+_LARGEST = 8
 
 #: Bytes an entry takes on average, with one service in the catalog; sets the number of buckets.
 _USUAL = 1024
@@ -86,9 +89,9 @@ class Store:
         return found is not None and self._words[_HEAD] - found[0] > self._size // 2
 
     def put(self, key: bytes, packed: bytes) -> bool:
-        """Store an entry; ``False`` if it is over an eighth of the ring."""
+        """Store an entry; ``False`` if it would push out too many others."""
         length = _SIGNATURE + len(packed)
-        if length > self._size // 8:
+        if length > self._size // _LARGEST:
             return False
         head = self._words[_HEAD]
         if head % self._size + length > self._size:
@@ -116,23 +119,24 @@ class Store:
         now = time.monotonic_ns()
         free = -1
         for at in self._flights(key):
-            other, deadline, _ = _FLIGHT.unpack_from(self._map, at)
-            if deadline <= now:
+            other, deadline, length, name = _FLIGHT.unpack_from(self._map, at)
+            if deadline <= now or (other == key and _is_dead(name[:length])):
                 free = at
             elif other == key:
                 return False
         if free >= 0:
             deadline = now + int(seconds * 1e9)
-            _FLIGHT.pack_into(self._map, free, key, deadline, os.getpid())
+            me = owners.process().encode()
+            _FLIGHT.pack_into(self._map, free, key, deadline, len(me), me)
         return True  # with no room to say so, it asks all the same
 
     def asked(self, key: bytes) -> bool:
         """Whether some process is asking Keystone at present."""
         now = time.monotonic_ns()
         for at in self._flights(key):
-            other, deadline, _ = _FLIGHT.unpack_from(self._map, at)
+            other, deadline, length, name = _FLIGHT.unpack_from(self._map, at)
             if other == key and deadline > now:
-                return True
+                return not _is_dead(name[:length])
         return False
 
     def answered(self, key: bytes) -> None:
@@ -184,6 +188,10 @@ class Store:
         return [
             self._flights_at + (first + n) % _FLIGHTS * _FLIGHT.size for n in range(_PROBES)
         ]
+
+
+def _is_dead(name: bytes) -> bool:
+    return owners.lives(name.decode("ascii", "replace")) is False
 
 
 def read(path: Path) -> dict[str, int]:

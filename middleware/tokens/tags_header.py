@@ -1,11 +1,11 @@
 """The response header by which Keystone's token cache tells services what an answer depends on.
 
 A service that validates a token asks for it with a request header of the same name. Keystone's
-cache then says of each answer how long it stands: the epoch it is from, the slots it depends on
-and when it ends (``GENERATION.SEQUENCE.SLOT,SLOT,….SECONDS``, the generation in hexadecimal, the
-seconds of Unix time), so that the service can go by the same epoch table; or ``none``, where the
-cache itself would not give the answer again. Behind a Keystone without the cache there is no such
-header.
+cache then says of each answer how long it stands: the epoch it is from, the slots it depends on,
+when it ends, and which table that is (``GENERATION.SEQUENCE.SLOT,SLOT,….SECONDS.DIGEST``, the
+generation and :data:`~.epochs.DIGEST` in hexadecimal, the seconds of Unix time), so that the
+service can go by the same epoch table; or ``none``, where the cache itself would not give the
+answer again. Behind a Keystone without the cache there is no such header.
 
 Who asks in the first form, ``1``, is not told the end, and goes by that of the token.
 """
@@ -16,7 +16,7 @@ import math
 import re
 from typing import NamedTuple
 
-from .epochs import Epoch, Slots
+from .epochs import DIGEST, Epoch, Slots
 
 #: The header's name, in requests and in answers.
 NAME = "X-Keyfront-Epochs"
@@ -34,7 +34,7 @@ NONE = "none"
 # are of 64 bits.
 _LONGEST = 4096
 _FORM = re.compile(
-    r"([0-9a-f]{1,16})\.([0-9]{1,19})\.([0-9]{1,8}(?:,[0-9]{1,8})*)(?:\.([0-9]{1,12}|never))?",
+    r"([0-9a-f]{1,16})\.([0-9]{1,19})\.([0-9]{1,8}(?:,[0-9]{1,8})*)(?:\.([0-9]{1,12}|never)\.([0-9a-f]{12}))?",
     re.ASCII,
 )
 _NEVER = "never"
@@ -47,6 +47,8 @@ class Told(NamedTuple):
     slots: Slots
     #: Unix time of its end, infinite if it has none; ``None`` if that was not told.
     expires: float | None
+    #: Of the table; empty if that was not told.
+    digest: str
 
 
 def compose(asked: str, epoch: Epoch, slots: Slots, expires: float) -> str:
@@ -58,7 +60,7 @@ def compose(asked: str, epoch: Epoch, slots: Slots, expires: float) -> str:
     value = f"{epoch[0]:x}.{epoch[1]}.{','.join(map(str, slots))}"
     if asked != ASK:
         return value
-    return f"{value}.{_NEVER if math.isinf(expires) else int(expires)}"
+    return f"{value}.{_NEVER if math.isinf(expires) else int(expires)}.{DIGEST}"
 
 
 def parse(value: str) -> Told | None:
@@ -66,7 +68,7 @@ def parse(value: str) -> Told | None:
     found = _FORM.fullmatch(value) if len(value) <= _LONGEST else None
     if found is None:
         return None
-    generation, sequence, numbers, end = found.groups()
+    generation, sequence, numbers, end, digest = found.groups()
     expires = None if end is None else math.inf if end == _NEVER else float(end)
     slots = Slots(map(int, numbers.split(",")))
-    return Told(Epoch(int(generation, 16), int(sequence)), slots, expires)
+    return Told(Epoch(int(generation, 16), int(sequence)), slots, expires, digest or "")

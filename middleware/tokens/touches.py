@@ -380,3 +380,16 @@ _ROW_TAGS: Final[Mapping[str, Callable[[str, str, Row], tuple[str, ...]]]] = {
     "id_mapping": _mapping,
     "revocation_event": _revocation,
 }
+
+
+def fingerprint() -> str:
+    """Return what all processes that share epochs must have in common of this module, as text."""
+    return repr(
+        (
+            *(FIXED, sorted(FAMILY.items()), sorted(UNDIVIDED), sorted(KEY_COLUMNS.items())),
+            sorted(RESOLVE.items()),
+            sorted((table, sorted(columns)) for table, columns in IRRELEVANT.items()),
+            *(sorted(_CASCADES), sorted(_PLAIN.items()), _EVENT, sorted(_EVENT_FAMILY.items())),
+            LIMIT,
+        )
+    )

@@ -32,7 +32,7 @@ from keyfront.middleware.tokens.touches import FIXED
 class World(Protocol):
     """A table that several processes share."""
 
-    def attach(self) -> Coordinator:
+    def attach(self, **options: Any) -> Coordinator:
         """Return the coordinator of one more process; the first makes the table."""
         ...
 
@@ -140,7 +140,7 @@ class CoordinatorSuite:
         for peer in peers:
             assert peer.fresh(between, entry(lone[0]))
             assert not peer.fresh(between, entry(shared))
-            assert peer.number(entry(shared)) is None
+            assert not peer.fresh(peer.now(), entry(shared))
             assert not peer.fresh(between, entry(lone[1]))
         late.stamp(other)
         for peer in peers:
@@ -161,16 +161,6 @@ class CoordinatorSuite:
         peers[1].stamp(Mark(*mark))
         assert peers[2].fresh(peers[2].now(), entry(1))
 
-    def test_number_is_that_of_the_last_change(self, peers: Any) -> None:
-        change(peers[0], some(1))
-        one = peers[1].number(entry(1))
-        assert one == peers[0].now().sequence
-        change(peers[0], some(2))
-        assert [peer.number(entry(1)) for peer in peers] == [one] * 3
-        two = peers[1].number(entry(2))
-        assert two is not None and one is not None and two > one
-        assert peers[2].number(entry(1, 2)) == two
-
     def test_a_snapshot_has_the_numbers_of_all_fixed_tags(self, peers: Any) -> None:
         fixed = Slots(range(len(FIXED)))
         before = peers[1].snapshot()
@@ -186,13 +176,6 @@ class CoordinatorSuite:
         assert [n == DIRTY for n in peers[2].snapshot()[1]] == [x == 4 for x in fixed]
         peers[0].stamp(mark)
         assert DIRTY not in peers[2].snapshot()[1]
-
-    def test_there_is_no_number_while_a_change_is_under_way(self, peers: Any) -> None:
-        mark = peers[0].mark(some(1))
-        assert [peer.number(entry(1, 2)) for peer in peers] == [None] * 3
-        assert all(peer.number(entry(2)) is not None for peer in peers)
-        peers[0].stamp(mark)
-        assert {peer.number(entry(1, 2)) for peer in peers} == {peers[0].now().sequence}
 
     def test_a_touch_ends_what_was_before_it(self, peers: Any) -> None:
         before = peers[1].now()
@@ -273,10 +256,74 @@ class CoordinatorSuite:
             world.later(0.2)
             looks += 1
             assert looks < 10
-        while peers[2].number(entry(2)) is None:
+        while not peers[2].fresh(peers[2].now(), entry(2)):
             world.later(0.2)
             looks += 1
             assert looks < 10
+
+    def test_a_mark_stays_until_its_owner_is_settled(self, world: World, peers: Any) -> None:
+        """Of whom the others are told what he is and how old his mark is."""
+        asked = []
+        settled = False
+
+        def ask(owner: str, age: float) -> bool:
+            asked.append(owner)
+            assert MARK_SECONDS <= age <= MARK_SECONDS + 60
+            return settled and owner == "node:1:2 server/3"
+
+        for peer in peers:
+            peer.settled = ask
+        peers[0].mark(some(1), "node:1:2 server/3")
+        peers[0].mark(some(2), "another")
+        world.later(MARK_SECONDS - 1)
+        assert peers[1].recover() == 0
+        assert not asked
+        world.later(2)
+        assert peers[1].recover() == 0
+        assert sorted(asked) == ["another", "node:1:2 server/3"]
+        assert not peers[2].fresh(peers[2].now(), entry(1))
+        settled = True
+        assert peers[2].recover() == 1
+        assert peers[1].fresh(peers[1].now(), entry(1))
+        assert not peers[1].fresh(peers[1].now(), entry(2))
+
+    def test_processes_that_number_slots_otherwise_begin_anew_with_each_change(
+        self, world: World, peers: Any
+    ) -> None:
+        """As in a rolling upgrade: whatever the other version's change is about."""
+        newer = world.attach(digest="0123456789ab")
+        try:
+            for one, other in ((peers[0], newer), (newer, peers[1])):
+                self._begun(world, other)
+                before = other.now()
+                assert other.fresh(before, entry(5))
+                assert before.generation != self._begun(world, one).generation
+                mark = one.mark(some(1))
+                world.later(NOTICE_SECONDS / 2)
+                assert not other.fresh(before, entry(5))
+                # Between mark and commit, in a table that was made in between.
+                between = other.now()
+                assert not other.fresh(between, entry(5))
+                one.stamp(mark)
+                assert not other.fresh(before, entry(5))
+                assert not other.fresh(between, entry(5))
+                assert one.fresh(one.now(), entry(1))
+                # And again as long as nobody changes anything.
+                self._begun(world, other)
+                assert other.fresh(other.now(), entry(5))
+        finally:
+            newer.close()
+
+    @staticmethod
+    def _begun(world: World, coordinator: Any) -> Epoch:
+        """Wait until something is fresh for a process that may have begun anew."""
+        for _ in range(3):
+            if coordinator.fresh(coordinator.now(), entry(5)):
+                break
+            world.later(MARK_SECONDS + 1)
+            coordinator.recover()
+        found: Epoch = coordinator.now()
+        return found
 
     def test_an_abandoned_mark_does_not_end_another_change(
         self, world: World, peers: Any
@@ -398,7 +445,7 @@ class CoordinatorSuite:
         with pytest.raises(CoordinatorError):
             peers[0].now()
         with pytest.raises(CoordinatorError):
-            peers[0].number(entry(1))
+            peers[0].snapshot()
         # The table lives on, and the mark with it.
         assert peers[1].fresh(epoch, entry(1))
         assert not peers[1].fresh(epoch, entry(5))

@@ -78,7 +78,7 @@ class OnRedis(Protocol):
         assert program != self.program
         digest = self.server.client.script_load(program)
         self.undo.enter_context(mock.patch.object(redis_contact, "PROGRAM", program))
-        self.undo.enter_context(mock.patch.object(redis_contact, "DIGEST", digest))
+        self.undo.enter_context(mock.patch.object(redis_contact, "SHA1", digest))
         self.undo.enter_context(mock.patch.object(redis_contact, "SETTLE_SECONDS", self.settle))
         self.processes = [self.attach() for _ in self.processes]
 

@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,8 @@ class Node:
         self.folder = folder
         self._clock = clock
 
-    def attach(self) -> SharedMemory:
-        return SharedMemory(self.folder, slot_count=SLOTS)
+    def attach(self, **options: Any) -> SharedMemory:
+        return SharedMemory(self.folder, slot_count=SLOTS, **options)
 
     def later(self, seconds: float) -> None:
         self._clock.later(seconds)

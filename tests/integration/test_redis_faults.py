@@ -373,7 +373,7 @@ def test_answers_that_are_none(
             one.mark(some(1))
         retries.later(RETRY_SECONDS)
         with pytest.raises(CoordinatorError):
-            one.number(entry(1))
+            one.snapshot()
     proxy.forward()
     retries.later(RETRY_SECONDS)
     for one in (keystone, lease):

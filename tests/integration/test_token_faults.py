@@ -31,6 +31,7 @@ from keyfront.middleware.tokens.coordinators.shared_memory import NAME, SharedMe
 from keyfront.middleware.tokens.counters import Counters
 from keyfront.middleware.tokens.epochs import MARK_SECONDS, slots
 from keyfront.middleware.tokens.lock import LOCK_SECONDS, FileLock
+from keyfront.middleware.tokens.node import rings
 from keystone_world import VALIDATE, Answer, Client, World, random_name
 from keystones import keystone_state, serve_as_is
 from served import Served, wait_for
@@ -449,9 +450,9 @@ if KILLS <= 10:
 # What the log says of it; nothing is said where nothing is lost but speed.
 _LINES = {
     (NAME, "deleted"): r"made a new epoch table",
-    (NAME, "emptied"): r"epochs: refused, it is empty",
-    (NAME, "cut off"): r"epochs: refused, it is too short",
-    (NAME, "replaced by junk"): r"epochs: refused, it is no epoch table",
+    (NAME, "emptied"): rf"{NAME}: refused, it is empty",
+    (NAME, "cut off"): rf"{NAME}: refused, it is too short",
+    (NAME, "replaced by junk"): rf"{NAME}: refused, it is no epoch table",
 }
 
 
@@ -461,7 +462,8 @@ def test_damaged_file(house: House, name: str, fault: str) -> None:
     with house.watch() as watch:
         watch.go_on()  # all workers have looked for the files a moment ago
         logged = len(house.logged())
-        _FAULTS[fault](house.folder / name)
+        ring = [path for path in rings(house.folder) if path.name.startswith(f"{name}-")]
+        _FAULTS[fault](ring[0] if ring else house.folder / name)
         _change_beside_readers(watch)
         hits = _hits(house, watch) if name != "counters" else 1
     if fault not in _DEADLY:

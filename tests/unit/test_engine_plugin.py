@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,10 @@ pytest.importorskip("sqlalchemy")
 import sqlalchemy as sa
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens import changes, engine_plugin, touches, writes
+from keyfront.middleware.tokens import changes, engine_plugin, owners, touches, writes
 from keyfront.middleware.tokens.coordinators import shared_memory
 from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
-from keyfront.middleware.tokens.epochs import Slots, slots
+from keyfront.middleware.tokens.epochs import Mark, Slots, slots
 from keyfront.middleware.tokens.request import Request, current
 
 METADATA = sa.MetaData()
@@ -56,6 +58,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
+        self.owners: list[str] = []
         self.failing = ""
 
     def _tell(self, what: str, found: Any) -> Any:
@@ -64,11 +67,12 @@ class Recorder:
         self.told.append((what, found))
         return found
 
-    def mark(self, found: Slots) -> Any:
-        return self._tell("mark", found)
+    def mark(self, found: Slots, owner: str = "") -> Any:
+        self.owners.append(owner)
+        return Mark(1, len(self.owners), self._tell("mark", found))
 
     def stamp(self, mark: Any) -> None:
-        self._tell("stamp", mark)
+        self._tell("stamp", mark.slots)
 
     def touch(self, found: Slots) -> None:
         self._tell("touch", found)
@@ -285,6 +289,85 @@ def test_a_commit_that_fails_is_stamped_in_sqlite(
             connection.commit()
         monkeypatch.undo()
     assert recorder.told == told(*COMMON, "catalog")
+
+
+class Error(Exception):
+    """As a driver's."""
+
+    def __init__(self, *values: object, sqlstate: str = "") -> None:
+        super().__init__(*values)
+        self.sqlstate = sqlstate
+
+
+def failed_commit(tmp_path: Path, dialect: str, error: BaseException) -> bool:
+    """Let a commit fail; whether its connection was closed."""
+    closed = threading.Event()
+
+    def commit(connection: Any) -> None:
+        raise error
+
+    info = {"keyfront.tags": {"catalog"}, "keyfront.session": "server/5"}
+    driver = SimpleNamespace(close=closed.set)
+    connection = SimpleNamespace(info=info, dbapi_connection=driver)
+    told_of = changes.Changes(lambda: tmp_path)
+    with pytest.raises(type(error)):
+        engine_plugin._commit(connection, commit, told_of, dialect)
+    return closed.is_set()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "error"),
+    [
+        *(("mysql", Error(number, "...")) for number in (1213, 1205, 3101)),
+        ("mariadb", Error(1213, "Deadlock found")),
+        *(("postgresql", Error("...", sqlstate=x)) for x in ("40001", "40P01", "23505")),
+    ],
+)
+def test_what_a_server_refused_to_commit_is_stamped_at_once(
+    recorder: Recorder, tmp_path: Path, dialect: str, error: BaseException
+) -> None:
+    assert not failed_commit(tmp_path, dialect, error)
+    assert recorder.told == told("catalog")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "error"),
+    [
+        ("mysql", Error(2013, "Lost connection to MySQL server during query")),
+        ("mysql", Error()),
+        ("mysql", KeyboardInterrupt()),
+        ("postgresql", Error("...", sqlstate="40003")),
+        ("postgresql", Error("...", sqlstate="57P01")),
+        ("postgresql", Error("server closed the connection unexpectedly")),
+        ("oracle", Error(1213)),
+    ],
+)
+def test_a_commit_of_which_nothing_is_known_is_left_to_its_session(
+    recorder: Recorder, tmp_path: Path, dialect: str, error: BaseException
+) -> None:
+    """In which nothing comes any more."""
+    assert failed_commit(tmp_path, dialect, error)
+    found = slots(["catalog"], Recorder.slot_count)
+    assert [what for what, _ in recorder.told] == ["mark", "mark", "stamp"]
+    assert recorder.owners == [owners.owner("server/5"), owners.left("server/5")]
+    assert {tuple(getattr(x, "slots", x)) for _, x in recorder.told} == {tuple(found)}
+
+
+def test_a_mark_that_could_not_be_stamped_is_with_the_next_change(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    """Its process lives, so nobody else takes it away."""
+    told_of = changes.Changes(lambda: tmp_path)
+    mark = told_of.begin(["catalog"], owners.HERE)
+    recorder.failing = "stamp"
+    with pytest.raises(CoordinatorError):
+        told_of.end(mark, ["catalog"])
+    recorder.failing = ""
+    recorder.told.clear()
+    told_of.end(told_of.begin(["users"], owners.HERE), ["users"])
+    assert mark is not None
+    assert recorder.told[0] == ("stamp", mark.slots)
+    assert len(recorder.told) == 3
 
 
 def test_what_keystone_caches_is_found_anew_after_a_change(

@@ -41,6 +41,11 @@ def mark(table: Table, *slots: int, now: int = NOW) -> int:
     return serial
 
 
+def recover(table: Table, now: int) -> int:
+    """Complete all marks that are old enough, whoever made them."""
+    return table.recover({serial for serial, _, _ in table.old_marks(now)})
+
+
 def test_a_new_table(memory: memoryview, table: Table) -> None:
     assert Table.fault(memory) is None
     assert table.slot_count == SLOTS == len(table.values)
@@ -88,14 +93,26 @@ def test_room_for_marks_is_bounded_and_comes_back(table: Table) -> None:
 def test_all_abandoned_marks_are_recovered_at_once(memory: memoryview, table: Table) -> None:
     for number in range(MARKS):
         mark(table, number, number + 1, now=NOW + number)
-    assert table.recover(ABANDONED - 1) == 0
-    assert table.recover(ABANDONED + 9) == 10
+    assert recover(table, ABANDONED - 1) == 0
+    assert recover(table, ABANDONED + 9) == 10
     assert table.values[9] == 11
     assert table.values[10] == DIRTY
-    assert table.recover(ABANDONED + MARKS) == MARKS - 10
+    assert recover(table, ABANDONED + MARKS) == MARKS - 10
     assert DIRTY not in table.values.tolist()
     assert table.statistics()["changes_recovered"] == MARKS
     assert Table.fault(memory) is None
+
+
+def test_a_mark_says_whose_it_is_and_how_old(table: Table) -> None:
+    one, two = table.mark((3,), NOW, "node:1:2 s/3"), table.mark((4,), NOW + 10**9, "x" * 128)
+    assert table.old_marks(ABANDONED - 1) == []
+    assert table.old_marks(ABANDONED) == [(one, "node:1:2 s/3", MARK_SECONDS)]
+    assert table.old_marks(ABANDONED + 2 * 10**9) == [
+        (one, "node:1:2 s/3", MARK_SECONDS + 2),
+        (two, "x" * 128, MARK_SECONDS + 1),
+    ]
+    with pytest.raises(ValueError, match="129 bytes of owner"):
+        table.mark((5,), NOW, "x" * 129)
 
 
 def test_flush(table: Table) -> None:
@@ -109,7 +126,7 @@ def test_the_largest_mark(memory: memoryview, table: Table) -> None:
     places = [table.mark(slots, NOW) for _ in range(MARKS)]
     assert None not in places
     assert Table.fault(memory) is None
-    table.recover(ABANDONED)
+    recover(table, ABANDONED)
     assert {table.values[slot] for slot in slots} == {table.sequence}
     assert Table.fault(memory) is None
 
@@ -283,7 +300,7 @@ def prepared(memory: memoryview, table: Table, few_marks: None) -> tuple[bytes, 
 def recovered(memory: bytearray, table: Table) -> None:
     """What holds of every table that a killed writer left, once its marks are abandoned."""
     assert Table.fault(memoryview(memory)) is None
-    table.recover(ABANDONED + 1)
+    recover(table, ABANDONED + 1)
     assert Table.fault(memoryview(memory)) is None
     assert DIRTY not in table.values.tolist()
     assert table.statistics()["changes_under_way"] == 0
@@ -321,7 +338,7 @@ def test_killed_while_stamping(prepared: tuple[bytes, int]) -> None:
 def test_killed_while_recovering(prepared: tuple[bytes, int]) -> None:
     start, _ = prepared
     epoch = Table(memoryview(bytearray(start))).sequence
-    for memory, table in deaths(start, lambda table: table.recover(ABANDONED + 1)):
+    for memory, table in deaths(start, lambda table: recover(table, ABANDONED + 1)):
         for slot in (3, 4, 5):
             assert table.values[slot] > epoch
         recovered(memory, table)
@@ -349,7 +366,7 @@ def test_a_change_after_a_killed_one(prepared: tuple[bytes, int]) -> None:
         if half:
             assert DIRTY in (table.values[6], table.values[9])
         table.stamp((3, 4), serial)
-        table.recover(ABANDONED + 1)
+        recover(table, ABANDONED + 1)
         assert DIRTY not in table.values.tolist()
 
 

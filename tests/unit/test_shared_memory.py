@@ -200,7 +200,7 @@ DAMAGE = [
     (header, "its header was changed"),
     (slot, "its slots do not match their checksum"),
     (newer_slot, "a slot is newer than the table"),
-    (layout, "it has layout 99, this keyfront uses 1"),
+    (layout, "it has layout 99, this keyfront uses 2"),
     (readable, "others may read or write it; its mode must be 0600"),
     (writable, "others may read or write it; its mode must be 0600"),
     (link, "it is a symbolic link"),
@@ -439,7 +439,7 @@ def test_it_steps_aside_with_one_line_until_mended(
     for _ in range(5):
         clock.later(LEASE_SECONDS + 0.1)
         assert not worker.fresh(old, ENTRY)
-        for ask in (worker.now, lambda: worker.number(ENTRY), lambda: worker.mark(CHANGED)):
+        for ask in (worker.now, worker.snapshot, lambda: worker.mark(CHANGED)):
             with pytest.raises(CoordinatorError):
                 ask()
     (line,) = [text for text in warnings_of(caplog) if "steps aside" in text]

@@ -6,6 +6,8 @@ import hashlib
 import os
 import random
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -348,6 +350,31 @@ def test_who_does_not_answer_is_not_waited_for_any_more(store: Store, clock: Clo
     assert store.asked(key(1))
     store.answered(key(1))
     assert not store.asked(key(1))
+
+
+def test_who_asks_and_dies_is_waited_for_no_longer(store: Store) -> None:
+    """By others, at once: not for as long as it may take."""
+    program = (
+        "import sys; from pathlib import Path; from keyfront.middleware.tokens.store import Store\n"
+        f"store = Store(Path(sys.argv[1]), {SIZE}, bytes.fromhex(sys.argv[2]))\n"
+        "assert store.ask(bytes.fromhex(sys.argv[3]), 3600)\n"
+        "print(flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(store._file._path), SECRET.hex(), key(1).hex()]
+    asker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert asker.stdout is not None
+    try:
+        asker.stdout.readline()
+        assert store.asked(key(1))
+        assert not store.ask(key(1), 5)
+        asker.kill()
+        asker.wait()
+        assert not store.asked(key(1))
+        assert store.ask(key(1), 5)
+        assert store.asked(key(1))
+    finally:
+        asker.kill()
+        asker.communicate()
 
 
 def test_without_room_all_ask(store: Store, clock: Clock) -> None:

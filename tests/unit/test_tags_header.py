@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("sqlalchemy")
 
 from keyfront.middleware.tokens import tags_header
-from keyfront.middleware.tokens.epochs import Epoch, Slots, slots
+from keyfront.middleware.tokens.epochs import DIGEST, Epoch, Slots, slots
 from token_worlds import FAR, World
 
 ASKED = {tags_header.ENVIRON_KEY: tags_header.ASK}
@@ -34,15 +34,19 @@ class TestValue:
         self, generation: int, sequence: int, numbers: set[int]
     ) -> None:
         epoch, found = Epoch(generation, sequence), Slots(numbers)
-        for asked, ends, expected in (("1", 9.5, None), ("2", 9.5, 9.0), ("2", math.inf, math.inf)):
-            value = tags_header.compose(asked, epoch, found, ends)
-            assert tags_header.parse(value) == (epoch, found, expected)
+        assert tags_header.parse(tags_header.compose("1", epoch, found, 9.5)) == (
+            *(epoch, found, None, ""),
+        )
+        for ends, expected in ((9.5, 9.0), (math.inf, math.inf)):
+            value = tags_header.compose("2", epoch, found, ends)
+            assert tags_header.parse(value) == (epoch, found, expected, DIGEST)
 
     @pytest.mark.parametrize(
         "value",
         [
             *("", "none", "1", "a.1", "a.1.", "a.1.1,", "a.1.,1", "A.1.1", "a.-1.1", "a.1.1;2"),
             *("a.1.1 ", " a.1.1", "a.1.1\n", "a.1.\u0661", "a.1.123456789", "x.1.1"),
+            *("a.1.1.1", "a.1.1.1.", "a.1.1.1.12345678901", "a.1.1.1.0123456789aX"),
             *("a.1.1.", "a.1.1.x", "a.1.1.-1", "a.1.1.inf", "a.1.1.1234567890123", "a.1.1.1.1"),
             *("1" * 17 + ".1.1", "a." + "1" * 20 + ".1", "a.1." + "1," * 3000 + "1"),
         ],
@@ -73,7 +77,7 @@ class TestTelling:
         _, headers, _ = world.get(**ASKED)
         parsed = tags_header.parse(headers[tags_header.NAME])
         assert parsed is not None
-        epoch, found, ends = parsed
+        epoch, found, ends, _ = parsed
         assert ends == datetime.datetime.fromisoformat(FAR).timestamp()
         assert world.coordinator.fresh(epoch, found)
         world.change("catalog")

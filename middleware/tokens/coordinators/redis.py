@@ -17,14 +17,23 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from keyfront.errors import CoordinatorError
 
-from ..epochs import ALL_SLOT, DIRTY, MARK_TAGS, Epoch, Mark, Slots
+from ..epochs import (
+    ALL_SLOT,
+    DIGEST,
+    DIRTY,
+    MARK_TAGS,
+    Epoch,
+    Mark,
+    Slots,
+    settled_by_age,
+)
 from ..lock import LOCK_SECONDS
 from ..touches import FIXED
 from .node_secret import node_secret
@@ -69,6 +78,7 @@ class Redis:
     :param bound: for the log: how long others may then go on with answers from before
     :param folder: of what belongs to this node alone, for :attr:`secret`
     :param slot_count: slots of a new table, 1024 to 2**24
+    :param digest: of tags and slots, in hexadecimal: part of the key's name
 
     It is not connected to before the first question.
     """
@@ -85,11 +95,14 @@ class Redis:
         bound: str = "their time limits",
         folder: Path | None = None,
         slot_count: int = SLOTS,
+        digest: str = DIGEST,
     ) -> None:
         #: Where it is; as text without its password.
         self.address = address
         self._create = create
-        self._key = f"{prefix}epochs"
+        self._prefix = prefix
+        self._key = f"{prefix}epochs:{digest}"
+        self.settled: Callable[[str, float], bool] = settled_by_age
         self._allow = allow
         self._bound = bound
         self._folder = folder
@@ -99,6 +112,7 @@ class Redis:
         self._contact = Contact(
             address,
             self._key,
+            f"{prefix}digests",
             timeout=timeout,
             meanwhile=f"Keystone is asked{f' and {changes}' if create else ''}",
             slot_count=slot_count,
@@ -136,6 +150,14 @@ class Redis:
             generation.to_bytes(8, "little"), key=self._node_secret, digest_size=32
         ).digest()
 
+    def follow(self, digest: str) -> None:
+        """Read the table of this digest from now on: a service knows of slots what it is told."""
+        key = f"{self._prefix}epochs:{digest}"
+        if key != self._key and not self._create:
+            self._key = key
+            if self._mirror is not None:
+                self._mirror.clear()
+
     @property
     def losses(self) -> int:
         """How often this process has lost Redis."""
@@ -171,14 +193,6 @@ class Redis:
         except CoordinatorError:
             return False
 
-    def number(self, slots: Slots) -> int | None:
-        """Return the number of the last change in ``slots``; ``None`` while one is under way."""
-        found = self._found(slots)
-        if min(found.numbers) < 0:
-            self._recover_sometimes()
-            return None
-        return max(found.numbers)
-
     def snapshot(self) -> tuple[int, tuple[int, ...]]:
         """Return the generation, and the numbers of the slots of all fixed tags.
 
@@ -189,10 +203,10 @@ class Redis:
             self._recover_sometimes()
         return found.generation, tuple(DIRTY if n < 0 else n for n in found.numbers)
 
-    def mark(self, slots: Slots) -> Mark:
+    def mark(self, slots: Slots, owner: str = "") -> Mark:
         """Announce a change of ``slots``."""
         try:
-            return self._mark(slots if len(slots) <= MARK_TAGS else _ALL)
+            return self._mark(slots if len(slots) <= MARK_TAGS else _ALL, owner)
         except CoordinatorError as error:
             if not self._allow or self._closed:
                 raise
@@ -233,8 +247,15 @@ class Redis:
         self._complete("touch", _ALL, "flushes")
 
     def recover(self) -> int:
-        """Stamp abandoned marks; return how many there were."""
-        found = int(self._run("recover")[4])
+        """Stamp the marks of which :attr:`settled` says that they may be; return how many."""
+        old = self._run("recover")[5:]
+        marks = zip(old[::3], old[1::3], old[2::3], strict=True)
+        serials = [
+            serial for serial, owner, age in marks if self.settled(owner.decode(), int(age) / 1e6)
+        ]
+        if not serials:
+            return 0
+        found = int(self._run("recover", b",".join(serials))[4])
         if found:
             LOG.warning("%s: completed %d change(s) of writers that died", self.address, found)
         return found
@@ -372,10 +393,10 @@ class Redis:
 
     # Writing
 
-    def _mark(self, slots: Slots) -> Mark:
+    def _mark(self, slots: Slots, owner: str) -> Mark:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
-            answer = self._run("mark", ",".join(map(str, slots)))
+            answer = self._run("mark", ",".join(map(str, slots)), owner)
             serial, wait = int(answer[4]), int(answer[3]) / 1e6
             if serial > 0:
                 marked = Slots(map(int, answer[5].split(b",")))
@@ -383,6 +404,8 @@ class Redis:
             why = "it was made anew, again and again"
             if serial < 0:
                 wait, why = 0.05, "too many changes are under way at once"
+                if self.recover():
+                    continue
             if time.monotonic() + wait > deadline:
                 raise CoordinatorError(f"{self.address}: {why}; try again")
             time.sleep(wait)

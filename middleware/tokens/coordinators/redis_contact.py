@@ -22,7 +22,7 @@ from ..epochs import ALL_SLOT, MARK_SECONDS, Mark, Slots
 from .redis_address import Address
 from .redis_mirror import Poller
 from .redis_outage import RETRY_SECONDS, Outage
-from .redis_scripts import DIGEST, PROGRAM
+from .redis_scripts import PROGRAM, SHA1
 from .redis_sentinels import TRUST_SECONDS, Fixed, NoMajority, Sentinels
 from .redis_server import Link, Server
 
@@ -57,10 +57,18 @@ class Contact:
     """
 
     def __init__(
-        self, address: Address, key: str, *, timeout: float, meanwhile: str, slot_count: int
+        self,
+        address: Address,
+        key: str,
+        digests: str,
+        *,
+        timeout: float,
+        meanwhile: str,
+        slot_count: int,
     ) -> None:
         self._address = address
         self._key = key
+        self._digests = digests
         self._slot_count = slot_count
         self._server = Server(address, timeout=timeout)
         self._masters: Fixed | Sentinels = Fixed(address)
@@ -158,6 +166,7 @@ class Contact:
     def _evaluated(self, link: Link, deed: str, *arguments: Any) -> Any:
         fixed = (
             self._key,
+            self._digests,
             deed,
             f"{1 + secrets.randbelow(2**62 - 1):x}",
             self._slot_count,
@@ -165,9 +174,9 @@ class Contact:
             int(MARK_SECONDS * 1e6),
         )
         try:
-            return link.run("EVALSHA", DIGEST, 1, *fixed, *arguments)
+            return link.run("EVALSHA", SHA1, 2, *fixed, *arguments)
         except redis.exceptions.NoScriptError:
-            return link.run("EVAL", PROGRAM, 1, *fixed, *arguments)
+            return link.run("EVAL", PROGRAM, 2, *fixed, *arguments)
 
     def _pay(self, link: Link) -> None:
         """Tell of the changes that are owed.

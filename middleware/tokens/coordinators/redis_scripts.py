@@ -10,7 +10,8 @@ The hash is the whole table, so that eviction, a flush or a restart takes all of
 ``until``        microseconds of Redis' clock before which no change may begin
 ``serial``       the serial number of the last mark
 ``marks``        the serial numbers of the marks that are there, divided by commas
-``m<serial>``    a mark: when it counts as abandoned, in microseconds, and its slots
+``m<serial>``    a mark: when its owner is looked for, in microseconds, and its slots
+``o<serial>``    its owner, if it has one
 ``c<number>``    the slots of a change, of the last :data:`CHANGES` changes
 ``changes`` …    counts for ``statistics``
 ``<slot>``       the number of its last change; below zero: so many changes of it are under way
@@ -19,6 +20,9 @@ The hash is the whole table, so that eviction, a flush or a restart takes all of
 A generation counts only in the life of the server in which it was made. A server that was started
 anew, or made master, may have loaded numbers from before the last change; its first writer makes a
 new generation. So does the first one after the key was lost.
+
+Processes with other tags or slots have a key of another name; all names are in one more key. A
+change takes the others' keys away, before and after it is committed, so that they begin anew.
 
 A new generation begins with a mark of everything, which lasts until ``until``: a change that was
 marked in an older one may commit meanwhile, and what was read before that must not stand.
@@ -42,6 +46,7 @@ FIRST_MARK = 0
 _PROGRAM = """
 local key, deed, fresh, count = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local settle, life = tonumber(ARGV[4]), tonumber(ARGV[5])
+local digest = string.match(key, '%x+$')
 
 local replication = redis.call('INFO', 'replication')
 if not string.find(replication, 'role:master', 1, true) then
@@ -67,6 +72,10 @@ if head[1] ~= run or not (head[2] and limit and tonumber(head[4] or '') and unti
   redis.call('DEL', key)
   redis.call('HSET', key, 'run', run, 'g', fresh, 'n', count, 's', '1', 'until', text(until_),
     'serial', '0', 'marks', '0', 'm0', text(until_) .. ':0', '0', '-1')
+  local digests = redis.call('HGET', KEYS[2], 'digests') or ''
+  if not string.find(digests, digest, 1, true) then
+    redis.call('HSET', KEYS[2], 'digests', digests .. ' ' .. digest)
+  end
   head = {run, fresh, count, '1', text(until_), '0'}
   limit = tonumber(count)
 elseif until_ > now + settle then  -- the clock was set back
@@ -94,7 +103,17 @@ local function drop(serial)
   end
   marks = left
   redis.call('HSET', key, 'marks', table.concat(marks, ','))
-  redis.call('HDEL', key, 'm' .. serial)
+  redis.call('HDEL', key, 'm' .. serial, 'o' .. serial)
+end
+
+-- Take away the tables of processes that number slots otherwise.
+local function end_others()
+  for other in string.gmatch(redis.call('HGET', KEYS[2], 'digests') or '', '%x+') do
+    if other ~= digest then
+      redis.call('DEL', string.sub(key, 1, -1 - #digest) .. other)
+      redis.call('HSET', KEYS[2], 'digests', digest)
+    end
+  end
 end
 
 -- Give slots the next number; those of other marks stay under way.
@@ -111,27 +130,36 @@ local function complete(slots, marked)
   redis.call('HDEL', key, 'c' .. text(s - CHANGES))
 end
 
-local function recover()
-  local found = 0
+-- Complete the first mark when its time has come, and those that were settled; find the old ones.
+local function recover(settled)
+  local found, old, wanted = 0, {}, {}
+  for _, serial in ipairs(settled) do wanted[serial] = true end
   for _, serial in ipairs(marks) do
     local deadline, line = string.match(redis.call('HGET', key, 'm' .. serial) or '', '(%d+):(.*)')
     if not deadline or tonumber(deadline) <= now then
-      complete(deadline and list(line) or {'0'}, true)
-      drop(serial)
-      if serial ~= 'FIRST' then found = found + 1 end
+      if not deadline or serial == 'FIRST' or wanted[serial] then
+        complete(deadline and list(line) or {'0'}, true)
+        drop(serial)
+        if serial ~= 'FIRST' then found = found + 1 end
+      else
+        old[#old + 1] = serial
+        old[#old + 1] = redis.call('HGET', key, 'o' .. serial) or ''
+        old[#old + 1] = text(now - tonumber(deadline) + life)
+      end
     elseif tonumber(deadline) > now + math.max(life, settle) then  -- the clock was set back
       redis.call('HSET', key, 'm' .. serial, text(now + life) .. ':' .. line)
     end
   end
   if found > 0 then redis.call('HINCRBY', key, 'recovered', found) end
-  return found
+  return found, old
 end
 
 if deed == 'look' then
   return answer()
 elseif deed == 'mark' then
   if until_ > now then return answer('0') end
-  recover()
+  recover({})
+  end_others()
   if #marks >= MARKS then return answer('-1') end
   local slots = known(list(ARGV[6]))
   local serial = text(redis.call('HINCRBY', key, 'serial', 1))
@@ -143,6 +171,7 @@ elseif deed == 'mark' then
   marks[#marks + 1] = serial
   redis.call('HSET', key, 'marks', table.concat(marks, ','),
     'm' .. serial, text(now + life) .. ':' .. table.concat(slots, ','), unpack(set))
+  if ARGV[7] ~= '' then redis.call('HSET', key, 'o' .. serial, ARGV[7]) end
   return answer(serial, table.concat(slots, ','))
 elseif deed == 'stamp' then
   local slots, serial = list(ARGV[6]), ARGV[8]
@@ -155,13 +184,16 @@ elseif deed == 'stamp' then
     if line then drop(serial) end
   end
   redis.call('HINCRBY', key, 'changes', 1)
+  end_others()
   return answer()
 elseif deed == 'touch' then
   complete(known(list(ARGV[6])), false)
   redis.call('HINCRBY', key, ARGV[7], 1)
+  end_others()
   return answer()
 elseif deed == 'recover' then
-  return answer(text(recover()))
+  local found, old = recover(list(ARGV[6]))
+  return answer(text(found), unpack(old))
 elseif deed == 'count' then
   local under_way = 0
   for _, serial in ipairs(marks) do
@@ -181,4 +213,4 @@ PROGRAM = (
 )
 
 #: By which Redis knows it once it has run it.
-DIGEST = hashlib.sha1(PROGRAM, usedforsecurity=False).hexdigest()
+SHA1 = hashlib.sha1(PROGRAM, usedforsecurity=False).hexdigest()

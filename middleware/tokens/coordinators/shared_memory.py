@@ -6,6 +6,10 @@ call; writing takes a file lock that the kernel releases if its holder is killed
 The file may vanish or be found damaged, and be made anew, while others still have the old one
 mapped. So a mapping is trusted for :data:`LEASE_SECONDS` at a time, after which its file is looked
 for again, and in a new file no change begins before all such leases on an older one have ended.
+
+Processes of another version, which number slots otherwise, have a file of their own beside it. A
+change takes it away, before and after it is committed, so that they begin anew, and waits for their
+leases. Nothing is fresh in the first ten seconds of a file that is made beside another one.
 """
 
 from __future__ import annotations
@@ -14,15 +18,25 @@ import errno
 import logging
 import mmap
 import os
+import re
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from keyfront.errors import CoordinatorError
 
-from ..epochs import ALL_SLOT, DIRTY, MARK_TAGS, Epoch, Mark, Slots
+from ..epochs import (
+    ALL_SLOT,
+    DIGEST,
+    DIRTY,
+    MARK_TAGS,
+    Epoch,
+    Mark,
+    Slots,
+    settled_by_age,
+)
 from ..lock import LOCK_SECONDS, FileLock
 from ..touches import FIXED
 from .table import Table, size
@@ -44,7 +58,9 @@ _RECOVER = 100_000_000
 
 _ALL = Slots((ALL_SLOT,))
 
-NAME = "epochs"
+_PREFIX = "epochs-"
+NAME = f"{_PREFIX}{DIGEST}"
+_TABLE = re.compile(rf"{_PREFIX}[0-9a-f]+")
 _LOCK_NAME = "lock"
 
 
@@ -56,13 +72,21 @@ class SharedMemory:
         table anew; a process that only changes data attaches with ``False``, as nobody can have
         cached anything without a table
     :param slot_count: slots of a new table, 1024 to 2**24
+    :param digest: of tags and slots, in hexadecimal: part of the file's name
     :raises CoordinatorError: the folder or the table cannot be used; with ``create=False`` also
         when there is none
     """
 
-    def __init__(self, folder: Path, *, create: bool = True, slot_count: int = SLOTS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        create: bool = True,
+        slot_count: int = SLOTS,
+        digest: str = DIGEST,
+    ) -> None:
         self.folder = folder
-        self._path = folder / NAME
+        self._path = folder / f"{_PREFIX}{digest}"
         self._create = create
         self._slot_count = slot_count
         self._table: Table | None = None
@@ -73,6 +97,7 @@ class SharedMemory:
         self._closed = False
         # Only who makes the table makes the lock, so that it is the service user's, not root's.
         self._lock = FileLock(folder / _LOCK_NAME, create=create)
+        self.settled: Callable[[str, float], bool] = settled_by_age
         with self._held():
             self._attach()
 
@@ -108,14 +133,6 @@ class SharedMemory:
             self._recover_sometimes()
         return False
 
-    def number(self, slots: Slots) -> int | None:
-        """Return the number of the last change in ``slots``; ``None`` while one is under way."""
-        newest = max(slots.read(self._usable().values))
-        if newest == DIRTY:
-            self._recover_sometimes()
-            return None
-        return newest
-
     def snapshot(self) -> tuple[int, tuple[int, ...]]:
         """Return the generation, and the numbers of the slots of all fixed tags."""
         table = self._usable()
@@ -124,7 +141,7 @@ class SharedMemory:
             self._recover_sometimes()
         return table.generation, numbers
 
-    def mark(self, slots: Slots) -> Mark:
+    def mark(self, slots: Slots, owner: str = "") -> Mark:
         """Announce a change of ``slots``."""
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
@@ -136,14 +153,15 @@ class SharedMemory:
                 now = time.monotonic_ns()
                 wait = (table.settled - now) / 1e9
                 if wait <= 0:
-                    serial = table.mark(wanted, now)
+                    self._end_others(table)
+                    serial = table.mark(wanted, now, owner)
                     if serial is not None:
                         return Mark(table.generation, serial, wanted)
-                    if table.recover(now):
-                        continue
                     wait, why = 0.01, "too many changes are under way at once"
                 else:
                     why = "it was made anew, again and again"
+            if wait == 0.01 and self.recover():
+                continue
             if time.monotonic() + wait > deadline:
                 raise CoordinatorError(f"{self._path}: {why}; try again")
             time.sleep(wait)
@@ -156,6 +174,7 @@ class SharedMemory:
             # only if there are as many, so a change from another table touches everything.
             known = mark.generation == table.generation
             table.stamp(mark.slots if known else _ALL, mark.serial if known else None)
+            self._end_others(table)
         self._settle(table)
 
     def touch(self, slots: Slots) -> None:
@@ -163,6 +182,7 @@ class SharedMemory:
         with self._held():
             table = self._attach()
             table.stamp(slots if slots[-1] < table.slot_count else _ALL)
+            self._end_others(table)
         self._settle(table)
 
     def flush(self) -> None:
@@ -176,9 +196,10 @@ class SharedMemory:
         self._settle(table)
 
     def recover(self) -> int:
-        """Stamp abandoned marks; return how many there were."""
+        """Stamp the marks of which :attr:`settled` says that they may be; return how many."""
         with self._held():
-            return self._recover()
+            old = self._attach().old_marks(time.monotonic_ns())
+        return self._recover(old)
 
     def statistics(self) -> Mapping[str, int]:
         """Return the table's counts by name."""
@@ -199,10 +220,14 @@ class SharedMemory:
             yield
 
     def _settle(self, table: Table) -> None:
-        """Wait until nobody trusts an older file, in which what was just stamped is not."""
-        wait = (table.settled - time.monotonic_ns()) / 1e9
+        """Wait until nobody trusts an older or another file, in which this stamp is not."""
+        wait = (max(table.settled, table.ended + _LEASE) - time.monotonic_ns()) / 1e9
         if wait > 0:
             time.sleep(wait)
+
+    def _end_others(self, table: Table) -> None:
+        if end_others(self.folder, self._path.name):
+            table.ended = time.monotonic_ns()
 
     def _usable(self) -> Table:
         if time.monotonic_ns() - self._looked > _LEASE:
@@ -253,12 +278,17 @@ class SharedMemory:
             with suppress(CoordinatorError):
                 if self._lock.attempt():
                     try:
-                        self._recover()
+                        old = self._attach().old_marks(now)
                     finally:
                         self._lock.__exit__(None, None, None)
+                    self._recover(old)
 
-    def _recover(self) -> int:
-        found = self._attach().recover(time.monotonic_ns())
+    def _recover(self, old: list[tuple[int, str, float]]) -> int:
+        serials = {serial for serial, owner, age in old if self.settled(owner, age)}
+        if not serials:
+            return 0
+        with self._held():
+            found = self._attach().recover(serials)
         if found:
             LOG.warning("%s: completed %d change(s) of writers that died", self._path, found)
         return found
@@ -315,7 +345,7 @@ class SharedMemory:
 
     def _make(self) -> tuple[memoryview, tuple[int, int]]:
         """Put a new table in place of whatever is there."""
-        new = self._path.with_name(f"{NAME}.new")
+        new = self._path.with_name(f"{self._path.name}.new")
         with suppress(OSError):
             new.unlink()
         try:
@@ -330,7 +360,10 @@ class SharedMemory:
             finally:
                 os.close(fd)
             begun = time.monotonic_ns()
-            Table.make(memory, self._slot_count, begun + _SETTLE)
+            table = Table.make(memory, self._slot_count, begun + _SETTLE)
+            if _others(self.folder, self._path.name):
+                # What they have marked may be committed any moment, and be read before.
+                table.mark(_ALL, begun)
             os.rename(new, self._path)
         except OSError as error:
             raise CoordinatorError(
@@ -343,6 +376,24 @@ class SharedMemory:
                 self._path.unlink()
             raise CoordinatorError(f"{self._path}: took too long to be made; try again")
         return memory, (found.st_dev, found.st_ino)
+
+
+def _others(folder: Path, name: str) -> list[Path]:
+    try:
+        found = os.listdir(folder)
+    except OSError:
+        return []
+    return [folder / other for other in found if _TABLE.fullmatch(other) and other != name]
+
+
+def end_others(folder: Path, name: str = NAME) -> bool:
+    """Take away the epoch tables of other slots than those of ``name``; whether there were any."""
+    found = _others(folder, name)
+    for path in found:
+        with suppress(FileNotFoundError):
+            path.unlink()
+        LOG.info("%s: taken away, with a change that its readers are not told of", path)
+    return bool(found)
 
 
 def check_folder(folder: Path, *, make: bool) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from ..epochs import ALL_SLOT, DIRTY, MARK_SECONDS, MARK_TAGS
+from ..epochs import ALL_SLOT, DIRTY, MARK_SECONDS, MARK_TAGS, OWNER_BYTES
 
 MAGIC = int.from_bytes(b"keyfront", "little")
 #: Raised when the layout changes; a table of another layout is rebuilt.
-LAYOUT = 1
+LAYOUT = 2
 WORD = 8
 
 _MASK = 2**64 - 1
@@ -24,13 +24,15 @@ _MASK = 2**64 - 1
 # Words of the header. Those up to the digest never change in the life of a table.
 _MAGIC, _LAYOUT, _GENERATION, _SLOTS, _BOOT, _SETTLED = range(6)
 _SECRET, _DIGEST, _FIXED_WORDS = 8, 12, 12
-_SEQUENCE, _CHECKSUM, _CHANGES, _RECOVERED, _FLUSHES, _SERIAL, _WRITING = range(16, 23)
+_SEQUENCE, _CHECKSUM, _CHANGES, _RECOVERED, _FLUSHES, _SERIAL, _WRITING, _ENDED = range(16, 24)
 _HEADER_WORDS = 64
 
 #: Changes that can be under way at once in all processes; one more is refused until one ends.
 MARKS = 256
-# A mark: deadline in nanoseconds (0: free), serial number, number of slots, the slots.
-_MARK_HEAD = 3
+# A mark: when its owner is looked for in nanoseconds (0: free), serial number, number of slots,
+# bytes of its owner, the owner, the slots.
+_OWNER = 4
+_MARK_HEAD = _OWNER + OWNER_BYTES // WORD
 _MARK_WORDS = _MARK_HEAD + MARK_TAGS
 _FIRST_SLOT = _HEADER_WORDS + MARKS * _MARK_WORDS
 _PLACES = range(_HEADER_WORDS, _FIRST_SLOT, _MARK_WORDS)
@@ -132,6 +134,7 @@ class Table:
                 first, count = place + _MARK_HEAD, words[place + 2]
                 if words[place] and (
                     not 0 < count <= MARK_TAGS
+                    or words[place + 3] > OWNER_BYTES
                     or max(words[first : first + count]) >= words[_SLOTS]
                 ):
                     return "a mark in it is damaged"
@@ -164,16 +167,29 @@ class Table:
         return self._words[_SETTLED]
 
     @property
+    def ended(self) -> int:
+        """When another table was last taken away, in nanoseconds of the monotonic clock."""
+        return self._words[_ENDED]
+
+    @ended.setter
+    def ended(self, now: int) -> None:
+        self._words[_ENDED] = now
+
+    @property
     def sequence(self) -> int:
         """The number of the last complete change."""
         return self._words[_SEQUENCE]
 
-    def mark(self, slots: tuple[int, ...], now: int) -> int | None:
+    def mark(self, slots: tuple[int, ...], now: int, owner: str = "") -> int | None:
         """Make ``slots`` dirty; return the mark's serial number, or ``None`` if there is no room.
 
         :param slots: at most :data:`~..epochs.MARK_TAGS` of them
         :param now: nanoseconds of the monotonic clock
+        :param owner: who does it
         """
+        name = owner.encode("ascii")
+        if len(name) > OWNER_BYTES:
+            raise ValueError(f"{len(name)} bytes of owner, at most {OWNER_BYTES}")
         words = self._words
         self.mend()
         place = self._find(0)
@@ -182,6 +198,9 @@ class Table:
         serial = words[_SERIAL] = words[_SERIAL] + 1
         words[place + 1] = serial
         words[place + 2] = len(slots)
+        words[place + 3] = len(name)
+        padded = memoryview(name.ljust(OWNER_BYTES, b"\0")).cast("Q")
+        words[place + _OWNER : place + _MARK_HEAD] = padded
         for index, slot in enumerate(slots, place + _MARK_HEAD):
             words[index] = slot
         # From here on the mark counts; a writer killed before has changed nothing.
@@ -210,13 +229,24 @@ class Table:
         if place is not None:
             words[place] = 0
 
-    def recover(self, now: int) -> int:
-        """Stamp the marks whose deadline has passed; return how many."""
+    def old_marks(self, now: int) -> list[tuple[int, str, float]]:
+        """Return serial number, owner and age in seconds of the marks that are old enough."""
+        words = self._words
+        found = []
+        for place in _PLACES:
+            if 0 < words[place] <= now:
+                owner = words[place + _OWNER : place + _MARK_HEAD].tobytes()[: words[place + 3]]
+                age = MARK_SECONDS + (now - words[place]) / 1e9
+                found.append((words[place + 1], owner.decode("ascii", "replace"), age))
+        return found
+
+    def recover(self, serials: Collection[int]) -> int:
+        """Stamp these marks, those that are still there; return how many."""
         words = self._words
         self.mend()
         found = 0
         for place in _PLACES:
-            if 0 < words[place] <= now:
+            if words[place] and words[place + 1] in serials:
                 self.stamp(self._slots_of(place), words[place + 1])
                 found += 1
         words[_RECOVERED] += found
