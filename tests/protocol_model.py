@@ -38,6 +38,7 @@ TOKEN, ROW = "token", "keystone.resource.core:get_project|p"
 _SLOTS = 48
 _PLACES = 4
 _TAGS = 5
+_OWNER_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,25 @@ class _Words:
     def __getitem__(self, index: Any) -> Any:
         return self._words[index]
 
-    def __setitem__(self, index: int, value: int) -> None:
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(index, slice):
+            for place, one in zip(range(index.start, index.stop), value, strict=True):
+                self[place] = one
+            return
         if self._world.by_word:
             self._world.written.append((self._number, index, self._words[index], value))
         self._words[index] = value
+
+
+@dataclass
+class _Name:
+    """A file's name."""
+
+    name: str
+    disk: dict[str, int]
+
+    def unlink(self) -> None:
+        del self.disk[self.name]
 
 
 class _Shared(SharedMemory):
@@ -118,40 +134,6 @@ class _Shared(SharedMemory):
     mapped = 0
     version = 0
 
-    def mark(self, slots: Slots) -> Mark:
-        mark = super().mark(slots)
-        self._remove_others()
-        return mark
-
-    def stamp(self, mark: Mark) -> None:
-        super().stamp(mark)
-        # One that was made while this one was lost does not know of the change.
-        self._remove_others()
-        until = self.world.removed + shared_memory._LEASE + 1
-        if until > self.world.clock.now:
-            acting = self.world.acting
-            self.world.waiting[acting] = max(until, self.world.waiting.get(acting, 0))
-
-    def _remove_others(self) -> None:
-        """The tables of other versions, which who has them mapped trusts for a while."""
-        if self.world.rules.tables_apart:
-            for name in self.world.disk.keys() - {str(self._path)}:
-                del self.world.disk[name]
-                self.world.removed = self.world.clock.now
-
-    def _recover(self) -> int:
-        """Stamp the marks that are old, and whose owners and their transactions are over."""
-        table = self._attach()
-        table.mend()
-        found = 0
-        for place in table_module._PLACES:
-            deadline, serial = table._words[place], table._words[place + 1]
-            over = 0 < deadline <= self.world.clock.now
-            if over and self.world.settled(table.generation, serial):
-                table.stamp(table._slots_of(place), serial)
-                found += 1
-        return found
-
     def _attach(self) -> Table:
         table = super()._attach()
         if not isinstance(table._words, _Words):
@@ -160,10 +142,10 @@ class _Shared(SharedMemory):
 
     def _is_mapped(self) -> bool:
         mapped = self.mapped
-        return bool(mapped and self.world.disk.get(str(self._path)) == mapped)
+        return bool(mapped and self.world.disk.get(self._path.name) == mapped)
 
     def _open(self) -> tuple[memoryview | None, tuple[int, int], str | None]:
-        number = self.world.disk.get(str(self._path), 0)
+        number = self.world.disk.get(self._path.name, 0)
         if not number:
             raise FileNotFoundError(2, "No such file")
         memory = memoryview(self.world.files[number])
@@ -171,19 +153,20 @@ class _Shared(SharedMemory):
         return memory, (0, number), Table.fault(memory)
 
     def _make(self) -> tuple[memoryview, tuple[int, int]]:
-        for number in self.world.disk.values():
-            table = self.world.table(number)
-            if table._marked(None):
-                raise CoordinatorError("a change of another version is under way")
         number = self.world.new_file()
         memory = memoryview(self.world.files[number])
-        Table.make(memory, self._slot_count, self.world.clock.now + shared_memory._SETTLE)
-        self.world.disk[str(self._path)] = self.mapped = number
+        now = self.world.clock.now
+        table = Table.make(memory, self._slot_count, now + shared_memory._SETTLE)
+        if self.world.others(self._path.name):
+            table.mark(shared_memory._ALL, now)
+        self.world.disk[self._path.name] = self.mapped = number
         return memory, (0, number)
 
     def _settle(self, table: Table) -> None:
-        if table.settled > self.world.clock.now:
-            self.world.waiting[self.world.acting] = table.settled
+        # A lease is over only when its time has passed, and here no time passes by itself.
+        until = max(table.settled, table.ended + shared_memory._LEASE + 1)
+        if until > self.world.clock.now:
+            self.world.waiting[self.world.acting] = until
 
     def save(self) -> tuple[Any, ...]:
         return (self.mapped if self._table is not None else 0, self._looked, self._recovered)
@@ -210,8 +193,6 @@ class Cloud:
         #: Files by name: what is there under it now.
         self.disk: dict[str, int] = {}
         self.made = 0
-        #: When the table of another version was last removed.
-        self.removed = 0
         self.by_word = False
         self.written: list[tuple[int, int, int, int]] = []
         #: Who is interrupted in the middle of what it writes under the lock.
@@ -248,9 +229,10 @@ class Cloud:
             self.acting = name
             made = self.workers[name] = _Shared.__new__(_Shared)
             made.world, made.version = self, version
-            made.__init__(  # type: ignore[misc]
-                Path(f"/version-{version if self.rules.tables_apart else 0}"), slot_count=_SLOTS
-            )
+            digest = str(version if self.rules.tables_apart else 0)
+            made.__init__(Path("/"), slot_count=_SLOTS, digest=digest)  # type: ignore[misc]
+            if self.rules.asks_owner:
+                made.settled = self.settled
         # The tables have been there for long.
         self.clock.now += round(2 * LEASE_SECONDS * 1e9)
         self.by_word = by_word
@@ -275,7 +257,7 @@ class Cloud:
             self.clock.now,
             tuple((number, bytes(self.files[number])) for number in sorted(used) if number),
             tuple(sorted(self.disk.items())),
-            (self.made, self.removed),
+            self.made,
             tuple(worker.save() for worker in self.workers.values()),
             (self.held, self._left, self._value),
             tuple(sorted(self._killed)),
@@ -292,7 +274,7 @@ class Cloud:
 
     def load(self, state: Any) -> None:
         (
-            self.clock.now, files, disk, made, workers, held, killed, waiting, requests,
+            self.clock.now, files, disk, self.made, workers, held, killed, waiting, requests,
             self._database, transactions, owners, self._told, under_mark, cache, kept,
         ) = state
         for number, content in files:
@@ -301,7 +283,6 @@ class Cloud:
                 memory = self.files[number] = bytearray(len(content))
             memory[:] = content
         self.disk = dict(disk)
-        self.made, self.removed = made
         for worker, saved in zip(self.workers.values(), workers, strict=True):
             worker.load(saved)
         self.held, self._left, self._value = held
@@ -449,7 +430,7 @@ class Cloud:
     def do_mark(self) -> tuple[Any, ...] | None:
         """Announce a change; ``None``: it must not be made."""
         try:
-            mark = self._here.mark(self._slots(CHANGED))
+            mark = self._here.mark(self._slots(CHANGED), self.acting)
         except CoordinatorError:
             return None
         self._owners[mark.generation, mark.serial] = self.acting
@@ -509,14 +490,13 @@ class Cloud:
         """Remove the tables."""
         self.disk.clear()
 
-    # What a mark's owner is known to do
+    def settled(self, owner: str, age: float) -> bool:
+        """Whether the owner of a mark is dead, and his transaction over."""
+        return not owner or (self.dead(owner) and self._transactions.get(owner) != 0)
 
-    def settled(self, generation: int, serial: int) -> bool:
-        """Whether the owner of a mark is dead, and so is his transaction."""
-        if not self.rules.asks_owner:
-            return True
-        owner = self._owners.get((generation, serial), "")
-        return self.dead(owner) and self._transactions.get(owner) != 0
+    def others(self, name: str) -> list[_Name]:
+        """The files of other versions than this one's."""
+        return [_Name(x, self.disk) for x in self.disk if x != name]
 
     @property
     def _here(self) -> _Shared:
@@ -589,16 +569,19 @@ def cloud(rules: Rules, workers: dict[str, int], *, by_word: bool = False) -> It
         randbelow=lambda limit: made.made, token_bytes=bytes, token_hex=lambda n: made.own_name(n)
     )
     first = table_module._HEADER_WORDS
-    last = first + _PLACES * (table_module._MARK_HEAD + _TAGS)
-    places = range(first, last, table_module._MARK_HEAD + _TAGS)
+    head = table_module._OWNER + _OWNER_BYTES // table_module.WORD
+    last = first + _PLACES * (head + _TAGS)
     with contextlib.ExitStack() as stack:
         for module, name, value in (
-            (table_module, "_PLACES", places),
+            (table_module, "OWNER_BYTES", _OWNER_BYTES),
+            (table_module, "_MARK_HEAD", head),
+            (table_module, "_PLACES", range(first, last, head + _TAGS)),
             (table_module, "_FIRST_SLOT", last),
             (table_module, "boot_word", lambda: 1),
             (table_module, "secrets", random),
             (keystone_caches, "secrets", random),
             (shared_memory, "time", clock),
+            (shared_memory, "_others", lambda folder, name: made.others(name)),
             (shared_memory, "check_folder", lambda folder, make: None),
             (shared_memory, "FileLock", lambda path, create: _Lock(made)),
         ):
