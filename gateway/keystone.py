@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextvars
 import dis
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -246,6 +247,7 @@ def make_token_request_local(middleware: type) -> None:
     middleware.token = RequestLocalToken()  # type: ignore[attr-defined]
     fill_context = middleware.fill_context  # type: ignore[attr-defined]
 
+    @functools.wraps(fill_context)
     def let_in(self: Any, request: Any) -> None:
         fill_context(self, request)
         # What is read from here on is the answer's, and not the token's.

@@ -47,10 +47,12 @@ class Database:
         from sqlalchemy import event
 
         from keyfront.middleware.tokens.engine_plugin import attach
-        from keyfront.middleware.tokens.guarantee import FirstConnection
+        from keyfront.middleware.tokens.guarantee import Connections
 
         attach(engine)
-        event.listen(engine, "connect", FirstConnection(engine.dialect.name))
+        if engine.dialect.name != "sqlite":
+            look = Connections(engine.dialect, bounded=_options()["settle"] > 0)
+            event.listen(engine, "checkout", look)
 
 
 def watch_database() -> Database:
@@ -84,7 +86,7 @@ def connect(database: Database) -> CacheNames:
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
     regions = list(_cache_regions())
     _keep_in_memory(regions)
-    names = CacheNames(regions, database.coordinator)
+    names = CacheNames(regions, database.coordinator, _options()["settle"])
     record_validations(_token_manager())
     _load_policies()
     return names
@@ -92,11 +94,16 @@ def connect(database: Database) -> CacheNames:
 
 def _keep_in_memory(regions: list[Any]) -> None:
     """Give Keystone's caches the memory of this worker, where they have no backend of their own."""
-    from keyfront import options
     from keyfront.middleware.tokens.keystone_memory import SHARE, KeystoneMemory, use
 
-    values = options.token_cache(import_keystone("keystone.conf").CONF)
+    values = _options()
     use(regions, KeystoneMemory(int((values["memory"] << 20) * SHARE), values["ttl"]))
+
+
+def _options() -> dict[str, Any]:
+    from keyfront import options
+
+    return options.token_cache(import_keystone("keystone.conf").CONF)
 
 
 def _cache_regions() -> Iterator[Any]:

@@ -80,6 +80,12 @@ def filter_factory(global_conf: object, folder: str) -> Callable[[Any], Any]:
         # Committed, and not yet in Keystone's cache.
         _after(Credential, "update_credential", holds, "credential")
         _before(notifications.Audit, "created", holds, "created")
-        return application
+
+        def held(environ: dict[str, Any], start_response: Any) -> Any:
+            answer = application(environ, start_response)
+            holds.wait_here("answer")  # what it is made of has been read, and it is not kept yet
+            return answer
+
+        return held
 
     return build

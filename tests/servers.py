@@ -15,12 +15,14 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 import pymysql
+import pymysql.cursors
 
 from programs import own_folder as _own_folder
 from programs import program as _program
@@ -72,6 +74,8 @@ class MariaDB:
 
     socket: Path
     log: Path
+    #: Where replicas find it; 0 if it has none.
+    port: int = 0
 
     def url(self, name: str) -> str:
         """What SQLAlchemy, and so Keystone's ``[database] connection``, connects to."""
@@ -87,6 +91,15 @@ class MariaDB:
         finally:
             connection.close()
         return self.url(name)
+
+    def ask(self, *statements: str) -> list[dict[str, Any]]:
+        """Run statements one by one; returns the rows of the last."""
+        with contextlib.closing(self._connect()) as connection:
+            connection.autocommit(True)
+            with connection.cursor(pymysql.cursors.DictCursor) as cursor:
+                for statement in statements:
+                    cursor.execute(statement)
+                return list(cursor.fetchall())
 
     def _connect(self) -> pymysql.Connection:
         # pymysql leaves a socket open if it finds nobody there
@@ -119,6 +132,14 @@ class PostgreSQL:
             connection.close()
         return self.url(name)
 
+    def ask(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run a statement; returns its rows."""
+        with contextlib.closing(self._connect()) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+                return list(cursor.fetchall())
+
     def _connect(self) -> psycopg2.extensions.connection:
         return psycopg2.connect(host=str(self.folder), user=_USER, dbname="postgres")
 
@@ -146,16 +167,26 @@ def memcached() -> Iterator[Memcached]:
 
 
 @contextlib.contextmanager
-def mariadb(folder: Path) -> Iterator[MariaDB]:
+def mariadb(
+    folder: Path, *, port: int = 0, more: Mapping[str, object] | None = None,
+    seed: Path | None = None, environment: dict[str, str] | None = None,
+) -> Iterator[MariaDB]:
     """Run a MariaDB until the block ends.
 
     :param folder: where its log is left, ``mariadb.log``
+    :param port: where it listens on 127.0.0.1 as well, to whoever is on this machine, as
+        replication goes by TCP; 0: nowhere
+    :param more: options of one that has others beside it, which also gets a database ``mysql``
+    :param seed: the data of one that was shut down, to begin with
     """
     program = _program("mariadbd", "mariadb-server-core")
     with _own_folder("mariadb") as own:
         data, log = own / "data", folder / "mariadb.log"
-        data.mkdir(mode=0o700)
-        server = MariaDB(own / "socket", log)
+        if seed is None:
+            data.mkdir(mode=0o700)
+        else:
+            shutil.copytree(seed, data)
+        server = MariaDB(own / "socket", log, port)
         options = {
             "datadir": data,
             "socket": server.socket,
@@ -172,26 +203,34 @@ def mariadb(folder: Path) -> Iterator[MariaDB]:
             "innodb-stats-persistent": "OFF",
             "performance-schema": "OFF",
         }
+        network = {"bind-address": "127.0.0.1", "port": port} if port else {"skip-networking": 1}
+        options |= {"skip-log-bin": 1} if more is None else more
+        if more is not None:
+            (data / "mysql").mkdir(mode=0o700, exist_ok=True)
+        options |= network
         command = [
-            str(program), "--no-defaults", "--skip-networking", "--skip-grant-tables",
-            "--skip-log-bin", *(f"--{name}={value}" for name, value in options.items()),
+            str(program), "--no-defaults", "--skip-grant-tables",
+            *(f"--{name}={value}" for name, value in options.items()),
         ]
         # without it mariadbd refuses to run as root
         command += ["--user=root"] if os.geteuid() == 0 else []
         # nothing of the data is kept: it need not be put in order
-        with _running(command, log, signal.SIGKILL) as process:
+        with _running(command, log, signal.SIGKILL, environment=environment) as process:
             _ready(lambda: server._connect().close(), process, log, (OSError, pymysql.Error))
             yield server
 
 
 @contextlib.contextmanager
-def postgresql(folder: Path, **changed: object) -> Iterator[PostgreSQL]:
+def postgresql(
+    folder: Path, *, replicated: bool = False, standby_of: PostgreSQL | None = None
+) -> Iterator[PostgreSQL]:
     """Run a PostgreSQL until the block ends.
 
     It does not run as root: root runs it as user postgres, which the package makes.
 
     :param folder: where its log is left, ``postgresql.log``
-    :param changed: options that are not as usual
+    :param replicated: whether it can have standbys
+    :param standby_of: what it follows, from a copy of it that is made now
     """
     program = _program("postgres", "postgresql")
     user: list[str] = []
@@ -204,7 +243,12 @@ def postgresql(folder: Path, **changed: object) -> Iterator[PostgreSQL]:
             # a client that is root only within a user namespace has to get to the socket
             own.chmod(0o711)
         data, log = own / "data", folder / "postgresql.log"
-        _make_cluster(program.with_name("initdb"), user, data)
+        if standby_of is None:
+            _make_cluster(program.with_name("initdb"), user, data)
+        else:
+            copy = ["pg_basebackup", f"--host={standby_of.folder}", f"--username={_USER}"]
+            copy += [f"--pgdata={data}", "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+            _run(user, [str(program.with_name(copy[0])), *copy[1:]])
         server = PostgreSQL(own, log)
         options = {
             "listen_addresses": "",
@@ -218,8 +262,9 @@ def postgresql(folder: Path, **changed: object) -> Iterator[PostgreSQL]:
             "max_wal_senders": 0,
             "autovacuum": "off",
             "jit": "off",
-            **changed,
         }
+        if replicated or standby_of is not None:
+            options |= {"wal_level": "replica", "max_wal_senders": 4}
         settings = [f"--{name}={value}" for name, value in options.items()]
         command = [str(program), "-D", str(data), *settings]
         # at once, collecting its children
@@ -229,11 +274,24 @@ def postgresql(folder: Path, **changed: object) -> Iterator[PostgreSQL]:
 
 
 def _make_cluster(initdb: Path, user: list[str], data: Path) -> None:
-    done = subprocess.run(
+    _run(
+        user,
         [
-            *_setpriv(signal.SIGKILL, user), str(initdb), "-D", str(data), "-U", _USER,
-            "-A", "peer", "-E", "UTF8", "--locale=C", "--wal-segsize=1", "--no-sync",
+            str(initdb), "-D", str(data), "-U", _USER, "-A", "peer", "-E", "UTF8", "--locale=C",
+            "--wal-segsize=1", "--no-sync",
         ],
+    )
+    # The one who runs the tests, and the servers themselves, and nobody else of this machine, are
+    # its superuser.
+    allowed = "local all all peer map=tests\nlocal replication all peer map=tests\n"
+    (data / "pg_hba.conf").write_text(allowed)
+    names = {pwd.getpwuid(os.geteuid()).pw_name, *([_ordinary_name()] if user else [])}
+    (data / "pg_ident.conf").write_text("".join(f"tests {name} {_USER}\n" for name in names))
+
+
+def _run(user: list[str], command: list[str]) -> None:
+    done = subprocess.run(
+        [*_setpriv(signal.SIGKILL, user), *command],
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -241,9 +299,6 @@ def _make_cluster(initdb: Path, user: list[str], data: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout.decode(errors="replace")
-    # the one who runs the tests, and nobody else of this machine, is its superuser
-    (data / "pg_hba.conf").write_text("local all all peer map=tests\n")
-    (data / "pg_ident.conf").write_text(f"tests {pwd.getpwuid(os.geteuid()).pw_name} {_USER}\n")
 
 
 def _ordinary_name() -> str:

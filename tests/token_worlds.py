@@ -46,6 +46,8 @@ class Keystone:
         self.asked = 0
         self.records = True
         self.reads: set[str] = set()
+        #: Whether its database may answer from the past.
+        self.unvouched = False
         self.while_answering: Callable[[], None] = lambda: None
         self.body = "body of {}"
         self.headers: list[tuple[str, str]] = []
@@ -62,6 +64,7 @@ class Keystone:
             found = self.known.get(token)
             if request is not None and self.records:
                 request.recorded = True
+                request.unvouched = self.unvouched
                 if found is not None:
                     request.accepted[token] = found
                 elif token in self.garbage:

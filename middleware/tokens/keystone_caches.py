@@ -9,7 +9,11 @@ it does not matter who stores what how late:
   however late, has the name of the state that it may have read.
 * After a change of its own it may hold something from before that change, or from before another
   one that came in between. What it stores then has a name that nobody else looks for.
-* While a change is under way, or where the epochs are not known, the same.
+* While a change is under way, or where the epochs are not known, the same; and where the database
+  may be behind, until it has shown the last change.
+
+What is read of a database that may answer from the past is not stored at all, see ``Vouched`` in
+``keystone_memory.py``: its name would be that of the present.
 
 Which changes a name goes by depends on what is kept: the families of tables that the function reads
 whose values they are. So a user who changes what is his own (application credentials, trusts,
@@ -26,8 +30,9 @@ from typing import Any, Final
 
 from keyfront.errors import CoordinatorError
 
-from .epochs import DIRTY, Coordinator
+from .epochs import DIRTY, Coordinator, Epoch
 from .request import Names, Request, current
+from .settling import Settling
 from .touches import ALL, ANY, CONTENT, FIXED
 
 Find = Callable[[], Coordinator | None]
@@ -76,10 +81,12 @@ class CacheNames:
     :param regions: its cache regions (dogpile), each with a ``key_mangler`` through which a key
         goes once; their keys begin with the module of the function whose values they are
     :param find: returns the coordinator; ``None`` where the token cache is not in use
+    :param settle: seconds by which the database may be behind
     """
 
-    def __init__(self, regions: Iterable[Any], find: Find) -> None:
+    def __init__(self, regions: Iterable[Any], find: Find, settle: float = 0.0) -> None:
         self._find = find
+        self._settling = Settling(settle)
         self._in_use = False
         for region in regions:
             self._in_use |= not _keeps_nothing(region)
@@ -88,6 +95,8 @@ class CacheNames:
     def begin(self, request: Request) -> None:
         """Take the names of a request, before it reads anything."""
         request.names = self._names() if self._in_use else _NONE
+        if request.names is not None and request.names is not _NONE:
+            request.since = request.names[0]
 
     def _names(self) -> Names | None:
         try:
@@ -98,7 +107,8 @@ class CacheNames:
         except CoordinatorError:
             return None
         newest = [max(read(numbers)) for read in _READ]
-        if DIRTY in newest:
+        last = max(newest)
+        if last == DIRTY or last > self._settling.settled(Epoch(generation, last)).sequence:
             return None
         return tuple(f"{generation:x}.{number:x}" for number in newest)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from keyfront.errors import CoordinatorError, MissingPartError
 
-from . import dependencies, guarantee, tags_header
+from . import dependencies, tags_header
 from .changes import folder_of, registry
 from .coordinators.chosen import coordinator_of
 from .coordinators.shared_memory import SharedMemory, check_folder
@@ -34,6 +34,7 @@ from .memory import Memory
 from .node import Node
 from .request import ENVIRON_KEY, Request
 from .routes import TOKENS, Routes
+from .settling import Settling
 from .touches import LAPSING
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class TokenCache:
     :param negative_ttl: the same for refusals
     :param memory: bytes of answers in this process, an eighth of it for refusals
     :param callers: request variables by which a caller is let in without a token
+    :param settle: seconds by which the database that answers may be behind
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class TokenCache:
         negative_ttl: float,
         memory: int,
         callers: Iterable[str] = (),
+        settle: float = 0.0,
     ) -> None:
         self.application = application
         self.coordinator = coordinator
@@ -84,6 +87,7 @@ class TokenCache:
         self._routes = routes
         self._ttl = ttl
         self._negative_ttl = negative_ttl
+        self._settling = Settling(settle)
         self.answers: Memory[Entry] = Memory(memory - memory // 8)
         self.refusals: Memory[Entry] = Memory(memory // 8)
         self._warned = False
@@ -187,13 +191,15 @@ class TokenCache:
             epoch = self.coordinator.now()
         if epoch is None:
             return self._let_through(environ, start_response)
-        request = environ[ENVIRON_KEY] = Request(recording=True)
+        # Of what a replica may not have yet, the answer will not be said to be made.
+        settled = self._settling.settled(epoch)
+        request = environ[ENVIRON_KEY] = Request(recording=True, since=epoch)
         shows_rows = environ["PATH_INFO"] != TOKENS  # Keystone takes the path apart
         # Who asks how long the answer stands is told at its beginning: it waits for its end.
         asked = tags_header.ENVIRON_KEY in environ
         answer = _Answer(None if asked else start_response)
         body = answer.read(self.application(environ, answer.start))
-        entry = self._entry(environ, request, answer, body, epoch, shows_rows)
+        entry = self._entry(environ, request, answer, body, settled, shows_rows)
         if entry is None:
             self._count(NOT_KEPT)
         else:
@@ -225,7 +231,9 @@ class TokenCache:
                 )
             return None
         status = answer.status
-        if not status.startswith(_KEPT) or not _known_caller(environ, request, status):
+        if request.unvouched or not status.startswith(_KEPT):
+            return None
+        if not _known_caller(environ, request, status):
             return None
         ttl = self._ttl if status.startswith("2") else self._negative_ttl
         tags = _tags(environ, request, status)
@@ -430,7 +438,6 @@ def token_cache(
     conf = keystone.conf.CONF
     values = options.token_cache(conf, local)
     folder = folder_of(conf)
-    guarantee.warn(guarantee.replica_doubts(conf))
     check_folder(folder, make=True)
     coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(folder)
     registry.set(folder, coordinator)
@@ -446,6 +453,7 @@ def token_cache(
         negative_ttl=values["negative_ttl"],
         memory=int((values["memory"] << 20) * (1 - SHARE)),
         callers=_caller_variables(conf),
+        settle=values["settle"],
     )
 
 

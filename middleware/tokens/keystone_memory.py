@@ -20,6 +20,7 @@ from typing import Any
 
 from dogpile.cache.api import NO_VALUE, CacheBackend, CacheMutex
 from dogpile.cache.backends.null import NullBackend
+from dogpile.cache.proxy import ProxyBackend
 
 from .memory import Memory
 from .request import current
@@ -181,11 +182,46 @@ def _argument(key: str) -> str:
     return key.partition("|")[2].partition(":")[0]
 
 
+class Vouched(ProxyBackend):
+    """Stores nothing for a request that may have read the past; it stands before a backend.
+
+    What the request has read before that it has stored already. The name of a value is taken
+    before the value is read, so that it cannot tell.
+    """
+
+    def set(self, key: Any, value: Any) -> None:
+        """Store a value."""
+        if _vouched():
+            self.proxied.set(key, value)
+
+    def set_multi(self, mapping: Any) -> None:
+        """Store several values."""
+        if _vouched():
+            self.proxied.set_multi(mapping)
+
+    def set_serialized(self, key: Any, value: Any) -> None:
+        """Store a value of a backend that takes bytes."""
+        if _vouched():
+            self.proxied.set_serialized(key, value)
+
+    def set_serialized_multi(self, mapping: Any) -> None:
+        """Store several of them."""
+        if _vouched():
+            self.proxied.set_serialized_multi(mapping)
+
+
+def _vouched() -> bool:
+    request = current.get()
+    return request is None or not request.unvouched
+
+
 def use(regions: Iterable[Any], memory: KeystoneMemory) -> None:
     """Let Keystone's regions keep their values in ``memory`` where their backend keeps nothing.
 
     Their keys are no longer mangled: a hash shows no function, and the random name by which
     Keystone empties a region would be another one in each request.
+
+    Whatever the backend is, it is given nothing that may be from the past.
 
     :param regions: cache regions that are configured
     """
@@ -193,6 +229,12 @@ def use(regions: Iterable[Any], memory: KeystoneMemory) -> None:
         outer: Any = getattr(region, "backend", None)
         while hasattr(getattr(outer, "proxied", None), "proxied"):
             outer = outer.proxied
-        if isinstance(getattr(outer, "proxied", None), NullBackend):
-            outer.proxied = memory
+        backend = getattr(outer, "proxied", None)
+        if isinstance(backend, NullBackend):
+            backend = memory
             region.key_mangler = None
+        if backend is not None:
+            # Right before it: what Keystone keeps for one request only goes on.
+            outer.proxied = Vouched().wrap(backend)
+        elif outer is not None:
+            region.backend = Vouched().wrap(outer)

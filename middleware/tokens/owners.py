@@ -37,13 +37,18 @@ _ASK_SECONDS = 1.0
 
 # The number of the connection, as the driver has it of the server's greeting, and as the server has
 # it now; what tells the server. By its user, as others' sessions may be hidden from him.
-_MYSQL = "SELECT CONNECTION_ID(), @@hostname, @@port, @@server_id, CURRENT_USER()"
-_POSTGRESQL = (
+_MYSQL_SESSION = "SELECT CONNECTION_ID(), @@hostname, @@port, @@server_id, CURRENT_USER()"
+_POSTGRESQL_SESSION = (
     "SELECT pg_backend_pid(), extract(epoch FROM pg_postmaster_start_time()), "
     "current_setting('port')"
 )
 _MYSQL_LOOK = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = %s"
 _POSTGRESQL_LOOK = "SELECT COUNT(*) FROM pg_stat_activity WHERE pid = %s"
+_SESSIONS = {
+    "mysql": _MYSQL_SESSION,
+    "mariadb": _MYSQL_SESSION,
+    "postgresql": _POSTGRESQL_SESSION,
+}
 
 
 @functools.cache
@@ -101,6 +106,21 @@ def lives(name: str) -> bool | None:
     return _start(int(pid)) == start
 
 
+def greeting(connection: Any) -> int | None:
+    """Return the number of a connection that the server sent when it was made."""
+    looks: tuple[Callable[[], Any], ...] = (
+        lambda: connection.thread_id(),  # PyMySQL, mysqlclient
+        lambda: connection.info.backend_pid,  # psycopg2, psycopg
+        lambda: connection.connection_id,  # MySQL Connector/Python
+    )
+    for look in looks:
+        try:
+            return int(look())
+        except (AttributeError, TypeError):
+            continue
+    return None
+
+
 def session_of(dialect: str, connection: Any) -> str:
     """Return the session of a database connection, as the server knows it.
 
@@ -110,14 +130,9 @@ def session_of(dialect: str, connection: Any) -> str:
     if dialect == "sqlite":
         return HERE
     try:
-        if dialect in ("mysql", "mariadb"):
-            greeted, statement = connection.thread_id(), _MYSQL
-        elif dialect == "postgresql":
-            greeted, statement = connection.info.backend_pid, _POSTGRESQL
-        else:
-            return UNKNOWN
-        number, *server = _row(connection, statement)
-        if int(number) != int(greeted):
+        number, *server = _row(connection, _SESSIONS[dialect])
+        greeted = greeting(connection)
+        if greeted is None or int(number) % 2**32 != greeted % 2**32:
             return UNKNOWN  # of a proxy
     except Exception as error:  # of whatever driver
         LOG.debug("the session of a database connection is not known: %s", type(error).__name__)

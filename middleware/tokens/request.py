@@ -22,15 +22,18 @@ class Request:
     """One request.
 
     :param recording: whether its answer may be kept, so that what it depends on must be noted
+    :param since: a name of the last change before it, from before anything was read for it;
+        ``None`` if nothing of it is kept
     """
 
     __slots__ = (
         *("accepted", "garbage", "memory", "names", "own_name", "recorded", "recording"),
-        *("reading", "reads", "refused", "unsure", "until", "windows"),
+        *("reading", "reads", "refused", "since", "unsure", "until", "unvouched", "windows"),
     )
 
-    def __init__(self, *, recording: bool = False) -> None:
+    def __init__(self, *, recording: bool = False, since: object | None = None) -> None:
         self.recording = recording
+        self.since = since
         #: Whether an application that notes dependencies has seen it.
         self.recorded = False
         #: Validated tokens: Keystone's models by the token.
@@ -57,6 +60,9 @@ class Request:
         #: When the first of the kept values ends that its answer was made of, in seconds of the
         #: monotonic clock.
         self.until = math.inf
+        #: Whether it was given a database connection that may answer from the past: from then on
+        #: nothing of it is kept for others.
+        self.unvouched = False
         #: Whether a change was not committed because nobody could be told of it.
         self.refused = False
 

@@ -236,6 +236,17 @@ TOKEN_CACHE = [
         "/v3/users/{id}. {id} stands for one segment of a path. Routes that show secrets are "
         "refused.",
     ),
+    cfg.FloatOpt(
+        "settle",
+        default=0.0,
+        min=0.0,
+        max=300.0,
+        help="Seconds by which a database that this node reads may be behind the one that takes "
+        "the writes. For so long after a change nothing is kept that depends on what it touched. "
+        "Needed only where the token cache cannot find out whether it asks a replica: behind a "
+        "proxy, or where a replica takes writes. A server that says that it is a replica is not "
+        "believed whatever this says. Like path, it cannot be set in a paste file.",
+    ),
     *COORDINATOR,
     cfg.StrOpt(
         "on_loss",
@@ -248,7 +259,9 @@ TOKEN_CACHE = [
 ]
 
 #: Options that all processes of a node must agree on.
-SHARED = frozenset({"path", "node_memory", "on_loss", *(option.dest for option in COORDINATOR)})
+SHARED = frozenset(
+    {"path", "node_memory", "on_loss", "settle", *(option.dest for option in COORDINATOR)}
+)
 
 AUTHTOKEN_GROUP = "keyfront_authtoken"
 

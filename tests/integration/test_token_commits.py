@@ -76,7 +76,7 @@ class Place(NamedTuple):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("commits")
-    with servers.postgresql(folder, wal_level="replica", max_wal_senders=1) as server:
+    with servers.postgresql(folder, replicated=True) as server:
         url = server.fresh_database("keystone")
         extra = EXTRA.format(path=folder / "epochs")
         state = keystone_state(folder / "state", database_url=url, extra=extra)

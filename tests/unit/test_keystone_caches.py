@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens import touches
+from keyfront.middleware.tokens import settling, touches
 from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.keystone_caches import KINDS, CacheNames
@@ -32,11 +32,11 @@ def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedMemory
 class Caches:
     """Two of Keystone's cache regions, and requests that look for keys in them."""
 
-    def __init__(self, coordinator: Any) -> None:
+    def __init__(self, coordinator: Any, settle: float = 0.0) -> None:
         self._coordinator = coordinator
         names = ("tokens", "shared default")
         self.tokens, self.shared = (SimpleNamespace(name=x, key_mangler=str.upper) for x in names)
-        self.names = CacheNames([self.tokens, self.shared], self._find)
+        self.names = CacheNames([self.tokens, self.shared], self._find, settle)
 
     def _find(self) -> Any:
         if isinstance(self._coordinator, Exception):
@@ -152,6 +152,44 @@ def test_nobody_shares_names_when_the_epochs_are_lost() -> None:
 def test_outside_of_requests_nothing_is_shared(coordinator: SharedMemory) -> None:
     caches = Caches(coordinator)
     assert not set(caches.looked_for().values()) & set(caches.looked_for().values())
+
+
+def test_a_request_says_since_when_it_reads(coordinator: SharedMemory) -> None:
+    """Its connections are judged by that, also after a change of its own."""
+    caches = Caches(coordinator)
+    with caches.request() as first:
+        assert first.since == (first.names or ("",))[0]
+    touch(coordinator, "any", "audit:a")
+    with caches.request() as second:
+        assert second.since != first.since
+    mark = coordinator.mark(slots(["any"], coordinator.slot_count))
+    with caches.request() as third:
+        assert third.since is None
+    coordinator.stamp(mark)
+    with Caches(None).request() as fourth:
+        assert fourth.since is None
+
+
+def test_nothing_is_shared_before_the_last_change_has_settled(
+    coordinator: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read of a database that is behind may lack the change that it is named by."""
+    now = 1000.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(settling, "time", clock)
+    caches = Caches(coordinator, settle=3.0)
+    assert not set(caches.seen().values()) & set(caches.seen().values())
+    now += 3.0
+    before = caches.seen()
+    assert before == caches.seen()
+    touch(coordinator, "any")
+    with caches.request() as late:
+        assert late.names is None
+        now += 2.9
+        assert not set(caches.seen().values()) & set(caches.seen().values())
+        now += 0.1
+        assert changed(before, caches.seen()) == {"token"}
+        assert caches.looked_for()["token"] != caches.seen()["token"], "it began before"
 
 
 def test_without_the_token_cache_keys_are_as_they_were() -> None:

@@ -12,7 +12,9 @@ import pytest
 
 pytest.importorskip("dogpile")
 
-from dogpile.cache import api
+from dogpile.cache import api, make_region
+from dogpile.cache.backends.memory import MemoryPickleBackend
+from dogpile.cache.proxy import ProxyBackend
 
 from keyfront.middleware.tokens import keystone_memory
 from keyfront.middleware.tokens.keystone_caches import KINDS
@@ -37,12 +39,12 @@ def cached(payload: Any) -> Any:
 
 
 @contextlib.contextmanager
-def request(names: Names | None = SHARED) -> Iterator[None]:
+def request(names: Names | None = SHARED) -> Iterator[Request]:
     one = Request()
     one.names = names
     token = current.set(one)
     try:
-        yield
+        yield one
     finally:
         current.reset(token)
 
@@ -131,6 +133,41 @@ def test_memory_is_bounded(memory: KeystoneMemory) -> None:
             memory.set(f"keystone.resource.core:get_project|{number}:1.5", cached("x" * 1000))
         assert memory._values.size <= 1 << 20
         assert memory.get("keystone.resource.core:get_project|1999:1.5").payload == "x" * 1000
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_may_be_from_the_past_is_not_stored(wrapped: bool) -> None:
+    """In no backend, whichever it is; nor is what is stored already taken away."""
+    region = make_region().configure("dogpile.cache.memory")
+    if wrapped:
+        region.wrap(ProxyBackend)
+    keystone_memory.use([region], KeystoneMemory(1 << 20, 30.0))
+    kept = region.actual_backend._cache
+    with request() as one:
+        region.set("before", "x")
+        one.unvouched = True
+        region.set("after", "x")
+        region.set_multi({"after": "x"})
+        region.get_or_create("after", lambda: "x")
+        assert region.get("before") == "x"
+    assert set(kept) == {"before"}
+    with request():
+        region.set_multi({"another": "x"})
+    assert set(kept) == {"before", "another"}
+
+
+def test_what_may_be_from_the_past_is_not_stored_as_bytes_either() -> None:
+    backend = MemoryPickleBackend({})
+    region = make_region().configure("dogpile.cache.null")
+    region.serializer = backend.serializer
+    region.backend = backend
+    keystone_memory.use([region], KeystoneMemory(1 << 20, 30.0))
+    with request() as one:
+        region.set("before", "x")
+        one.unvouched = True
+        region.set("after", "x")
+        region.set_multi({"after": "x"})
+    assert set(backend._cache) == {"before"}
 
 
 def test_each_function_that_keystone_caches_was_thought_of() -> None:

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("sqlalchemy")
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens import dependencies, keystone_filter
+from keyfront.middleware.tokens import dependencies, keystone_filter, settling
 from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.epochs import slots
@@ -94,6 +94,47 @@ def test_an_answer_that_was_made_during_a_change_is_not_kept(world: World) -> No
     world.keystone.while_answering = lambda: None
     world.get()
     assert world.keystone.asked == 2
+
+
+def test_an_answer_that_may_be_from_the_past_is_not_kept(world: World) -> None:
+    world.keystone.unvouched = True
+    for _ in range(2):
+        assert world.get(HTTP_X_KEYFRONT_EPOCHS="1")[1]["X-Keyfront-Epochs"] == "none"
+    assert world.counts["not_kept"] == world.keystone.asked == 2
+    world.keystone.unvouched = False
+    assert world.get(HTTP_X_KEYFRONT_EPOCHS="1")[1]["X-Keyfront-Epochs"] != "none"
+    world.get()
+    assert world.keystone.asked == 3
+
+
+def test_what_a_change_touched_is_kept_when_it_has_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database may be behind by three seconds."""
+    now = 1000.0
+    monkeypatch.setattr(settling, "time", SimpleNamespace(monotonic=lambda: now))
+    world = World(tmp_path / "shared", settle=3.0)
+
+    def asked(subject: str = "t") -> int:
+        before = world.keystone.asked
+        world.get(subject=subject)
+        return world.keystone.asked - before
+
+    assert [asked(), asked()] == [1, 1]  # what changed before it began it does not know
+    now += 3.0
+    assert [asked(), asked()] == [1, 0]
+    world.change("user:user-t")
+    assert [asked(), asked(), asked("u"), asked("u")] == [1, 1, 1, 0]
+
+    def settle() -> None:
+        nonlocal now
+        now += 3.0
+
+    # One that was asked for while it was doubtful, and comes when it is not any more.
+    world.keystone.while_answering = settle
+    assert asked() == 1
+    world.keystone.while_answering = lambda: None
+    assert [asked(), asked()] == [1, 0]
 
 
 def test_a_yes_gives_way_to_a_no_and_back(world: World) -> None:

@@ -38,6 +38,7 @@ def test_defaults(tmp_path: Path) -> None:
         "node_memory": 32,
         "flight_timeout": 5.0,
         "routes": [],
+        "settle": 0.0,
         "coordinator": None,
         "coordinator_prefix": "keyfront:",
         "coordinator_timeout": 0.5,
