@@ -52,6 +52,10 @@ class World(Protocol):
         """
         ...
 
+    def check_end(self) -> None:
+        """The same, where nothing can be done any more."""
+        ...
+
     def act(self, process: str, step: Step) -> Any:
         """Make a step; what is returned is sent to the process.
 
@@ -182,6 +186,11 @@ def explore(world: World, programs: Mapping[str, Program], *, limit: int = 0) ->
                     return fail(violation, digest, "")
             if not moved:
                 found.schedules += ways
+                world.load(state)
+                try:
+                    world.check_end()
+                except Violation as violation:
+                    return fail(violation, origin, "")
         level = following
         found.depth += bool(level)
     found.states = len(origins)

@@ -26,7 +26,7 @@ from keyfront.middleware.tokens.coordinators import shared_memory
 from keyfront.middleware.tokens.coordinators import table as table_module
 from keyfront.middleware.tokens.coordinators.shared_memory import LEASE_SECONDS, SharedMemory
 from keyfront.middleware.tokens.coordinators.table import Table
-from keyfront.middleware.tokens.epochs import Epoch, Mark, Slots
+from keyfront.middleware.tokens.epochs import MARK_SECONDS, Epoch, Mark, Slots
 from keyfront.middleware.tokens.keystone_caches import CacheNames
 from keyfront.middleware.tokens.request import Names, Request, current
 
@@ -370,6 +370,20 @@ class Cloud:
                 version = self._cache.get(mangled, due)
                 if version < due:
                     raise Violation(f"{name} finds version {version} of {due} as {mangled!r}")
+
+    def check_end(self) -> None:
+        """When what was abandoned is recovered, every living worker can keep answers again."""
+        self.by_word = False
+        living = [x for name, x in self.workers.items() if name not in self._killed]
+        for _ in range(2):  # after the first, who has lost his table has a new one
+            self.clock.now += round((MARK_SECONDS + 1) * 1e9)
+            for worker in living:
+                worker.now()
+                worker.recover()
+        for worker in living:
+            self._coordinator = worker
+            if not worker.fresh(worker.now(), self._slots((*SHOWN, *CHANGED))):
+                raise Violation("nothing is fresh any more")
 
     @staticmethod
     def _is_fresh(worker: _Shared, epoch: Epoch, numbers: tuple[int, ...]) -> bool:

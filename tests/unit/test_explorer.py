@@ -14,11 +14,11 @@ from explorer import Again, Disabled, Step, Steps, Violation, explore
 class Shelf:
     """A number that processes read and write, and may lock."""
 
-    def __init__(self, *, most: int = 99) -> None:
+    def __init__(self, *, most: int = 99, least: int = -9) -> None:
         self.number = 0
         self.holder = ""
         self.waited: frozenset[str] = frozenset()
-        self._most = most
+        self._most, self._least = most, least
         self.killed: frozenset[str] = frozenset()
 
     def save(self) -> Any:
@@ -32,6 +32,10 @@ class Shelf:
         if self.number > self._most:
             raise Violation(f"{self.number} is too many")
         self.number = -1  # what it does here is undone
+
+    def check_end(self) -> None:
+        if self.number < self._least:
+            raise Violation(f"{self.number} is too few")
 
     def dead(self, process: str) -> bool:
         return process in self.killed
@@ -104,6 +108,12 @@ def test_what_is_checked_in_each_state() -> None:
     assert [line.partition(" -> ")[0] for line in found.schedule] == [
         *("a: read", "a: write 1", "b: read", "b: write 2")
     ]
+
+
+def test_what_is_checked_in_the_end() -> None:
+    found = explore(Shelf(least=2), {"a": add, "b": add})
+    assert found.failure == "1 is too few"
+    assert len(found.schedule) == 4
 
 
 def test_a_lock_keeps_the_others_waiting() -> None:

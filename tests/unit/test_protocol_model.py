@@ -2,7 +2,8 @@
 
 ``test_epoch_protocol.py`` goes far at random; this leaves nothing out where it goes: every order in
 which two workers, Keystone's caches and the database can do what they do, with a writer killed, a
-table lost or time passing before any step. Four holes that the protocol once had are put back, and
+table lost or time passing before any step. Where nothing can be done any more, what was abandoned
+is recovered, and answers can be kept again. Four holes that the protocol once had are put back, and
 are found. With a larger bound::
 
     KEYFRONT_MODEL=full pytest -s tests/unit/test_protocol_model.py
@@ -15,12 +16,14 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from explorer import Explored, Program, explore
 from keyfront.middleware.tokens.coordinators.shared_memory import LEASE_SECONDS
-from keyfront.middleware.tokens.epochs import MARK_SECONDS
+from keyfront.middleware.tokens.coordinators.table import Table
+from keyfront.middleware.tokens.epochs import DIRTY, MARK_SECONDS
 from protocol_model import Rules, change, cloud, fill, login, once
 
 FULL = os.environ.get("KEYFRONT_MODEL") == "full"
@@ -168,6 +171,29 @@ def test_holes_that_are_put_back_are_found(hole: str) -> None:
     print(f"{hole}: {found}")
     assert failure in found.failure, f"\n{found}"
     assert not explored(Rules(), workers, programs).failure
+
+
+def test_an_abandoned_mark_that_nobody_completes_is_found() -> None:
+    with mock.patch.object(Table, "recover", lambda table, serials: 0):
+        found = explored(Rules(), TWO, {**changes("w0"), **KILLED})
+    assert found.failure == "nothing is fresh any more"
+    assert [line.partition(" -> ")[0] for line in found.schedule] == [
+        *("w0 change: mark", "kill: kill w0")
+    ]
+
+
+def test_a_slot_that_is_made_dirty_before_its_mark_counts_is_found() -> None:
+    mark = Table.mark
+
+    def late(table: Table, slots: tuple[int, ...], now: int, owner: str = "") -> int | None:
+        for slot in slots:
+            table._set(slot, DIRTY)
+        return mark(table, slots, now, owner)
+
+    with mock.patch.object(Table, "mark", late):
+        assert not explored(Rules(), TWO, {**changes("w0"), **KILLED}).failure
+        found = explored(Rules(), TWO, {**changes("w0"), **KILLED}, by_word=True)
+    assert found.failure == "nothing is fresh any more"
 
 
 def test_a_schedule_is_told_as_it_happened() -> None:
