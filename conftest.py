@@ -1,11 +1,23 @@
 """Marks every test that starts servers, by the folder it lies in."""
 
+import atexit
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent / "tests"
 STARTS_SERVERS = (TESTS / "integration", TESTS / "conformance")
+
+if not sys.prefix.isascii():
+    # uWSGI takes no other path of a Python environment, and tests name this one to it.
+    _folder = Path(tempfile.mkdtemp(prefix="keyfront-prefix-"))
+    atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+    _folder.chmod(0o711)
+    _folder.joinpath("python").symlink_to(sys.prefix)
+    sys.prefix = str(_folder / "python")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

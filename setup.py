@@ -127,7 +127,7 @@ ENTRY_POINTS = {
         "keyfront_gate = keyfront.benchmarks.gate.plugin",
     ],
     "sqlalchemy.plugins": [
-        "keyfront = keyfront.middleware.tokens.engine_plugin:Plugin",
+        "keyfront = keyfront.gateway.sqlite:Plugin",
     ],
     "oslo.config.opts": [
         "keyfront = keyfront.options:list_opts",

@@ -7,7 +7,6 @@ import os
 import pwd
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -140,10 +139,10 @@ class Deployments:
             folder=folder, server=server, target=target, listen=f"{HOST}:{port}",
             user=user, group=group, web_user=user, web_group=group, config=self.state.path,
             run_directory=folder / "run" / "app", log_directory=folder / "log",
-            cache_directory=folder / "cache", virtualenv=Path(sys.prefix),
+            cache_directory=folder / "cache", virtualenv=Path(here.python_home()),
         )  # fmt: skip
         computed = plan(machine.read(), self.workload)
-        for file in render(computed, site, versions.find(Path(sys.prefix))):
+        for file in render(computed, site, versions.find(site.virtualenv)):
             path = folder / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(file.text)
@@ -160,7 +159,7 @@ class Deployments:
             "group": group,
             "modules": here.apache_modules("mod_mpm_event.so", "apache2-bin"),
             "mod_wsgi": here.mod_wsgi_module(),
-            "virtualenv": sys.prefix,
+            "virtualenv": here.python_home(),
             "module": f"{modules[cache]}:application",
         }
         for file, text in stock.files(values, machine.read().somaxconn).items():

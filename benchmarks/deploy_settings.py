@@ -112,8 +112,8 @@ ThreadsPerChild 35
 MaxRequestWorkers 225"""
 
 _DAEMON = """\
-LoadModule wsgi_module {mod_wsgi}
-WSGIDaemonProcess keystone processes={processes} threads={threads} python-home={virtualenv} \\
+LoadModule wsgi_module "{mod_wsgi}"
+WSGIDaemonProcess keystone processes={processes} threads={threads} python-home="{virtualenv}" \\
     display-name=%{{GROUP}}
 WSGISocketPrefix {folder}/wsgi
 WSGIProcessGroup keystone

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keyfront.errors import MissingPartError, ServerError
+from keyfront.gateway.serve import machine
 
 BIN = Path(sys.executable).parent
 PASSWORD = "measured"
@@ -104,7 +105,7 @@ def served(
         *("--master", "--need-app", "--single-interpreter", "--enable-threads"),
         *("--py-call-uwsgi-fork-hooks", "--buffer-size=65535", "--processes", str(processes)),
         *("--http-socket", f"127.0.0.1:{port}", "--stats", str(stats), "--stats-no-cores"),
-        *("--virtualenv", sys.prefix, "--module", app),
+        *("--virtualenv", machine.python_home(), "--module", app),
         *(["--lazy-apps"] if lazy else []),
     ]
     with log.open("wb") as out:

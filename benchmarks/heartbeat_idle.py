@@ -105,7 +105,7 @@ def served(folder: Path, task: Task) -> Iterator[str]:
         *(machine.uwsgi_program(), "--http-socket", f"{HOST}:{port}", "--processes", "1"),
         *("--master", "--lazy-apps", "--need-app", "--enable-threads", "--disable-logging"),
         *("--add-header", "Connection: close"),
-        *("--virtualenv", sys.prefix, "--module", f"{__package__}.heartbeat_service"),
+        *("--virtualenv", machine.python_home(), "--module", f"{__package__}.heartbeat_service"),
     ]
     with log.open("wb") as out:
         server = subprocess.Popen(

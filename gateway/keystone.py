@@ -38,6 +38,8 @@ from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
 from . import keystone_tokens
 from .compatibility import import_keystone as _import
 from .compatibility import incompatible as _incompatible
+from .error_body import error_body
+from .json_depth import refuse_deep
 
 WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -71,12 +73,8 @@ class RequestLocalToken:
         _caller_token.set(value)
 
 
-#: What a change gets of which the other workers could not be told, so that it was not made.
+# Headers of Keystone's answer that are others in the one of a change that was refused.
 _REPLACED = frozenset({"content-type", "content-length", "retry-after"})
-_REFUSED = (
-    b'{"error": {"code": 503, "message": "The change was not completed because the other workers '
-    b'could not be told of it. Try again.", "title": "Service Unavailable"}}'
-)
 
 
 class KeystoneApplication:
@@ -139,9 +137,11 @@ class KeystoneApplication:
                 close()
             headers = [(n, v) for n, v in (given or ("", ()))[1] if n.lower() not in _REPLACED]
             headers += [("Content-Type", "application/json"), ("Retry-After", "1")]
-            headers.append(("Content-Length", str(len(_REFUSED))))
+            reason = f"The change was not completed because {request.refused}. Try again."
+            text = error_body(503, reason)
+            headers.append(("Content-Length", str(len(text))))
             start_response("503 Service Unavailable", headers)
-            return [_REFUSED]
+            return [text]
         # Keystone's own 503 tells no time: when the directory of its users is away, for example.
         if given and given[0].startswith("503") and not _says_when(given[1]):
             given[1] = [*given[1], ("Retry-After", "1")]
@@ -179,7 +179,15 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> Key
         name="public", config_files=core._get_config_files(environment)
     )
     names = keystone_tokens.connect(database)
+    application = refuse_deep(application, limit=_largest_body())
     return KeystoneApplication(application, request_store, names.begin)
+
+
+def _largest_body() -> int:
+    """Bytes of the largest request body that Keystone reads."""
+    section = _import("keystone.conf").CONF.oslo_middleware
+    # oslo.middleware's own default
+    return int(getattr(section, "max_request_body_size", 114688))
 
 
 def checked_request_store() -> Any:

@@ -43,13 +43,19 @@ class Database:
         return registry.get(self._folder)
 
     def watch(self, engine: Any) -> None:
-        """Tell of what ``engine`` commits; called by oslo.db for each engine it makes."""
+        """Tell of what ``engine`` commits; called by oslo.db for each engine it makes.
+
+        On SQLite its writers wait for one another, too.
+        """
         from sqlalchemy import event
 
         from keyfront.middleware.tokens.engine_plugin import attach
         from keyfront.middleware.tokens.guarantee import Connections
 
+        from . import sqlite
+
         attach(engine)
+        sqlite.attach(engine)
         if engine.dialect.name != "sqlite":
             look = Connections(engine.dialect, bounded=_options()["settle"] > 0)
             event.listen(engine, "checkout", look)
@@ -61,10 +67,13 @@ def watch_database() -> Database:
     :raises IncompatibleError: Keystone does not get its engines as expected
     """
     sql = import_keystone("keystone.common.sql.core")
+    from .sqlite import mark_writers
+
     try:
         context = sql._get_main_context_manager()
         database = Database(context._factory)
         context.append_on_engine_create(database.watch)
+        mark_writers(context._factory)
     except AttributeError as error:
         raise incompatible(f"its database engines are not made as expected ({error})") from None
     return database

@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING
 
 from keyfront.errors import OptionError
 
+from .error_body import error_body
+
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 VARIABLE = "KEYFRONT_QUEUE_TIMEOUT"
 _ALLOWED = "a number of seconds, 0.1 to 3600, or 0 for no limit"
-_BUSY = (
-    b'{"error": {"code": 503, "title": "Service Unavailable", '
-    b'"message": "The request waited too long for its turn and was not begun."}}'
-)
+_BUSY = error_body(503, "The request waited too long for its turn and was not begun.")
 # The year 2286 in seconds; larger numbers are milliseconds, and those beyond it microseconds.
 _SECONDS = 1e10
 

@@ -1,7 +1,13 @@
-"""Renders the packaged configuration templates (``keyfront/deploy``)."""
+"""Renders the packaged configuration templates (``keyfront/deploy``).
+
+Paths may hold blanks and letters of any language; how each server takes such a word is a filter of
+the templates.
+"""
 
 from __future__ import annotations
 
+import shlex
+from functools import cache
 from importlib.resources import files
 
 import jinja2
@@ -13,7 +19,13 @@ def render(template: str, **values: object) -> str:
     :param template: its path below ``keyfront/deploy``, for example ``uwsgi/keyfront.ini.j2``
     :raises jinja2.UndefinedError: a value that the template names was not given
     """
-    environment = jinja2.Environment(
+    return environment().get_template(template).render(values)
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The templates with their filters; compiles each once."""
+    made = jinja2.Environment(
         loader=jinja2.FunctionLoader(_source),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
@@ -21,7 +33,34 @@ def render(template: str, **values: object) -> str:
         lstrip_blocks=True,
         autoescape=False,
     )
-    return environment.get_template(template).render(values)
+    made.filters.update(
+        quoted=quoted, uwsgi_value=uwsgi_value, unit_word=unit_word, shell_word=shell_word
+    )
+    return made
+
+
+def quoted(value: object) -> str:
+    """A word of nginx's or Apache's configuration."""
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
+def uwsgi_value(value: object) -> str:
+    """A value in an ini file of uWSGI, which takes ``%`` and a letter for a variable of its own."""
+    return str(value).replace("%", "%%")
+
+
+def unit_word(value: object) -> str:
+    """A word of a command in a unit of systemd; quoted only where it has to be."""
+    text = str(value).replace("%", "%%").replace("$", "$$")
+    if shlex.quote(text) == text:
+        return text
+    return quoted(text)
+
+
+def shell_word(value: object) -> str:
+    """A word of a command that somebody may copy into a shell."""
+    return shlex.quote(str(value))
 
 
 def _source(template: str) -> str:

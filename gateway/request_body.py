@@ -17,14 +17,16 @@ import io
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from .error_body import error_body
+
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 # Bytes; the ini file's limit-post is the same. A body is held while its request runs.
 LIMIT = 10 * 1024 * 1024
 
-_TOO_LARGE = b"The request body is larger than this server takes.\n"
-_BROKEN = b"The request body could not be read.\n"
+_TOO_LARGE = error_body(413, "The request body is larger than this server takes.")
+_BROKEN = error_body(400, "The request body could not be read.")
 
 
 class _TooLargeError(Exception):
@@ -96,5 +98,6 @@ def _read_chunks(read_chunk: Callable[[], bytes], limit: int) -> bytes:
 
 
 def _refuse(start_response: StartResponse, status: str, body: bytes) -> Iterable[bytes]:
-    start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
+    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    start_response(status, headers)
     return [body]

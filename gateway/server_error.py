@@ -8,24 +8,17 @@ would have.
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+from .error_body import error_body
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 # In the form of Keystone's errors, and with nothing of what was raised.
-_BODY = json.dumps(
-    {
-        "error": {
-            "code": 500,
-            "title": "Internal Server Error",
-            "message": "The request could not be answered; the server's log says why.",
-        }
-    }
-).encode()
+_BODY = error_body(500, "The request could not be answered; the server's log says why.")
 
 
 def answer_errors(application: WSGIApplication) -> WSGIApplication:

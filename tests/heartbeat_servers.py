@@ -63,7 +63,7 @@ PidFile "{folder}/apache.pid"
 ServerName keyfront
 LoadModule mpm_{mpm}_module {modules}/mod_mpm_{mpm}.so
 LoadModule authz_core_module {modules}/mod_authz_core.so
-LoadModule wsgi_module {mod_wsgi}
+LoadModule wsgi_module "{mod_wsgi}"
 Listen 127.0.0.1:{port}
 {processes}
 ErrorLog "{folder}/log"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from keyfront.errors import MissingPartError
+from keyfront.gateway.render import quoted, uwsgi_value
 from keyfront.gateway.serve import machine
 
 from ..delaying_proxy import HOST
@@ -135,7 +135,7 @@ def uwsgi(folder: Path, socket: Path, workers: Daemons, *, files: int = FILES) -
         "master = true",
         "need-app = true",
         "enable-threads = true",
-        f"virtualenv = {sys.prefix}",
+        f"virtualenv = {uwsgi_value(machine.python_home())}",
         f"module = {workers.module}",
         f"processes = {workers.processes}",
         f"threads = {workers.threads}",
@@ -297,13 +297,13 @@ def mod_wsgi(folder: Path, name: str, daemons: Daemons) -> list[str]:
     options = {
         "processes": daemons.processes,
         "threads": daemons.threads,
-        "python-home": sys.prefix,
+        "python-home": quoted(machine.python_home()),
         "display-name": "%{GROUP}",
         **daemons.options,
     }
     settings = " ".join(f"{key}={value}" for key, value in options.items())
     return [
-        f"LoadModule wsgi_module {machine.mod_wsgi_module()}",
+        f"LoadModule wsgi_module {quoted(machine.mod_wsgi_module())}",
         f"WSGIDaemonProcess {name} {settings}",
         f"WSGISocketPrefix {folder}/wsgi",
         f"WSGIProcessGroup {name}",

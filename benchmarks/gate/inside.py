@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -116,7 +117,7 @@ class Syscalls(Inside):
                     thread, now = found[1], Counter()
                 elif edge is not None:
                     # not at its beginning: a round in which the step raised has no end
-                    rounds.setdefault(edge[2], []).append(now)
+                    rounds.setdefault(unquote(edge[2]), []).append(now)
                     thread = ""
                 elif found[1] == thread:
                     now[found[2]] += 1

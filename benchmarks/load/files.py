@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -180,7 +179,7 @@ def _stock_uwsgi(place: Place, numbers: Numbers, **values: object) -> Program:
         "stock/uwsgi.ini.j2",
         **{
             "module": module,
-            "virtualenv": sys.prefix,
+            "virtualenv": machine.python_home(),
             "processes": processes,
             "threads": threads,
             "gevent": None,
@@ -243,7 +242,7 @@ def _stock_apache(place: Place, numbers: Numbers, mpm: str, **values: object) ->
             },
             "user": front[0] if front else None,
             "group": front[1] if front else None,
-            "virtualenv": sys.prefix,
+            "virtualenv": machine.python_home(),
             "processes": processes,
             "threads": threads,
             "script": None,

@@ -47,9 +47,10 @@ GENERATORS = (*_PACKAGES, CONSTANT)
 # More than any run sends.
 _ENDLESS = 100_000_000
 
-# siege ends by cancelling its threads (crew.c), now and then one that holds a lock which the others
-# wait for. Nothing was measured then, and it is started again.
-_SIEGES = 3
+# siege ends by cancelling its threads (crew.c). One that still waits for its first request, as on a
+# machine with other work, takes the lock with it that the others wait for: siege hangs, or has sent
+# nothing. Nothing was measured then, and it is given more time, by these factors.
+_SIEGES = (1, 2, 4, 8)
 _SIEGE = """\
 limit = {connections}
 failures = {endless}
@@ -254,19 +255,24 @@ def _siege(
                 headers=headers,
             )
         )
-        command = [_program("siege"), "-R", str(rc), "-c", str(connections), "-t", f"{seconds}S"]
-        for left in reversed(range(_SIEGES)):
+        command = [_program("siege"), "-R", str(rc), "-c", str(connections)]
+        for factor in _SIEGES:
+            length = seconds * factor
             # it writes a folder of its own to the home folder
             process = Process(
-                "siege", [*command, request.url], cores=cores, environment={"HOME": folder}
-            )
+                "siege", [*command, "-t", f"{length}S", request.url], cores=cores,
+                environment={"HOME": folder},
+            )  # fmt: skip
             try:
-                out, _, cpu = processes.finished(process, seconds + PATIENCE + 5)
-                break
+                out, _, cpu = processes.finished(process, length + PATIENCE + 5)
             except processes.HangError:
-                if not left:
+                if factor == _SIEGES[-1]:
                     raise
-    return parse_siege(out, cpu, len(cores) if cores else all_cores())
+                continue
+            found = parse_siege(out, cpu, len(cores) if cores else all_cores())
+            if found.good or found.failures:
+                break
+    return found
 
 
 def parse_siege(output: str, cpu: float, threads: int = 1) -> Outcome:

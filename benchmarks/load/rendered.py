@@ -6,7 +6,6 @@ import grp
 import os
 import pwd
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +57,7 @@ def programs(topology: str, place: Place, target: str) -> list[Program]:
         log_directory=place.room.log,
         cache_directory=folder / "cache",
         config=Path(keystone["OS_KEYSTONE_CONFIG_DIR"]),
-        virtualenv=Path(sys.prefix),
+        virtualenv=Path(machine.python_home()),
     )
     computed = plan(read(cores=place.cores), Workload())
     for file in render(computed, site, versions.find(site.virtualenv)):

@@ -13,13 +13,14 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import jinja2
 
 from keyfront import __version__
+
+from ..render import environment
 
 if TYPE_CHECKING:
     from ..sizing.numbers import Number
@@ -134,18 +135,6 @@ def _wrapped(line: str) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """Compiles each template once."""
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_source),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-    )
-    environment.filters["why"] = why
-    return environment
-
-
-def _source(template: str) -> str:
-    return files("keyfront.deploy").joinpath(template).read_text(encoding="utf-8")
+    found = environment().overlay()
+    found.filters = {**found.filters, "why": why}
+    return found

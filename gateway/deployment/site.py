@@ -27,8 +27,8 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 class Site:
     """One deployment.
 
-    All paths are absolute. They may not hold blanks or quotes, since each server quotes in its
-    own way.
+    All paths are absolute. But for those of the Python environment and of a paste file, which are
+    there already, they may not hold blanks or quotes.
 
     :param folder: where the files lie and are used from
     :param server: a line-up of :mod:`.servers`
@@ -126,7 +126,6 @@ class Site:
             "--log-directory": self.log_directory,
             "--cache-directory": self.cache_directory,
             "--config": self.config,
-            "--virtualenv": self.virtualenv,
             "--tls-certificate": self.certificate,
             "--tls-key": self.key,
             "--node-ca": self.node_ca,
@@ -136,7 +135,12 @@ class Site:
                 raise OptionError(
                     option, path, "an absolute path of letters, digits and @ + , . : _ / -"
                 )
-        if not re.fullmatch(r"[\w@+,.:/#-]+", self.target, re.ASCII):
+        if not re.fullmatch(r"/[ -~]*", str(self.virtualenv)):
+            # uWSGI takes no others
+            allowed = "an absolute path of ASCII characters; make a link to it (ln -s)"
+            raise OptionError("--virtualenv", self.virtualenv, allowed)
+        # a paste file may lie in a folder of any name
+        if not re.fullmatch(r"config:/[^\0-\x1f\x7f]*|[\w@+,.:/#-]+", self.target, re.ASCII):
             raise OptionError("--app", self.target, "config:FILE, egg:NAME or MODULE:CALLABLE")
         if self.public_host and not _HOST.fullmatch(self.public_host):
             raise OptionError("--public-host", self.public_host, "a host name or an address")

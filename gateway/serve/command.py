@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shlex
 import shutil
 import sys
 import tempfile
@@ -170,8 +171,9 @@ def _greet(plan: shapes.Plan, endpoint: str, progress: Progress) -> None:
     program = Path(sys.prefix, "bin", "keyfront")
     progress.line("")
     progress.line(f"Keystone answers at  {endpoint}")
-    progress.line(f"Try next             {program} check --state {folder.path}")
-    progress.line(f"For openstack        . {folder.openrc}")
+    check = shlex.join([str(program), "check", "--state", str(folder.path)])
+    progress.line(f"Try next             {check}")
+    progress.line(f"For openstack        . {shlex.quote(str(folder.openrc))}")
     progress.line(f"Logs                 {folder.log}")
     progress.line("Stop with            Ctrl-C")
     progress.line("")

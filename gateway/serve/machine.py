@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import grp
 import importlib.metadata
 import importlib.util
@@ -11,6 +12,8 @@ import re
 import shutil
 import socket
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from keyfront.errors import MissingPartError, OptionError, ServerError
@@ -40,6 +43,23 @@ def uwsgi_program() -> str:
         "uWSGI is not installed beside this Python: run pip install 'keyfront[uwsgi]', or without "
         "a C compiler pip install 'keyfront[pyuwsgi]'"
     )
+
+
+@cache
+def python_home() -> str:
+    """This Python environment by a path that servers take, for as long as this process runs.
+
+    uWSGI takes ASCII only, whatever the locale: another path gets a link to it.
+    """
+    if sys.prefix.isascii():
+        return sys.prefix
+    folder = Path(tempfile.mkdtemp(prefix="keyfront-python-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # a server may run as another user
+    folder.chmod(0o711)
+    link = folder / "python"
+    link.symlink_to(sys.prefix)
+    return str(link)
 
 
 def system_program(names: tuple[str, ...], packages: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,7 +64,7 @@ class Plan:
             "listen": self.listen,
             "run": self.runtime,
             "log": self.state.log,
-            "virtualenv": sys.prefix,
+            "virtualenv": machine.python_home(),
             "processes": self.processes,
             "threads": THREADS,
             "gevent": None,

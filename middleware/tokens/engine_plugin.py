@@ -13,6 +13,7 @@ statement's kind. One whose change nobody could be told of is not committed.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,7 +40,7 @@ _WRITE = "_keyfront_write"
 
 
 class Plugin(CreateEnginePlugin):
-    """The plugin ``keyfront`` of SQLAlchemy's URLs (entry point ``sqlalchemy.plugins``)."""
+    """What ``?plugin=keyfront`` does on any database; see :mod:`keyfront.gateway.sqlite`."""
 
     def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
         path = url.query.get(PATH_PARAMETER)
@@ -90,10 +91,24 @@ def is_attached(engine: Engine) -> bool:
     return hasattr(engine.dialect.do_commit, "keyfront")
 
 
+# What a login writes once a day, of the table user and of no other.
+_LAST_ACTIVE = frozenset({"last_active_at"})
+
+
+def _inactivity_counts() -> bool:
+    """Whether Keystone disables users who were not there for long; if that is known."""
+    keystone: Any = sys.modules.get("keystone.conf")
+    if keystone is None or "security_compliance" not in keystone.CONF:
+        return True
+    return bool(keystone.CONF.security_compliance.disable_user_account_days_inactive)
+
+
 def _before_execute(
     connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
 ) -> None:
     write = describe(context, statement)
+    if write is not None and write.changed == _LAST_ACTIVE and not _inactivity_counts():
+        return
     if write is None:
         request = current.get()
         if request is not None and request.reading:
@@ -139,7 +154,7 @@ def _commit(
     except CoordinatorError as error:
         LOG.error("a change was refused: %s", error)
         if request is not None:
-            request.refused = True
+            request.refused = "the other workers could not be told of it"
         raise
     try:
         commit(connection)

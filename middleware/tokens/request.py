@@ -63,8 +63,8 @@ class Request:
         #: Whether it was given a database connection that may answer from the past: from then on
         #: nothing of it is kept for others.
         self.unvouched = False
-        #: Whether a change was not committed because nobody could be told of it.
-        self.refused = False
+        #: Why a change was not committed and should be tried again.
+        self.refused = ""
 
 
 current: contextvars.ContextVar[Request | None] = contextvars.ContextVar(

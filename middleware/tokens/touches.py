@@ -181,9 +181,10 @@ RESOLVE: Final[Mapping[str, tuple[str, str, str, str]]] = {
 
 #: Columns an update of which alone changes no answer, by table, with the reason.
 #:
-#: ``user.last_active_at`` is not among them: to enable a user whom inactivity has disabled,
-#: Keystone writes that column alone (``identity/backends/sql_model.py``, ``User.enabled``), and
-#: tokens of trusts this user gave turn valid again. Logins write it once a day.
+#: ``user.last_active_at`` is among them only where Keystone disables nobody for inactivity
+#: (``engine_plugin.py``): to enable such a user, it writes that column alone
+#: (``identity/backends/sql_model.py``, ``User.enabled``), and tokens of trusts this user gave turn
+#: valid again. Logins write it once a day.
 IRRELEVANT: Final[Mapping[str, Mapping[str, str]]] = {
     "local_user": {
         "failed_auth_count": "counts failed logins; read by logins only, shown by no answer",

@@ -22,6 +22,16 @@ def keystone_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]
 
 
 @pytest.fixture(scope="session")
+def oddly_named_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The same in a folder named after what servers' configurations take for more than a letter."""
+    import keystones
+
+    name = "a state ü, 'so' \"called\" {x}; 50% #1"
+    state = keystones.keystone_state(tmp_path_factory.mktemp("keystone") / name)
+    return state, keystones.port_of(state)
+
+
+@pytest.fixture(scope="session")
 def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A RabbitMQ with TLS, for tests that neither stop nor pause it, nor leave it blocked.
 

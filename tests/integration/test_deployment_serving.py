@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 import pytest
@@ -174,6 +174,21 @@ def test_takes_bodies_up_to_the_limit(site: Deployment) -> None:
         assert answer.headers["Content-Type"] == "application/json"
         assert json.loads(answer.read())["error"]["code"] == 413
     connection.close()
+
+
+@pytest.mark.parametrize("name", ["nginx+uwsgi", "nginx+uwsgi-tcp"])
+def test_refuses_by_itself_in_the_form_of_keystone(running: Running, name: str) -> None:
+    """What nginx cannot read, or knows no way to serve, does not get as far as Keystone."""
+    heads = {400: b"GARBAGE", 405: b"TRACE /v3 HTTP/1.1\r\nHost: a", 505: b"GET / HTTP/9.9"}
+    for status, head in heads.items():
+        with running.by_name[name].raw(_address()) as client:
+            client.sendall(head + b"\r\n\r\n")
+            answer = HTTPResponse(client)
+            answer.begin()
+            assert answer.status == status
+            assert answer.headers["Content-Type"] == "application/json"
+            assert json.loads(answer.read())["error"]["code"] == status
+            answer.close()
 
 
 def test_takes_headers_up_to_the_limit(site: Deployment) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,7 @@ def service(
     command = [
         machine.uwsgi_program(), "--http-socket", "127.0.0.1:0", "--master", "--processes", "2",
         "--need-app", "--die-on-term", "--module", f"{module}:application",
-        "--pythonpath", str(tmp_path), "--py-call-uwsgi-fork-hooks",
+        "--pythonpath", str(tmp_path), "--py-call-uwsgi-fork-hooks", "--virtualenv", sys.prefix,
     ]
     environment = {**os.environ, "KEYFRONT_APP": "preloaded:application"}
     with running(command, log, signal.SIGTERM, environment=environment):

@@ -67,7 +67,7 @@ def test_keystones_own_tests_end_the_same_way(tmp_path: Path) -> None:
                 )
         try:
             for which, process in processes.items():
-                status = process.wait(400)
+                status = process.wait(1200)
                 assert status == 0, (folders[which] / "output").read_text()[-5000:]
                 outcomes[which] = json.loads((folders[which] / "json").read_text())
         finally:

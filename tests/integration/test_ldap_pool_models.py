@@ -99,7 +99,7 @@ RUN = """
 import sys
 import pytest
 sys.modules["green"] = sys.modules["__main__"]
-sys.exit(pytest.main(sys.argv[1:]))
+sys.exit(pytest.main(["-p", "no:benchmark", *sys.argv[1:]]))
 """
 
 

@@ -5,22 +5,24 @@ Nothing here goes by a clock, so these tests may run beside others; ``test_serve
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import socket
 import stat
 import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 
 import pytest
 from keystoneauth1 import session
 from keystoneauth1.identity import v3
 
-from served import SHAPES, Served, serve
+from served import PATIENCE, SHAPES, Served, serve
 
 # The quick form finds what is lost once in a thousand; 20000 by environment, for releases.
 REQUESTS = int(os.environ.get("KEYFRONT_TEST_REQUESTS", "4000"))
@@ -30,10 +32,13 @@ BODY_SIZES = (1, 10, 1000, 4096, 16384, 65536, 100_000)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", SHAPES)
-def test_serves_keystone(keystone_state: tuple[Path, int], server: str) -> None:
-    state, port = keystone_state
+def test_serves_keystone(oddly_named_state: tuple[Path, int], server: str) -> None:
+    state, port = oddly_named_state
     with serve(state, server, port=port) as served:
         _issue_and_validate(served)
+        _send_deep_bodies(served)
+        if server == "nginx+uwsgi":
+            _send_what_nginx_refuses(served)
         checked = subprocess.run(
             [sys.executable, "-m", "keyfront", "check", "--state", str(state)],
             capture_output=True,
@@ -53,6 +58,46 @@ def test_serves_keystone(keystone_state: tuple[Path, int], server: str) -> None:
     assert secret.encode() not in output
     for log in (state / "log").iterdir():
         assert secret not in log.read_text(errors="replace"), log
+
+
+def _send_deep_bodies(served: Served) -> None:
+    """Deeply nested JSON is refused in Keystone's form, and no parser sees it."""
+    for body in (b"[" * 110_000, b'{"auth":' * 13_000, b"[" * 101):
+        for headers in ({"Content-Type": "application/json"}, {}):
+            connection = served.connect()
+            connection.request("POST", "/v3/auth/tokens", body, headers)
+            answer = connection.getresponse()
+            error = json.loads(answer.read())["error"]
+            connection.close()
+            assert (answer.status, error["code"], error["title"]) == (400, 400, "Bad Request")
+            assert answer.headers["Content-Type"] == "application/json"
+            assert "nested deeper than 100 levels" in error["message"]
+
+
+REFUSED_BY_NGINX = [
+    (400, b"GARBAGE"),
+    (400, b"GET /v3 HTTP/1.1\r\nHost: a\r\nHost: b"),
+    (400, b"GET /v3 HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 40_000),
+    (404, b"GET /keyfront-refusal/400 HTTP/1.1\r\nHost: a"),
+    (405, b"TRACE /v3 HTTP/1.1\r\nHost: a"),
+    (413, b"POST /v3 HTTP/1.1\r\nHost: a\r\nContent-Length: 11000000"),
+    (414, b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\nHost: a"),
+    (501, b"POST /v3 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip"),
+    (505, b"GET /v3 HTTP/9.9\r\nHost: a"),
+]
+
+
+def _send_what_nginx_refuses(served: Served) -> None:
+    """What does not get as far as Keystone is refused in Keystone's form as well."""
+    for status, head in REFUSED_BY_NGINX:
+        with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as client:
+            client.sendall(head + b"\r\n\r\n")
+            answer = HTTPResponse(client)
+            answer.begin()
+            assert answer.status == status, head[:80]
+            assert answer.headers["Content-Type"] == "application/json"
+            assert json.loads(answer.read())["error"]["code"] == status
+            answer.close()
 
 
 def _issue_and_validate(served: Served) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -147,3 +149,27 @@ def me(world: World) -> str:
     answer = ask(world, VALIDATE, {"X-Auth-Token": world.admin, "X-Subject-Token": world.admin})
     found: str = answer.token()["user"]["id"]
     return found
+
+
+def test_a_login_needs_nobody_to_be_told(tmp_path: Path) -> None:
+    """The first one of a day writes when the user was last there, which nothing goes by."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        extra = (
+            "[identity]\npassword_hash_rounds = 4\n[keyfront_token_cache]\n"
+            f"coordinator = redis://127.0.0.1:{nobody.getsockname()[1]}\n"
+        )
+        state = keystone_state(tmp_path / "state", extra=extra)
+        with serve_as_is(state, "uwsgi") as served:
+            world = World(served.url, served.password)
+            assert world.admin
+            caller = {"X-Auth-Token": world.admin, "X-Subject-Token": world.admin}
+            assert ask(world, VALIDATE, caller).status == 200
+            client = Client(world.base_url)
+            try:
+                body = {"project": {"name": random_name()}}
+                answer = client.request("POST", "/projects", caller, body)
+            finally:
+                client.close()
+            assert answer.status == 503
+            assert answer.headers["Retry-After"]

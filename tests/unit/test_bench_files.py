@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,8 +46,10 @@ def made(
 def test_stock_has_no_line_of_keyfront(topology: str, tmp_path: Path) -> None:
     found, programs = made(tmp_path, topology, "stock")
     for text in found.values():
-        lines = [line for line in text.splitlines() if str(tmp_path) not in line]
-        assert "keyfront" not in "\n".join(lines)
+        # folders may have any name
+        for folder in (str(tmp_path), sys.prefix):
+            text = text.replace(folder, "").replace(json.dumps(folder)[1:-1], "")
+        assert "keyfront" not in text
     names = [program.name for program in programs]
     assert names == [name for name in ("uwsgi", "nginx", "apache") if name in names]
     assert all("KEYFRONT_APP" not in program.environment for program in programs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,31 @@ def test_siege() -> None:
     assert found.sample()["p95_ms"] is None
     with pytest.raises(ServerError, match="siege printed no result"):
         generators.parse_siege("unable", 0.1)
+
+
+# Stands in for siege on a busy machine: hangs, then has sent nothing, then has had time enough.
+SIEGE = """#!/bin/sh
+for word; do case $word in
+    1S) exec sleep 60 ;;
+    2S) sent=0 ;;
+    4S) sent=3 ;;
+esac; done
+echo "{ \\"elapsed_time\\": 4.0, \\"longest_transaction\\": 0.25,
+  \\"successful_transactions\\": $sent, \\"failed_transactions\\": 0 }"
+"""
+
+
+def test_siege_is_given_more_time_when_it_hangs_or_has_sent_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "siege"
+    program.write_text(SIEGE)
+    program.chmod(0o700)
+    monkeypatch.setattr("keyfront.gateway.serve.machine.system_program", lambda *_: str(program))
+    monkeypatch.setattr(generators, "PATIENCE", -5)
+    request = generators.Request("http://127.0.0.1:1/", {})
+    found = generators.closed("siege", request, connections=2, seconds=1)
+    assert (found.good, found.seconds) == (3, 4.0)
 
 
 def test_h2load_tells_refusals_and_answers_apart() -> None:

@@ -15,7 +15,10 @@ from keyfront.benchmarks.load.outcome import percentile
 from keyfront.errors import MissingPartError, ServerError
 
 # Stands in for wrk: notes what it was told and reports three answers and two kinds of failure.
-WRK = """#!{python}
+# Run by a shell: the interpreter's path may hold blanks, which a first line cannot.
+WRK = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
 import json, os, sys
 path = sys.argv[sys.argv.index("--script") + 1]
 told = {{"arguments": sys.argv, "mode": os.stat(path).st_mode, "script": open(path).read()}}

@@ -252,9 +252,13 @@ def test_files_that_keystone_is_given(
     monkeypatch.delenv("OS_KEYSTONE_CONFIG_DIR", raising=False)
     given: list[Any] = []
 
-    def initialize_application(name: str, config_files: list[str]) -> str:
+    def keystone(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [])
+        return [b"the application"]
+
+    def initialize_application(name: str, config_files: list[str]) -> Any:
         given.append((name, config_files))
-        return "the application"
+        return keystone
 
     monkeypatch.setattr(core, "initialize_application", initialize_application)
     # There is no Keystone behind this one to connect to the token cache.
@@ -272,7 +276,7 @@ def test_files_that_keystone_is_given(
         if "token" in vars(auth_context.AuthContextMiddleware):
             del auth_context.AuthContextMiddleware.token
     assert given == [("public", files), "database"]
-    assert application.application == "the application"
+    assert list(application({}, lambda *_: None)) == [b"the application"]
 
 
 def test_an_unknown_option_is_named_without_its_value() -> None:

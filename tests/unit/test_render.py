@@ -12,7 +12,7 @@ import jinja2
 import pytest
 
 from keyfront import deploy
-from keyfront.gateway.render import render
+from keyfront.gateway.render import render, unit_word
 from keyfront.gateway.serve import shapes, state
 
 FOLDER = Path(str(importlib.resources.files(deploy)))
@@ -104,6 +104,68 @@ def test_a_value_left_out_is_an_error(template: str) -> None:
         render(template)
 
 
+# What a folder may be called, and how each server is told of it.
+ODD = "/opt/key front ü/50% \"x\""
+ODD_QUOTED = '/opt/key front ü/50% \\"x\\"'
+
+
+@pytest.mark.parametrize(
+    ("template", "lines"),
+    [
+        (
+            "uwsgi/keyfront.ini.j2",
+            [
+                'virtualenv = /opt/key front ü/50%% "x"',
+                'socket = /opt/key front ü/50%% "x"/uwsgi.sock',
+                'stats = /opt/key front ü/50%% "x"/stats.sock',
+            ],
+        ),
+        (
+            "nginx/nginx.conf.j2",
+            [
+                f'pid "{ODD_QUOTED}/nginx.pid";',
+                f'error_log "{ODD_QUOTED}/nginx.error.log" warn;',
+                f'access_log "{ODD_QUOTED}/nginx.access.log" combined buffer=32k flush=1s;',
+                f'uwsgi_temp_path "{ODD_QUOTED}/nginx-uwsgi";',
+                f'uwsgi_pass "unix:{ODD_QUOTED}/uwsgi.sock";',
+            ],
+        ),
+        (
+            "apache/mod_wsgi.conf.j2",
+            [
+                f'ServerRoot "{ODD_QUOTED}"',
+                f'ErrorLog "{ODD_QUOTED}/apache.error.log"',
+                f'LoadModule wsgi_module "{ODD_QUOTED}/mod_wsgi.so"',
+                f'python-home="{ODD_QUOTED}" display-name=%{{GROUP}} lang=C.UTF-8 '
+                "locale=C.UTF-8 \\",
+                f'WSGISocketPrefix "{ODD_QUOTED}/wsgi"',
+                f'WSGIScriptAlias / "{ODD_QUOTED}/a.wsgi" process-group=keyfront '
+                "application-group=%{GLOBAL}",
+            ],
+        ),
+    ],
+)
+def test_folders_of_any_name(template: str, lines: list[str]) -> None:
+    values: dict[str, object] = dict.fromkeys(("run", "log", "virtualenv"), ODD)
+    files = {
+        "unix_socket": "uwsgi.sock", "stats_socket": "stats.sock", "mod_wsgi": "mod_wsgi.so",
+        "script": "a.wsgi",
+    }
+    values |= {name: f"{ODD}/{file}" for name, file in files.items()}
+    found = directives(filled(template, **values))
+    assert [line for line in lines if line not in found] == []
+
+
+@pytest.mark.parametrize("template", ("keystone/openrc.j2", "keystone/clouds.yaml.j2"))
+def test_a_command_to_copy_is_quoted(template: str) -> None:
+    assert "'/srv/a b/openrc'" in filled(template, path="/srv/a b/openrc").splitlines()[0]
+
+
+def test_words_of_units() -> None:
+    assert unit_word("/opt/keyfront/bin/uwsgi") == "/opt/keyfront/bin/uwsgi"
+    assert unit_word('/o p/50%/$x/"') == '"/o p/50%%/$$x/\\""'
+
+
 def test_no_such_template() -> None:
     with pytest.raises(FileNotFoundError):
         render("uwsgi/absent.j2")
@@ -180,7 +242,7 @@ def test_a_web_server_drops_to_a_user_only_from_root(template: str, line: str) -
             "nginx/nginx.conf.j2",
             [
                 "listen 127.0.0.1:5000 backlog=128;",
-                "uwsgi_pass unix:/run/keyfront/uwsgi.sock;",
+                'uwsgi_pass "unix:/run/keyfront/uwsgi.sock";',
                 "uwsgi_read_timeout 65s;",
                 "worker_shutdown_timeout 17s;",
                 "uwsgi_param HTTP_X_FORWARDED_FOR $remote_addr;",
@@ -200,7 +262,7 @@ def test_a_web_server_drops_to_a_user_only_from_root(template: str, line: str) -
         (
             "apache/mod_wsgi.conf.j2",
             [
-                "LoadModule wsgi_module /opt/keyfront/mod_wsgi.so",
+                'LoadModule wsgi_module "/opt/keyfront/mod_wsgi.so"',
                 "WSGIPassAuthorization On",
                 "RequestHeader unset Forwarded",
             ],

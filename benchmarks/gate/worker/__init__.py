@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn, TextIO
+from urllib.parse import quote
 
 import pytest
 
@@ -66,16 +67,18 @@ def counted(request: pytest.FixtureRequest) -> SimpleNamespace:
     """Mark the calls whose system calls are counted."""
 
     def syscalls(step: Step, *, calls: int = 10, **_: Any) -> NoReturn:
+        # strace shows only ASCII as it is
+        name = quote(_address(request.node))
         if os.environ[MODE] == "syscalls":
             for _each in range(calls):
                 step()
             gc.collect()
             gc.disable()
             for _round in range(ROUNDS):
-                os.access(MARK.format("begin", _address(request.node)), os.F_OK)
+                os.access(MARK.format("begin", name), os.F_OK)
                 for _each in range(calls):
                     step()
-                os.access(MARK.format("end", _address(request.node)), os.F_OK)
+                os.access(MARK.format("end", name), os.F_OK)
             gc.enable()
         pytest.skip("counted")
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from keyfront import __version__
 from keyfront.errors import ServerError
 
 from ...render import render
-from ...serve.machine import claim, uwsgi_program
+from ...serve.machine import claim, python_home, uwsgi_program
 from ...serve.supervisor import first_error, stop_with_parent
 from ..machine import somaxconn
 from .candidates import Candidate
@@ -109,7 +108,7 @@ def _configuration(
         "uwsgi/keyfront.ini.j2",
         version=__version__,
         target=application.target,
-        virtualenv=sys.prefix,
+        virtualenv=python_home(),
         processes=candidate.processes,
         threads=candidate.threads,
         gevent=candidate.greenlets or None,
