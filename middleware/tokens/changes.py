@@ -27,7 +27,7 @@ from keyfront.errors import CoordinatorError, OptionError
 from .coordinators.chosen import coordinator_of
 from .coordinators.shared_memory import LEASE_SECONDS, NAME, SharedMemory, end_others
 from .epochs import ALL_SLOT, Coordinator, Mark, Slots, slots
-from .owners import HERE, UNKNOWN, Settled, left, owner
+from .owners import HERE, UNKNOWN, Settled, left, owner, under_way
 
 LOG = logging.getLogger(__name__)
 
@@ -226,6 +226,8 @@ class Changes:
         self._ended = False  # whether tables of another version were taken away
         self._folder: Path | None = None
         self._known = False  # whether there ever was a table
+        # Changes that were allowed without a coordinator have one mark for all.
+        self._owners: dict[Mark, list[str]] = {}
         # Marks whose stamp failed, to be left with the next change.
         self._unstamped: list[tuple[Mark, str]] = []
 
@@ -253,15 +255,22 @@ class Changes:
         unstamped, self._unstamped = self._unstamped, []
         for one in unstamped:
             self.leave(*one)
+        me = owner(session)
+        under_way.add(me)
         try:
             try:
                 found = slots(tags, coordinator.slot_count)
             except CoordinatorError:
                 found = _ALL  # whether it may be made all the same, the coordinator says
-            return coordinator.mark(found, owner(session))
-        except CoordinatorError:
+            mark = coordinator.mark(found, me)
+        except BaseException as error:
+            under_way.discard(me)
+            if not isinstance(error, CoordinatorError):
+                raise
             self._forget_removed()
             return None
+        self._owners.setdefault(mark, []).append(me)
+        return mark
 
     def end(self, mark: Mark | None, tags: Iterable[str]) -> None:
         """Stamp what was marked, after the commit.
@@ -270,6 +279,7 @@ class Changes:
         """
         coordinator = registry.get(self.folder)
         if mark is not None and coordinator is not None:
+            self._is_over(mark)
             try:
                 coordinator.stamp(mark)
                 return
@@ -300,10 +310,18 @@ class Changes:
         try:
             if session != HERE:
                 coordinator.mark(mark.slots, left(session))
+            self._is_over(mark)
             coordinator.stamp(mark)
         except CoordinatorError as error:
             LOG.error("a change could not be completed: %s", error)
             self._unstamped.append((mark, session))
+
+    def _is_over(self, mark: Mark) -> None:
+        owners = self._owners.pop(mark, [])
+        if owners:
+            under_way.discard(owners.pop())
+        if owners:
+            self._owners[mark] = owners
 
     def _forget_removed(self) -> None:
         """Go on without a table that was removed, with the service or to be made anew.

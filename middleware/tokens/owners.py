@@ -4,17 +4,19 @@ A mark may be taken away from a writer only when his commit cannot become visibl
 that was killed may have sent it: the server may be waiting for a standby, and show it later. So a
 mark names the process and the database session, and is taken away when neither is there any more.
 
-An owner is text: ``NODE:PID:START SESSION``. The node is this boot and set of process numbers, the
-start tells two processes of one number apart. The session is ``SERVER/NUMBER``, with a digest of
-what tells the server, ``-`` where the process itself commits (SQLite), or ``?`` where it is not
-known, as behind a proxy. Without a process it is that of a writer whose commit failed, or who could
-not say that it is over.
+An owner is text: ``NODE:PID:START SESSION#CHANGE``. The node is this boot and set of process
+numbers, the start tells two processes of one number apart. The session is ``SERVER/NUMBER``, with
+a digest of what tells the server, ``-`` where the process itself commits (SQLite), or ``?`` where
+it is not known, as behind a proxy. The change is a number in the process, which alone knows
+whether it is still at it: the answer to a mark may be lost. Without a process it is that of a
+writer whose commit failed.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import threading
@@ -82,9 +84,14 @@ def process() -> str:
     return _process(os.getpid())
 
 
+#: The owners of the changes that this process is at.
+under_way: set[str] = set()
+_changes = itertools.count(1)
+
+
 def owner(session: str) -> str:
-    """Return this process as the owner of what it commits in a session."""
-    return f"{process()} {session}"
+    """Return this process as the owner of one more change, in a session."""
+    return f"{process()} {session}#{next(_changes)}"
 
 
 def left(session: str) -> str:
@@ -163,9 +170,11 @@ class Settled:
     def __call__(self, owner: str, age: float) -> bool:
         """Whether the commit of ``owner`` is over, who marked it ``age`` seconds ago."""
         name, _, session = owner.partition(" ")
+        session = session.partition("#")[0]
         alive = lives(name)
         if alive:
-            return False  # he will say it himself
+            # He will say it himself; but for what he was never told to have marked.
+            return name == process() and owner not in under_way
         if not owner or (alive is False and session == HERE):
             return True
         if not self._lock.acquire(blocking=False):

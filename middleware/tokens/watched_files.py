@@ -28,13 +28,16 @@ class WatchedFiles:
     def have_changed(self) -> bool:
         """Whether they are others than those that were noted on this node.
 
-        :raises OSError: what was noted cannot be read
+        Not where nothing was noted: then no worker of this node has answered anything before.
+
+        :raises OSError: what was noted cannot be read or written
         """
         self._seen = self._look()
         try:
             return self._note.read_bytes() != self._seen
         except FileNotFoundError:
-            return True
+            self.note()
+            return False
 
     def note(self) -> None:
         """Note what :meth:`have_changed` has seen.

@@ -36,6 +36,7 @@ from keyfront.middleware.tokens.node import Node
 from keyfront.middleware.tokens.routes import Routes
 from redis_epochs import KEY, SLOTS, RedisClock, address
 from redis_servers import RedisServer, redis_server
+from served import wait_for
 
 Make = Callable[..., Redis]
 
@@ -570,3 +571,25 @@ def test_a_keystone_that_starts_without_redis(
     server.restart()
     assert call(cache, request(1))
     assert keystone.calls == 4
+
+
+def test_a_mark_whose_answer_was_lost_is_ended_by_its_process(
+    server: RedisServer, make: Make, clock: Clock, retries: Clock, tmp_path: Path
+) -> None:
+    """It lives, so nobody else takes the mark away; the change was refused."""
+    coordinator = make(folder=tmp_path / "node")
+    change(coordinator, 1)
+    registry.set(tmp_path, coordinator)
+    told_of = Changes(lambda: tmp_path)
+    try:
+        server.stop()
+        with pytest.raises(CoordinatorError):
+            told_of.begin(["catalog"])
+        server.resume()
+        retries.later(RETRY_SECONDS)
+        wait_for(lambda: coordinator.statistics()["changes_under_way"] == 1, "it is marked")
+        clock.later(MARK_SECONDS + 1)
+        assert coordinator.recover() == 1
+        assert coordinator.statistics()["changes_under_way"] == 0
+    finally:
+        registry.forget(tmp_path)

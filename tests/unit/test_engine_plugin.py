@@ -351,7 +351,9 @@ def test_a_commit_of_which_nothing_is_known_is_left_to_its_session(
     assert failed_commit(tmp_path, dialect, error)
     found = slots(["catalog"], Recorder.slot_count)
     assert [what for what, _ in recorder.told] == ["mark", "mark", "stamp"]
-    assert recorder.owners == [owners.owner("server/5"), owners.left("server/5")]
+    assert recorder.owners[0].startswith(f"{owners.process()} server/5#")
+    assert recorder.owners[1:] == [owners.left("server/5")]
+    assert not owners.under_way
     assert {tuple(getattr(x, "slots", x)) for _, x in recorder.told} == {tuple(found)}
 
 
@@ -370,6 +372,20 @@ def test_a_mark_that_could_not_be_stamped_is_with_the_next_change(
     assert mark is not None
     assert recorder.told[0] == ("stamp", mark.slots)
     assert len(recorder.told) == 3
+    assert not owners.under_way
+
+
+def test_a_change_that_is_under_way_is_known_to_be(recorder: Recorder, tmp_path: Path) -> None:
+    told_of = changes.Changes(lambda: tmp_path)
+    one, other = told_of.begin(["catalog"]), told_of.begin(["catalog"])
+    assert owners.under_way == set(recorder.owners)
+    told_of.end(one, ["catalog"])
+    assert owners.under_way == {recorder.owners[1]}
+    told_of.end(other, ["catalog"])
+    recorder.failing = "mark"
+    with pytest.raises(CoordinatorError):
+        told_of.begin(["catalog"])
+    assert not owners.under_way
 
 
 def test_what_keystone_caches_is_found_anew_after_a_change(

@@ -115,10 +115,29 @@ def test_of_a_process_elsewhere_nothing_is_known(name: str) -> None:
 
 
 def test_who_lives_says_it_himself(clock: Clock) -> None:
-    server = Server()
-    assert not settled(server)(owners.owner(HERE), LONG)
-    assert not settled(server)(owners.owner(UNKNOWN), LONG)
-    assert not server.asked
+    program = "from keyfront.middleware.tokens import owners; print(owners.process(), flush=True)"
+    command = [sys.executable, "-c", f"{program}; input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None
+        name = other.stdout.readline().strip()
+        server = Server()
+        for session in (HERE, UNKNOWN, "0123456789ab/5"):
+            assert not settled(server)(f"{name} {session}#7", LONG)
+        assert not server.asked
+        other.kill()
+
+
+def test_what_a_process_is_not_at_any_more_it_settles_itself(clock: Clock) -> None:
+    """The answer to its mark was lost, so that it made no change; or that to its stamp."""
+    me = owners.owner(HERE)
+    assert me != owners.owner(HERE)
+    assert settled()(me, MARK_SECONDS)
+    owners.under_way.add(me)
+    try:
+        assert not settled()(me, LONG)
+    finally:
+        owners.under_way.discard(me)
 
 
 def test_a_dead_process_that_commits_itself_has_settled(clock: Clock, dead: str) -> None:
