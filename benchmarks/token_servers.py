@@ -58,10 +58,14 @@ class Servers:
     :param folder: a folder of this user only; the caller deletes it
     :param shared: the same in memory, for what keyfront's workers share
     :param threads: of each uWSGI process
+    :param extra: more of keystone.conf, for all
     """
 
-    def __init__(self, folder: Path, shared: Path, *, threads: int = 1) -> None:
+    def __init__(
+        self, folder: Path, shared: Path, *, threads: int = 1, extra: str = ""
+    ) -> None:
         self.folder = folder
+        self._extra = extra
         self.threads = threads
         self.shared = shared
         self.state = State(folder / "state")
@@ -117,7 +121,7 @@ class Servers:
             more = folder / "more.conf"
             # oslo.config substitutes $name
             dollars = {key: value.replace("$", "$$") for key, value in values.items()}
-            more.write_text(candidate.configuration(dollars))
+            more.write_text(candidate.configuration(dollars) + self._extra)
             # the last one wins
             environment["OS_KEYSTONE_CONFIG_FILES"] = f"{self.state.config};{more}"
         text = self._ini(candidate, port, folder)

@@ -477,7 +477,7 @@ def token_cache(
         memory=int((values["memory"] << 20) * (1 - SHARE)),
         callers=_caller_variables(conf),
         settle=values["settle"],
-        files=WatchedFiles(of_keystone(conf), folder / "watched"),
+        files=WatchedFiles(of_keystone(conf), folder),
     )
 
 

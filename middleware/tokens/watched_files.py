@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,18 @@ class WatchedFiles:
     """Tells once for all workers of a node when files have changed.
 
     :param paths: of files, and of folders whose files count
-    :param note: of a file that says what was last seen of them
+    :param folder: of what the workers share. What was last seen is noted there for each set of
+        paths and each container apart, which have other files by the same names
     """
 
-    def __init__(self, paths: Iterable[Path], note: Path) -> None:
+    def __init__(self, paths: Iterable[Path], folder: Path) -> None:
         self._paths = sorted(set(paths))
-        self._note = note
+        container = ""
+        with suppress(OSError):
+            container = os.readlink("/proc/self/ns/mnt")
+        what = repr((container, list(map(str, self._paths))))
+        digest = hashlib.blake2b(what.encode("utf-8", "surrogateescape"), digest_size=6)
+        self._note = folder / f"watched-{digest.hexdigest()}"
         self._seen = b""
 
     def have_changed(self) -> bool:

@@ -41,7 +41,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_a_change(tmp_path: Path, keys: Path, change: str) -> None:
     """Of which one worker tells; to the others it is known then."""
-    one, other = (WatchedFiles([keys, tmp_path / "policy"], tmp_path / "note") for _ in range(2))
+    one, other = (WatchedFiles([keys, tmp_path / "policy"], tmp_path) for _ in range(2))
     assert not one.have_changed()
     assert not other.have_changed()
     CHANGES[change](keys)
@@ -53,8 +53,15 @@ def test_what_is_a_change(tmp_path: Path, keys: Path, change: str) -> None:
     assert not other.have_changed()
 
 
+def test_two_keystones_of_one_database_do_not_tell_each_other_for_ever(tmp_path: Path) -> None:
+    one, other = (WatchedFiles([tmp_path / name], tmp_path) for name in ("public", "admin"))
+    for _ in range(3):
+        assert not one.have_changed()
+        assert not other.have_changed()
+
+
 def test_a_file_that_comes_later(tmp_path: Path) -> None:
-    files = WatchedFiles([tmp_path / "policy"], tmp_path / "note")
+    files = WatchedFiles([tmp_path / "policy"], tmp_path)
     assert not files.have_changed()
     (tmp_path / "policy").touch()
     assert files.have_changed()
