@@ -104,6 +104,27 @@ def _parser() -> argparse.ArgumentParser:
         where.add_argument("--state", **folder)  # type: ignore[arg-type]
         if action == "stats":
             part.add_argument("--json", action="store_true", help="for programs")
+    text = "find out whether changes are heard by the nodes, and those of keystone-manage by them"
+    part = actions.add_parser(
+        "check",
+        allow_abbrev=False,
+        help=text,
+        description=f"{text.capitalize()}. Nothing of the cloud is changed. Who asks the nodes is "
+        "said by OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME. Ends with 1 if one does not hear.",
+    )
+    where = part.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--config-file", type=Path, metavar="FILE", help="the Keystone's keystone.conf"
+    )
+    where.add_argument("--state", **folder)  # type: ignore[arg-type]
+    part.add_argument(
+        "--keystone",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a node, http://HOST:PORT/v3; may be given for each",
+    )
+    part.add_argument("--json", action="store_true", help="for programs")
     _add_ldap(commands)
     _add_heartbeat(commands)
     _add_plan(commands)
@@ -271,6 +292,10 @@ def _tokens(arguments: argparse.Namespace) -> int:
     config = arguments.config_file
     if arguments.state is not None:
         config = state.State(arguments.state).config
+    if arguments.action == "check":
+        from keyfront import token_check
+
+        return token_check.check(config, arguments.keystone, sys.stdout, as_json=arguments.json)
     cache = token_commands.cache(path=arguments.path, config_file=config)
     if arguments.action == "flush":
         return token_commands.flush(cache, sys.stdout)
