@@ -15,7 +15,11 @@ from typing import Any
 from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
 from keyfront.middleware.tokens.keystone_caches import CacheNames
-from keyfront.middleware.tokens.keystone_hooks import keep_per_request, record_validations
+from keyfront.middleware.tokens.keystone_hooks import (
+    keep_no_outside_decision,
+    keep_per_request,
+    record_validations,
+)
 
 from . import process
 from .compatibility import import_keystone, incompatible
@@ -97,6 +101,7 @@ def connect(database: Database) -> CacheNames:
     _keep_in_memory(regions)
     names = CacheNames(regions, database.coordinator, _options()["settle"])
     record_validations(_token_manager())
+    keep_no_outside_decision(import_keystone("oslo_policy._checks"))
     _load_policies()
     return names
 

@@ -35,7 +35,10 @@ def tags(request: Request, asked: list[str]) -> set[str] | None:
         try:
             if model is not None:
                 found.update(token_tags(model))
-        except (ValueError, AttributeError, KeyError, TypeError):
+        except ValueError:
+            # Which identifiers are equal to one that is not ASCII, the database alone can say.
+            found.add(ANY)
+        except (AttributeError, KeyError, TypeError):
             return None
     return found
 

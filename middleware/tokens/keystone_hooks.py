@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -75,3 +76,24 @@ def keep_per_request(proxy: Any) -> None:
         return original(self) if request is None else request.memory
 
     proxy._get_request_context = _get_request_context
+
+
+def keep_no_outside_decision(checks: Any) -> None:
+    """Have nothing kept of a request that a policy asks somebody else about, as by ``http:``.
+
+    :param checks: the module ``oslo_policy._checks``: all rules that others bring are extensions
+    """
+    for kind in set(checks.get_extensions().values()):
+        decide = kind.__call__
+        if hasattr(decide, "keyfront"):
+            continue
+
+        @functools.wraps(decide)
+        def asks(self: Any, *values: Any, decide: Any = decide, **named: Any) -> Any:
+            request = current.get()
+            if request is not None:
+                request.unvouched = True
+            return decide(self, *values, **named)
+
+        asks.keyfront = True  # type: ignore[attr-defined]
+        kind.__call__ = asks

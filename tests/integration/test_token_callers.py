@@ -9,8 +9,10 @@ import datetime
 import hashlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -186,6 +188,40 @@ def test_a_policy_counts_when_it_is_there(world: Watched) -> None:
     finally:
         world.policy.write_text("{}\n")
     wait_for(lambda: ask_once(world, VALIDATE, caller).status == 200, "it is allowed again")
+
+
+class Decides(BaseHTTPRequestHandler):
+    """Somebody whom a policy asks."""
+
+    verdict = b"True"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.verdict)))
+        self.end_headers()
+        self.wfile.write(self.verdict)
+
+    def log_message(self, *values: object) -> None:
+        pass
+
+
+def test_what_somebody_else_decides_is_asked_each_time(world: Watched) -> None:
+    caller = {"X-Auth-Token": world.admin, "X-Subject-Token": world.bystander.token}
+    with ThreadingHTTPServer(("127.0.0.1", 0), Decides) as server:
+        threading.Thread(target=server.serve_forever).start()
+        rule = f"http://127.0.0.1:{server.server_port}/"
+        world.policy.write_text(f'"identity:validate_token": "{rule}"\n')
+        try:
+            Decides.verdict = b"False"
+            wait_for(lambda: ask_once(world, VALIDATE, caller).status == 403, "it is asked")
+            for verdict, status in ((b"True", 200), (b"False", 403), (b"True", 200)):
+                Decides.verdict = verdict
+                assert ask(world, VALIDATE, caller).status == status
+        finally:
+            world.policy.write_text("{}\n")
+            server.shutdown()
+    wait_for(lambda: ask_once(world, VALIDATE, caller).status == 200, "it is as before")
 
 
 def ask_once(world: World, path: str, headers: dict[str, str]) -> Answer:

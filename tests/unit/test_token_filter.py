@@ -317,6 +317,17 @@ def test_a_model_of_another_shape_is_not_cached(world: World) -> None:
     assert world.keystone.asked == 2
 
 
+def test_who_has_an_identifier_that_is_not_ascii_depends_on_every_change(world: World) -> None:
+    """As in a directory whose users are named by it."""
+    world.keystone.known["t"] = model("t", user_id="j\u00f6rg")
+    world.get()
+    world.get()
+    assert world.keystone.asked == 1
+    world.change("any", "user:jorg")
+    world.get()
+    assert world.keystone.asked == 2
+
+
 def test_other_routes_depend_on_what_they_show(tmp_path: Path) -> None:
     world = World(tmp_path / "shared", routes=["/v3/projects", "/v3/users/{id}", "/v3/limits"])
 
