@@ -596,7 +596,7 @@ def cloud(rules: Rules, workers: dict[str, int], *, by_word: bool = False) -> It
             (keystone_caches, "secrets", random),
             (shared_memory, "time", clock),
             (shared_memory, "_others", lambda folder, name: made.others(name)),
-            (shared_memory, "check_folder", lambda folder, make: None),
+            (shared_memory, "check_folder", lambda folder, **options: None),
             (shared_memory, "FileLock", lambda path, create: _Lock(made)),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
