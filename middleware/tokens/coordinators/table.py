@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from itertools import compress
 from pathlib import Path
 
 from ..epochs import ALL_SLOT, DIRTY, MARK_SECONDS, MARK_TAGS, OWNER_BYTES
@@ -36,6 +37,8 @@ _MARK_HEAD = _OWNER + OWNER_BYTES // WORD
 _MARK_WORDS = _MARK_HEAD + MARK_TAGS
 _FIRST_SLOT = _HEADER_WORDS + MARKS * _MARK_WORDS
 _PLACES = range(_HEADER_WORDS, _FIRST_SLOT, _MARK_WORDS)
+# Of all marks, used or not: to be looked through at once.
+_DEADLINES = slice(_HEADER_WORDS, _FIRST_SLOT, _MARK_WORDS)
 
 
 def boot_word() -> int:
@@ -50,6 +53,12 @@ def boot_word() -> int:
 def size(slot_count: int) -> int:
     """Return the bytes that a table of ``slot_count`` slots takes."""
     return (_FIRST_SLOT + slot_count) * WORD
+
+
+def _written(values: memoryview) -> Iterator[tuple[int, int]]:
+    """Yield each slot that was ever written, with its value: few of many."""
+    numbers = values.tolist()
+    return zip(compress(range(len(numbers)), numbers), filter(None, numbers), strict=True)
 
 
 def _mix(slot: int, value: int) -> int:
@@ -122,11 +131,10 @@ class Table:
                 return "it is from before the machine started"
             checksum = 0
             newest = words[_SEQUENCE]
-            for slot, value in enumerate(words[_FIRST_SLOT:].tolist()):
-                if value:
-                    checksum ^= _mix(slot, value)
-                    if value > newest and value != DIRTY:
-                        return "a slot is newer than the table"
+            for slot, value in _written(words[_FIRST_SLOT:]):
+                checksum ^= _mix(slot, value)
+                if value > newest and value != DIRTY:
+                    return "a slot is newer than the table"
             # Not if a writer was killed in between: see mend().
             if checksum != words[_CHECKSUM] and not words[_WRITING]:
                 return "its slots do not match their checksum"
@@ -151,7 +159,7 @@ class Table:
         words = self._words
         if words[_WRITING]:
             checksum = 0
-            for slot, value in enumerate(self.values.tolist()):
+            for slot, value in _written(self.values):
                 checksum ^= _mix(slot, value)
             words[_CHECKSUM] = checksum
             words[_WRITING] = 0
@@ -272,17 +280,22 @@ class Table:
 
     def _find(self, serial: int) -> int | None:
         """Return where the mark ``serial`` is; with 0, a free place."""
-        words = self._words
-        for place in _PLACES:
-            if words[place + 1] == serial if words[place] else not serial:
+        if not serial:
+            free = self._words[_DEADLINES].tolist()
+            return _PLACES[free.index(0)] if 0 in free else None
+        for place in self._places():
+            if self._words[place + 1] == serial:
                 return place
         return None
 
+    def _places(self) -> Iterator[int]:
+        """Yield where there are marks."""
+        return compress(_PLACES, self._words[_DEADLINES].tolist())
+
     def _marked(self, besides: int | None) -> set[int]:
-        words = self._words
         found: set[int] = set()
-        for place in _PLACES:
-            if words[place] and place != besides:
+        for place in self._places():
+            if place != besides:
                 found.update(self._slots_of(place))
         return found
 
