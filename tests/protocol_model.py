@@ -12,6 +12,7 @@ its writer lives.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ class _Clock:
 
     def monotonic(self) -> float:
         return self.now / 1e9
+
+    time = monotonic
 
     def sleep(self, seconds: float) -> None:
         raise _Sleeps(self.now + round(seconds * 1e9))
@@ -578,6 +581,7 @@ def cloud(rules: Rules, workers: dict[str, int], *, by_word: bool = False) -> It
     :param workers: their names, and by which version of keyfront each numbers the slots
     """
     clock = _Clock()
+    times = itertools.count()
     made = Cloud(rules, clock)
     random = SimpleNamespace(
         randbelow=lambda limit: made.made, token_bytes=bytes, token_hex=lambda n: made.own_name(n)
@@ -590,13 +594,17 @@ def cloud(rules: Rules, workers: dict[str, int], *, by_word: bool = False) -> It
             (table_module, "OWNER_BYTES", _OWNER_BYTES),
             (table_module, "_MARK_HEAD", head),
             (table_module, "_PLACES", range(first, last, head + _TAGS)),
+            (table_module, "_DEADLINES", slice(first, last, head + _TAGS)),
             (table_module, "_FIRST_SLOT", last),
             (table_module, "boot_word", lambda: 1),
             (table_module, "secrets", random),
             (keystone_caches, "secrets", random),
             (shared_memory, "time", clock),
             (shared_memory, "_others", lambda folder, name: made.others(name)),
-            (shared_memory, "check_folder", lambda folder, **options: None),
+            # whose folder is never as it was, so that it is looked into each time
+            (shared_memory, "check_folder", lambda folder, **options: SimpleNamespace(
+                st_mtime_ns=next(times)
+            )),
             (shared_memory, "FileLock", lambda path, create: _Lock(made)),
         ):
             stack.enter_context(mock.patch.object(module, name, value))

@@ -53,6 +53,9 @@ _LEASE = int(LEASE_SECONDS * 1e9)
 # What a new file waits: the lease, and as much again for laying it out.
 _SETTLE = 2 * _LEASE
 
+# Nanoseconds within which a file system may give two writes one time: some ticks of the kernel.
+_TICK = 100_000_000
+
 # Nanoseconds between looks for abandoned marks while something is dirty.
 _RECOVER = 100_000_000
 
@@ -98,6 +101,8 @@ class SharedMemory:
         self._recovered = 0
         self._complained = False
         self._closed = False
+        # When the folder was last written into, and when there was no other table in it.
+        self._written, self._alone = -1, -2
         # Only who makes the table makes the lock, so that it is the service user's, not root's.
         self._lock = FileLock(folder / _LOCK_NAME, create=create)
         self.settled: Callable[[str, float], bool] = settled_by_age
@@ -218,7 +223,8 @@ class SharedMemory:
     @contextmanager
     def _held(self) -> Iterator[None]:
         """Hold the lock, in a folder that is safe; it is made anew if it was removed."""
-        check_folder(self.folder, make=self._create, trusted=self._trusted)
+        found = check_folder(self.folder, make=self._create, trusted=self._trusted)
+        self._written = found.st_mtime_ns
         with self._lock:
             yield
 
@@ -229,8 +235,13 @@ class SharedMemory:
             time.sleep(wait)
 
     def _end_others(self, table: Table) -> None:
+        written = self._written
+        if written == self._alone:
+            return  # nothing has come into the folder
         if end_others(self.folder, self._path.name):
             table.ended = time.monotonic_ns()
+        elif time.time() * 1e9 - written > _TICK:
+            self._alone = written
 
     def _usable(self) -> Table:
         if time.monotonic_ns() - self._looked > _LEASE:
@@ -399,11 +410,14 @@ def end_others(folder: Path, name: str = NAME) -> bool:
     return bool(found)
 
 
-def check_folder(folder: Path, *, make: bool, trusted: set[int] | None = None) -> None:
+def check_folder(
+    folder: Path, *, make: bool, trusted: set[int] | None = None
+) -> os.stat_result:
     """Check that only one user, this one unless this is root, can enter ``folder``.
 
     :param make: make it with mode 0700 if it is missing
     :param trusted: the users whose folder it may be where this is root; ``None``: all
+    :returns: what the file system says of it
     :raises CoordinatorError: it is another user's, or open to others, or cannot be made
     """
     try:
@@ -421,10 +435,11 @@ def check_folder(folder: Path, *, make: bool, trusted: set[int] | None = None) -
             f"{folder}: belongs to user {found.st_uid}, not to this process's user "
             f"{os.geteuid()}; remove it or set path to another"
         )
-    if os.geteuid() == 0 and trusted is not None and found.st_uid not in trusted:
+    if trusted is not None and os.geteuid() == 0 and found.st_uid not in trusted:
         raise CoordinatorError(
             f"{folder}: belongs to user {found.st_uid}, and neither to root nor to the owner of "
             "Keystone's database file or fernet keys; remove it, or set path to another"
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise CoordinatorError(f"{folder}: others may enter it; its mode must be 0700")
+    return found
