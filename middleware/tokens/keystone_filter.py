@@ -98,6 +98,7 @@ class TokenCache:
         self._settling = Settling(settle)
         self._files = files
         self._next_look = 0.0
+        self._files_complained = False
         self.answers: Memory[Entry] = Memory(memory - memory // 8)
         self.refusals: Memory[Entry] = Memory(memory // 8)
         self._warned = False
@@ -156,8 +157,11 @@ class TokenCache:
             if self._files is not None and self._files.have_changed():
                 self.coordinator.touch(_ALL)
                 self._files.note()
+            self._files_complained = False
         except (CoordinatorError, OSError) as error:
-            LOG.warning("token cache: changed files are not told of: %s", error)
+            if not self._files_complained:
+                LOG.warning("token cache: changed files are not told of yet: %s", error)
+            self._files_complained = True
 
     def _miss(
         self,
