@@ -49,6 +49,9 @@ _READS = frozenset({"GET", "HEAD"})
 
 _ALL = Slots((ALL_SLOT,))
 
+# Bytes of an answer of another route than validation that goes into what the workers share.
+_SHARED_LISTING = 65536
+
 # Seconds between looks at files.
 _LOOK_SECONDS = 0.5
 
@@ -65,7 +68,8 @@ class TokenCache:
     :param routes: what is answered from the cache
     :param ttl: seconds an answer is kept at most
     :param negative_ttl: the same for refusals
-    :param memory: bytes of answers in this process, an eighth of it for refusals
+    :param memory: bytes of answers in this process, an eighth of it for refusals, and a quarter for
+        other routes than validation if there are any
     :param callers: request variables by which a caller is let in without a token
     :param settle: seconds by which the database that answers may be behind
     :param files: what Keystone reads besides its database
@@ -99,8 +103,11 @@ class TokenCache:
         self._files = files
         self._next_look = 0.0
         self._files_complained = False
-        self.answers: Memory[Entry] = Memory(memory - memory // 8)
+        # Of their own: anybody can ask for a long list in as many ways as he likes.
+        listings = memory // 4 if routes else 0
+        self.answers: Memory[Entry] = Memory(memory - memory // 8 - listings)
         self.refusals: Memory[Entry] = Memory(memory // 8)
+        self.listings: Memory[Entry] = Memory(listings)
         self._warned = False
         self._generation = 0
         self._callers = callers
@@ -128,6 +135,8 @@ class TokenCache:
         entry = self.answers.get(key)
         if entry is None:
             entry = self.refusals.get(key)
+            if entry is None and path != TOKENS:
+                entry = self.listings.get(key)
         asked = tags_header.ENVIRON_KEY in environ
         fresh = self._fresh_now if asked else self.coordinator.fresh
         now = time.monotonic()
@@ -171,6 +180,7 @@ class TokenCache:
     ) -> Iterable[bytes]:
         self._node.check()
         asked = tags_header.ENVIRON_KEY in environ
+        listing = environ["PATH_INFO"] != TOKENS  # Keystone takes the path apart
         stands = self._stands_now if asked else self._stands
         lost = False
         try:
@@ -192,14 +202,14 @@ class TokenCache:
             return self._bypass(environ, start_response)
         if entry is not None:
             self._count(NODE_HITS)
-            self._keep(key, entry)
+            self._keep(key, entry, listing)
             if asked:
                 return _tell(entry, environ, start_response)
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
             return [body]
         try:
-            return self._ask(environ, start_response, key)
+            return self._ask(environ, start_response, key, listing)
         finally:
             if asking:
                 self._node.answered(key)
@@ -209,6 +219,7 @@ class TokenCache:
         environ: dict[str, Any],
         start_response: Callable[..., Any],
         key: bytes,
+        listing: bool,
     ) -> Iterable[bytes]:
         """Let Keystone answer, and keep the answer if it is one to be kept."""
         self._count(MISSES)
@@ -221,17 +232,17 @@ class TokenCache:
         # Of what a replica may not have yet, the answer will not be said to be made.
         settled = self._settling.settled(epoch)
         request = environ[ENVIRON_KEY] = Request(recording=True, since=epoch)
-        shows_rows = environ["PATH_INFO"] != TOKENS  # Keystone takes the path apart
         # Who asks how long the answer stands is told at its beginning: it waits for its end.
         asked = tags_header.ENVIRON_KEY in environ
         answer = _Answer(None if asked else start_response)
         body = answer.read(self.application(environ, answer.start))
-        entry = self._entry(environ, request, answer, body, settled, shows_rows)
+        entry = self._entry(environ, request, answer, body, settled, listing)
         if entry is None:
             self._count(NOT_KEPT)
         else:
-            self._keep(key, entry)
-            self._node.keep(key, entry)
+            self._keep(key, entry, listing)
+            if not listing or len(body) <= _SHARED_LISTING:
+                self._node.keep(key, entry)
             if asked:
                 return _tell(entry, environ, start_response)
         if asked:
@@ -246,7 +257,7 @@ class TokenCache:
         answer: _Answer,
         body: bytes,
         epoch: Epoch,
-        shows_rows: bool,
+        listing: bool,
     ) -> Entry | None:
         if not request.recorded:
             if not self._warned:
@@ -266,7 +277,7 @@ class TokenCache:
         tags = _tags(environ, request, status)
         if tags is None or ttl <= 0:
             return None
-        if shows_rows:  # that belong to no token
+        if listing:  # it shows rows that belong to no token
             let_in = request.reading or status.startswith("401")
             if not let_in or request.reads & LAPSING:
                 return None
@@ -321,8 +332,8 @@ class TokenCache:
 
         return self.application(environ, start)
 
-    def _keep(self, key: bytes, entry: Entry) -> None:
-        memory, other = self.answers, self.refusals
+    def _keep(self, key: bytes, entry: Entry, listing: bool) -> None:
+        memory, other = self.listings if listing else self.answers, self.refusals
         if entry.negative:
             memory, other = other, memory
         memory.put(key, entry)
@@ -333,6 +344,7 @@ class TokenCache:
         secret = self.coordinator.secret
         self.answers.clear()
         self.refusals.clear()
+        self.listings.clear()
         self._node.start(secret)
         self._keys = Keys(secret, self._callers)
         self._generation = generation

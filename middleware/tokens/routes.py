@@ -67,6 +67,10 @@ class Routes:
             else:
                 self._exact.add(route)
 
+    def __bool__(self) -> bool:
+        """Whether there are others than validation."""
+        return bool(self._patterns) or self._exact != {TOKENS}
+
     def include(self, path: str) -> bool:
         """Whether what is asked at ``path`` may be answered from the cache."""
         if path in self._exact:

@@ -208,8 +208,8 @@ TOKEN_CACHE = [
         max=65536,
         help="MiB that each worker process takes for it at most. A quarter of it is for what "
         "Keystone computes for its own caches, where [cache] backend is the default that keeps "
-        "nothing; the rest is for answers, an eighth of that for refusals, which cannot push out "
-        "good answers.",
+        "nothing; the rest is for answers, an eighth of that for refusals and, with routes, a "
+        "quarter for these, which cannot push out good answers to validations.",
     ),
     cfg.IntOpt(
         "node_memory",

@@ -350,6 +350,26 @@ def test_other_routes_depend_on_what_they_show(tmp_path: Path) -> None:
     assert [ask("/v3/roles"), ask("/v3/roles")] == [8, 9]
 
 
+def test_lists_push_out_no_validation(tmp_path: Path) -> None:
+    """Whoever may list something can do so in any number of ways."""
+    world = World(tmp_path / "shared", routes=["/v3/projects"], memory=8 << 20)
+    other = world.worker()
+    world.get()
+    body, world.keystone.body = world.keystone.body, "x" * 40_000
+    for number in range(250):
+        world.get(subject="", PATH_INFO="/v3/projects", QUERY_STRING=f"name={number}")
+    world.keystone.body = "x" * 100_000
+    world.get(subject="", PATH_INFO="/v3/projects", QUERY_STRING="long")
+    asked = world.keystone.asked
+    world.get(subject="", PATH_INFO="/v3/projects", QUERY_STRING="long")
+    assert world.keystone.asked == asked  # it is kept here
+    world.get(subject="", PATH_INFO="/v3/projects", QUERY_STRING="long", by=other)
+    assert world.keystone.asked == asked + 1  # and not shared
+    world.keystone.body = body
+    world.get()
+    assert world.keystone.asked == asked + 1
+
+
 @pytest.mark.parametrize("context", [{}, {"user_id": "of a certificate"}, {"token": object()}, ""])
 def test_a_caller_who_was_let_in_by_something_else_is_looked_at_each_time(
     world: World, context: object
