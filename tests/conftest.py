@@ -1,0 +1,12 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:
+    pass  # the documents are tested without it
+else:
+    # How long an example takes is the machine's affair: beside others some take a second.
+    settings.register_profile("unhurried", deadline=None)
+    settings.load_profile("unhurried")
