@@ -25,7 +25,13 @@ from typing import Any
 from keyfront.errors import CoordinatorError, OptionError
 
 from .coordinators.chosen import coordinator_of
-from .coordinators.shared_memory import LEASE_SECONDS, NAME, SharedMemory, end_others
+from .coordinators.shared_memory import (
+    LEASE_SECONDS,
+    NAME,
+    SharedMemory,
+    check_folder,
+    end_others,
+)
 from .epochs import ALL_SLOT, Coordinator, Mark, Slots, slots
 from .owners import HERE, UNKNOWN, Settled, left, owner, under_way
 
@@ -157,10 +163,12 @@ class Registry:
         #: Tells of marks whether their commits are over.
         self.settled = Settled()
 
-    def get(self, folder: Path, trusted: set[int] | None = None) -> Coordinator | None:
+    def get(
+        self, folder: Path, trusted: Callable[[], set[int] | None] = lambda: None
+    ) -> Coordinator | None:
         """Return the coordinator for ``folder``, attached if there is a table; else ``None``.
 
-        :param trusted: the users of whom root takes part in a table; ``None``: all
+        :param trusted: returns the users of whom root takes part in a table; ``None``: all
         :raises CoordinatorError: there is a table, and it cannot be used
         :raises OptionError: an option has a value out of its range
         """
@@ -179,7 +187,7 @@ class Registry:
             with self._lock:
                 coordinator = self._coordinators.get(folder)
                 if coordinator is None:
-                    coordinator = SharedMemory(folder, create=False, trusted=trusted)
+                    coordinator = SharedMemory(folder, create=False, trusted=trusted())
                     coordinator.settled = self.settled
                     self._coordinators[folder] = coordinator
                     self._attached.add(folder)
@@ -244,9 +252,9 @@ class Changes:
         :param session: of the database connection, as ``owners.py`` has it
         :raises CoordinatorError: nobody could be told; the change must not be committed
         """
-        coordinator = registry.get(self.folder, self._trusted())
+        coordinator = registry.get(self.folder, self._trusted)
         if coordinator is None:
-            self._ended |= end_others(self.folder)
+            self._ended |= self._end_others()
             if not self._said:
                 self._said = True
                 LOG.info("%s: there is no token cache to be told of changes", self.folder)
@@ -277,9 +285,10 @@ class Changes:
 
         :raises CoordinatorError: the table cannot be reached; the mark stays
         """
+        if mark is not None:
+            self._is_over(mark)
         coordinator = registry.get(self.folder)
         if mark is not None and coordinator is not None:
-            self._is_over(mark)
             try:
                 coordinator.stamp(mark)
                 return
@@ -288,7 +297,7 @@ class Changes:
                 self._forget_removed()
         # There was no table before the commit. One that was made since has to know, and one that
         # was removed may still be trusted for a moment.
-        if self._ended | end_others(self.folder):
+        if self._ended | self._end_others():
             self._ended = False
             time.sleep(LEASE_SECONDS)
         if _removed(self.folder):
@@ -315,6 +324,14 @@ class Changes:
         except CoordinatorError as error:
             LOG.error("a change could not be completed: %s", error)
             self._unstamped.append((mark, session))
+
+    def _end_others(self) -> bool:
+        """Take away the tables of other versions; whether there were any."""
+        try:
+            check_folder(self.folder, make=False, trusted=self._trusted())
+        except CoordinatorError:
+            return False  # there is none, or one in which nobody is believed
+        return end_others(self.folder)
 
     def _is_over(self, mark: Mark) -> None:
         owners = self._owners.pop(mark, [])

@@ -74,6 +74,14 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
     def do_commit(connection: Any) -> None:
         _commit(connection, commit, changes, dialect.name)
 
+    def note_session(connection: Any, record: Any, proxy: Any) -> None:
+        # Not when it is needed: in a transaction, a question that PostgreSQL refuses would have
+        # the commit that follows do nothing, and say nothing.
+        if _SESSION not in record.info:
+            record.info[_SESSION] = owners.session_of(dialect.name, connection)
+            with suppress(Exception):
+                connection.rollback()
+
     def connect() -> Any:
         arguments, named = dialect.create_connect_args(engine.url)
         return dialect.connect(*arguments, **named)
@@ -83,6 +91,7 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
     setattr(engine.dialect, "do_commit", do_commit)  # noqa: B010 - mypy refuses methods
     if dialect.name != "sqlite":
         registry.settled.connections.append((dialect.name, connect))
+        event.listen(engine, "checkout", note_session)
     event.listen(engine, "before_cursor_execute", _before_execute)
     event.listen(engine, "after_cursor_execute", _after_execute)
     event.listen(engine, "rollback", _forget)
@@ -147,11 +156,8 @@ def _commit(
         commit(connection)
         return
     request = current.get()
-    session = connection.info.get(_SESSION)
-    if session is None:
-        # Asked once, in the transaction: the pool may have had it before this was attached.
-        session = owners.session_of(dialect, connection.dbapi_connection)
-        connection.info[_SESSION] = session
+    here = dialect == "sqlite"  # the process itself commits
+    session = owners.HERE if here else connection.info.get(_SESSION, owners.UNKNOWN)
     try:
         mark = changes.begin(tags, session)
     except CoordinatorError as error:
@@ -162,7 +168,7 @@ def _commit(
     try:
         commit(connection)
     except BaseException as error:
-        if session == owners.HERE or _is_answer(dialect, error):
+        if here or _is_answer(dialect, error):
             _end(changes, mark, tags)
         elif mark is not None:
             # The server may still be about to commit. Nothing more may come in this session, so

@@ -76,8 +76,8 @@ _UNCACHED_NAMES = """
 _UNCACHED = frozenset((*_UNCACHED_NAMES.split(), AUTH_CONTEXT))
 # REMOTE_ADDR and its like are harmless, and are known before.
 _UNCACHED_PREFIXES = (
-    *("REMOTE_", "SSL_CLIENT_", "HTTP_X_SSL_", "HTTP_SSL_", "OIDC_", "MELLON_", "SHIB"),
-)
+    "REMOTE_", "SSL_CLIENT_", "HTTP_X_SSL_", "HTTP_SSL_", "OIDC_", "MELLON_", "SHIB",
+)  # fmt: skip
 
 _BLANKS = ("",) * len(CORE)
 

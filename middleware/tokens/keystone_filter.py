@@ -163,9 +163,10 @@ class TokenCache:
         """End all answers of which Keystone may have read other files."""
         self._next_look = now + _LOOK_SECONDS
         try:
-            if self._files is not None and self._files.have_changed():
+            seen = None if self._files is None else self._files.changed()
+            if self._files is not None and seen is not None:
                 self.coordinator.touch(_ALL)
-                self._files.note()
+                self._files.note(seen)
             self._files_complained = False
         except (CoordinatorError, OSError) as error:
             if not self._files_complained:

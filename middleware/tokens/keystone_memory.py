@@ -23,7 +23,7 @@ from dogpile.cache.backends.null import NullBackend
 from dogpile.cache.proxy import ProxyBackend
 
 from .memory import Memory
-from .request import current
+from .request import Request, current
 
 #: The part of the option ``memory`` that is for this.
 SHARE = 0.25
@@ -114,15 +114,12 @@ class KeystoneMemory(CacheBackend):
 
     def get(self, key: str) -> Any:
         """Return the value as it was set, or ``NO_VALUE``."""
-        if not _shared():
+        request = _sharing()
+        found = None if request is None else self._values.get(self._digest(key))
+        if request is None or found is None or time.monotonic() > found.deadline:
             return NO_VALUE
-        found = self._values.get(self._digest(key))
-        if found is None or time.monotonic() > found.deadline:
-            return NO_VALUE
-        request = current.get()
-        if request is not None:
-            # What is made of it ends with it.
-            request.until = min(request.until, found.deadline)
+        # What is made of it ends with it.
+        request.until = min(request.until, found.deadline)
         value = pickle.loads(found.data)
         if _is_token(value.payload):
             value.payload.id = _argument(key)
@@ -130,7 +127,8 @@ class KeystoneMemory(CacheBackend):
 
     def set(self, key: str, value: Any) -> None:
         """Keep a value, if it is one of those that are kept."""
-        if not _shared() or key.partition("|")[0] not in FUNCTIONS:
+        request = _sharing()
+        if request is None or key.partition("|")[0] not in FUNCTIONS:
             return
         if _is_token(value.payload):
             if value.payload.id != _argument(key):
@@ -139,8 +137,7 @@ class KeystoneMemory(CacheBackend):
             without.id = None
             value = value._replace(payload=without)
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        request = current.get()
-        deadline = min(time.monotonic() + self._ttl, request.until if request else 0.0)
+        deadline = min(time.monotonic() + self._ttl, request.until)
         self._values.put(self._digest(key), _Value(data, deadline))
 
     def delete(self, key: str) -> None:
@@ -167,10 +164,10 @@ class KeystoneMemory(CacheBackend):
         return keyed.digest()
 
 
-def _shared() -> bool:
-    """Whether the present request has names that others have, too."""
+def _sharing() -> Request | None:
+    """Return the present request if it has names that others have, too."""
     request = current.get()
-    return request is not None and request.names is not None and bool(request.names[0])
+    return request if request is not None and request.names and request.names[0] else None
 
 
 def _is_token(payload: object) -> bool:

@@ -132,10 +132,8 @@ def session_of(dialect: str, connection: Any) -> str:
     """Return the session of a database connection, as the server knows it.
 
     :param dialect: SQLAlchemy's name of it
-    :param connection: of the driver, free or in a transaction
+    :param connection: of the driver, in no transaction; one is begun
     """
-    if dialect == "sqlite":
-        return HERE
     try:
         number, *server = _row(connection, _SESSIONS[dialect])
         greeted = greeting(connection)

@@ -30,9 +30,6 @@ _SIGNATURE = 16
 _FLIGHT = struct.Struct("<16sQB47s")
 _FLIGHTS = 256
 
-# An entry takes no more than such a part of the ring.
-_LARGEST = 8
-
 #: Bytes an entry takes on average, with one service in the catalog; sets the number of buckets.
 _USUAL = 1024
 
@@ -89,9 +86,9 @@ class Store:
         return found is not None and self._words[_HEAD] - found[0] > self._size // 2
 
     def put(self, key: bytes, packed: bytes) -> bool:
-        """Store an entry; ``False`` if it would push out too many others."""
+        """Store an entry; ``False`` if it is over an eighth of the ring."""
         length = _SIGNATURE + len(packed)
-        if length > self._size // _LARGEST:
+        if length > self._size // 8:
             return False
         head = self._words[_HEAD]
         if head % self._size + length > self._size:

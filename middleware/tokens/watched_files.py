@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -30,29 +31,28 @@ class WatchedFiles:
         what = repr((container, list(map(str, self._paths))))
         digest = hashlib.blake2b(what.encode("utf-8", "surrogateescape"), digest_size=6)
         self._note = folder / f"watched-{digest.hexdigest()}"
-        self._seen = b""
 
-    def have_changed(self) -> bool:
-        """Whether they are others than those that were noted on this node.
+    def changed(self) -> bytes | None:
+        """Return what they are now, to be noted, if they are others than those that were noted.
 
-        Not where nothing was noted: then no worker of this node has answered anything before.
+        Where nothing was noted, no worker of this node has answered anything before.
 
         :raises OSError: what was noted cannot be read or written
         """
-        self._seen = self._look()
+        seen = self._look()
         try:
-            return self._note.read_bytes() != self._seen
+            return None if self._note.read_bytes() == seen else seen
         except FileNotFoundError:
-            self.note()
-            return False
+            self.note(seen)
+            return None
 
-    def note(self) -> None:
-        """Note what :meth:`have_changed` has seen.
+    def note(self, seen: bytes) -> None:
+        """Note what :meth:`changed` returned.
 
         :raises OSError: it cannot be written
         """
-        new = self._note.with_name(f"{self._note.name}.{os.getpid()}")
-        new.write_bytes(self._seen)
+        new = self._note.with_name(f"{self._note.name}.{os.getpid()}.{threading.get_ident()}")
+        new.write_bytes(seen)
         new.replace(self._note)
 
     def _look(self) -> bytes:

@@ -24,6 +24,7 @@ from . import token_commands
 # A Keystone is reached by one worker a connection.
 _CONNECTIONS = 8
 _SECONDS = 10.0
+_PROCESS_SECONDS = 60.0
 
 # As keystone-manage does: an engine by the URL of the configuration, and its commit's announcement.
 _ANOTHER_PROCESS = """
@@ -83,27 +84,35 @@ def check(
     return 1 if any(one.fault for one in findings) else 0
 
 
+def _tag() -> str:
+    """Return a tag that no row has."""
+    from keyfront.middleware.tokens.touches import tag
+
+    return tag("user", f"check-{secrets.token_hex(8)}")
+
+
 def _touched(coordinator: Any) -> Any:
     """Touch a tag of no row; returns the epoch from which on that is known."""
     from keyfront.middleware.tokens.epochs import slots
-    from keyfront.middleware.tokens.touches import tag
 
-    name = tag("user", f"check-{secrets.token_hex(8)}")
-    coordinator.touch(slots([name], coordinator.slot_count))
+    coordinator.touch(slots([_tag()], coordinator.slot_count))
     return coordinator.now()
 
 
 def _another_process(config_file: Path, coordinator: Any) -> Finding:
     """Have another process tell of a change by the URL of the configuration."""
-    who = "keystone-manage, by the URL of [database] connection"
-    from keyfront.middleware.tokens.touches import tag
+    from keyfront.middleware.tokens.epochs import slots
 
-    before = coordinator.statistics()["changes"]
-    name = tag("user", f"check-{secrets.token_hex(8)}")
-    done = subprocess.run(
-        [sys.executable, "-c", _ANOTHER_PROCESS, str(config_file), name],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    who = "keystone-manage, by the URL of [database] connection"
+    name = _tag()
+    before, touched = coordinator.now(), slots([name], coordinator.slot_count)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ANOTHER_PROCESS, str(config_file), name],
+            capture_output=True, text=True, timeout=_PROCESS_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Finding(who, f"such a process did not end within {_PROCESS_SECONDS:.0f} s")
     said = done.stdout.split()
     if done.returncode:
         # The last line names the error; a URL with its password is in none of ours.
@@ -111,7 +120,9 @@ def _another_process(config_file: Path, coordinator: Any) -> Finding:
         return Finding(who, f"such a process fails: {kind}; run this where keystone-manage runs")
     if said[:1] == ["plugin"]:
         return Finding(who, "write ?plugin=keyfront behind the URL, or it is seen after ttl")
-    if said[:1] == ["nobody"] or coordinator.statistics()["changes"] == before:
+    # A lease may have it that nothing has changed yet.
+    stands = getattr(coordinator, "fresh_now", coordinator.fresh)
+    if said[:1] == ["nobody"] or stands(before, touched):
         where = said[1] if len(said) > 1 else "?"
         return Finding(who, f"it looks for the cache in {where}; set path to the workers' folder")
     return Finding(who, "")

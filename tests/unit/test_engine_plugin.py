@@ -357,6 +357,34 @@ def test_a_commit_of_which_nothing_is_known_is_left_to_its_session(
     assert {tuple(getattr(x, "slots", x)) for _, x in recorder.told} == {tuple(found)}
 
 
+def test_nothing_is_asked_in_a_transaction_that_is_to_be_committed(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    """PostgreSQL would answer its COMMIT by a rollback, without an error, had it refused that."""
+    committed = []
+    connection = SimpleNamespace(info={"keyfront.tags": {"catalog"}})  # no driver to be asked
+    told_of = changes.Changes(lambda: tmp_path)
+    engine_plugin._commit(connection, committed.append, told_of, "postgresql")
+    assert committed == [connection]
+    assert recorder.owners[0].startswith(f"{owners.process()} {owners.UNKNOWN}#")
+
+
+def test_a_folder_of_somebody_else_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who makes it first does not have root remove what he likes."""
+    folder = tmp_path / "shared"
+    folder.mkdir(0o700)
+    (folder / "epochs-0123456789ab").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    told_of = changes.Changes(lambda: folder, lambda: {os.stat(folder).st_uid + 1})
+    told_of.end(told_of.begin(["users"]), ["users"])
+    assert (folder / "epochs-0123456789ab").exists()
+    told_of = changes.Changes(lambda: folder, lambda: {os.stat(folder).st_uid})
+    told_of.end(told_of.begin(["users"]), ["users"])
+    assert not (folder / "epochs-0123456789ab").exists()
+
+
 def test_a_mark_that_could_not_be_stamped_is_with_the_next_change(
     recorder: Recorder, tmp_path: Path
 ) -> None:

@@ -42,29 +42,29 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_what_is_a_change(tmp_path: Path, keys: Path, change: str) -> None:
     """Of which one worker tells; to the others it is known then."""
     one, other = (WatchedFiles([keys, tmp_path / "policy"], tmp_path) for _ in range(2))
-    assert not one.have_changed()
-    assert not other.have_changed()
+    assert one.changed() is None
+    assert other.changed() is None
     CHANGES[change](keys)
-    assert one.have_changed()
-    assert other.have_changed()
-    assert one.have_changed()  # as long as nobody has told of it
-    one.note()
-    assert not one.have_changed()
-    assert not other.have_changed()
+    seen = one.changed()
+    assert seen is not None
+    assert other.changed() == one.changed() == seen  # as long as nobody has told of it
+    one.note(seen)
+    assert one.changed() is None
+    assert other.changed() is None
 
 
 def test_two_keystones_of_one_database_do_not_tell_each_other_for_ever(tmp_path: Path) -> None:
     one, other = (WatchedFiles([tmp_path / name], tmp_path) for name in ("public", "admin"))
     for _ in range(3):
-        assert not one.have_changed()
-        assert not other.have_changed()
+        assert one.changed() is None
+        assert other.changed() is None
 
 
 def test_a_file_that_comes_later(tmp_path: Path) -> None:
     files = WatchedFiles([tmp_path / "policy"], tmp_path)
-    assert not files.have_changed()
+    assert files.changed() is None
     (tmp_path / "policy").touch()
-    assert files.have_changed()
+    assert files.changed() is not None
 
 
 def test_what_is_watched_of_a_keystone(tmp_path: Path) -> None:

@@ -251,7 +251,9 @@ class Redis:
         old = self._run("recover")[5:]
         marks = zip(old[::3], old[1::3], old[2::3], strict=True)
         serials = [
-            serial for serial, owner, age in marks if self.settled(owner.decode(), int(age) / 1e6)
+            serial
+            for serial, owner, age in marks
+            if self.settled(owner.decode("ascii", "replace"), int(age) / 1e6)
         ]
         if not serials:
             return 0

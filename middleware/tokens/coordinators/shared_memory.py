@@ -101,8 +101,8 @@ class SharedMemory:
         self._recovered = 0
         self._complained = False
         self._closed = False
-        # When the folder was last written into, and when there was no other table in it.
-        self._written, self._alone = -1, -2
+        # When the folder was last written into when there was no other table in it.
+        self._alone = -1
         # Only who makes the table makes the lock, so that it is the service user's, not root's.
         self._lock = FileLock(folder / _LOCK_NAME, create=create)
         self.settled: Callable[[str, float], bool] = settled_by_age
@@ -153,7 +153,8 @@ class SharedMemory:
         """Announce a change of ``slots``."""
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
-            with self._held():
+            full = False
+            with self._held() as written:
                 table = self._attach()
                 # Slots beyond its end are of a table that was there before.
                 fits = len(slots) <= MARK_TAGS and slots[-1] < table.slot_count
@@ -161,14 +162,14 @@ class SharedMemory:
                 now = time.monotonic_ns()
                 wait = (table.settled - now) / 1e9
                 if wait <= 0:
-                    self._end_others(table)
+                    self._end_others(table, written)
                     serial = table.mark(wanted, now, owner)
                     if serial is not None:
                         return Mark(table.generation, serial, wanted)
-                    wait, why = 0.01, "too many changes are under way at once"
+                    full, wait, why = True, 0.01, "too many changes are under way at once"
                 else:
                     why = "it was made anew, again and again"
-            if wait == 0.01 and self.recover():
+            if full and self.recover():
                 continue
             if time.monotonic() + wait > deadline:
                 raise CoordinatorError(f"{self._path}: {why}; try again")
@@ -176,21 +177,21 @@ class SharedMemory:
 
     def stamp(self, mark: Mark) -> None:
         """Complete a change."""
-        with self._held():
+        with self._held() as written:
             table = self._attach()
             # In a table that was made meanwhile the mark is not; its slots are at the same places
             # only if there are as many, so a change from another table touches everything.
             known = mark.generation == table.generation
             table.stamp(mark.slots if known else _ALL, mark.serial if known else None)
-            self._end_others(table)
+            self._end_others(table, written)
         self._settle(table)
 
     def touch(self, slots: Slots) -> None:
         """Give ``slots`` a new number without a mark."""
-        with self._held():
+        with self._held() as written:
             table = self._attach()
             table.stamp(slots if slots[-1] < table.slot_count else _ALL)
-            self._end_others(table)
+            self._end_others(table, written)
         self._settle(table)
 
     def flush(self) -> None:
@@ -221,12 +222,14 @@ class SharedMemory:
         self._lock.close()
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
-        """Hold the lock, in a folder that is safe; it is made anew if it was removed."""
+    def _held(self) -> Iterator[int]:
+        """Hold the lock, in a folder that is safe; it is made anew if it was removed.
+
+        Yields when the folder was last written into.
+        """
         found = check_folder(self.folder, make=self._create, trusted=self._trusted)
-        self._written = found.st_mtime_ns
         with self._lock:
-            yield
+            yield found.st_mtime_ns
 
     def _settle(self, table: Table) -> None:
         """Wait until nobody trusts an older or another file, in which this stamp is not."""
@@ -234,8 +237,8 @@ class SharedMemory:
         if wait > 0:
             time.sleep(wait)
 
-    def _end_others(self, table: Table) -> None:
-        written = self._written
+    def _end_others(self, table: Table, written: int) -> None:
+        # What has come since that was looked at is made beside this table: nothing is fresh in it.
         if written == self._alone:
             return  # nothing has come into the folder
         if end_others(self.folder, self._path.name):

@@ -241,8 +241,8 @@ class Table:
         """Return serial number, owner and age in seconds of the marks that are old enough."""
         words = self._words
         found = []
-        for place in _PLACES:
-            if 0 < words[place] <= now:
+        for place in self._places():
+            if words[place] <= now:
                 owner = words[place + _OWNER : place + _MARK_HEAD].tobytes()[: words[place + 3]]
                 age = MARK_SECONDS + (now - words[place]) / 1e9
                 found.append((words[place + 1], owner.decode("ascii", "replace"), age))
@@ -253,8 +253,8 @@ class Table:
         words = self._words
         self.mend()
         found = 0
-        for place in _PLACES:
-            if words[place] and words[place + 1] in serials:
+        for place in self._places():
+            if words[place + 1] in serials:
                 self.stamp(self._slots_of(place), words[place + 1])
                 found += 1
         words[_RECOVERED] += found
