@@ -594,7 +594,6 @@ def cloud(rules: Rules, workers: dict[str, int], *, by_word: bool = False) -> It
             (table_module, "OWNER_BYTES", _OWNER_BYTES),
             (table_module, "_MARK_HEAD", head),
             (table_module, "_PLACES", range(first, last, head + _TAGS)),
-            (table_module, "_DEADLINES", slice(first, last, head + _TAGS)),
             (table_module, "_FIRST_SLOT", last),
             (table_module, "boot_word", lambda: 1),
             (table_module, "secrets", random),

@@ -37,8 +37,6 @@ _MARK_HEAD = _OWNER + OWNER_BYTES // WORD
 _MARK_WORDS = _MARK_HEAD + MARK_TAGS
 _FIRST_SLOT = _HEADER_WORDS + MARKS * _MARK_WORDS
 _PLACES = range(_HEADER_WORDS, _FIRST_SLOT, _MARK_WORDS)
-# Of all marks, used or not: to be looked through at once.
-_DEADLINES = slice(_HEADER_WORDS, _FIRST_SLOT, _MARK_WORDS)
 
 
 def boot_word() -> int:
@@ -281,8 +279,8 @@ class Table:
     def _find(self, serial: int) -> int | None:
         """Return where the mark ``serial`` is; with 0, a free place."""
         if not serial:
-            free = self._words[_DEADLINES].tolist()
-            return _PLACES[free.index(0)] if 0 in free else None
+            deadlines = self._deadlines()
+            return _PLACES[deadlines.index(0)] if 0 in deadlines else None
         for place in self._places():
             if self._words[place + 1] == serial:
                 return place
@@ -290,7 +288,11 @@ class Table:
 
     def _places(self) -> Iterator[int]:
         """Yield where there are marks."""
-        return compress(_PLACES, self._words[_DEADLINES].tolist())
+        return compress(_PLACES, self._deadlines())
+
+    def _deadlines(self) -> list[int]:
+        """Return the deadlines of all places, read at once."""
+        return self._words[_PLACES.start : _PLACES.stop : _PLACES.step].tolist()
 
     def _marked(self, besides: int | None) -> set[int]:
         found: set[int] = set()
