@@ -112,22 +112,22 @@ ENTRY_POINTS = {
     ],
     "paste.app_factory": [
         "authtoken = keyfront.middleware.tokens.authtoken:app_factory",
-        "keystone = keyfront.gateway.keystone:app_factory",
+        "keystone = keyfront.gateway.keystone.application:app_factory",
     ],
     "keystone.identity": [
-        "keyfront_ldap = keyfront.middleware.ldap.keystone_driver:Identity",
+        "keyfront_ldap = keyfront.middleware.ldap.keystone.driver:Identity",
     ],
     "paste.filter_factory": [
         "authtoken = keyfront.middleware.tokens.authtoken:filter_factory",
         "heartbeat = keyfront.gateway.heartbeat.filter:filter_factory",
-        "ldap_auth = keyfront.middleware.ldap.filter:filter_factory",
-        "token_cache = keyfront.middleware.tokens.keystone_filter:filter_factory",
+        "ldap_auth = keyfront.middleware.ldap.wsgi:filter_factory",
+        "token_cache = keyfront.middleware.tokens.cache:filter_factory",
     ],
     "pytest11": [
         "keyfront_gate = keyfront.benchmarks.gate.plugin",
     ],
     "sqlalchemy.plugins": [
-        "keyfront = keyfront.gateway.sqlite:Plugin",
+        "keyfront = keyfront.gateway.keystone.sqlite_writers:Plugin",
     ],
     "oslo.config.opts": [
         "keyfront = keyfront.options:list_opts",
@@ -177,7 +177,10 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.11",
-    packages=["keyfront", *(f"keyfront.{name}" for name in trees())],
+    packages=[
+        *find_packages("src"),
+        *(f"keyfront.{name}" for name in trees()),
+    ],
     package_dir={"keyfront": "src/keyfront", **{f"keyfront.{tree}": tree for tree in TREES}},
     package_data={
         "keyfront": ["py.typed"],

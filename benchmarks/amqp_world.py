@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from keyfront.common import programs as machine
 from keyfront.errors import MissingPartError, ServerError
-from keyfront.gateway.serve import machine
 
 from .delaying_proxy import HOST
 

@@ -32,8 +32,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from keyfront.common import programs as machine
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
-from keyfront.gateway.serve import machine
 
 from . import goals
 from .goals import AUTHTOKEN_GOALS, AUTHTOKEN_MICROSECONDS, MET, MISSED, Goal
@@ -47,7 +47,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - as a host without OpenStack has it
     raise SystemExit(f"authtoken_hit: needs keystonemiddleware, and {error}") from None
 
-from keyfront.middleware.tokens.authtoken import AuthProtocol
+from keyfront.middleware.tokens.authtoken.middleware import AuthProtocol
 
 SERVICES = (1, 15, 60)
 TOKENS = 100

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfront.errors import KeyfrontError, ServerError
-from keyfront.gateway.serve import shapes
+from keyfront.gateway.serve import lineups as shapes
 
 from . import outcome
 from .keystone_requests import ask, log_in

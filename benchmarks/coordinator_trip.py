@@ -22,10 +22,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from keyfront import options
 from keyfront.errors import KeyfrontError, ServerError
-from keyfront.middleware.tokens.coordinators.chosen import coordinator_of
-from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
+from keyfront.middleware.tokens import options
+from keyfront.middleware.tokens.coordinator.factory import coordinator_of
+from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Coordinator, Slots
 
 REPEATS = 20

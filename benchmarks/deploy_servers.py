@@ -14,15 +14,15 @@ from grp import getgrgid
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from keyfront.common import machine
+from keyfront.common import programs as here
 from keyfront.errors import ServerError
-from keyfront.gateway.deployment import versions
-from keyfront.gateway.deployment.servers import render
-from keyfront.gateway.deployment.site import Site
-from keyfront.gateway.serve import machine as here
+from keyfront.gateway.plan.compute import plan
+from keyfront.gateway.plan.workload import Workload
+from keyfront.gateway.render import versions
+from keyfront.gateway.render.lineups import render
+from keyfront.gateway.render.settings import Site
 from keyfront.gateway.serve.state import State
-from keyfront.gateway.sizing import machine
-from keyfront.gateway.sizing.plan import plan
-from keyfront.gateway.sizing.workload import Workload
 
 from .deploy_settings import OURS, STOCK
 

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keyfront.errors import KeyfrontError, OptionError, ServerError
-from keyfront.gateway.serve import shapes
+from keyfront.gateway.serve import lineups as shapes
 
 from . import deploy_load
 from .deploy_report import Point, Results, key, markdown, missed

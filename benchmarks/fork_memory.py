@@ -28,8 +28,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keyfront.common import programs as machine
 from keyfront.errors import MissingPartError, ServerError
-from keyfront.gateway.serve import machine
 
 BIN = Path(sys.executable).parent
 PASSWORD = "measured"
@@ -37,7 +37,7 @@ APP = "keyfront.gateway.uwsgi:application"
 
 # For an application that does not know the registry itself.
 WRAPPER = """
-from keyfront.gateway.process import registry
+from keyfront.common.fork import registry
 registry.install()
 from {module} import {name} as application
 registry.loaded()

@@ -5,7 +5,7 @@
 Starts nginx, Apache's event MPM and its prefork MPM one after the other on a free loopback port,
 with TLS, and reads what they take before clients connect and after each has made one request and
 stays connected (PSS: a page shared by n processes counts as 1/n in each). ``keyfront plan`` goes by
-these figures (gateway/sizing/costs.py).
+these figures (gateway/plan/costs.py).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from keyfront.common import programs as machine
 from keyfront.errors import KeyfrontError, ServerError
-from keyfront.gateway.deployment import certificates
-from keyfront.gateway.serve import machine
+from keyfront.gateway.render import certificates
 
 _REQUEST = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _PREFORK = 40

@@ -32,8 +32,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import NamedTuple
 
+from keyfront.common import programs as machine
 from keyfront.errors import KeyfrontError, ServerError
-from keyfront.gateway.serve import machine
 
 from . import amqp_world, heartbeat_worker
 from .delaying_proxy import HOST

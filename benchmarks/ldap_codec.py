@@ -23,7 +23,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
-from keyfront.middleware.ldap import filters, messages
+from keyfront.middleware.ldap.protocol import requests as messages
+from keyfront.middleware.ldap.protocol import search_filter as filters
 
 from .goals import MET, MISSED
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keyfront.common import programs as machine
 from keyfront.errors import ServerError
-from keyfront.gateway.serve import machine
 from keyfront.gateway.serve.state import State
 
 from . import ldap_world

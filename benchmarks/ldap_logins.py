@@ -40,8 +40,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from keyfront.common import programs as machine
 from keyfront.errors import OptionError
-from keyfront.gateway.serve import machine
 
 from . import ldap_report, ldap_world, outcome
 from .ldap_keystones import CACHES, Keystone, Keystones, local_login, login

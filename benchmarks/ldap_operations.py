@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
-from keyfront.middleware.ldap.connection import Connection
-from keyfront.middleware.ldap.tls import TLS
-from keyfront.middleware.ldap.urls import ServerURL
+from keyfront.middleware.ldap.protocol.connection import Connection
+from keyfront.middleware.ldap.protocol.tls import TLS
+from keyfront.middleware.ldap.protocol.urls import ServerURL
 
 from .delaying_proxy import HOST
 from .goals import LDAP_BIND_MICROSECONDS, LDAP_SEARCH_MICROSECONDS, LDAPS_CONNECT, MET, MISSED

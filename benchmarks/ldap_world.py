@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from keyfront.common import programs as machine
 from keyfront.errors import ServerError
-from keyfront.gateway.serve import machine
 
 from . import certificates
 from .delaying_proxy import HOST

@@ -32,8 +32,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from keyfront.common import programs as machine
 from keyfront.errors import ServerError
-from keyfront.gateway.serve import machine, shapes
+from keyfront.gateway.serve import lineups as shapes
 
 from . import outcome, service_report
 from .load import wrk

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+from keyfront.common import programs as machine
 from keyfront.errors import ServerError
-from keyfront.gateway.serve import machine
 from keyfront.gateway.serve.state import State
 
 from . import service_application, uwsgi_server

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import NamedTuple
 
 from keyfront import __version__
+from keyfront.common import programs as machine
+from keyfront.common.machine import cores, somaxconn
 from keyfront.errors import MissingPartError
-from keyfront.gateway.serve import machine
-from keyfront.gateway.sizing.machine import cores, somaxconn
 
 # How each program says its version; all others by --version.
 _VERSION_OPTIONS = {"nginx": "-v", "apache2": "-v", "wrk": "-v", "ab": "-V", "siege": "-V"}

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keyfront.errors import KeyfrontError, ServerError
-from keyfront.middleware.tokens import node
-from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
+from keyfront.middleware.tokens import node_cache as node
+from keyfront.middleware.tokens.cache import TokenCache
+from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
-from keyfront.middleware.tokens.keystone_filter import TokenCache
-from keyfront.middleware.tokens.node import Node
+from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.routes import Routes
 
 from .goals import HIT_MICROSECONDS, MET, MISSED

@@ -18,8 +18,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
+from keyfront.common import programs as machine
 from keyfront.errors import MissingPartError, ServerError
-from keyfront.gateway.serve import machine
 from keyfront.gateway.serve.state import State
 
 from . import uwsgi_server

@@ -46,7 +46,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from keyfront.errors import ServerError
-from keyfront.gateway.serve import shapes
+from keyfront.gateway.serve import lineups as shapes
 
 from . import outcome, token_report
 from .load import wrk
@@ -131,9 +131,9 @@ def measure_once(servers: Servers, case: Case, seconds: int) -> Sample:
 @contextmanager
 def _changes(folder: Path) -> Iterator[None]:
     """Make all that Keystone keeps in its own caches stale, over and over."""
-    from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
+    from keyfront.middleware.tokens.coordinator.local import SharedMemory
     from keyfront.middleware.tokens.epochs import slots
-    from keyfront.middleware.tokens.touches import ANY, CONTENT
+    from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT
 
     coordinator = SharedMemory(folder, create=False)
     stop = threading.Event()

@@ -17,10 +17,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import NamedTuple
 
+from keyfront.common import programs as machine
+from keyfront.common.templates import render
 from keyfront.errors import ServerError
 from keyfront.gateway import application
-from keyfront.gateway.render import render
-from keyfront.gateway.serve import machine, shapes
+from keyfront.gateway.serve import lineups as shapes
 from keyfront.gateway.serve.state import State
 
 from .load import wrk

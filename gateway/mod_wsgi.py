@@ -19,8 +19,9 @@ import os
 import signal
 import time
 
+from keyfront.common.fork import registry
+
 from .application import RETRY_AFTER, keep_connections, load_or_fail, pin_argv, reported
-from .process import registry
 from .queue_limit import from_environment, limit_queue
 
 

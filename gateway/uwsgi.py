@@ -7,7 +7,7 @@ The application's own command line is uWSGI's ``pyargv``, which stays as it is.
 With ``gevent = N`` in the ini file, the standard library is patched before anything else is
 imported. With ``need-app = true`` a failed load ends uWSGI with a status other than 0; without
 it, every request is answered 503 and logs the first error. Stopping is bounded by
-``worker-reload-mercy`` (see :mod:`keyfront.gateway.mercy`).
+``worker-reload-mercy`` (see :mod:`keyfront.gateway.bounded_stop`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ if "gevent" in uwsgi.opt:
 
     patch_gevent()
 
-from . import memory_limit, mercy, queue_limit
+from keyfront.common.fork import registry
+
+from . import bounded_stop as mercy
+from . import memory_limit, queue_limit
 from .application import keep_connections, load_or_fail, pin_argv, reported
-from .process import registry
 from .request_body import read_whole
 from .server_error import answer_errors
 

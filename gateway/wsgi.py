@@ -7,8 +7,9 @@ load is raised, since these servers report it and end.
 
 from __future__ import annotations
 
+from keyfront.common.fork import registry
+
 from .application import keep_connections, load_or_fail, pin_argv
-from .process import registry
 
 pin_argv()
 registry.install()

@@ -19,8 +19,8 @@ from pathlib import Path
 from ssl import CERT_NONE, SSLContext, create_default_context
 from typing import Any
 
+from keyfront.common import programs as machine
 from keyfront.errors import ServerError
-from keyfront.gateway.serve import machine
 
 from .. import amqp_world, certificates, results
 from ..delaying_proxy import HOST

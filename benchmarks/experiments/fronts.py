@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from keyfront.common import programs as machine
+from keyfront.common.templates import quoted, uwsgi_value
 from keyfront.errors import MissingPartError
-from keyfront.gateway.render import quoted, uwsgi_value
-from keyfront.gateway.serve import machine
 
 from ..delaying_proxy import HOST
 from ..load.processes import FILES

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from keyfront.middleware.tokens import node
+from keyfront.middleware.tokens import node_cache as node
 
 from .. import results
 from ..delaying_proxy import HOST

@@ -7,10 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from keyfront.common import programs as machine
+from keyfront.common.machine import somaxconn
 from keyfront.gateway import application
-from keyfront.gateway.serve import machine, shapes
+from keyfront.gateway.serve import lineups as shapes
 from keyfront.gateway.serve.state import State
-from keyfront.gateway.sizing.machine import somaxconn
 
 from ..delaying_proxy import HOST
 from ..load.processes import STOCK_FILES

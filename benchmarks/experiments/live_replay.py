@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from keyfront.gateway.serve import machine
+from keyfront.common import programs as machine
 from keyfront.gateway.serve.state import State
 
 from .. import results

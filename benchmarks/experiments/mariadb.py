@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from keyfront.common import programs as machine
 from keyfront.errors import MissingPartError
-from keyfront.gateway.serve import machine
 
 from . import processes
 

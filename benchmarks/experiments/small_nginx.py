@@ -17,23 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from keyfront.gateway.serve import machine
+from keyfront.common import programs as machine
+from keyfront.common.machine import cores
 from keyfront.gateway.serve.state import State
-from keyfront.gateway.sizing.machine import cores
 
 from .. import results
 from ..delaying_proxy import HOST
 from ..load import generators
 from ..load.outcome import Outcome as Load
 from ..load.outcome import Request
-from . import (
-    counters,
-    fronts,
-    isolation,
-    lineups,
-    memory_limit,
-    tiny_application,
-)
+from . import counters, fronts, isolation, lineups, memory_limit, tiny_application
 from .experiment import Experiment, Outcome, World
 from .judging import PAIRS, Change, Finding, number, verdict
 from .processes import Running

@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from keyfront.common import programs as machine
+from keyfront.common.machine import somaxconn
+from keyfront.common.templates import render
 from keyfront.errors import MissingPartError, OptionError
 from keyfront.gateway import application
-from keyfront.gateway.render import render
-from keyfront.gateway.serve import machine, shapes
-from keyfront.gateway.serve.shapes import Program
+from keyfront.gateway.serve import lineups as shapes
+from keyfront.gateway.serve.lineups import Program
 from keyfront.gateway.serve.state import State
-from keyfront.gateway.sizing.machine import somaxconn
 
 from . import rendered
 

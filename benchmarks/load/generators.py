@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from keyfront.common import programs as machine
+from keyfront.common.machine import cores as all_cores
 from keyfront.errors import OptionError, ServerError
-from keyfront.gateway.serve import machine
-from keyfront.gateway.sizing.machine import cores as all_cores
 
 from . import processes, sender, wrk
 from .outcome import CLOSED, OPEN, Outcome, Request, percentile

@@ -12,8 +12,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from keyfront.common import programs as machine
 from keyfront.errors import OptionError, ServerError
-from keyfront.gateway.serve import machine
 from keyfront.gateway.serve.supervisor import first_error
 
 from . import files, processes

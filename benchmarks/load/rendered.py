@@ -9,14 +9,14 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keyfront.gateway.deployment import versions
-from keyfront.gateway.deployment.servers import render
-from keyfront.gateway.deployment.site import Site
-from keyfront.gateway.serve import machine
-from keyfront.gateway.serve.shapes import Program
-from keyfront.gateway.sizing.machine import read
-from keyfront.gateway.sizing.plan import plan
-from keyfront.gateway.sizing.workload import Workload
+from keyfront.common import programs as machine
+from keyfront.common.machine import read
+from keyfront.gateway.plan.compute import plan
+from keyfront.gateway.plan.workload import Workload
+from keyfront.gateway.render import versions
+from keyfront.gateway.render.lineups import render
+from keyfront.gateway.render.settings import Site
+from keyfront.gateway.serve.lineups import Program
 
 if TYPE_CHECKING:
     from .files import Place

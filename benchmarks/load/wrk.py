@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from keyfront.common import programs as machine
 from keyfront.errors import ServerError
-from keyfront.gateway.serve import machine
 
 from . import processes
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from keyfront.benchmarks.token_hit import shared_folder
-from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
+from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import Slots, slots
 
 # What a validation depends on: all, the catalog, user, project, domain, roles.

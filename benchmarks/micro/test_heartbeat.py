@@ -14,9 +14,9 @@ pytest.importorskip("amqp")
 import amqp
 from amqp.method_framing import frame_writer
 
-from keyfront.gateway.heartbeat.beater import Beater
-from keyfront.gateway.heartbeat.counts import Counts
-from keyfront.gateway.heartbeat.pulse import Pulse
+from keyfront.gateway.heartbeat.counters import Counts
+from keyfront.gateway.heartbeat.kept_connection import Pulse
+from keyfront.gateway.heartbeat.thread import Beater
 
 CONNECTIONS = 10
 # Seconds: nothing comes due while it is measured.

@@ -16,7 +16,7 @@ from keyfront.benchmarks.token_stand_in import request
 from keyfront.gateway import application
 from keyfront.gateway.heartbeat import filter as heartbeat
 from keyfront.gateway.request_body import read_whole
-from keyfront.middleware.ldap.filter import filter_factory
+from keyfront.middleware.ldap.wsgi import filter_factory
 
 # In microseconds a few tenths each; the bare application takes less than one itself.
 LIMIT = 5.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from keyfront.gateway.render import render, shell_word
+from keyfront.common.templates import render, shell_word
 
 TEMPLATE = "keystone/clouds.yaml.j2"
 VALUES = {"endpoint": "http://127.0.0.1:5000/v3", "password": "none", "path": "/none"}

@@ -16,7 +16,7 @@ from keyfront.benchmarks import ldap_worker, token_hit
 from keyfront.benchmarks.load.keystone import Keystone
 from keyfront.benchmarks.token_stand_in import Answers, request, validation
 from keyfront.errors import ServerError
-from keyfront.middleware.tokens.keystone_filter import TokenCache
+from keyfront.middleware.tokens.cache import TokenCache
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Step = Callable[[], object]

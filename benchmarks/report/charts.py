@@ -7,19 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..load.sweep_tables import lineup_of
 from ..results import Result, Sample, Timeline
-from .drawing import (
-    BAR,
-    GLYPHS,
-    LINE,
-    MARKERS,
-    SERIES,
-    Drawn,
-    Key,
-    draw,
-    folded,
-    plain_log,
-    tall,
-)
+from .drawing import BAR, GLYPHS, LINE, MARKERS, SERIES, Drawn, Key, draw, folded, plain_log, tall
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from . import native
-from .keeper import Keeper, writer_of
-from .pulse import FRAME
-from .replacements import Replacements
+from .kept_connection import FRAME
+from .patches import Replacements
+from .registry import Keeper, writer_of
 
 
 def difference(amqp: Any) -> str | None:

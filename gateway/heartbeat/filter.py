@@ -20,7 +20,7 @@ from typing import Any
 from keyfront.errors import KeyfrontError, MissingPartError
 
 from .installation import install
-from .keeper import LOG
+from .registry import LOG
 
 
 def filter_factory(global_conf: dict[str, str], **local_conf: str) -> Callable[[Any], Any]:
@@ -42,7 +42,7 @@ def _values(local_conf: dict[str, str]) -> dict[str, Any]:
     try:
         from oslo_config import cfg
 
-        from keyfront import options
+        from . import options
     except ModuleNotFoundError:
         raise MissingPartError("oslo.config is not installed: pip install oslo.config") from None
     values: dict[str, Any] = options.heartbeat(cfg.CONF, local_conf)

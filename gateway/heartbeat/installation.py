@@ -14,10 +14,11 @@ from typing import Any
 
 from keyfront.errors import OptionError
 
-from . import concurrency, pump
+from . import concurrency
+from . import uwsgi_timer as pump
 from .amqp_hooks import AmqpHooks, difference
-from .borrow import BorrowHooks
-from .keeper import LOG, Keeper
+from .pool_hooks import BorrowHooks
+from .registry import LOG, Keeper
 
 
 class Heart:
@@ -70,7 +71,7 @@ class Heart:
 
     def _register(self, borrow: BorrowHooks) -> None:
         """Let the processes that are forked share no connection."""
-        from keyfront.gateway.process import registry
+        from keyfront.common.fork import registry
 
         def release() -> None:
             if self.keeper is not None:
@@ -137,7 +138,7 @@ def install_if_enabled() -> bool:
     """
     if "oslo_config.cfg" not in sys.modules:
         return False
-    from keyfront import options
+    from . import options
 
     try:
         values = options.heartbeat(sys.modules["oslo_config.cfg"].CONF)

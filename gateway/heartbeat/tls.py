@@ -19,8 +19,8 @@ import weakref
 from typing import Any
 
 from . import native
-from .counts import BEATS, FLOWING, FULL
-from .pulse import FRAME, Pulse
+from .counters import BEATS, FLOWING, FULL
+from .kept_connection import FRAME, Pulse
 
 # Of an interval: when to look again after a beat that found somebody reading.
 _AGAIN = 0.25

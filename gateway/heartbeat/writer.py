@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import native
-from .pulse import Pulse
+from .kept_connection import Pulse
 
 # Seconds: a beat is over by then; and how long one greenlet waits for another's frame at a time.
 _LONGEST_BEAT = 0.002

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TextIO
 
 from keyfront import __version__
+from keyfront.common import programs as machine
 from keyfront.errors import OptionError
 
 from .. import application
-from . import machine, shapes, state, supervisor
+from . import lineups as shapes
+from . import state, supervisor
 
 DEFAULT_LISTEN = "127.0.0.1:5000"
 DEFAULT_STOP_TIMEOUT = 30

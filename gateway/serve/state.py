@@ -18,10 +18,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from keyfront import __version__
+from keyfront.common.templates import render
 from keyfront.errors import ServerError, StateError
 
-from ..render import render
-from .manage import Manage
+from .keystone_manage import Manage
 
 MARKER = "keyfront-state.json"
 # Raised when a folder of this version can no longer be used by an older keyfront.

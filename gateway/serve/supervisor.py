@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from keyfront.errors import ServerError
 
-from .shapes import Program
+from .lineups import Program
 
 # Seconds until the first answer; Keystone takes some three to load, on a busy machine many more.
 START_TIMEOUT = 90.0

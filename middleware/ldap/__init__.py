@@ -29,10 +29,10 @@ from keyfront.errors import (
     Verdict,
 )
 
-from .authenticate import Identity
+from .diagnose import ServerReport
 from .directory import LDAPPool
-from .probe import ServerReport
-from .tls import TLS
+from .names import Identity
+from .protocol.tls import TLS
 
 __all__ = [
     "TLS",

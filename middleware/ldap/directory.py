@@ -27,18 +27,18 @@ from keyfront.errors import (
 )
 
 from . import ranges
-from .authenticate import Identity, Names, octets
-from .dialer import Dialer, PoolConnection
-from .health import Health
+from .connector import Dialer, PoolConnection
+from .diagnose import ServerReport, Terms, examine
 from .loan import Loan
+from .monitor import Health
+from .names import Identity, Names, octets
 from .opener import LoginOpener, ServiceOpener, is_lost
 from .pool import ConnectionPool
-from .probe import ServerReport, Terms, examine
+from .protocol.session import SearchAnswer
+from .protocol.tls import TLS
 from .servers import ServerSet, ServerState
-from .service import ServiceIdentity
-from .session import SearchAnswer
+from .service_account import ServiceIdentity
 from .tally import Tally
-from .tls import TLS
 
 
 class LDAPPool:

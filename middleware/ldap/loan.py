@@ -7,7 +7,7 @@ from types import TracebackType
 
 from keyfront.errors import DirectoryAnswerError, DirectoryUnavailableError
 
-from .dialer import PoolConnection
+from .connector import PoolConnection
 from .lease import Lease
 from .opener import Opener
 from .pool import ConnectionPool

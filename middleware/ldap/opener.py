@@ -14,13 +14,13 @@ from keyfront.errors import (
     DirectoryUnavailableError,
 )
 
-from .addresses import Address
-from .connection import FAST_BIND, Connection
-from .dialer import Dialer, PoolConnection
-from .health import Health
+from .connector import Dialer, PoolConnection
+from .monitor import Health
+from .protocol.addresses import Address
+from .protocol.connection import FAST_BIND, Connection
+from .protocol.urls import ServerURL
 from .servers import ServerSet
-from .service import ServiceIdentity
-from .urls import ServerURL
+from .service_account import ServiceIdentity
 
 # A server is not blamed if whoever asked waited for less than this.
 _FAIR_SECONDS = 0.2

@@ -24,9 +24,9 @@ from keyfront.errors import OptionError, PoolTimeoutError
 
 from .counts import Counts
 from .lease import Lease
+from .maintenance import Upkeep
 from .places import Grant, Member, Places
 from .stock import Found, Stock
-from .upkeep import Upkeep
 from .waiting import Queue
 from .workers import Crew, Worker
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from keyfront.errors import OptionError
 
-from .tls import TLS
-from .urls import ServerURL
+from .protocol.tls import TLS
+from .protocol.urls import ServerURL
 
 
 def servers(urls: str | Sequence[str]) -> list[ServerURL]:

@@ -26,9 +26,9 @@ from keyfront.errors import (
     OptionError,
 )
 
-from .addresses import Address, Addresses, Resolve, look_up
 from .breaker import Attempt, Breaker, State
-from .urls import ServerURL
+from .protocol.addresses import Address, Addresses, Resolve, look_up
+from .protocol.urls import ServerURL
 
 LOG = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ import os
 import weakref
 from pathlib import Path
 
+from keyfront.common.file_lock import FileLock
+from keyfront.common.mmap_file import Mapped
 from keyfront.errors import CoordinatorError
-
-from .lock import FileLock
-from .mapped import Mapped
 
 #: What is counted, in the order of a row.
 NAMES = (

@@ -10,8 +10,8 @@ import datetime
 from collections.abc import Iterator
 from typing import Any
 
+from .invalidation.rules import ALL, ANY, GRANTS_GROUP, tag
 from .request import Request
-from .touches import ALL, ANY, GRANTS_GROUP, tag
 
 #: What every accepted token depends on, besides its own: role names and implications, grants to
 #: groups, the catalog and the service providers in each body.

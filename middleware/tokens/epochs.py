@@ -28,7 +28,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from .touches import FIXED, fingerprint
+from .invalidation.rules import FIXED, fingerprint
 
 #: Seconds after which somebody looks who left a mark: far longer than a database commit takes.
 MARK_SECONDS = 10.0

@@ -8,7 +8,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 -- a copied tree can meet an old i
     sys.stderr.write("keyfront: needs Python 3.11 or later, this is %d.%d\n" % sys.version_info[:2])  # noqa: UP031
     sys.exit(2)
 
-from keyfront.cli import main
+from keyfront.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -26,7 +26,7 @@ from keyfront.middleware.tokens.epochs import (
     Slots,
     slots,
 )
-from keyfront.middleware.tokens.touches import FIXED
+from keyfront.middleware.tokens.invalidation.rules import FIXED
 
 
 class World(Protocol):

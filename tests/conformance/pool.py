@@ -26,7 +26,7 @@ from keyfront.errors import (
     PoolTimeoutError,
 )
 from keyfront.middleware.ldap.pool import ConnectionPool
-from served import PATIENCE
+from support.served import PATIENCE
 
 
 class Killed(BaseException):

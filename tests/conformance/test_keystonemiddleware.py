@@ -20,14 +20,14 @@ TESTS = (
 
 # Before anything imports keystonemiddleware: as a service without a paste file does it.
 PLUGIN = """\
-from keyfront.middleware.tokens.services.substitute import install
+from keyfront.middleware.tokens.authtoken.install import install
 
 install()
 """
 # Tells that the tests really ran with it.
 WITNESS = """\
 import atexit
-from keyfront.middleware.tokens.authtoken import AuthProtocol
+from keyfront.middleware.tokens.authtoken.middleware import AuthProtocol
 
 made = [0]
 init = AuthProtocol.__init__

@@ -13,11 +13,11 @@ pytest.importorskip("redis")
 
 from conformance.coordinator import CoordinatorSuite, World  # noqa: E402
 from keyfront.errors import CoordinatorError  # noqa: E402
-from keyfront.middleware.tokens.coordinators import redis as module  # noqa: E402
-from keyfront.middleware.tokens.coordinators.redis import Redis  # noqa: E402
+from keyfront.middleware.tokens.coordinator.redis import coordinator as module  # noqa: E402
+from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis  # noqa: E402
 from keyfront.middleware.tokens.epochs import Epoch, Slots  # noqa: E402
-from redis_epochs import KEY, SLOTS, RedisClock, address  # noqa: E402
-from redis_servers import RedisServer, redis_server  # noqa: E402
+from support.redis_epochs import KEY, SLOTS, RedisClock, address  # noqa: E402
+from support.redis_servers import RedisServer, redis_server  # noqa: E402
 
 
 class Deployment:

@@ -1,4 +1,5 @@
-"""The protocol as a whole on Redis: the machine of tests/unit/test_epoch_protocol.py, on a server.
+"""The protocol as a whole on Redis: the machine of
+tests/unit/tokens/test_epoch_protocol.py, on a server.
 
 There is trouble of its own: a key that is lost, a table from another life of the server, and
 connections that are closed.
@@ -17,13 +18,15 @@ import pytest
 pytest.register_assert_rewrite("unit.test_epoch_protocol")
 pytest.importorskip("redis")
 
-from clocks import Clock  # noqa: E402
-from keyfront.middleware.tokens.coordinators import redis as module  # noqa: E402
-from keyfront.middleware.tokens.coordinators import redis_contact, redis_scripts  # noqa: E402
-from keyfront.middleware.tokens.coordinators.redis import Redis  # noqa: E402
-from redis_epochs import KEY, address  # noqa: E402
-from redis_servers import RedisServer, redis_server  # noqa: E402
 from unit.test_epoch_protocol import TAG_SETS, Protocol, run  # noqa: E402
+
+from keyfront.middleware.tokens.coordinator.redis import contact as redis_contact  # noqa: E402
+from keyfront.middleware.tokens.coordinator.redis import coordinator as module  # noqa: E402
+from keyfront.middleware.tokens.coordinator.redis import scripts as redis_scripts  # noqa: E402
+from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis  # noqa: E402
+from support.clocks import Clock  # noqa: E402
+from support.redis_epochs import KEY, address  # noqa: E402
+from support.redis_servers import RedisServer, redis_server  # noqa: E402
 
 LONG_CHANGES = ("fill_at_once", "begin_a_change", "commit", "stamp_and_respond")
 

@@ -23,14 +23,14 @@ import pytest
 
 pytest.register_assert_rewrite("conformance.coordinator")
 
-from clocks import Clock  # noqa: E402
 from conformance.coordinator import CoordinatorSuite, World, change, entry, some  # noqa: E402
+from keyfront.common.file_lock import FileLock  # noqa: E402
 from keyfront.errors import CoordinatorError  # noqa: E402
-from keyfront.middleware.tokens.coordinators import shared_memory  # noqa: E402
-from keyfront.middleware.tokens.coordinators.shared_memory import NAME, SharedMemory  # noqa: E402
-from keyfront.middleware.tokens.coordinators.table import DIRTY, Table  # noqa: E402
+from keyfront.middleware.tokens.coordinator import local as shared_memory  # noqa: E402
+from keyfront.middleware.tokens.coordinator.local import NAME, SharedMemory  # noqa: E402
+from keyfront.middleware.tokens.coordinator.table import DIRTY, Table  # noqa: E402
 from keyfront.middleware.tokens.epochs import MARK_SECONDS  # noqa: E402
-from keyfront.middleware.tokens.lock import FileLock  # noqa: E402
+from support.clocks import Clock  # noqa: E402
 
 SLOTS = 1024
 
@@ -145,7 +145,7 @@ def settled(folder: Path) -> SharedMemory:
 CHANGE = """
 import random, sys
 from pathlib import Path
-from keyfront.middleware.tokens.coordinators.shared_memory import SharedMemory
+from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import Slots
 coordinator = SharedMemory(Path(sys.argv[1]), create=False)
 dice = random.Random(sys.argv[2])

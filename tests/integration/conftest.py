@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from broker import Broker
+    from support.broker import Broker
 
 
 @pytest.fixture(scope="session")
 def keystone_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A state folder with a Keystone, and the port that its catalog names."""
-    import keystones
+    from support import keystones
 
     state = keystones.keystone_state(tmp_path_factory.mktemp("keystone") / "state")
     return state, keystones.port_of(state)
@@ -24,7 +24,7 @@ def keystone_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]
 @pytest.fixture(scope="session")
 def oddly_named_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """The same in a folder named after what servers' configurations take for more than a letter."""
-    import keystones
+    from support import keystones
 
     name = "a state ü, 'so' \"called\" {x}; 50% #1"
     state = keystones.keystone_state(tmp_path_factory.mktemp("keystone") / name)
@@ -38,8 +38,8 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     Take queues of your own, or a virtual host by ``add_vhost``, and name your connections, so
     that they can be counted apart from others'.
     """
-    from broker import broker
-    from certificates import certificates
+    from support.broker import broker
+    from support.certificates import certificates
 
     made = certificates(tmp_path_factory.getbasetemp())
     with broker(tmp_path_factory.mktemp("rabbitmq"), tls=made) as running:

@@ -68,7 +68,8 @@ def test_wheel_holds_only_the_package_and_its_metadata(wheel: Path) -> None:
 
 def test_wheel_holds_every_source_file(tree: Path, wheel: Path) -> None:
     expected = {"keyfront/py.typed"}
-    expected |= {f"keyfront/{path.name}" for path in (tree / "src/keyfront").glob("*.py")}
+    source = tree / "src"
+    expected |= {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
     for top in TREES:
         found = [path for path in (tree / top).rglob("*") if path.is_file()]
         if top != "deploy":

@@ -1,0 +1,121 @@
+"""Bounds the stop of a uWSGI worker by ``worker-reload-mercy``.
+
+Since uWSGI 2.0.27 the usual graceful stop (``unix_signal:15 gracefully_kill_them_all``) waits for
+running requests for ever: the master sits in its signal handler, where neither the mercy nor
+harakiri is looked at (core/uwsgi.c, gracefully_kill_them_all). So each worker bounds itself: a
+native thread takes the master's SIGHUP, starts a timer that ends the process a little before the
+mercy is over, and passes the signal on to uWSGI's own handler, which lets the request finish.
+
+The timer is :func:`faulthandler.dump_traceback_later`: it is native, so it fires even where a
+library holds the interpreter for good, and its traceback in the log shows what the worker was
+busy with (files and lines, no values).
+
+The ini file needs the line ``hook-post-fork = unix_signal:40 gracefully_kill``.
+"""
+
+from __future__ import annotations
+
+import _thread
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import uwsgi
+
+if TYPE_CHECKING:
+    from keyfront.common.fork import ForkRegistry
+
+LOG = logging.getLogger("keyfront.gateway")
+
+# A real-time signal that uWSGI leaves alone; a number, since SIGRTMIN differs between C libraries.
+PASSED_ON = 40
+HOOK = f"unix_signal:{PASSED_ON} gracefully_kill"
+
+# uWSGI's own default (core/init.c)
+DEFAULT_MERCY = 60
+# The master looks once a second for dead workers: ending a little early, the worker is found dead
+# at the mercy's end and not a second behind it.
+MARGIN = 0.25
+
+
+def mercy() -> float:
+    """Seconds a worker may take to finish its requests: uWSGI's ``worker-reload-mercy``."""
+    value = uwsgi.opt.get("worker-reload-mercy", DEFAULT_MERCY)
+    return float(value)
+
+
+def _hooked() -> bool:
+    hooks = uwsgi.opt.get("hook-post-fork", ())
+    if isinstance(hooks, bytes):
+        hooks = (hooks,)
+    return HOOK.encode() in hooks
+
+
+def install(registry: ForkRegistry) -> None:
+    """Bound the stop of every worker from now on; of this one, if this process is a worker."""
+    if "gevent" in uwsgi.opt:
+        _bound_gevent(registry)
+        return
+    if not _hooked():
+        # without the hook the passed-on signal would kill the worker at once
+        LOG.warning("stop is not bounded: add 'hook-post-fork = %s' to the uWSGI ini file", HOOK)
+        # blocked for a loading worker (keyfront.gateway.uwsgi), and nobody here would take it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        return
+    if uwsgi.worker_id() > 0:
+        bound_stop()
+    else:
+        registry.register("uwsgi stop", after=bound_stop)
+        # A stop that arrives while a worker is being forked waits in it until it can be heard
+        # (signal(7)); uWSGI's own handlers would lose it, and its master would wait for ever.
+        os.register_at_fork(before=_hold, after_in_parent=_release)
+
+
+def _hold() -> None:
+    if uwsgi.worker_id() == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def _release() -> None:
+    if uwsgi.worker_id() == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
+def _bound_gevent(registry: ForkRegistry) -> None:
+    # uWSGI's gevent loop takes SIGHUP through the hub and then waits for requests without a bound
+    # (plugins/gevent/gevent.c, py_uwsgi_gevent_graceful); a second watcher on the hub starts ours
+    def watch() -> None:
+        import gevent
+
+        def in_loop() -> None:
+            gevent.signal_handler(signal.SIGHUP, _start_timer)
+            # blocked while the worker loaded (keyfront.gateway.uwsgi)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+        # The greenlet first runs in uWSGI's loop. A watcher made any earlier would be the first,
+        # for which alone libev installs its handler, and uWSGI's own handler would then replace it.
+        gevent.spawn(in_loop)
+
+    registry.register("uwsgi stop", after=watch)
+
+
+def _start_timer() -> None:
+    seconds = max(mercy() - MARGIN, MARGIN)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
+
+
+def bound_stop() -> None:
+    """Start the thread that waits for the master's SIGHUP. Runs in the worker's main thread."""
+    # every thread started from here on inherits the mask, so the signal can only reach sigwait
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    _thread.start_new_thread(_wait, (threading.get_ident(),))
+
+
+def _wait(main_thread: int) -> None:
+    signal.sigwait({signal.SIGHUP})
+    _start_timer()
+    signal.pthread_kill(main_thread, PASSED_ON)

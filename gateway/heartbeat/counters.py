@@ -1,0 +1,398 @@
+"""Counts of what the heartbeat did: one small file a process, which ``keyfront heartbeat status``
+reads while the service runs.
+
+The native thread adds to the mapped row in place: no call, no lock, no system call. Two threads
+that count at the same instant may count one.
+
+The folder is best on tmpfs (``/dev/shm``): on a disk, a write to a mapped page may wait for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from keyfront.common.mmap_file import Mapped
+from keyfront.errors import CoordinatorError, HeartbeatError
+
+#: What is counted, in the order of the row.
+NAMES: Final = (
+    "connections",  # kept alive now
+    "opened",  # kept alive in all
+    "beats",  # heartbeats sent
+    "flowing",  # heartbeats not sent because bytes were flowing
+    "full",  # heartbeats not sent because the send buffer was full
+    "stopped",  # connections no longer kept alive after a write that was interrupted
+    "dead_peers",  # connections whose peer was found gone or silent
+    "reconnections",  # connections that were replaced
+)
+CONNECTIONS: Final = 0
+OPENED: Final = 1
+BEATS: Final = 2
+FLOWING: Final = 3
+FULL: Final = 4
+STOPPED: Final = 5
+DEAD_PEERS: Final = 6
+RECONNECTIONS: Final = 7
+
+# Then the lateness in microseconds: the worst, and how many were of each length in bits.
+_WORST: Final = len(NAMES)
+_LENGTHS: Final = _WORST + 1
+_LONGEST: Final = 40  # bits; twelve days
+_LIMIT: Final = 1e6  # seconds; fits
+
+# The file, in words of 8 bytes: what it is, whose it is, the row, and JSON text.
+_LAYOUT: Final = int.from_bytes(b"kfbeat\x00\x01", "big")  # the last byte is the version
+_MAGIC, _PID, _STARTED, _NAMESPACE, _TEXT = range(5)
+_ROW: Final = 8
+_ROW_WORDS: Final = 56
+_TEXT_START: Final = (_ROW + _ROW_WORDS) * 8
+_TEXT_SIZE: Final = 2048
+_SIZE: Final = _TEXT_START + _TEXT_SIZE
+_BEING_WRITTEN: Final = 2**64 - 1  # in place of the length and the checksum of the text
+
+#: What the name of a folder begins with; the number of the user follows.
+PREFIX: Final = "keyfront-heartbeat-"
+_SUFFIX: Final = ".counts"
+_MANY: Final = 4096  # files looked at in a folder
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def default_folder() -> Path:
+    """Return the folder of this user's counts: in ``/dev/shm``, or else in the temporary one."""
+    shared = Path("/dev/shm")
+    parent = shared if shared.is_dir() else Path(tempfile.gettempdir())
+    return parent / f"{PREFIX}{os.geteuid()}"
+
+
+class Counts:
+    """The counts of this process.
+
+    After a fork, a child makes its own: :attr:`pid` tells whose these are.
+
+    :param folder: where the file is made, with the folder (mode 0700) if it is missing; files of
+        processes that ended are removed. ``None`` counts in memory only
+    :raises HeartbeatError: the folder is not safe, or the file cannot be made
+    """
+
+    __slots__ = ("_described", "_file", "_lock", "_words", "path", "pid", "row")
+
+    #: The counts, unsigned 64-bit: ``row[BEATS] += 1``.
+    row: memoryview[int]
+    #: Of the file; ``None`` in memory only.
+    path: Path | None
+    #: The process that these are the counts of.
+    pid: int
+
+    def __init__(self, folder: Path | None) -> None:
+        self.pid = os.getpid()
+        self._described: dict[str, Any] = {}
+        self._file: Mapped | None = None
+        self._lock: int | None = None
+        self.path = None
+        if folder is None:
+            self._words = memoryview(bytearray(_SIZE)).cast("Q")
+        else:
+            self._make(folder)
+        self.row = self._words[_ROW : _ROW + _ROW_WORDS]
+        self.describe(command=_command())
+
+    def _make(self, folder: Path) -> None:
+        _check(folder)
+        _remove_ended(folder)
+        namespace = _namespace()
+        self.path = folder / f"{self.pid}{_SUFFIX}"
+        there = _living(self.path)
+        if there is not None and there.words[_NAMESPACE] != namespace:
+            self.path = folder / f"{self.pid}-{namespace}{_SUFFIX}"
+        try:
+            self.path.unlink(missing_ok=True)
+            self._file = Mapped(self.path, _SIZE)
+            # Tells processes that cannot see this one in their /proc that it lives.
+            self._lock = os.open(self.path, _READ)
+            with suppress(BlockingIOError):  # somebody is looking
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except CoordinatorError as error:
+            raise HeartbeatError(str(error)) from None
+        except OSError as error:
+            self.close()
+            raise HeartbeatError(f"{self.path}: cannot be made: {error.strerror}") from None
+        self._words = memoryview(self._file.map).cast("Q")
+        self._words[_PID] = self.pid
+        self._words[_STARTED] = _started(self.pid) or 0
+        self._words[_NAMESPACE] = namespace
+        self._words[_MAGIC] = _LAYOUT  # last: from here on it is read
+
+    def clear(self) -> None:
+        """Count from nothing: of a damaged row nothing is true."""
+        for place in range(len(self.row)):
+            self.row[place] = 0
+
+    def late(self, seconds: float) -> None:
+        """Count a beat that came ``seconds`` after it was due; for the native thread.
+
+        Calls nothing that could be patched, makes no container, never raises.
+        """
+        if not seconds > 0.0:
+            seconds = 0.0
+        elif seconds > _LIMIT:
+            seconds = _LIMIT
+        micros = int(seconds * 1e6 + 0.5)
+        row = self.row
+        try:
+            if micros > row[_WORST]:
+                row[_WORST] = micros
+            row[_LENGTHS + micros.bit_length()] += 1
+        except ValueError:
+            pass  # somebody damaged the file
+
+    def describe(self, **text: str | list[str]) -> None:
+        """Say something about this process, besides what was said before; not for the native
+        thread.
+
+        It is shown by ``keyfront heartbeat status``: never a secret. Long texts are cut.
+
+        :param text: ``command`` (by default the process's name), ``server``, ``threading``,
+            ``interval``, and ``unsafe``, a list
+        """
+        self._described.update(text)
+        data = _fitting(self._described)
+        self._words[_TEXT] = _BEING_WRITTEN
+        self._words.cast("B")[_TEXT_START : _TEXT_START + len(data)] = data
+        self._words[_TEXT] = zlib.crc32(data) << 32 | len(data)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the counts by name, ``lateness_worst`` and ``lateness_p99`` in seconds (whole
+        microseconds; for the latter, the upper bound of a power of two), and what
+        :meth:`describe` was told.
+        """
+        return {"unsafe": [], **self._described, **_numbers(self.row.tolist())}
+
+    def close(self) -> None:
+        """Remove the file; counting goes on in what is mapped. In a child, the file is left."""
+        lock, self._lock = self._lock, None
+        if lock is not None and self.path is not None:
+            # A daemon that closed all descriptors may have another file under this number.
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(lock), os.lstat(self.path)):
+                    os.close(lock)
+        if self._file is None or self.path is None or self.pid != os.getpid():
+            return
+        if self._file.is_there():
+            with suppress(OSError):
+                self.path.unlink()
+
+
+def read_all(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the statistics of each living process that counts in one of the folders.
+
+    Besides those of :meth:`Counts.statistics` they have ``pid``, ``uid`` (of the file) and
+    ``path``. Text is made harmless to a terminal. What is damaged, of another version, not
+    readable or of a process that ended is left out.
+    """
+    found = []
+    for folder in folders:
+        for path in _files(folder):
+            one = _living(path)
+            if one is not None:
+                whose = {"pid": one.words[_PID], "uid": one.uid, "path": str(path)}
+                found.append({"unsafe": [], **one.text, **_numbers(one.words[_ROW:]), **whose})
+    return sorted(found, key=lambda one: (one["uid"], one["pid"]))
+
+
+def _check(folder: Path) -> None:
+    """Make the folder, or see that nobody else can write to it or read it."""
+    advice = "remove it, or name another with path"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise HeartbeatError(f"{folder}: {error.strerror}; {advice}") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise HeartbeatError(f"{folder}: is not a folder; {advice}")
+    if found.st_uid != os.geteuid():
+        raise HeartbeatError(f"{folder}: belongs to the user {found.st_uid}; {advice}")
+    if found.st_mode & 0o077:
+        mode = stat.S_IMODE(found.st_mode)
+        raise HeartbeatError(f"{folder}: has the mode {mode:04o} instead of 0700; {advice}")
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            return []
+        names = [name for name in os.listdir(folder) if name.endswith(_SUFFIX)]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names)[:_MANY]]
+
+
+def _remove_ended(folder: Path) -> None:
+    for path in _files(folder):
+        with suppress(OSError):
+            if _living(path) is None and _may_be_removed(path):
+                path.unlink()
+
+
+def _may_be_removed(path: Path) -> bool:
+    """Whether a file that tells of no living process is not one being made at this moment, nor
+    that of another version.
+    """
+    fd = os.open(path, _READ)
+    try:
+        if _held(fd):
+            return False
+        ours = os.pread(fd, 8, 0) == _LAYOUT.to_bytes(8, sys.byteorder)
+        same = os.path.samestat(os.fstat(fd), path.lstat())
+    finally:
+        os.close(fd)
+    pid = path.name.removesuffix(_SUFFIX).partition("-")[0]
+    return same and (ours or _started(pid) is None)
+
+
+class _Living(NamedTuple):
+    """What a living process has in its file."""
+
+    words: list[int]
+    text: dict[str, Any]
+    uid: int
+
+
+def _living(path: Path) -> _Living | None:
+    """Return what a living process has in its file; ``None`` for everything else."""
+    try:
+        fd = os.open(path, _READ)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != _SIZE:
+            return None
+        for _ in range(5):
+            data = os.pread(fd, _SIZE, 0)
+            if len(data) != _SIZE:
+                return None
+            words = memoryview(data)[:_TEXT_START].cast("Q").tolist()
+            if words[_MAGIC] != _LAYOUT or not _lives(fd, words):
+                return None
+            text = _text(words[_TEXT], data[_TEXT_START:])
+            if text is not None:
+                return _Living(words, text, found.st_uid)
+            time.sleep(0.001)  # it is being written
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+    return None
+
+
+def _lives(fd: int, words: list[int]) -> bool:
+    if words[_NAMESPACE] != _namespace():
+        return _held(fd)
+    started = _started(words[_PID])
+    if started is not None:
+        return started == words[_STARTED]
+    try:
+        os.kill(words[_PID], 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return _held(fd)  # /proc does not show other users' (hidepid)
+    return False  # a zombie
+
+
+def _held(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _started(pid: int | str) -> int | None:
+    """When a process started, in ticks since the machine did; ``None`` if it does not live."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            fields = (file.read(4096) or b"").rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[19])
+
+
+def _command() -> str:
+    """The name of this process; its arguments may hold a secret."""
+    try:
+        return Path("/proc/self/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _namespace() -> int:
+    """The number of the PID namespace: containers may share ``/dev/shm`` and have the same PIDs."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _numbers(row: list[int]) -> dict[str, Any]:
+    worst = row[_WORST]
+    lengths = row[_LENGTHS : _LENGTHS + _LONGEST + 1]
+    total, seen, p99 = sum(lengths), 0, 0
+    for bits, count in enumerate(lengths):
+        seen += count
+        if total and seen * 100 >= total * 99:
+            p99 = min(2**bits, worst)
+            break
+    counts: dict[str, Any] = dict(zip(NAMES, row, strict=False))
+    return {**counts, "lateness_worst": worst / 1e6, "lateness_p99": p99 / 1e6}
+
+
+def _fitting(described: dict[str, Any]) -> bytes:
+    for length in (400, 200, 100, 50, 20, 0):
+        cut = {
+            name: [one[:length] for one in said[:8]] if isinstance(said, list) else said[:length]
+            for name, said in described.items()
+        }
+        data = json.dumps(cut).encode()
+        if len(data) <= _TEXT_SIZE:
+            return data
+    return b"{}"
+
+
+def _text(word: int, area: bytes) -> dict[str, Any] | None:
+    """Return what is said in the file; ``None`` if it is damaged or being written."""
+    if word == 0:
+        return {}
+    length = word & 0xFFFFFFFF
+    if zlib.crc32(area[:length]) != word >> 32:
+        return None
+    try:
+        said = json.loads(area[:length])
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or not isinstance(said.get("unsafe", []), list):
+        return None
+    return {
+        _harmless(name): [_harmless(one) for one in value]
+        if isinstance(value, list)
+        else _harmless(value)
+        for name, value in said.items()
+    }
+
+
+def _harmless(value: object) -> str:
+    line = " ".join(str(value).split())[:400]
+    return "".join(one if one.isprintable() else "?" for one in line)

@@ -1,0 +1,324 @@
+"""Which connections of this process are kept alive, and by whom.
+
+A process that was forked from this one keeps none of them: its keeper begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+from keyfront.errors import HeartbeatError
+
+from . import concurrency, tls
+from .counters import CONNECTIONS, DEAD_PEERS, OPENED, RECONNECTIONS, Counts, default_folder
+from .kept_connection import Pulse
+from .thread import Beater
+from .writer import Writer, make_writer
+
+LOG = logging.getLogger("keyfront.gateway.heartbeat")
+
+
+class Keeper:
+    """Keeps py-amqp's connections alive.
+
+    :param amqp: the module ``amqp``, looked at by :func:`.amqp_hooks.difference`
+    :param interval: seconds between beats; by default half of what a connection negotiated
+    :param folder: where counts go, ``None`` for the user's usual one
+    :param threaded: whether a native thread beats; else somebody calls :meth:`turn`
+    """
+
+    def __init__(
+        self, amqp: Any, *, interval: float | None, folder: Path | None, threaded: bool
+    ) -> None:
+        self._amqp = amqp
+        #: What py-amqp's connections are.
+        self.connection_class: type = amqp.connection.Connection
+        self.interval = interval
+        self._folder = folder
+        self._threaded = threaded
+        self._said: set[str] = set()
+        #: Whether connections were open when this process was forked.
+        self.has_inherited = False
+        self._begin()
+        self._show()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._kept: dict[Pulse, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+        # By kombu's connection, which outlives those of py-amqp.
+        self._by_client: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._around: concurrency.Surroundings | None = None
+        self._shown = False
+        self.counts = Counts(None)
+        self._beater = Beater(self.counts, threaded=self._threaded)
+
+    def _show(self) -> None:
+        """Let others see the counts; in a forked process not before it has a connection.
+
+        A fork may be followed by exec at once.
+        """
+        if self._shown:
+            return
+        self._shown = True
+        try:
+            self.counts = Counts(self._folder or default_folder())
+        except HeartbeatError as error:
+            self.say(f"counts of this process are not shown: {error}")
+        self._beater = Beater(self.counts, threaded=self._threaded)
+        self.look_around()
+
+    def is_inherited(self) -> bool:
+        """Whether this process was forked since, and has not begun anew yet."""
+        return self._pid != os.getpid()
+
+    def renew(self) -> None:
+        """Begin anew in a process that was forked; again is no harm."""
+        if self.is_inherited():
+            self.counts.close()  # the parent's: this gives back a descriptor, no more
+            self.has_inherited = self.has_inherited or bool(self._kept)
+            self._let_go_of_parents()
+            self._begin()
+
+    def _let_go_of_parents(self) -> None:
+        """Close this process's copies; hang up if the parent runs no Python any more."""
+        orphaned = concurrency.parent_is_idle()
+        for pulse in self._kept:
+            if orphaned:
+                try:
+                    pulse.sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # another child was quicker
+            pulse.close()
+
+    def say(self, line: str) -> None:
+        """Warn, once in the life of the process."""
+        if line not in self._said:
+            self._said.add(line)
+            LOG.warning("heartbeat: %s", line)
+
+    def look_around(self) -> None:
+        """Tell what runs this process, and what of that cannot work, unless it was told."""
+        around = concurrency.surroundings()
+        if around == self._around:
+            return
+        self._around = around
+        lines = concurrency.unsafe(around)
+        self.counts.describe(
+            server=around.server,
+            threading=around.patching if around.is_patched else "native",
+            interval="" if self.interval is None else f"{self.interval:g}",
+            unsafe=lines,
+            **_named(),
+        )
+        for line in lines:
+            self.say(line)
+
+    def keep(self, connection: Any) -> None:
+        """Beat on a connection of py-amqp that has just been opened, if it wants heartbeats."""
+        self.renew()
+        self._show()
+        self.look_around()
+        transport, timeout = connection._transport, connection.heartbeat
+        if not timeout or transport is None or writer_of(transport) is not None:
+            return
+        try:
+            pulse = self._guard(connection, transport, float(timeout))
+        except OSError:
+            return  # it was closed meanwhile: whoever uses it will hear of it
+        if pulse is None:
+            self.say(
+                f"a {type(transport).__name__} of amqp {self._amqp.__version__} looks different"
+                " from what this keyfront knows, or writes frames with a writer of its own: such"
+                " connections are not kept alive; use amqp as it is on PyPI, or a newer keyfront"
+            )
+            return
+        self._count_client(connection, transport)
+        gone = weakref.ref(transport, lambda _: self.let_go(pulse))
+        self._kept[pulse] = (gone, weakref.ref(connection))
+        self._count(OPENED)
+        self.counts.row[CONNECTIONS] = len(self._kept)
+        try:
+            self._beater.add(pulse)
+        except RuntimeError as error:
+            self.say(f"the thread that beats cannot be started: {error}")
+        if self._beater.failure is not None:
+            self.say(f"the thread that beats was ended by a {self._beater.failure}")
+
+    def let_go(self, pulse: Pulse) -> None:
+        """Stop beating on a connection; as often as wanted."""
+        pulse.close()
+        if self._kept.pop(pulse, None) is not None:
+            self.counts.row[CONNECTIONS] = len(self._kept)
+
+    def sever(self, transport: Any, pulse: Pulse) -> None:
+        """Give up a connection whose peer is gone: everybody who waits on it wakes up.
+
+        It is left to its owner to close it and to connect again.
+        """
+        self._count(DEAD_PEERS)
+        transport.connected = False
+        try:
+            # Without it a goodbye over TLS would wait for an answer.
+            pulse.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was down already
+        self.let_go(pulse)
+
+    def abandon(self, transport: Any) -> None:
+        """Close, in a forked process, its copy of a connection without a word to the peer."""
+        sock, transport.sock = transport.sock, None
+        transport.connected = False
+        if sock is not None:
+            sock.close()
+
+    def close_all(self) -> None:
+        """Say goodbye on all connections, so that processes forked from now on share none."""
+        for _, reference in list(self._kept.values()):
+            connection = reference()
+            if connection is None or connection._transport is None:
+                continue
+            try:
+                # The answer is not waited for: nobody is to stop a start.
+                connection.send_method(
+                    self._amqp.spec.Connection.Close, "BsBB", (200, "before a fork", 0, 0)
+                )
+            except Exception as error:
+                LOG.debug("heartbeat: no goodbye before the fork: %s", type(error).__name__)
+            connection.collect()
+        # Without connections there is nothing to beat on, and a fork is better without a thread.
+        self._beater.end()
+        self._beater = Beater(self.counts, threaded=self._threaded)
+
+    def turn(self) -> None:
+        """Beat on what is due, in the thread that calls (see :mod:`.pump`)."""
+        self.renew()
+        self._beater.turn()
+
+    def end(self) -> None:
+        """Let the thread end, let go of all connections, take the counts away; at exit."""
+        if not self.is_inherited():
+            self._beater.end()
+            for pulse in list(self._kept):
+                self.let_go(pulse)
+            self.counts.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """What was done in this process, by name (see :data:`.counts.NAMES`)."""
+        self.renew()
+        self._show()
+        return self.counts.statistics()
+
+    def _guard(self, connection: Any, transport: Any, timeout: float) -> Pulse | None:
+        """Put a writer into a transport; ``None`` if the transport looks different."""
+        if connection.frame_writer_cls is not self._amqp.method_framing.frame_writer:
+            return None  # the service's own, which may write a frame in parts
+        sock, row = transport.sock, self.counts.row
+        interval = self._interval(timeout)
+        kinds = self._amqp.transport
+        reference = weakref.ref(transport)
+        pulse: Pulse
+        if type(transport) is kinds.TCPTransport and transport._write == sock.sendall:
+            send = transport._write
+            pulse = Pulse(sock.fileno(), interval=interval, timeout=timeout, row=row)
+        elif type(transport) is kinds.SSLTransport and "_write" not in vars(transport):
+            real = getattr(sock, "_sslobj", None)
+            if not tls.is_known(real):
+                return None
+            write = kinds.SSLTransport._write
+            # Not the bound method: it would keep the transport alive, and so itself.
+            def send(data: Any) -> None:
+                write(reference(), data)
+
+            pulse = tls.TLSPulse(
+                sock.fileno(),
+                tls=real,
+                blocks=tls.waits(sock),
+                interval=interval,
+                timeout=timeout,
+                row=row,
+            )
+            sock._sslobj = tls.GuardedTLS(real, pulse.reading, sock)
+        else:
+            return None
+        transport._write = make_writer(
+            pulse,
+            send,
+            pause=concurrency.pause_of(sock),
+            inherited=lambda: self._inherited(reference()),
+        )
+        return pulse
+
+    def _inherited(self, transport: Any) -> Exception:
+        if transport is not None:
+            self.abandon(transport)
+        error: Exception = self._amqp.exceptions.RecoverableConnectionError(
+            "this connection was opened before the process was forked; it is the parent's, and a"
+            " new one is needed"
+        )
+        return error
+
+    def refuse_inherited(self, transport: Any) -> None:
+        """Raise py-amqp's recoverable error if the connection is another process's."""
+        writer = writer_of(transport)
+        if writer is not None and writer.pulse.inherited():
+            raise self._inherited(transport)
+
+    def _count(self, place: int) -> None:
+        try:
+            self.counts.row[place] += 1
+        except ValueError:
+            self.counts.clear()  # somebody wrote junk into it
+
+    def _interval(self, timeout: float) -> float:
+        half = timeout / 2
+        if self.interval is None:
+            return half
+        if self.interval > half:
+            self.say(
+                f"interval = {self.interval:g}: must be at most half of the {timeout:g} s that a"
+                f" connection negotiated; it is {half:g} s there"
+            )
+            return half
+        return self.interval
+
+    def _count_client(self, connection: Any, transport: Any) -> None:
+        client = getattr(connection, "client", None)
+        if client is None:
+            return
+        try:
+            before = self._by_client.get(client)
+            self._by_client[client] = weakref.ref(transport)
+        except TypeError:
+            return  # a client that cannot be referred to weakly is none of kombu's
+        if before is None:
+            return
+        self._count(RECONNECTIONS)
+        old = before()
+        if old is not None and not old.connected:
+            # kombu has forgotten it without closing it.
+            try:
+                old.close()
+            except OSError:
+                # amqp before 5.1 gives up where the peer is gone, and leaves the socket open.
+                self.abandon(old)
+
+
+def _named() -> dict[str, str]:
+    """The service as oslo.config calls its project: a server's program is named after itself."""
+    config: Any = sys.modules.get("oslo_config.cfg")
+    project = getattr(getattr(config, "CONF", None), "project", None)
+    return {"command": project} if isinstance(project, str) and project else {}
+
+
+def writer_of(transport: Any) -> Writer | None:
+    """The writer in a transport of py-amqp, if there is one."""
+    writer = getattr(transport, "_write", None)
+    return writer if isinstance(getattr(writer, "pulse", None), Pulse) else None

@@ -1,0 +1,104 @@
+"""The thread that beats: native, alone in its process, and never waited for.
+
+It sends and it sleeps. It logs nothing, reads nothing, connects nothing and calls nothing that may
+be patched, because a greenlet may be frozen while it holds whatever that would need.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+from collections import deque
+
+from . import native
+from .counters import Counts
+from .kept_connection import Pulse
+
+
+class Beater:
+    """Beats on every pulse of this process.
+
+    :param counts: where lateness is counted
+    :param threaded: whether a native thread does it; if not, somebody calls :meth:`turn`
+    """
+
+    def __init__(self, counts: Counts, *, threaded: bool) -> None:
+        self._counts = counts
+        self._threaded = threaded
+        self._pid = os.getpid()
+        self._new: deque[Pulse] = deque()
+        self._due: list[tuple[float, int, Pulse]] = []
+        self._numbers = itertools.count()
+        # Held while the thread sleeps; whoever lets it go wakes the thread.
+        self._bell: native.Lock = native.allocate_lock()
+        self._bell.acquire(False)
+        self._running = False
+        self._ending = False
+        #: The name of an error that ended the thread, if one did; it cannot be logged there.
+        self.failure: str | None = None
+
+    def add(self, pulse: Pulse) -> None:
+        """Beat on it from now on.
+
+        :raises RuntimeError: the thread cannot be started
+        """
+        self._new.append(pulse)
+        if not self._threaded:
+            return
+        if not self._running:
+            self._running = True
+            try:
+                native.start_new_thread(self._run, ())
+            except BaseException:
+                self._running = False
+                raise
+        self._ring()
+
+    def end(self) -> None:
+        """Let the thread end, without waiting for it."""
+        self._ending = True
+        self._ring()
+
+    def turn(self) -> float | None:
+        """Beat on what is due; returns seconds until the next is, ``None`` if there is none."""
+        due = self._due
+        while self._new:
+            pulse = self._new.popleft()
+            heapq.heappush(due, (pulse.written + pulse.interval, next(self._numbers), pulse))
+        now: float = native.monotonic()
+        while due:
+            when, number, pulse = due[0]
+            late: float = now - when
+            if late < -pulse.early:
+                return -late
+            try:
+                again = pulse.beat(now)
+            except ValueError:
+                # Somebody wrote junk into the counts: that is no reason to stop.
+                self._counts.clear()
+                again = now + pulse.interval
+            if again is None:
+                heapq.heappop(due)
+                continue
+            self._counts.late(late)
+            # Never twice in one turn: whoever holds a lock may need this thread to sleep.
+            heapq.heapreplace(due, (max(again, now + 2 * pulse.early), number, pulse))
+        return None
+
+    def _run(self) -> None:
+        try:
+            while not self._ending:
+                seconds = self.turn()
+                self._bell.acquire(True, -1 if seconds is None else seconds)
+        except BaseException as error:
+            # A thread of the interpreter's own kind: nobody could be told of it from here.
+            self.failure = type(error).__name__
+            self._running = False
+
+    def _ring(self) -> None:
+        if self._bell.locked():
+            try:
+                self._bell.release()
+            except RuntimeError:
+                pass  # the thread was quicker

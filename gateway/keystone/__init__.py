@@ -1,0 +1,1 @@
+"""Everything that reaches into Keystone's own application."""

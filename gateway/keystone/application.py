@@ -1,0 +1,371 @@
+"""Keystone's own WSGI application as a paste application, with two of its holes closed.
+
+Keystone hard-codes its middleware and ships no paste file. ``egg:keyfront#keystone`` is the last
+element of the pipeline that we bring instead (entry point ``paste.app_factory``)::
+
+    [app:keystone]
+    use = egg:keyfront#keystone
+    config_files = /etc/keystone/keystone.conf
+
+The holes, seen in Keystone 30.0.0, both between requests that share a process:
+
+* ``oslo_context`` keeps the request context in a thread-local that nothing clears, Keystone keeps
+  its request-local cache in that context, and the caller's token is validated before the new
+  context is made. So a thread answers from the cache of its previous request, and accepts a token
+  once after it was revoked elsewhere. The context is dropped at the start of each request.
+* ``AuthContextMiddleware`` keeps the caller's token as an attribute of the one instance that all
+  threads share, so of two requests at once one can be served as the other's user. The attribute
+  becomes local to the request.
+
+The second reaches into a class of Keystone, so its shape is checked at start, and a Keystone that
+looks different is refused (:class:`~keyfront.errors.IncompatibleError`) instead of served with a
+hole that nobody sees. Importing this module does not import Keystone.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dis
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from keyfront.errors import ImportedTooEarlyError, PasteFileError
+from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
+
+from ..error_body import error_body
+from ..json_depth import refuse_deep
+from . import token_cache as keystone_tokens
+from .imports import import_keystone as _import
+from .imports import incompatible as _incompatible
+
+WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+#: What the paste section takes.
+OPTIONS = ("config_dir", "config_files")
+
+_MIDDLEWARE = "keystone.server.flask.request_processing.middleware.auth_context"
+
+# The caller's token of the request that runs in this thread or greenlet. A context variable and
+# not a threading.local: greenlets have contexts of their own whether or not threads are patched.
+_caller_token: contextvars.ContextVar[Any] = contextvars.ContextVar("keyfront_caller_token")
+
+
+class RequestLocalToken:
+    """The ``token`` attribute of ``AuthContextMiddleware``, local to the request.
+
+    A data descriptor, so that it wins over the instance's dictionary: Keystone's methods go on
+    writing and reading ``self.token``. ``None`` when the request has validated no token yet.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
+        """Return the token of this request; the descriptor itself when read from the class."""
+        if instance is None:
+            return self
+        return _caller_token.get(None)
+
+    def __set__(self, instance: object, value: Any) -> None:
+        """Keep ``value`` for this request only."""
+        _caller_token.set(value)
+
+
+# Headers of Keystone's answer that are others in the one of a change that was refused.
+_REPLACED = frozenset({"content-type", "content-length", "retry-after"})
+
+
+class KeystoneApplication:
+    """A WSGI callable: forget the previous request of this thread, then call Keystone.
+
+    A change that its database hooks refused is answered 503 with ``Retry-After``.
+
+    :param application: Keystone's WSGI application, middleware included
+    :param request_store: the thread-local in which ``oslo_context`` keeps the request context
+    :param begin: called with each request before Keystone reads anything for it
+    """
+
+    __slots__ = ("_begin", "_request_store", "application")
+
+    def __init__(
+        self,
+        application: WSGIApplication,
+        request_store: Any,
+        begin: Callable[[Request], None] = lambda request: None,
+    ) -> None:
+        self.application = application
+        self._request_store = request_store
+        self._begin = begin
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Serve one request (PEP 3333)."""
+        try:
+            del self._request_store.context
+        except AttributeError:
+            pass  # the first request of this thread
+        _caller_token.set(None)
+        request = environ.get(ENVIRON_KEY)
+        if request is None:
+            request = Request()
+        request.recorded = True
+        self._begin(request)
+        given: list[Any] = []
+        written: list[bytes] = []
+
+        def start(status: str, headers: list[tuple[str, str]], error: Any = None) -> Any:
+            given[:] = (status, headers) if error is None else (status, headers, error)
+            return written.append
+
+        body: Iterable[bytes] = ()
+        before = current.set(request)
+        try:
+            # Keystone makes the whole answer here; nothing of it has left yet.
+            body = self.application(environ, start)
+        except Exception:
+            # oslo.db hands on what a commit raises as an error of its own.
+            if not request.refused:
+                raise
+        finally:
+            current.reset(before)
+        if request.refused:
+            close = getattr(body, "close", None)
+            if close is not None:
+                close()
+            headers = [(n, v) for n, v in (given or ("", ()))[1] if n.lower() not in _REPLACED]
+            headers += [("Content-Type", "application/json"), ("Retry-After", "1")]
+            reason = f"The change was not completed because {request.refused}. Try again."
+            text = error_body(503, reason)
+            headers.append(("Content-Length", str(len(text))))
+            start_response("503 Service Unavailable", headers)
+            return [text]
+        # Keystone's own 503 tells no time: when the directory of its users is away, for example.
+        if given and given[0].startswith("503") and not _says_when(given[1]):
+            given[1] = [*given[1], ("Retry-After", "1")]
+        start_response(*given)
+        return [*written, *body] if written else body
+
+
+def _says_when(headers: list[tuple[str, str]]) -> bool:
+    return any(name.lower() == "retry-after" for name, _ in headers)
+
+
+def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> KeystoneApplication:
+    """Build Keystone's public application (entry point ``paste.app_factory``).
+
+    Keystone's configuration is global to the process, so this is called once per process.
+
+    :param global_conf: paste's ``[DEFAULT]``; only ``__file__`` is used, to name the file in errors
+    :param local_conf: ``config_files``, a list separated by ``;``, and ``config_dir``, the folder
+        that relative names in it (default ``keystone.conf``) are looked up in. With neither,
+        Keystone's environment variables ``OS_KEYSTONE_CONFIG_FILES`` and
+        ``OS_KEYSTONE_CONFIG_DIR`` say the same; with either, the environment is not read.
+    :raises PasteFileError: an option that does not exist, or a list of files that is empty
+    :raises MissingPartError: Keystone is not installed
+    :raises IncompatibleError: this Keystone does not look as the repairs need it
+    :raises ImportedTooEarlyError: ``oslo_context`` was imported before monkey patching
+    """
+    environment = _environment(global_conf or {}, local_conf)
+    core = _import("keystone.server.flask.core")
+    middleware = _import(_MIDDLEWARE).AuthContextMiddleware
+    request_store = checked_request_store()
+    check_server_core(core, middleware)
+    make_token_request_local(middleware)
+    database = keystone_tokens.watch_database()
+    application = core.initialize_application(
+        name="public", config_files=core._get_config_files(environment)
+    )
+    names = keystone_tokens.connect(database)
+    application = refuse_deep(application, limit=_largest_body())
+    return KeystoneApplication(application, request_store, names.begin)
+
+
+def _largest_body() -> int:
+    """Bytes of the largest request body that Keystone reads."""
+    section = _import("keystone.conf").CONF.oslo_middleware
+    # oslo.middleware's own default
+    return int(getattr(section, "max_request_body_size", 114688))
+
+
+def checked_request_store() -> Any:
+    """Return ``oslo_context``'s thread-local after checking that clearing it does what we need.
+
+    :raises IncompatibleError: it is not there, is no thread-local, or is not what Keystone's
+        request-local cache reads
+    :raises ImportedTooEarlyError: it is a native thread-local although threads are patched, so
+        all greenlets of a thread would share it
+    """
+    context = _import("oslo_context.context")
+    store = getattr(context, "_request_store", None)
+    if not isinstance(store, threading.local):
+        if type(store).__module__ == "_thread":
+            raise ImportedTooEarlyError(
+                "oslo_context.context was imported before monkey patching, so all greenlets would"
+                " share one request context; patch first, then load Keystone"
+            )
+        raise _incompatible("oslo_context.context._request_store is not a threading.local")
+
+    # Try it: what is put there must be what get_current() finds, and gone when deleted.
+    before = getattr(store, "context", None)
+    probe = store.context = object()
+    found = context.get_current()
+    del store.context
+    left = context.get_current()
+    if before is not None:
+        store.context = before
+    if found is not probe or left is not None:
+        raise _incompatible("oslo_context.get_current() does not read _request_store.context")
+
+    proxy = getattr(_import("keystone.common.cache._context_cache"), "_ResponseCacheProxy", None)
+    if "get_current" not in _loaded_names(proxy, "_get_request_context"):
+        raise _incompatible(
+            "the request-local cache (_ResponseCacheProxy._get_request_context) does not live in"
+            " oslo_context's current context"
+        )
+    return store
+
+
+def check_server_core(core: Any, middleware: type) -> None:
+    """Check that ``core`` builds the application as we call it, with ``middleware`` in it.
+
+    :param core: the module ``keystone.server.flask.core``
+    :param middleware: the class whose ``token`` is made request-local
+    :raises IncompatibleError: a function that we call is missing, or the class is not in use
+    """
+    for name in ("initialize_application", "_get_config_files"):
+        if not callable(getattr(core, name, None)):
+            raise _incompatible(f"keystone.server.flask.core has no {name}()")
+    if middleware not in getattr(core, "_KEYSTONE_MIDDLEWARE", ()):
+        raise _incompatible("AuthContextMiddleware is not in core._KEYSTONE_MIDDLEWARE")
+
+
+def make_token_request_local(middleware: type) -> None:
+    """Put :class:`RequestLocalToken` on ``middleware``, after checking its shape; once only.
+
+    :param middleware: Keystone's ``AuthContextMiddleware``
+    :raises IncompatibleError: the class does not keep the caller's token in ``self.token`` as
+        Keystone 30 does, or keeps more of a request than that
+    """
+    if isinstance(vars(middleware).get("token"), RequestLocalToken):
+        return
+    check_middleware(middleware)
+    middleware.token = RequestLocalToken()  # type: ignore[attr-defined]
+    fill_context = middleware.fill_context  # type: ignore[attr-defined]
+
+    @functools.wraps(fill_context)
+    def let_in(self: Any, request: Any) -> None:
+        fill_context(self, request)
+        # What is read from here on is the answer's, and not the token's.
+        own = current.get()
+        if own is not None:
+            own.reading = own.recording
+
+    middleware.fill_context = let_in  # type: ignore[attr-defined]
+
+
+def check_middleware(middleware: type) -> None:
+    """Check what :func:`make_token_request_local` relies upon.
+
+    :param middleware: Keystone's ``AuthContextMiddleware``, not yet changed
+    :raises IncompatibleError: names what differs
+    """
+    name = middleware.__name__
+    if any("token" in vars(base) for base in middleware.__mro__):
+        raise _incompatible(f"{name}.token already exists on the class")
+    for method, operation, verb in (
+        ("__init__", "STORE_ATTR", "assign"),
+        ("fetch_token", "STORE_ATTR", "assign"),
+        ("fetch_token", "LOAD_ATTR", "read"),
+        ("fill_context", "LOAD_ATTR", "read"),
+    ):
+        if "token" not in _own_attributes(middleware, method, operation):
+            raise _incompatible(f"{name}.{method}() does not {verb} self.token")
+    # Anything else that a request leaves on the shared instance would be the same hole again.
+    for method in vars(middleware):
+        if method == "__init__" or not inspect.isroutine(vars(middleware)[method]):
+            continue
+        others = set(_own_attributes(middleware, method, "STORE_ATTR")) - {"token"}
+        if others:
+            raise _incompatible(f"{name}.{method}() assigns self.{min(others)}")
+    # Each fetch_token() overwrites the one before. fill_context() must find the user's token,
+    # not the service's, so the user's has to be fetched last.
+    base = next((b for b in middleware.__mro__[1:] if "process_request" in vars(b)), None)
+    names = _loaded_names(base, "process_request")
+    order = [
+        next((n for n in names[i:] if n in ("service_token", "user_token")), "")
+        for i, called in enumerate(names)
+        if called == "_do_fetch_token"
+    ]
+    if order != ["service_token", "user_token"]:
+        raise _incompatible(
+            "keystonemiddleware's process_request() does not fetch the service's token first and"
+            " the user's last"
+        )
+
+
+def _environment(
+    global_conf: Mapping[str, str], local_conf: Mapping[str, str]
+) -> dict[str, str] | None:
+    """Turn paste options into Keystone's environment variables; ``None`` means the real ones."""
+    where = f"{global_conf['__file__']}: " if "__file__" in global_conf else ""
+    for key in local_conf:
+        if key not in OPTIONS:
+            # Not the value: whatever was meant by it, it may be a secret.
+            raise PasteFileError(
+                f"{where}egg:keyfront#keystone has no option {key!r}; allowed are"
+                f" {' and '.join(OPTIONS)}"
+            )
+    if not local_conf:
+        return None
+    for key, value in local_conf.items():
+        if not value.strip(" \t\n;"):
+            # Empty would quietly mean Keystone's search in /etc.
+            raise PasteFileError(
+                f"{where}egg:keyfront#keystone: {key} is empty; give a path or remove the line"
+            )
+    return {
+        "OS_KEYSTONE_CONFIG_DIR": local_conf.get("config_dir", ""),
+        "OS_KEYSTONE_CONFIG_FILES": local_conf.get("config_files", ""),
+    }
+
+
+def _function(owner: object, method: str) -> Callable[..., Any] | None:
+    """Return the Python function behind ``owner.method``, decorators removed; ``None`` if none."""
+    try:
+        found = inspect.unwrap(inspect.getattr_static(owner, method))
+    except AttributeError:
+        return None
+    found = getattr(found, "__func__", found)
+    return found if inspect.isfunction(found) else None
+
+
+def _loaded_names(owner: object, method: str) -> list[str]:
+    """Return the attribute names that a method loads from anything, in the order of its code."""
+    function = _function(owner, method)
+    if function is None:
+        return []
+    return [
+        str(step.argval)
+        for step in dis.get_instructions(function)
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    ]
+
+
+def _own_attributes(owner: type, method: str, operation: str) -> list[str]:
+    """Return the attributes of ``self`` that a method loads or stores (``operation``)."""
+    function = _function(owner, method)
+    if function is None:
+        return []
+    found = []
+    loaded: object = None
+    for step in dis.get_instructions(function):
+        if step.opname == operation and loaded == "self":
+            found.append(str(step.argval))
+        # From 3.13 one instruction may load two names; the last is on top of the stack.
+        loaded = None
+        if step.opname.startswith("LOAD_FAST"):
+            loaded = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+    return found

@@ -1,0 +1,166 @@
+"""Has Keystone's writers wait for one another on SQLite, where they would fail at once.
+
+SQLite has one writer at a time. A transaction that begins as a reader and writes later cannot wait
+for another one to end: it has not seen that one's change, so SQLite refuses it ("database is
+locked") however long it may wait. So the sessions that Keystone opens for writing begin as writers,
+readers go on beside them in write-ahead mode, and who finds another writer waits.
+
+oslo.db emits BEGIN itself, since pysqlite's own way would do it too late. It does so by an event of
+the engine, before which ours comes, and not if a transaction has begun already.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine
+
+from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin as engine_plugin
+from keyfront.middleware.tokens.request import current
+
+from .imports import incompatible
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds that a writer waits for others; less than the least time after which uWSGI ends a worker
+#: over a stuck request (30).
+PATIENCE = 15.0
+# Seconds between two tries, each time another number, so that two do not go on meeting.
+_PAUSES = (0.001, 0.01)
+# An execution option of the engine that writing sessions are bound to.
+_WRITES = "keyfront_writes"
+# As an attribute of a dialect, which is one engine's own.
+_ATTACHED = "keyfront_sqlite"
+# oslo.db's mark of a connection whose transaction has begun.
+_BEGUN = "in_transaction"
+
+
+class Plugin(engine_plugin.Plugin):
+    """The plugin ``keyfront`` of SQLAlchemy's URLs (entry point ``sqlalchemy.plugins``)."""
+
+    def engine_created(self, engine: Engine) -> None:
+        """Attach to the engine."""
+        super().engine_created(engine)
+        sql = sys.modules.get("keystone.common.sql.core")
+        if sql is not None:  # other programs' sessions are their own
+            attach(engine)
+            # But for the session that the engine is made for: it is being made already. Those of
+            # keystone-manage write at once, which waits as well.
+            mark_writers(sql._get_main_context_manager()._factory)
+
+
+def attach(engine: Engine) -> None:
+    """Have the writers of a SQLite file wait for one another; once only. Others are left alone.
+
+    :param engine: of Keystone's database, whose writing sessions are marked
+    """
+    if not _is_file(engine) or hasattr(engine.dialect, _ATTACHED):
+        return
+    setattr(engine.dialect, _ATTACHED, True)
+    event.listen(engine, "connect", _settings(str(engine.url.database)))
+    # Those of the class come before an engine's own, whichever was there first.
+    if not event.contains(Engine, "begin", _begin):
+        event.listen(Engine, "begin", _begin)
+
+
+def _is_file(engine: Engine) -> bool:
+    return engine.dialect.name == "sqlite" and engine.url.database not in (None, "", ":memory:")
+
+
+def mark_writers(factory: Any) -> None:
+    """Bind the sessions that are opened for writing on SQLite to an engine that says so; once only.
+
+    :param factory: of oslo.db's transaction context, which makes the sessions
+    :raises IncompatibleError: it does not make them as expected
+    """
+    try:
+        from oslo_db.sqlalchemy.enginefacade import _WRITER
+
+        make = factory._create_session
+    except (ImportError, AttributeError) as error:
+        raise incompatible(f"oslo.db's sessions are not made as expected ({error})") from None
+    if hasattr(make, "keyfront"):
+        return
+
+    def create_session(mode: Any, bind: Any = None) -> Any:
+        if mode is _WRITER and bind is None:
+            if not factory._started:
+                factory._start()
+            engine = factory._writer_engine
+            if _is_file(engine):
+                bind = engine.execution_options(**{_WRITES: True})
+        return make(mode, bind)
+
+    create_session.keyfront = True  # type: ignore[attr-defined]
+    factory._create_session = create_session
+
+
+def _settings(name: str) -> Callable[[Any, Any], None]:
+    """What each new connection is told, and the first one of all the mode of the file."""
+    first = True
+
+    def connected(connection: sqlite3.Connection, record: Any) -> None:
+        nonlocal first
+        connection.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000:.0f}")
+        if not first:
+            return
+        first = False
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.Error as error:
+            mode = error
+        if mode != "wal":
+            LOG.warning(
+                "%s: SQLite does not write ahead here (%s): readers and writers wait for one "
+                "another; put the database on a disk of this machine", name, mode,
+            )  # fmt: skip
+
+    return connected
+
+
+def _begin(connection: Connection) -> None:
+    """Begin a writer's transaction as such."""
+    if _BEGUN in connection.info or not connection.get_execution_options().get(_WRITES):
+        return
+    dbapi: Any = connection.connection.dbapi_connection
+    deadline = time.monotonic() + PATIENCE
+    # SQLite's own waiting would stop all greenlets, and with them the one that is waited for.
+    dbapi.execute("PRAGMA busy_timeout = 0")
+    try:
+        while not _begun(dbapi):
+            if time.monotonic() > deadline:
+                _refuse(connection)
+                break
+            time.sleep(random.uniform(*_PAUSES))
+    finally:
+        dbapi.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000:.0f}")
+    connection.info[_BEGUN] = True
+
+
+def _begun(connection: sqlite3.Connection) -> bool:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        return False
+    return True
+
+
+def _refuse(connection: Connection) -> None:
+    """Try for the last time, and raise what SQLAlchemy makes of it."""
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    except Exception:
+        LOG.error("a change was refused: other writers held the database for %.0f s", PATIENCE)
+        request = current.get()
+        if request is not None:
+            request.refused = "the database was busy with other changes"
+        raise

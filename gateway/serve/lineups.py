@@ -1,0 +1,198 @@
+"""The five server line-ups of ``keyfront serve``: their files, commands and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from keyfront import __version__
+from keyfront.common import programs as machine
+from keyfront.common.machine import cores, somaxconn
+from keyfront.common.templates import render
+from keyfront.errors import OptionError
+
+from .state import State
+
+# Static here; each reason stands beside the number in the rendered file.
+THREADS = 2
+GREENLETS = 100
+HARAKIRI = 60
+BACKLOG = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One server process tree.
+
+    :param stop: the signal that lets running requests end
+    :param reload: the signal that starts fresh workers; ``None`` if it need not take part
+    """
+
+    name: str
+    command: list[str]
+    log: Path
+    stop: signal.Signals
+    reload: signal.Signals | None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a line-up is made of.
+
+    :param listen: ``HOST:PORT`` that the foremost server listens at
+    :param runtime: folder for sockets, pid files and rendered files
+    :param stop_timeout: seconds that running requests get when it stops
+    """
+
+    state: State
+    listen: str
+    target: str
+    runtime: Path
+    stop_timeout: int
+    processes: int = field(default_factory=cores)
+
+    def values(self) -> dict[str, object]:
+        """What the templates are filled with."""
+        front = machine.front_user()
+        return {
+            "version": __version__,
+            "target": self.target,
+            "listen": self.listen,
+            "run": self.runtime,
+            "log": self.state.log,
+            "virtualenv": machine.python_home(),
+            "processes": self.processes,
+            "threads": THREADS,
+            "gevent": None,
+            "harakiri": HARAKIRI,
+            "stop_timeout": self.stop_timeout,
+            "backlog": min(BACKLOG, somaxconn()),
+            "somaxconn": somaxconn(),
+            "unix_socket": None,
+            "socket_group": front[1] if front else None,
+            "user": front[0] if front else None,
+            "group": front[1] if front else None,
+            "stats_socket": self.state.run / "stats.sock",
+        }
+
+    def render(self, name: str, template: str, **values: object) -> Path:
+        """Write a filled template to the state folder's ``run``."""
+        return self.state.write(f"run/{name}", render(template, **{**self.values(), **values}))
+
+    @property
+    def unix_socket(self) -> Path:
+        """Where uWSGI listens behind a web server."""
+        return self.runtime / "uwsgi.sock"
+
+
+def _uwsgi(plan: Plan, **values: object) -> Program:
+    ini = plan.render("uwsgi.ini", "uwsgi/keyfront.ini.j2", **values)
+    return Program(
+        name="uwsgi",
+        command=[machine.uwsgi_program(), "--ini", str(ini)],
+        log=plan.state.log / "uwsgi.log",
+        stop=signal.SIGTERM,
+        reload=signal.SIGHUP,
+        environment=plan.state.environment(),
+    )
+
+
+def _uwsgi_alone(plan: Plan) -> list[Program]:
+    return [_uwsgi(plan)]
+
+
+def _uwsgi_gevent(plan: Plan) -> list[Program]:
+    return [_uwsgi(plan, gevent=GREENLETS)]
+
+
+def _apache(plan: Plan, template: str, **values: object) -> Program:
+    program = machine.system_program(("apache2", "httpd"), "apache2-bin")
+    modules = machine.apache_modules("mod_mpm_event.so", "apache2-bin")
+    config = plan.render("apache.conf", template, modules=modules, **values)
+    return Program(
+        name="apache",
+        command=[program, "-f", str(config), "-DFOREGROUND"],
+        log=plan.state.log / "apache.log",
+        stop=signal.SIGWINCH,
+        reload=signal.SIGUSR1,
+    )
+
+
+def _mod_wsgi(plan: Plan) -> list[Program]:
+    script = plan.render(
+        "keyfront.wsgi", "apache/keyfront.wsgi.j2", environment=plan.state.environment()
+    )
+    module = machine.mod_wsgi_module()
+    return [_apache(plan, "apache/mod_wsgi.conf.j2", mod_wsgi=module, script=script)]
+
+
+def _nginx_uwsgi(plan: Plan) -> list[Program]:
+    program = machine.system_program(("nginx",), "nginx")
+    config = plan.render("nginx.conf", "nginx/nginx.conf.j2", unix_socket=plan.unix_socket)
+    errors = plan.state.log / "nginx.error.log"
+    nginx = Program(
+        name="nginx",
+        command=[program, "-c", str(config), "-p", str(plan.runtime), "-e", str(errors)],
+        log=plan.state.log / "nginx.log",
+        stop=signal.SIGQUIT,
+        reload=None,
+    )
+    return [_uwsgi(plan, unix_socket=plan.unix_socket), nginx]
+
+
+def _apache_uwsgi(plan: Plan) -> list[Program]:
+    apache = _apache(plan, "apache/proxy_uwsgi.conf.j2", unix_socket=plan.unix_socket)
+    # its reload would end kept connections; only the application needs one
+    return [_uwsgi(plan, unix_socket=plan.unix_socket), replace(apache, reload=None)]
+
+
+_BUILDERS: dict[str, Callable[[Plan], list[Program]]] = {
+    "uwsgi": _uwsgi_alone,
+    "gevent": _uwsgi_gevent,
+    "mod_wsgi": _mod_wsgi,
+    "nginx+uwsgi": _nginx_uwsgi,
+    "apache+uwsgi": _apache_uwsgi,
+}
+SERVERS = tuple(_BUILDERS)
+
+
+def programs(server: str, plan: Plan) -> list[Program]:
+    """The programs of a line-up, in the order they start; they stop in the reverse order.
+
+    Writes their configuration to the state folder's ``run``.
+
+    :raises MissingPartError: something is not installed; names the command that installs it
+    """
+    return _BUILDERS[server](plan)
+
+
+def check(server: str) -> None:
+    """Find out, before anything is written, that the parts of a line-up are installed.
+
+    :raises MissingPartError: something is not; names the command that installs it
+    """
+    machine.require_module("keystone", "keystone")
+    if server != "mod_wsgi":
+        machine.uwsgi_program()
+    if server == "gevent":
+        machine.require_module("gevent", "gevent")
+    if server == "nginx+uwsgi":
+        machine.system_program(("nginx",), "nginx")
+    if server in ("mod_wsgi", "apache+uwsgi"):
+        machine.system_program(("apache2", "httpd"), "apache2-bin")
+    if server == "apache+uwsgi":
+        machine.apache_modules("mod_proxy_uwsgi.so", "libapache2-mod-proxy-uwsgi")
+    if server == "mod_wsgi":
+        machine.mod_wsgi_module()
+        if os.geteuid() == 0:
+            # mod_wsgi's own rule (mod_wsgi.c, wsgi_add_daemon_process)
+            raise OptionError(
+                "--server",
+                "mod_wsgi",
+                "another one when run as root, since mod_wsgi runs no application as root; "
+                "or run keyfront as an ordinary user",
+            )

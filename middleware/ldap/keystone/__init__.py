@@ -1,0 +1,1 @@
+"""Keystone's LDAP identity through the pool."""

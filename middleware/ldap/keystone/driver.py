@@ -1,0 +1,296 @@
+"""Keystone's LDAP identity through the pool: ``[identity] driver = keyfront_ldap``.
+
+It is Keystone's own driver (entry point ``keystone.identity``) with other connections beneath, so
+every option of ``[ldap]`` keeps its meaning and every reference looks as before; what is new is in
+``[keyfront_ldap]``. It can be the default driver or that of a domain, from a file or from the
+database. Where it differs from the stock driver:
+
+* A login is exactly one BIND, each time. The stock driver's pool of authenticated connections
+  lets an old password, a deleted user and a stopped server log in for another minute.
+* Only a server's refusal is a wrong password (401). When no server answers, the login and
+  everything else that needs the directory is answered 503 with ``Retry-After``.
+* Within one HTTP request no search is sent twice; a login by name takes three searches at most
+  (by name, by id, the groups) where the stock driver sends nine without a cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import flask
+import ldap
+from keystone import exception
+from keystone.i18n import _
+from keystone.identity.backends import base
+from keystone.identity.backends.ldap import common, core
+
+from keyfront.errors import CredentialsError, DirectoryError, OptionError
+
+from . import options
+from .handler import PoolHandler
+from .pools import DriverPool
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds after which a client may try again.
+RETRY_AFTER = 1
+
+# Longer results are not kept for the rest of a request.
+_KEPT_ENTRIES = 16
+# Whatever else the server answers is for Keystone's code to catch.
+_FAILURES = (ldap.INVALID_CREDENTIALS, ldap.SERVER_DOWN, ldap.TIMEOUT, OptionError)
+
+_SEARCHES = "_keyfront_ldap_searches"
+
+
+class DirectoryUnavailable(exception.LDAPServerConnectionError):
+    """No LDAP server could be asked: 503, where Keystone's own class is 500.
+
+    The client is told no names; what happened is in the log.
+    """
+
+    code = 503
+    title = "Service Unavailable"
+    message_format = "The directory of users cannot be asked at the moment. Try again later."
+
+
+class Handler(common.KeystoneLDAPHandler):
+    """Keystone's conversion of values on top of the pool, and its errors for outages."""
+
+    def __init__(self, conn: PoolHandler, owner: DriverPool) -> None:
+        super().__init__(conn=conn)
+        self._owner = owner
+
+    def search_s(
+        self,
+        base: str,
+        scope: int,
+        filterstr: str = "(objectClass=*)",
+        attrlist: list[str] | None = None,
+        attrsonly: int = 0,
+        sizelimit: int = 0,
+    ) -> list[tuple[str, dict[str, list[Any]]]]:
+        """Search, unless this HTTP request did so already.
+
+        :raises DirectoryUnavailable: nobody answered
+        :raises keystone.exception.UnexpectedError: the configuration is wrong
+        :raises keystone.exception.LDAPInvalidCredentialsError: the identity of ``[ldap] user``
+            was refused
+        :raises ldap.LDAPError: what else the server answered
+        """
+        kept = _searches_of_this_request()
+        attributes = None if attrlist is None else tuple(sorted(x for x in attrlist if x))
+        key = (self._owner, base, scope, filterstr, attributes, attrsonly, sizelimit)
+        if kept is not None and key in kept:
+            return _copied(kept[key])
+        found: list[tuple[str, dict[str, list[Any]]]] = []
+        failure: Exception | None = None
+        try:
+            found = super().search_s(base, scope, filterstr, attrlist, attrsonly, sizelimit)
+        except _FAILURES as error:
+            failure = error
+        if failure is not None:
+            # Outside of the except block: the log line is whole, and needs no traceback.
+            raise _told(failure)
+        if kept is not None and len(found) <= _KEPT_ENTRIES:
+            kept[key] = _copied(found)
+        return found
+
+    def add_s(self, dn: str, modlist: Any) -> Any:
+        """Add an entry; what was found before it in this request is forgotten."""
+        _forget()
+        return super().add_s(dn, modlist)
+
+    def modify_s(self, dn: str, modlist: Any) -> Any:
+        """Change an entry; what was found before it in this request is forgotten."""
+        _forget()
+        return super().modify_s(dn, modlist)
+
+
+class _Connections:
+    """Has a stock ``BaseLdap`` take its connections from the pool of its driver."""
+
+    def __init__(self, conf: Any, owner: DriverPool | None = None) -> None:
+        super().__init__(conf)  # type: ignore[call-arg]
+        self._owner = DriverPool(conf) if owner is None else owner
+
+    def get_connection(
+        self, user: str | None = None, password: str | None = None, end_user_auth: bool = False
+    ) -> Handler:
+        """Return a handler; it borrows a connection for each operation.
+
+        :param user: a DN to bind as; by default ``[ldap] user``, which the pool is bound as
+        :param end_user_auth: only a password is to be checked, with one BIND
+        :raises DirectoryUnavailable: nobody answered the BIND
+        :raises keystone.exception.LDAPInvalidCredentialsError: it was refused
+        """
+        stock: Any = self
+        handler = Handler(PoolHandler(self._owner, always_bind=end_user_auth), self._owner)
+        # As the stock code does: what is done to its handlers is done to ours.
+        handler.connect(
+            stock.LDAP_URL,
+            page_size=stock.page_size,
+            alias_dereferencing=stock.alias_dereferencing,
+            use_tls=stock.use_tls,
+            tls_cacertfile=stock.tls_cacertfile,
+            tls_cacertdir=stock.tls_cacertdir,
+            tls_req_cert=stock.tls_req_cert,
+            chase_referrals=stock.chase_referrals,
+            debug_level=stock.debug_level,
+        )
+        user = stock.LDAP_USER if user is None else user
+        password = stock.LDAP_PASSWORD if password is None else password
+        failure: Exception | None = None
+        try:
+            if user and password:
+                handler.simple_bind_s(user, password)
+            else:
+                handler.simple_bind_s()
+        except ldap.INVALID_CREDENTIALS:
+            raise exception.LDAPInvalidCredentialsError() from None
+        except _FAILURES as error:
+            failure = error
+        finally:
+            del password
+        if failure is not None:
+            raise _told(failure)
+        return handler
+
+
+class UserApi(_Connections, core.UserApi):
+    """Users, by connections of the pool."""
+
+
+class GroupApi(_Connections, core.GroupApi):
+    """Groups, by connections of the pool."""
+
+
+class Identity(core.Identity):
+    """The identity driver (entry point ``keystone.identity``).
+
+    :param conf: a domain's own configuration; by default Keystone's
+    :raises keyfront.errors.OptionError: an option of Keystone's own configuration is wrong. That
+        of a domain is told when the domain is used, since the other domains must go on.
+    """
+
+    def __init__(self, conf: Any = None) -> None:
+        # Not the stock driver's: its users and groups would be made twice.
+        base.IdentityDriverBase.__init__(self)
+        self.conf = core.CONF if conf is None else conf
+        self.register_opts(self.conf)
+        self.pool = DriverPool(self.conf)
+        self.user = UserApi(self.conf, self.pool)
+        self.group = GroupApi(self.conf, self.pool)
+        if conf is None:
+            self.pool.check()
+
+    @staticmethod
+    def register_opts(conf: Any) -> None:
+        """Make a domain's configuration know ``[keyfront_ldap]`` before the database fills it."""
+        options.register_ldap(conf)
+
+    def authenticate(self, user_id: str, password: str) -> dict[str, Any]:
+        """Check a password with exactly one BIND and return the user.
+
+        :raises AssertionError: the server refused the user or the password, either is empty, or
+            there is no such user
+        :raises DirectoryUnavailable: nobody answered; it says nothing of the password
+        """
+        refused = _("Invalid user / password")
+        # An empty password would be an unauthenticated bind, which succeeds: RFC 4513 5.1.2.
+        secret = _encoded(password)
+        if not user_id or not secret:
+            raise AssertionError(refused)
+        try:
+            user = self._get_user(user_id)
+        except exception.UserNotFound:
+            raise AssertionError(refused) from None
+        failure: DirectoryError | None = None
+        try:
+            identity = self.pool.get().authenticate(user["dn"], secret)
+        except DirectoryError as error:
+            # Without its frames, which hold the password, and raised below outside of them.
+            failure = error.with_traceback(None)
+        finally:
+            del secret, password
+        if failure is None:
+            _log_warnings(user["dn"], identity)
+            found: dict[str, Any] = self.user.filter_attributes(user)
+            return found
+        if isinstance(failure, CredentialsError):
+            # The user is told the same in every case; of what to do, the operator is.
+            LOG.info("LDAP login of %s: %s", user["dn"], failure)
+            raise AssertionError(refused)
+        raise unavailable(f"login of {user['dn']}: {failure}")
+
+
+def unavailable(reason: str) -> DirectoryUnavailable:
+    """Log an outage and return its exception; the answer to this request gets ``Retry-After``.
+
+    :param reason: names the server and what happened
+    """
+    LOG.error("LDAP: %s", reason)
+    if flask.has_request_context():
+        flask.after_this_request(_add_retry_after)
+    return DirectoryUnavailable()
+
+
+def _told(error: Exception) -> exception.Error:
+    """Log why Keystone's LDAP code cannot go on, and return its exception."""
+    if isinstance(error, OptionError):
+        LOG.error("LDAP: %s", error)
+        return exception.UnexpectedError(exception=str(error))
+    # What python-ldap's exception stands for names the server.
+    reason = str(error.__cause__ or error)
+    if isinstance(error, ldap.INVALID_CREDENTIALS):
+        LOG.error("LDAP: the identity of [ldap] user was refused: %s", reason)
+        return exception.LDAPInvalidCredentialsError()
+    return unavailable(reason)
+
+
+def _add_retry_after(response: Any) -> Any:
+    if response.status_code == DirectoryUnavailable.code:
+        response.headers["Retry-After"] = str(RETRY_AFTER)
+    return response
+
+
+def _encoded(password: object) -> bytes:
+    """A password as it is sent (RFC 4513 section 5.1.3); empty when there can be no such."""
+    if isinstance(password, bytes):
+        return password
+    if not isinstance(password, str):
+        return b""
+    try:
+        return password.encode()
+    except UnicodeEncodeError:
+        return b""
+
+
+def _log_warnings(dn: str, identity: Any) -> None:
+    if identity.grace is not None:
+        LOG.info("LDAP login of %s: password expired, %s more logins", dn, identity.grace)
+    elif identity.password_expiring is not None:
+        LOG.info("LDAP login of %s: password expires in %s s", dn, identity.password_expiring)
+
+
+def _searches_of_this_request() -> dict[Any, Any] | None:
+    """The searches that this HTTP request did so far; ``None`` outside of one."""
+    if not flask.has_request_context():
+        return None
+    kept = getattr(flask.g, _SEARCHES, None)
+    if kept is None:
+        kept = {}
+        setattr(flask.g, _SEARCHES, kept)
+    return kept
+
+
+def _forget() -> None:
+    kept = _searches_of_this_request()
+    if kept:
+        kept.clear()
+
+
+def _copied(found: list[tuple[str, dict[str, list[Any]]]]) -> list[tuple[str, Any]]:
+    return [(dn, {name: list(values) for name, values in attributes.items()})
+            for dn, attributes in found]

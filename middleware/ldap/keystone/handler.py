@@ -1,0 +1,314 @@
+"""What Keystone's LDAP identity code calls, answered by the pool instead of python-ldap.
+
+Keystone speaks python-ldap: its argument order, its results, its exception classes. The handler
+here speaks it too, so that Keystone's code above runs unchanged. One is made for each operation
+and nested in each other, so none of them holds a connection from bind to unbind: each operation
+checks one out and returns it. Only a paged search keeps its connection, on which alone its cookie
+is good, until the last page, an error, or the end of the handler.
+
+This module imports Keystone and python-ldap; both are there wherever Keystone's ``ldap`` extra is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import ldap
+import ldap.controls.libldap
+from keystone.identity.backends.ldap import common
+
+from keyfront.errors import DirectoryAnswerError
+
+from ..directory import LDAPPool
+from .errors import made, python_ldap_errors
+from .pools import DriverPool
+
+_PAGED = ldap.controls.libldap.SimplePagedResultsControl
+
+class PagedSearch:
+    """One paged search: what to ask, the connection it is asked on, and where it stands.
+
+    :param pool: whence the connection comes
+    :param request: arguments of ``Connection.search_page`` but page size and cookie
+    """
+
+    def __init__(self, pool: LDAPPool, request: dict[str, Any]) -> None:
+        self.request = request
+        self.size = 0
+        self.cookie = b""
+        self.left_open = False
+        self._borrowed = contextlib.ExitStack()
+        self.connection = self._borrowed.enter_context(pool.connection())
+        # Whoever forgets it returns the connection, at the latest when the search is collected.
+        self._release = weakref.finalize(self, self._borrowed.close)
+
+    @property
+    def over(self) -> bool:
+        """Whether the connection was returned."""
+        return not self._release.alive
+
+    def page(self) -> tuple[Any, bytes | None]:
+        """Ask for the next page; with size 0, have the server forget the rest (RFC 2696)."""
+        try:
+            answer, cookie = self.connection.search_page(
+                **self.request, page_size=self.size, cookie=self.cookie
+            )
+        except BaseException as error:
+            # The pool learns why: a server that does not answer is asked no more.
+            self._release.detach()
+            self._borrowed.__exit__(type(error), error, error.__traceback__)
+            raise
+        self.left_open = bool(cookie)
+        if not cookie:
+            self.close()
+        return answer, cookie
+
+    def close(self) -> None:
+        """Return the connection; one with a search left open is not used again."""
+        if self.over:
+            return
+        if self.left_open:
+            self.connection.close()
+        self._release()
+
+
+class PlainSearch:
+    """One search asked for by ``search_ext`` without paging: nothing until it is waited for."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request = request
+
+
+class PoolHandler(common.LDAPHandler):
+    """Keystone's ``LDAPHandler`` interface on the pool of a driver.
+
+    :param always_bind: send a BIND for the identity of the service as well, to check its password
+    """
+
+    def __init__(self, source: DriverPool, *, always_bind: bool = False) -> None:
+        super().__init__()
+        self._source = source
+        self._always_bind = always_bind
+        self._options: dict[int, Any] = {}
+        self._dereference = _default_dereference()
+        self._searching = True
+        self._paged: PagedSearch | None = None
+        self.page_size = 0
+
+    def connect(
+        self,
+        url: str,
+        page_size: int = 0,
+        alias_dereferencing: int | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        """Note what a search needs. All else was settled when the pool was made."""
+        self.page_size = page_size
+        if alias_dereferencing is not None:
+            self._dereference = alias_dereferencing
+
+    def set_option(self, option: int, invalue: Any) -> None:
+        """Set an option of this handler; ``OPT_DEREF`` counts, others are only kept."""
+        self._options[option] = invalue
+        if option == ldap.OPT_DEREF:
+            self._dereference = invalue
+
+    def get_option(self, option: int) -> Any:
+        """Return an option that was set, or python-ldap's default."""
+        if option == ldap.OPT_DEREF:
+            return self._dereference
+        return self._options[option] if option in self._options else ldap.get_option(option)
+
+    def simple_bind_s(
+        self, who: str = "", cred: str = "", serverctrls: Any = None, clientctrls: Any = None
+    ) -> None:
+        """As the pool's own identity: nothing, the pool binds when it connects. Else: one BIND.
+
+        Without a name it is the pool's identity too: Keystone's code binds so where it is given
+        none, and then the pool has none either.
+
+        :raises ldap.LDAPError: the bind was refused, or nobody answered
+        """
+        if not self._always_bind and (not who or self._source.is_service(who, cred)):
+            return
+        # Of a connection that checked a password nothing else may be asked.
+        self._searching = False
+        pool = self._source.get()
+        with python_ldap_errors():
+            pool.authenticate(who, cred)
+
+    def unbind_s(self) -> None:
+        """Return what is still borrowed. Never fails."""
+        paged, self._paged = self._paged, None
+        if paged is not None:
+            paged.close()
+
+    def search_s(
+        self,
+        base: str,
+        scope: int,
+        filterstr: str = "(objectClass=*)",
+        attrlist: Sequence[str] | None = None,
+        attrsonly: int = 0,
+    ) -> list[tuple[Any, Any]]:
+        """Search and wait for all of it; a list as python-ldap returns it.
+
+        :raises ldap.LDAPError: as python-ldap
+        """
+        request = self._request(base, scope, filterstr, attrlist, attrsonly, 0)
+        return self._search(request)
+
+    def search_ext(
+        self,
+        base: str,
+        scope: int,
+        filterstr: str = "(objectClass=*)",
+        attrlist: Sequence[str] | None = None,
+        attrsonly: int = 0,
+        serverctrls: Sequence[Any] | None = None,
+        clientctrls: Any = None,
+        timeout: float = -1,
+        sizelimit: int = 0,
+    ) -> PagedSearch | PlainSearch:
+        """Prepare a search, or the next page of one, for :meth:`result3`.
+
+        :raises ldap.LDAPError: no connection is to be had, or a control other than paging
+        """
+        request = self._request(base, scope, filterstr, attrlist, attrsonly, sizelimit)
+        if not serverctrls:
+            return PlainSearch(request)
+        if len(serverctrls) > 1 or not isinstance(serverctrls[0], _PAGED):
+            raise made(ldap.NOT_SUPPORTED)
+        (control,) = serverctrls
+        cookie = control.cookie or b""
+        paged = self._paged
+        if not cookie:
+            self.unbind_s()  # a search that was left before its end
+            pool = self._source.get()
+            with python_ldap_errors():
+                paged = self._paged = PagedSearch(pool, request)
+        elif paged is None or paged.over:
+            why = "the paged search that this cookie belongs to is over"
+            raise made(ldap.UNWILLING_TO_PERFORM, why)
+        assert paged is not None
+        paged.size, paged.cookie = control.size, cookie
+        return paged
+
+    def result3(
+        self,
+        msgid: Any = ldap.RES_ANY,
+        all: int = 1,
+        timeout: float | None = None,
+        resp_ctrl_classes: Any = None,
+    ) -> tuple[int, list[tuple[Any, Any]], int, list[Any]]:
+        """Wait for what :meth:`search_ext` prepared.
+
+        :raises ldap.LDAPError: as python-ldap; the connection is returned
+        """
+        if isinstance(msgid, PlainSearch):
+            return ldap.RES_SEARCH_RESULT, self._search(msgid.request), 0, []
+        with python_ldap_errors():
+            answer, cookie = msgid.page()
+        controls = [] if cookie is None else [_PAGED(criticality=False, size=0, cookie=cookie)]
+        return ldap.RES_SEARCH_RESULT, _in_order(answer.items), 0, controls
+
+    def add_s(self, dn: str, modlist: Sequence[tuple[str, list[bytes]]]) -> None:
+        """Add an entry. Keystone does so only in its own tests.
+
+        :raises ldap.LDAPError: as python-ldap
+        """
+        attributes: dict[str, list[bytes]] = {}
+        for name, values in modlist:
+            attributes.setdefault(name, []).extend(values)
+        pool = self._source.get()
+        with python_ldap_errors(), pool.connection() as connection:
+            connection.ldap3.add(dn, attributes=attributes)
+            _raise_result(connection)
+
+    def modify_s(self, dn: str, modlist: Sequence[tuple[int, str, list[bytes] | None]]) -> None:
+        """Change an entry. Keystone does so only in its own tests.
+
+        :raises ldap.LDAPError: as python-ldap
+        """
+        changes: dict[str, list[tuple[int, list[bytes]]]] = {}
+        for operation, name, values in modlist:
+            changes.setdefault(name, []).append((operation, values or []))
+        pool = self._source.get()
+        with python_ldap_errors(), pool.connection() as connection:
+            connection.ldap3.modify(dn, changes)
+            _raise_result(connection)
+
+    def _request(
+        self,
+        base: str,
+        scope: int,
+        filterstr: str | None,
+        attrlist: Sequence[str] | None,
+        attrsonly: int,
+        sizelimit: int,
+    ) -> dict[str, Any]:
+        if not self._searching:
+            why = "a connection that checked a password is not searched with"
+            raise made(ldap.UNWILLING_TO_PERFORM, why)
+        if isinstance(attrlist, (str, bytes)):
+            raise TypeError(f"expected a list of attributes, not {type(attrlist).__name__}")
+        if not isinstance(scope, int):
+            raise TypeError(f"expected an integer for scope, not {type(scope).__name__}")
+        filterstr = "(objectClass=*)" if filterstr is None else filterstr
+        _check((base, filterstr, *(attrlist or ())))
+        return {
+            "base": base,
+            "scope": scope,
+            "filter": filterstr,
+            "attributes": attrlist or None,
+            "attrs_only": bool(attrsonly),
+            "size_limit": max(sizelimit, 0),
+            "dereference": self._dereference,
+        }
+
+    def _search(self, request: dict[str, Any]) -> list[tuple[Any, Any]]:
+        pool = self._source.get()
+        with python_ldap_errors():
+            return _in_order(pool.search(**request).items)
+
+
+def _check(texts: Iterable[Any]) -> None:
+    """Refuse what python-ldap refuses, with the same exceptions."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"expected a string, not {type(text).__name__}")
+        if "\0" in text:
+            raise ValueError("embedded null character")
+        if not text.isascii():
+            text.encode()
+
+
+def _in_order(items: list[Any]) -> list[tuple[Any, Any]]:
+    """As python-ldap has it: references to other servers come after the entries."""
+    return sorted(items, key=_is_reference)
+
+
+def _is_reference(item: tuple[Any, Any]) -> bool:
+    return item[0] is None
+
+
+def _default_dereference() -> int:
+    """What ``alias_dereferencing = default`` means: ldap.conf, which python-ldap has read."""
+    return int(ldap.get_option(ldap.OPT_DEREF))
+
+
+def _raise_result(connection: Any) -> None:
+    """Raise what the last operation by ldap3 was answered, unless it is a success."""
+    result = connection.ldap3.result
+    if result["result"] != 0:
+        raise DirectoryAnswerError(
+            result["result"],
+            result["description"],
+            result["message"] or "",
+            result["dn"] or "",
+            result["referrals"] or [],
+        )

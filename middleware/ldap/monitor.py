@@ -1,0 +1,189 @@
+"""Watches over the servers of a directory in the background: back up, and back to the best one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from keyfront.errors import DirectoryError
+
+from .pool import ConnectionPool
+from .protocol.addresses import Address
+from .protocol.connection import Connection
+from .protocol.urls import ServerURL
+from .servers import ServerSet
+from .workers import Crew, Worker
+
+if TYPE_CHECKING:
+    from .opener import Opener
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between two looks at the servers when all are up; a failure rings.
+IDLE_SECONDS = 30.0
+# The same while one is down, or connections are still to be moved.
+_SHORTEST, _LONGEST = 0.01, 1.0
+
+
+class Health:
+    """One worker, started when a server is first found down. It keeps no pool alive.
+
+    :param probe: sees whether a server is up, without a BIND
+    :param name: of the pool
+    :param fail_back: whether connections to a worse server are closed when a better one is up
+    :param wait: seconds for a pool to replace a connection
+    """
+
+    def __init__(
+        self,
+        servers: ServerSet,
+        probe: Callable[[ServerURL, Address, float], None],
+        *,
+        name: str,
+        fail_back: bool,
+        wait: float,
+    ) -> None:
+        self._servers = servers
+        self._probe = probe
+        self._name = f"{name}-health"
+        self._fail_back = fail_back
+        self._wait = wait
+        self._watched: list[_Watched] = []
+        self._crew = Crew(self._name, 1)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._down: frozenset[ServerURL] = frozenset()
+        # Whether a connection was opened that no pool has yet, and that should lead elsewhere.
+        self._unsettled = False
+        #: Servers that are down while there is another.
+        self.avoided: frozenset[ServerURL] = frozenset()
+
+    def watch(self, pool: ConnectionPool[Any], opener: Opener) -> None:
+        """Close connections of this pool when they should lead to another server."""
+        self._watched.append(_Watched(pool, opener))
+
+    def look(self) -> None:
+        """Take in what is known of the servers by now; after any failure, or a connect."""
+        before = self._down
+        self._take_in()
+        if self._down and not self._closed:
+            self._crew.start(self)
+            if self._down != before:
+                self._crew.ring()
+
+    def opened(self, url: ServerURL) -> None:
+        """Take in where a new connection leads; a better server may have come up meanwhile."""
+        if self._fail_back and not (self._closed or self._servers.preferred(url)):
+            self._unsettled = True
+            self._crew.start(self)
+            self._crew.ring()
+
+    def stop(self) -> None:
+        """Have the worker end."""
+        self._closed = True
+        self._crew.ring()
+
+    def join(self, timeout: float) -> None:
+        """Wait until it has ended."""
+        self._crew.join(timeout)
+
+    def after_fork(self) -> None:
+        """Begin without a worker: the parent's is not here."""
+        self._crew = Crew(self._name, 1)
+        self._lock = threading.Lock()
+        for watched in self._watched:
+            watched.leaving = weakref.WeakSet()
+
+    def work(self, worker: Worker) -> float | None:
+        """Called by the worker only."""
+        if self._closed or worker not in self._crew:
+            return None
+        unsettled, self._unsettled = self._unsettled, False
+        try:
+            self._check()
+        except Exception:
+            LOG.exception("%s: the check of the servers failed", self._name)
+        due = self._servers.next_check()
+        if due is not None:
+            return min(max(due, _SHORTEST), _LONGEST)
+        unsettled = unsettled or any(watched.leaving for watched in self._watched)
+        return _LONGEST if unsettled else IDLE_SECONDS
+
+    def _take_in(self) -> None:
+        with self._lock:
+            # Of two who look at once, the last one knows.
+            states = self._servers.states()
+            down = frozenset(state.url for state in states if state.state != "up")
+            self._down = down
+            self.avoided = down if len(down) < len(states) else frozenset()
+
+    def _check(self) -> None:
+        before = self._down
+        self._servers.check(self._probe)
+        self._take_in()
+        for watched in self._watched:
+            pool, opener = watched.pool(), watched.opener()
+            if pool is None or opener is None:
+                continue
+            pool.retire(lambda connection: connection.url in self.avoided)
+            if before - self._down:
+                # What lived through the outage may be dead and not know it.
+                pool.check()
+            if self._fail_back:
+                self._move(watched.leaving, pool, opener)
+
+    def _move(
+        self, leaving: weakref.WeakSet[Connection], pool: ConnectionPool[Any], opener: Opener
+    ) -> None:
+        """Close connections that should lead to a better server, never fewer than ``min_size``."""
+        while not self._closed:
+            moving = [
+                connection
+                for connection in _connections(pool)
+                if not self._servers.preferred(connection.url) and connection not in leaving
+            ]
+            if not moving:
+                return
+            stats = pool.get_stats()
+            still_here = sum(1 for each in leaving if each.transport.raw is not None)
+            spare = int(stats["size"]) - still_here - pool.min_size
+            try:
+                if spare <= 0:
+                    if still_here:
+                        return  # these come back first
+                    if not stats["lent"] and pool.min_size < pool.max_size:
+                        opener.prepare()
+                    spare = 1
+                chosen = set(moving[:spare])
+                leaving.update(chosen)
+                pool.retire(chosen.__contains__)
+                pool.wait(self._wait)
+            except DirectoryError as error:
+                LOG.debug("%s: connections cannot be moved now: %s", self._name, error)
+                return
+
+
+class _Watched:
+    """A pool, with its connections that are to end when they come back."""
+
+    __slots__ = ("leaving", "opener", "pool")
+
+    def __init__(self, pool: ConnectionPool[Any], opener: Opener) -> None:
+        self.pool = weakref.ref(pool)
+        self.opener = weakref.ref(opener)
+        self.leaving: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _connections(pool: ConnectionPool[Any]) -> list[Any]:
+    """Those of a pool by now, idle ones first."""
+    found: list[Any] = []
+
+    def note(connection: Any) -> bool:
+        found.append(connection)
+        return False
+
+    pool.retire(note)
+    return found

@@ -1,0 +1,1 @@
+"""LDAP (RFC 4511) on one connection: messages, transport, TLS."""

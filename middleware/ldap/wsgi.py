@@ -1,0 +1,322 @@
+"""The ``ldap_auth`` filter: HTTP Basic logins against a directory, for any WSGI service.
+
+In a service's paste file, where its own authentication would stand::
+
+    [pipeline:main]
+    pipeline = ldap_auth service
+
+    [filter:ldap_auth]
+    use = egg:keyfront#ldap_auth
+    urls = ldaps://ldap1.example.org ldaps://ldap2.example.org
+    user_dn = uid={},ou=People,dc=example,dc=org
+
+Each request is one login, and each login one BIND: nothing is remembered of it, so a password that
+was changed or an account that was locked counts at once. The name goes on as ``REMOTE_USER``,
+``X-User`` and ``X-User-Name``, as text, where oslo.middleware's basic authentication puts it; what
+the client sent under these names or any other that stands for an identity does not, nor does
+the password. All options are in ``keyfront.middleware.ldap.wsgi_options``.
+
+A refusal is 401, the same for an unknown user and a wrong password; with the directory away or all
+its connections in use it is 503 with ``Retry-After``. The log tells the reason. Basic credentials
+can be read by everybody between, so the service must be reached over HTTPS.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from keyfront.errors import (
+    CredentialsError,
+    FilterError,
+    KeyfrontError,
+    OptionError,
+    PoolFullError,
+    PoolTimeoutError,
+)
+
+from . import wsgi_options as ldap_auth_options
+from .directory import LDAPPool
+from .http_basic import TOKENS, credentials, is_secure, shown, strip
+from .protocol.tls import TLS
+from .protocol.urls import ServerURL
+from .wsgi_options import PublicPath
+
+LOG = logging.getLogger(__name__)
+
+WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+#: Seconds after which a client should try again: the directory is away, or too many log in.
+RETRY_AFTER = 5
+RETRY_AFTER_BUSY = 1
+# Seconds without a failure after which an outage is over.
+_QUIET = 5.0
+
+_BUSY = (PoolFullError, PoolTimeoutError)
+# The application may resolve what is relative in a path, and be elsewhere then.
+_DOTS = re.compile(r"//|/\.\.?(?:/|$)")
+
+# Those of LDAPPool that are the same.
+_POOL_OPTIONS = (
+    *("urls", "strategy", "fail_back", "user_dn", "search_base", "user_filter"),
+    *("min_size", "max_size", "auth_min_size", "auth_max_size", "timeout", "max_waiting"),
+    *("max_lifetime", "max_idle", "check_after", "connect_timeout", "operation_timeout"),
+    *("password_policy", "fast_bind"),
+)
+
+_MESSAGES = {
+    401: ("Unauthorized", "The request you have made requires authentication."),
+    503: ("Service Unavailable", "Logins cannot be checked at present; try again later."),
+}
+
+
+class LDAPAuth:
+    """The filter.
+
+    :param application: what it stands in front of
+    :param make_pool: makes the pool; called once, for the first login
+    :param realm: what the user is told to log in to
+    :param lower_case: whether names are used in lower case
+    :param public_paths: what needs no login
+    :param keep_tokens: whether tokens go on to the application
+    """
+
+    def __init__(
+        self,
+        application: WSGIApplication,
+        make_pool: Callable[[], LDAPPool],
+        *,
+        realm: str,
+        lower_case: bool = False,
+        public_paths: Iterable[PublicPath] = (),
+        keep_tokens: bool = False,
+    ) -> None:
+        self.application = application
+        self.pool: LDAPPool | None = None
+        self._make_pool = make_pool
+        self._lock = threading.Lock()
+        quoted = realm.replace("\\", "\\\\").replace('"', '\\"')
+        self._challenge = f'Basic realm="{quoted}", charset="UTF-8"'
+        self._lower_case = lower_case
+        self._public_paths = tuple(public_paths)
+        self._kept = TOKENS if keep_tokens else frozenset()
+        self._outage = Outage()
+        self._warned = False
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Serve one request (PEP 3333)."""
+        if self._public_paths and self._is_public(environ):
+            strip(environ, self._kept)
+            return self.application(environ, start_response)
+        if not self._warned:
+            self._warn(environ)
+        outcome = self._log_in(environ)
+        if not isinstance(outcome, str):
+            return self._refuse(environ, start_response, outcome)
+        strip(environ, self._kept)
+        # As text, as keystonemiddleware and oslo.middleware do, not in the Latin-1 of PEP 3333.
+        environ["REMOTE_USER"] = environ["HTTP_X_USER"] = environ["HTTP_X_USER_NAME"] = outcome
+        environ["AUTH_TYPE"] = "Basic"
+        return self.application(environ, start_response)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Close the pool, if there is one; later logins are answered 503.
+
+        :param timeout: seconds to wait for logins under way
+        """
+        if self.pool is not None:
+            self.pool.close(timeout)
+
+    def _log_in(self, environ: Mapping[str, Any]) -> str | int:
+        """The user's name; 0 if there is none, or the seconds after which to try again."""
+        found = credentials(environ.get("HTTP_AUTHORIZATION"))
+        if found is None:
+            return 0
+        name, password = found
+        name = name.lower() if self._lower_case else name
+        failure: Exception | None = None
+        try:
+            self._pool().authenticate(name, password)
+        except KeyfrontError as error:
+            # without its frames, which have the password
+            failure = error.with_traceback(None)
+        finally:
+            del found, password
+        if failure is None:
+            self._outage.answered()
+            return name
+        if isinstance(failure, CredentialsError):
+            self._outage.answered()
+            where = shown(str(environ.get("REMOTE_ADDR", "")))
+            LOG.info("ldap_auth: login of '%s' from %s: %s", shown(name), where, str(failure))
+            return 0
+        self._outage.failed(str(failure))
+        return RETRY_AFTER_BUSY if isinstance(failure, _BUSY) else RETRY_AFTER
+
+    def _pool(self) -> LDAPPool:
+        pool = self.pool
+        if pool is None:
+            # Nothing under the lock waits: a new pool connects when it is used.
+            with self._lock:
+                pool = self.pool
+                if pool is None:
+                    pool = self.pool = self._make_pool()
+        return pool
+
+    def _refuse(
+        self, environ: Mapping[str, Any], start_response: Callable[..., Any], retry_after: int
+    ) -> Iterable[bytes]:
+        code = 503 if retry_after else 401
+        title, message = _MESSAGES[code]
+        error = {"code": code, "title": title, "message": message}
+        body = json.dumps({"error": error}).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        if retry_after:
+            headers.append(("Retry-After", str(retry_after)))
+        else:
+            headers.append(("WWW-Authenticate", self._challenge))
+        start_response(f"{code} {title}", headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    def _is_public(self, environ: Mapping[str, Any]) -> bool:
+        method = environ["REQUEST_METHOD"]
+        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+        for public in self._public_paths:
+            if public.methods and method not in public.methods:
+                continue
+            if path == public.path or (
+                public.below and path.startswith(public.path) and not _DOTS.search(path)
+            ):
+                return True
+        return False
+
+    def _warn(self, environ: Mapping[str, Any]) -> None:
+        """Say once that passwords come in the clear, as far as can be seen."""
+        if environ.get("HTTP_AUTHORIZATION") is None or is_secure(environ):
+            return
+        self._warned = True
+        LOG.warning(
+            "ldap_auth: passwords come over plain HTTP. Serve it over HTTPS; if a proxy in front "
+            "does, have it set X-Forwarded-Proto"
+        )
+
+
+class Outage:
+    """Has the log say when logins cannot be checked, and when they can again: a line for each.
+
+    :param clock: seconds that never go back
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._last = 0.0
+        self._count = 0
+
+    def failed(self, reason: str) -> None:
+        """Take in that a login could not be checked."""
+        now = self._clock()
+        with self._lock:
+            first = self._since is None
+            if first:
+                self._since = now
+                self._count = 0
+            self._last = now
+            self._count += 1
+        if first:
+            LOG.error("ldap_auth: logins are answered 503: %s", reason)
+
+    def answered(self) -> None:
+        """Take in that one was checked. The outage is over if no other failed for a while."""
+        if self._since is None:
+            return
+        now = self._clock()
+        with self._lock:
+            if self._since is None or now - self._last < _QUIET:
+                return
+            seconds, count = self._last - self._since, self._count
+            self._since = None
+        LOG.warning(
+            "ldap_auth: logins are checked again; %d were answered 503 in %.1f s", count, seconds
+        )
+
+
+def filter_factory(
+    global_conf: Mapping[str, str] | None, **local_conf: str
+) -> Callable[[WSGIApplication], LDAPAuth]:
+    """Build the filter (entry point ``paste.filter_factory``).
+
+    Options and files are checked here; nothing is connected to before the first login, so that a
+    server may load the pipeline and fork afterwards.
+
+    :param local_conf: options, see ``keyfront.middleware.ldap.wsgi_options``
+    :raises OptionError: an option is unknown, missing or out of its range, or a file that one names
+        cannot be used
+    """
+    values = ldap_auth_options.read(local_conf)
+    arguments = pool_arguments(values)
+
+    def build(application: WSGIApplication) -> LDAPAuth:
+        return LDAPAuth(
+            application,
+            lambda: LDAPPool(**arguments),
+            realm=values["realm"],
+            lower_case=values["name_case"] == "lower",
+            public_paths=values["public_paths"],
+            keep_tokens=values["keep_tokens"],
+        )
+
+    return build
+
+
+def pool_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of :class:`~.directory.LDAPPool` that options stand for.
+
+    :param values: of all options, by :func:`keyfront.middleware.ldap.wsgi_options.read`
+    :raises OptionError: one is out of its range, or a file cannot be used
+    """
+    name = ldap_auth_options.FILTER
+    servers = [ServerURL.parse(text, f"{name}: urls") for text in values["urls"]]
+    try:
+        tls = TLS(
+            ca_file=values["tls_ca_file"],
+            ca_dir=values["tls_ca_dir"],
+            verify=values["tls_verify"],
+            start_tls=values["start_tls"],
+            client_cert=values["tls_client_cert"],
+            client_key=values["tls_client_key"],
+            ciphers=values["tls_ciphers"],
+        )
+        arguments = {option: values[option] for option in _POOL_OPTIONS}
+        arguments |= {
+            "tls": tls,
+            "bind_dn": values["bind_dn"] or "",
+            "bind_password": values["bind_password"] or "",
+        }
+        # One that is thrown away reads the files, and says what the pool has against the rest.
+        LDAPPool(**arguments, open=False)
+    except OptionError as error:
+        option = error.option if error.option in values else f"tls_{error.option}"
+        raise OptionError(f"{name}: {option}", error.value, error.allowed) from None
+    except FilterError as error:
+        raise OptionError(
+            f"{name}: user_filter", values["user_filter"], f"a filter of RFC 4515 ({error})"
+        ) from None
+    for server in servers:
+        if server.scheme == "ldap" and not tls.start_tls and not _is_here(server.host):
+            LOG.warning(
+                "ldap_auth: passwords go to %s in the clear; use ldaps:// or start_tls", server
+            )
+    return arguments
+
+
+def _is_here(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

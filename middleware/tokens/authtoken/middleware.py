@@ -1,0 +1,225 @@
+"""``authtoken`` for the services beside Keystone: sees revocations, and answers from memory.
+
+In the paste file of a service, in place of keystonemiddleware's factory::
+
+    [filter:authtoken]
+    paste.filter_factory = keyfront.middleware.tokens.authtoken:filter_factory
+
+or ``use = egg:keyfront#authtoken``. It is keystonemiddleware's middleware: every option of
+``[keystone_authtoken]``, header, environment key and answer is its own code, and only where a
+request needs nothing but a known token is it answered by ours. Its own options are those of
+``[keyfront_authtoken]`` in the service's configuration; in the filter's section their names begin
+with ``keyfront_``. Services that take no filter from a paste file get it by
+``services/substitute.py``.
+
+What it promises is in docs/services.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from keyfront.errors import MissingPartError
+
+from .. import options
+
+try:
+    import keystonemiddleware.auth_token as stock
+except ModuleNotFoundError as error:
+    if error.name not in ("keystonemiddleware", "keystonemiddleware.auth_token"):
+        raise
+    raise MissingPartError(
+        "authtoken is keystonemiddleware's with a cache of its own; install it with: "
+        "pip install 'keystonemiddleware>=10.7'"
+    ) from error
+import webob.exc
+from keystoneauth1 import access
+from keystonemiddleware.auth_token import _user_plugin
+
+from ..coordinator.factory import coordinator_of
+from ..epochs import Coordinator
+from . import headers
+from .identity import IdentityServer
+from .memcached import guarded
+from .token_info import TokenInfo
+from .validation import Validation
+from .validations import Prepared, Validations
+
+WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+_Stock: Any = stock.AuthProtocol
+
+# What a service's own subclass may replace; then each request goes through it.
+_HOOKS = (
+    *("process_request", "process_response", "fetch_token", "validate_allowed_request"),
+    *("_do_fetch_token", "_validate_token", "_confirm_token_bind", "_reject_auth_headers"),
+)
+
+
+class AuthProtocol(_Stock):
+    """The middleware.
+
+    :param app: the service
+    :param conf: of the paste section, as for keystonemiddleware
+    :param coordinator: the epochs to go by, instead of what the options name
+    :raises OptionError: an option of ours has a value out of its range
+    :raises MissingPartError: a coordinator is named, and its client is not installed
+    """
+
+    _token_cache: Any
+    _identity_server: Any
+
+    def __init__(
+        self, app: Any, conf: dict[str, Any], *, coordinator: Coordinator | None = None
+    ) -> None:
+        prefix = options.AUTHTOKEN_PREFIX
+        local = {name: value for name, value in conf.items() if name.startswith(prefix)}
+        super().__init__(app, {name: conf[name] for name in conf.keys() - local.keys()})
+        values = options.authtoken(self._conf.oslo_conf_obj, local)
+        self.validations = Validations(
+            self._prepare,
+            memory=values["memory"] << 20,
+            cache_time=int(self._conf.get("token_cache_time")),
+            negative_ttl=values["negative_ttl"],
+            revalidate=values["revalidate"],
+            coordinator=coordinator or coordinator_of(values, create=False),
+        )
+        self._token_cache = guarded(self._token_cache, self.validations)
+        self._identity_server = IdentityServer(
+            self._identity_server,
+            self.validations,
+            self._token_cache,
+            flight_timeout=values["flight_timeout"],
+        )
+        self._is_plain = all(
+            getattr(type(self), name) is getattr(AuthProtocol, name) for name in _HOOKS
+        )
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Serve one request (PEP 3333)."""
+        token = environ.get("HTTP_X_AUTH_TOKEN")
+        if (
+            token
+            and not environ.get("HTTP_X_SERVICE_TOKEN")
+            # which webob answers without a body
+            and environ["REQUEST_METHOD"] != "HEAD"
+        ):
+            token = token.strip()
+            validations = self.validations
+            found = validations.confirmed.get(validations.key(token))
+            if (
+                found is not None
+                and found.plain
+                and validations.stands(found.standing)
+                and not self.log.isEnabledFor(logging.DEBUG)
+            ):
+                return self._hit(environ, start_response, found, token)
+        answer: Iterable[bytes] = super().__call__(environ, start_response)
+        return answer
+
+    def process_request(self, request: Any) -> Any:
+        """Take the token's headers off a request, and put in those of the token it brings."""
+        request.headers.pop(headers.SYSTEM_SCOPE, None)
+        return super().process_request(request)
+
+    def fetch_token(self, token: str, allow_expired: bool = False) -> Any:
+        """Return a token's data, from memory where it still stands.
+
+        :raises InvalidToken: it is none
+        """
+        validations = self.validations
+        found = validations.find(validations.key(token))
+        if found is None and allow_expired:
+            found = validations.find(validations.key(token, allow_expired=True))
+        if found is not None:
+            return found.data(token)
+        return super().fetch_token(token, allow_expired=allow_expired)
+
+    def _hit(
+        self,
+        environ: dict[str, Any],
+        start_response: Callable[..., Any],
+        found: Validation,
+        token: str,
+    ) -> Iterable[bytes]:
+        """Let the service answer a request with a token that is known and needs no other look."""
+        # Of most requests this is all there is to see, and it makes no set.
+        if not environ.keys().isdisjoint(found.absent):
+            for name in found.absent & environ.keys():
+                del environ[name]
+        environ.update(found.ready)
+        info = environ[headers.TOKEN_INFO] = TokenInfo(found.packed, token)
+        environ[headers.TOKEN_AUTH] = _user_plugin.UserAuthPlugin(
+            access.AccessInfoV3(info, token), None, session=self._session, auth=self._auth
+        )
+
+        def start(status: str, fields: list[tuple[str, str]], *error: Any) -> Any:
+            if status.startswith("401"):
+                fields = [*fields, *self._reject_auth_headers]
+            for name, _ in fields:
+                if len(name) == 8 and name.lower() == "location":
+                    fields = _absolute(environ, fields)
+                    break
+            return start_response(status, fields, *error)
+
+        try:
+            answer: Iterable[bytes] = self._app(environ, start)
+        except webob.exc.HTTPException as error:  # an answer, as for webob's wsgify
+            answer = error(environ, start_response)
+        return answer
+
+    def _prepare(self, data: dict[str, Any], token: str) -> Prepared:
+        """Make what a service is given of a token."""
+        auth_ref = access.create(body=data, auth_token=token)
+        ready = headers.ready(auth_ref, catalog=self._include_service_catalog)
+        credential = data["token"].get("application_credential")
+        ruled = bool(credential) and credential.get("access_rules") is not None
+        plain = self._is_plain and not ruled and self._needs_no_bind(auth_ref)
+        expires = auth_ref.expires
+        return Prepared(ready, plain, math.inf if expires is None else expires.timestamp())
+
+    def _needs_no_bind(self, auth_ref: Any) -> bool:
+        """Whether the binding of a token to its user's machine is nothing to look at."""
+        modes = stock._BIND_MODE
+        wanted = self._enforce_token_bind
+        if wanted == modes.DISABLED:
+            return True
+        return not auth_ref.bind and wanted in (modes.PERMISSIVE, modes.STRICT)
+
+
+def _absolute(
+    environ: dict[str, Any], fields: list[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Return headers as keystonemiddleware's response has them: with a whole URL to go to."""
+    made: list[tuple[str, str]] = []
+    webob.Response(headerlist=fields, app_iter=())(
+        {**environ, "REQUEST_METHOD": "GET"}, lambda _, fields: made.extend(fields)
+    )
+    return made
+
+
+def filter_factory(
+    global_conf: Mapping[str, str] | None, **local_conf: Any
+) -> Callable[[WSGIApplication], AuthProtocol]:
+    """Build the filter (entry point ``paste.filter_factory``).
+
+    :param local_conf: options of ``[keystone_authtoken]``, and with the prefix ``keyfront_`` of
+        ``[keyfront_authtoken]``, for this pipeline
+    :raises OptionError: an option of ours has a value out of its range
+    """
+    conf = {**(global_conf or {}), **local_conf}
+
+    def build(app: WSGIApplication) -> AuthProtocol:
+        return AuthProtocol(app, dict(conf))
+
+    return build
+
+
+def app_factory(global_conf: Mapping[str, str] | None, **local_conf: Any) -> AuthProtocol:
+    """Build the middleware without an application, as keystonemiddleware's ``app_factory`` does."""
+    return AuthProtocol(None, {**(global_conf or {}), **local_conf})

@@ -1,0 +1,297 @@
+"""What a worker knows of tokens, and when Keystone has to be asked.
+
+Three kinds of answers come from Keystone, and it depends on them how long they are used:
+
+* Keystone's token cache says by which epoch and slots an answer stands. With the coordinator it is
+  checked at each use. Without, the answer is used for ``revalidate`` seconds from before it was
+  asked for; then it is asked again by its ETag, which costs Keystone's cache microseconds.
+* Keystone's token cache says that it does not keep the answer (``none``). It is then used for the
+  request that asked; without a coordinator, for ``revalidate`` seconds.
+* Keystone says nothing. As long as it never did, it is a stock one, and an answer is used for
+  ``token_cache_time`` seconds as by keystonemiddleware. The first that it says ends that: what was
+  kept without is forgotten, and such answers are treated as those that are not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from keyfront.errors import CoordinatorError
+
+from .. import tags_header
+from ..epochs import Coordinator, Epoch, Slots
+from ..lru_cache import Memory
+from .token_info import pack
+from .validation import Refusal, Standing, Validation
+
+LOG = logging.getLogger(__name__)
+
+# Answers in a row from another epoch table than the coordinator's before it is told: when a table
+# is made anew, some are on their way.
+_STRANGERS = 10
+
+
+class Prepared(NamedTuple):
+    """What a validation is made of, besides the data itself."""
+
+    ready: dict[str, str | None]
+    plain: bool
+    #: Seconds since the epoch, of the token's end.
+    expires: float
+
+
+class Question:
+    """One question to Keystone, and what came with the answer.
+
+    :param key: of the token
+    :param known: what is asked about again, if anything
+    :param allow_expired: whether the token may have ended
+    """
+
+    __slots__ = ("allow_expired", "asked", "etag", "key", "known", "silent", "told", "unknown")
+
+    def __init__(
+        self, key: bytes, known: Validation | None = None, *, allow_expired: bool = False
+    ) -> None:
+        self.key = key
+        self.allow_expired = allow_expired
+        self.known = known
+        #: Monotonic seconds, from before the first attempt.
+        self.asked = time.monotonic()
+        #: What Keystone's cache said of how long the answer stands; ``None``: nothing.
+        self.told: str | None = None
+        self.etag: str | None = None
+        #: Whether the answer is that there is no such token.
+        self.unknown = False
+        #: Whether it was taken for that of a stock Keystone.
+        self.silent = False
+
+
+class Validations:
+    """The tokens of one process.
+
+    :param prepare: makes what a service is given of a token from its data and the token itself;
+        raises anything for what is no token
+    :param memory: bytes; an eighth is for refusals
+    :param cache_time: ``token_cache_time``: seconds; negative keeps nothing, 0 sets no bound
+    :param negative_ttl: seconds for refusals
+    :param revalidate: seconds without a coordinator
+    :param coordinator: the epochs that Keystone's token cache goes by
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[dict[str, Any], str], Prepared],
+        *,
+        memory: int,
+        cache_time: float,
+        negative_ttl: float,
+        revalidate: float,
+        coordinator: Coordinator | None,
+    ) -> None:
+        self._prepare = prepare
+        self.cache_time = math.inf if cache_time == 0 else cache_time
+        self._negative_ttl = negative_ttl
+        self._revalidate = revalidate
+        self.coordinator = coordinator
+        self.confirmed: Memory[Validation] = Memory(memory - memory // 8)
+        self.refused: Memory[Refusal] = Memory(memory // 8)
+        #: Whether Keystone ever said how long an answer stands.
+        self.tells = False
+        #: Whether it ever confirmed a token without saying so.
+        self.stock = False
+        self._silent = False
+        self._strangers = 0
+        self._warned = False
+        # For this process and its children: no key tells a token.
+        secret = os.urandom(32)
+        self._hash = hashlib.blake2b(b"t", digest_size=16, key=secret)
+        self._expired_hash = hashlib.blake2b(b"e", digest_size=16, key=secret)
+
+    def key(self, token: str, allow_expired: bool = False) -> bytes:
+        """Return what is known of a token by.
+
+        :param token: stripped
+        :param allow_expired: whether it may have ended, which Keystone answers otherwise
+        """
+        keyed = (self._expired_hash if allow_expired else self._hash).copy()
+        keyed.update(token.encode("utf-8", "surrogatepass"))
+        return keyed.digest()
+
+    def stands(self, standing: Standing) -> bool:
+        """Whether an answer may be used for a request that has begun."""
+        return (
+            time.monotonic() < standing.until
+            and time.time() < standing.expires
+            and (
+                standing.slots is None
+                or self.coordinator.fresh(standing.epoch, standing.slots)  # type: ignore[union-attr, arg-type]
+            )
+        )
+
+    def find(self, key: bytes) -> Validation | None:
+        """Return what may be used of a token now."""
+        found = self.confirmed.get(key)
+        return found if found is not None and self.stands(found.standing) else None
+
+    def refuses(self, key: bytes) -> bool:
+        """Whether the token is known to be none."""
+        found = self.refused.get(key)
+        return found is not None and self.stands(found.standing)
+
+    def confirm(self, question: Question, data: dict[str, Any], token: str) -> Validation | None:
+        """Keep what Keystone said of a token, as far as it allows.
+
+        :param data: as keystonemiddleware has it: ``{"token": {…}}``
+        :returns: what was made of it, kept or not; ``None`` if it is nothing to be kept
+        """
+        self._heard(question)
+        if question.told is None:
+            self._note_silence()
+        made = self._made(question, data, token, self.cache_time)
+        if made is None:
+            self.confirmed.drop(question.key)
+        else:
+            self._keep(question, made)
+        return made
+
+    def renew(self, question: Question, known: Validation) -> None:
+        """Go on with a validation, of which Keystone said that it still is the same."""
+        self._heard(question)
+        known.standing = self._standing(question, self.cache_time, known.ends)
+        self._keep(question, known)
+
+    def adopt(self, key: bytes, data: dict[str, Any], token: str) -> None:
+        """Keep what keystonemiddleware's cache had of a token, for as long as is always allowed:
+        its age is not known.
+        """
+        question = Question(key)
+        made = self._made(question, data, token, min(self._revalidate, self.cache_time))
+        if made is not None and not self.tells:
+            self._keep(question, made)
+
+    def share(
+        self, question: Question, data: dict[str, Any], token: str, age: float
+    ) -> Validation | None:
+        """Keep what another process was told of a token, with how long it stands.
+
+        :param age: seconds since it was told, by the wall clocks of two hosts: good enough for
+            ``token_cache_time``, not for ``revalidate``
+        :returns: what was made of it, which may not stand, and is then to be asked about again
+        """
+        seconds = -1.0 if self.coordinator is None else self.cache_time - age
+        made = self._made(question, data, token, seconds)
+        if made is not None:
+            self._keep(question, made)
+        return made
+
+    def refuse(self, question: Question) -> None:
+        """Keep that Keystone knows no such token, as far as it allows."""
+        self._heard(question)
+        self.confirmed.drop(question.key)
+        if self.cache_time < 0:
+            return
+        standing = self._standing(question, self._negative_ttl, math.inf)
+        if self.stands(standing):
+            self.refused.put(question.key, Refusal(standing))
+            self._forget_if_told_since(question)
+
+    def _made(
+        self, question: Question, data: dict[str, Any], token: str, seconds: float
+    ) -> Validation | None:
+        try:
+            packed = pack(data, token)
+            if packed is None:
+                return None
+            ready, plain, expires = self._prepare(data, token)
+        except Exception:  # whatever is wrong with the data, keystonemiddleware says it
+            return None
+        if question.allow_expired:
+            expires = math.inf
+        standing = self._standing(question, seconds, expires)
+        return Validation(
+            ready, packed, plain=plain, etag=question.etag, ends=expires, standing=standing
+        )
+
+    def _keep(self, question: Question, made: Validation) -> None:
+        self.refused.drop(question.key)
+        if made.standing.until > question.asked or made.etag is not None:
+            self.confirmed.put(question.key, made)
+            self._forget_if_told_since(question)
+        else:
+            self.confirmed.drop(question.key)
+
+    def _standing(self, question: Question, seconds: float, expires: float) -> Standing:
+        """Return how long an answer may be used; in the past if for its own request only."""
+        if question.told is None and not self.tells:
+            question.silent = True
+            return Standing(question.asked + seconds, expires)
+        told = tags_header.parse(question.told) if question.told is not None else None
+        if told is not None and told.expires is not None:
+            expires = min(expires, told.expires)
+        if self.coordinator is None:
+            return Standing(question.asked + min(seconds, self._revalidate), expires)
+        if told is None or (told.expires is None and question.allow_expired):
+            # Without an end of its own, such an answer has none that is known here.
+            return Standing(-math.inf, expires)
+        follow = getattr(self.coordinator, "follow", None)
+        if told.digest and follow is not None:
+            follow(told.digest)
+        self._compare(told.epoch, told.slots)
+        return Standing(question.asked + seconds, expires, told.epoch, told.slots)
+
+    def _heard(self, question: Question) -> None:
+        if question.told is not None and not self.tells:
+            self.tells = True
+            self.confirmed.clear()
+            self.refused.clear()
+
+    def _forget_if_told_since(self, question: Question) -> None:
+        """Undo keeping what Keystone said nothing of, if meanwhile it did of another."""
+        if question.silent and self.tells:
+            self.confirmed.drop(question.key)
+            self.refused.drop(question.key)
+
+    def _note_silence(self) -> None:
+        """Say once what a service cannot know of a Keystone that says nothing."""
+        if self.tells and not self._silent:
+            self._silent = True
+            LOG.warning(
+                "authtoken: Keystone said how long an answer stands, and now does not, so it is "
+                "asked about each request: a node has no token_cache, or a proxy takes the header "
+                "%s away", tags_header.NAME,
+            )  # fmt: skip
+        elif not self.stock and not self.tells and self.coordinator is not None:
+            LOG.warning(
+                "authtoken: Keystone does not say how long an answer stands, so a revoked token "
+                "works for up to token_cache_time: it has no token_cache, or a proxy takes the "
+                "header %s away", tags_header.NAME,
+            )  # fmt: skip
+        self.stock = True
+
+    def _compare(self, epoch: Epoch, slots: Slots) -> None:
+        """Notice when Keystone goes by another epoch table than this service."""
+        coordinator = self.coordinator
+        if coordinator is None or self._warned:
+            return
+        if coordinator.fresh(epoch, slots):
+            self._strangers = 0
+            return
+        try:
+            same = coordinator.now().generation == epoch.generation
+        except CoordinatorError:
+            return  # it says so itself
+        self._strangers = 0 if same else self._strangers + 1
+        if self._strangers >= _STRANGERS:
+            self._warned = True
+            LOG.warning(
+                "authtoken asks Keystone about each request: Keystone's token_cache has its epochs "
+                "elsewhere; name the same coordinator and coordinator_prefix in [keyfront_"
+                "authtoken] here and in [keyfront_token_cache] in keystone.conf"
+            )

@@ -1,0 +1,508 @@
+"""The ``token_cache`` filter: answers validations in front of Keystone from memory.
+
+In a paste file, before ``egg:keyfront#keystone``::
+
+    [pipeline:main]
+    pipeline = token_cache keystone
+
+    [filter:token_cache]
+    use = egg:keyfront#token_cache
+
+Options are those of ``[keyfront_token_cache]`` in keystone.conf; all but ``path`` and
+``node_memory`` may also be set in the filter's section. What it promises, and what it cannot know,
+is in docs/tokens.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from keyfront.errors import CoordinatorError, MissingPartError
+
+from . import dependencies, tags_header
+from .coordinator.factory import coordinator_of
+from .coordinator.local import SharedMemory, check_folder
+from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_KEPT
+from .entries import AUTH_CONTEXT, Entry, Headers, Keys, Lifetime, entry_of
+from .epochs import ALL_SLOT, Epoch, Slots, slots
+from .invalidation.change_log import folder_of, registry
+from .invalidation.rules import LAPSING
+from .lru_cache import Memory
+from .node_cache import Node
+from .request import ENVIRON_KEY, Request
+from .routes import TOKENS, Routes
+from .settle import Settling
+from .watched_files import WatchedFiles, of_keystone
+
+if TYPE_CHECKING:
+    from .coordinator.redis.coordinator import Redis
+
+LOG = logging.getLogger(__name__)
+
+WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+_READS = frozenset({"GET", "HEAD"})
+
+_ALL = Slots((ALL_SLOT,))
+
+# Bytes of an answer of another route than validation that goes into what the workers share.
+_SHARED_LISTING = 65536
+
+# Seconds between looks at files.
+_LOOK_SECONDS = 0.5
+
+# Statuses that are kept. Others are errors of the moment.
+_KEPT = ("200 ", "204 ", "401 ", "403 ", "404 ")
+
+
+class TokenCache:
+    """The filter.
+
+    :param application: Keystone below ``egg:keyfront#keystone``
+    :param coordinator: keeps the epochs
+    :param node: what the workers of this node share
+    :param routes: what is answered from the cache
+    :param ttl: seconds an answer is kept at most
+    :param negative_ttl: the same for refusals
+    :param memory: bytes of answers in this process, an eighth of it for refusals, and a quarter for
+        other routes than validation if there are any
+    :param callers: request variables by which a caller is let in without a token
+    :param settle: seconds by which the database that answers may be behind
+    :param files: what Keystone reads besides its database
+    """
+
+    def __init__(
+        self,
+        application: WSGIApplication,
+        coordinator: SharedMemory | Redis,
+        node: Node,
+        *,
+        routes: Routes,
+        ttl: float,
+        negative_ttl: float,
+        memory: int,
+        callers: Iterable[str] = (),
+        settle: float = 0.0,
+        files: WatchedFiles | None = None,
+    ) -> None:
+        self.application = application
+        self.coordinator = coordinator
+        # Of what services are told: they may be promised more than who asks this node.
+        self._fresh_now = (
+            coordinator.fresh if isinstance(coordinator, SharedMemory) else coordinator.fresh_now
+        )
+        self._node = node
+        self._routes = routes
+        self._ttl = ttl
+        self._negative_ttl = negative_ttl
+        self._settling = Settling(settle)
+        self._files = files
+        self._next_look = 0.0
+        self._files_complained = False
+        # Of their own: anybody can ask for a long list in as many ways as he likes.
+        listings = memory // 4 if routes else 0
+        self.answers: Memory[Entry] = Memory(memory - memory // 8 - listings)
+        self.refusals: Memory[Entry] = Memory(memory // 8)
+        self.listings: Memory[Entry] = Memory(listings)
+        self._warned = False
+        self._generation = 0
+        self._callers = callers
+        self._keys = Keys(bytes(32), callers)
+        try:
+            generation = coordinator.now().generation
+        except CoordinatorError:
+            if isinstance(coordinator, SharedMemory):
+                raise
+            generation = 0  # Redis may come later; until then Keystone is asked
+        self._start_generation(generation)
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Serve one request (PEP 3333)."""
+        if environ["REQUEST_METHOD"] not in _READS:
+            return self.application(environ, start_response)
+        path = environ["PATH_INFO"]
+        if path != TOKENS and not self._routes.include(path):
+            return self.application(environ, start_response)
+        key = self._keys.key(environ)
+        if key is None:
+            return self._bypass(environ, start_response)
+        entry = self.answers.get(key)
+        if entry is None:
+            entry = self.refusals.get(key)
+            if entry is None and path != TOKENS:
+                entry = self.listings.get(key)
+        asked = tags_header.ENVIRON_KEY in environ
+        fresh = self._fresh_now if asked else self.coordinator.fresh
+        now = time.monotonic()
+        if now > self._next_look:
+            self._look_at_files(now)
+        if (
+            entry is not None
+            and now < entry.deadline
+            and time.time() < entry.expires
+            and fresh(entry.epoch, entry.slots)
+        ):
+            try:
+                self._node.counters.row[HITS] += 1
+            except ValueError:
+                pass  # somebody wrote junk into the counts
+            if asked:
+                return _tell(entry, environ, start_response)
+            headers, body = entry.answer(environ)
+            start_response(entry.status, headers)
+            return [body]
+        return self._miss(environ, start_response, key)
+
+    def _look_at_files(self, now: float) -> None:
+        """End all answers of which Keystone may have read other files."""
+        self._next_look = now + _LOOK_SECONDS
+        try:
+            seen = None if self._files is None else self._files.changed()
+            if self._files is not None and seen is not None:
+                self.coordinator.touch(_ALL)
+                self._files.note(seen)
+            self._files_complained = False
+        except (CoordinatorError, OSError) as error:
+            if not self._files_complained:
+                LOG.warning("token cache: changed files are not told of yet: %s", error)
+            self._files_complained = True
+
+    def _miss(
+        self,
+        environ: dict[str, Any],
+        start_response: Callable[..., Any],
+        key: bytes,
+    ) -> Iterable[bytes]:
+        self._node.check()
+        asked = tags_header.ENVIRON_KEY in environ
+        listing = environ["PATH_INFO"] != TOKENS  # Keystone takes the path apart
+        stands = self._stands_now if asked else self._stands
+        lost = False
+        try:
+            generation = self.coordinator.now().generation
+            if generation != self._generation:
+                self._start_generation(generation)
+                key = self._keys.key(environ) or key
+            entry = self._node.find(key)
+            if entry is None or not stands(entry):
+                entry = None
+                asking = self._node.ask(key)
+                if not asking:
+                    entry = self._node.wait(key, stands)
+            else:
+                self._node.renew(key, entry)
+        except CoordinatorError:
+            lost = True
+        if lost:  # not above: Keystone would log this error with each of its lines
+            return self._bypass(environ, start_response)
+        if entry is not None:
+            self._count(NODE_HITS)
+            self._keep(key, entry, listing)
+            if asked:
+                return _tell(entry, environ, start_response)
+            headers, body = entry.answer(environ)
+            start_response(entry.status, headers)
+            return [body]
+        try:
+            return self._ask(environ, start_response, key, listing)
+        finally:
+            if asking:
+                self._node.answered(key)
+
+    def _ask(
+        self,
+        environ: dict[str, Any],
+        start_response: Callable[..., Any],
+        key: bytes,
+        listing: bool,
+    ) -> Iterable[bytes]:
+        """Let Keystone answer, and keep the answer if it is one to be kept."""
+        self._count(MISSES)
+        epoch: Epoch | None = None
+        with suppress(CoordinatorError):
+            # Before anything is read that the answer will be made of.
+            epoch = self.coordinator.now()
+        if epoch is None:
+            return self._let_through(environ, start_response)
+        # Of what a replica may not have yet, the answer will not be said to be made.
+        settled = self._settling.settled(epoch)
+        request = environ[ENVIRON_KEY] = Request(recording=True, since=epoch)
+        # Who asks how long the answer stands is told at its beginning: it waits for its end.
+        asked = tags_header.ENVIRON_KEY in environ
+        answer = _Answer(None if asked else start_response)
+        body = answer.read(self.application(environ, answer.start))
+        entry = self._entry(environ, request, answer, body, settled, listing)
+        if entry is None:
+            self._count(NOT_KEPT)
+        else:
+            self._keep(key, entry, listing)
+            if not listing or len(body) <= _SHARED_LISTING:
+                self._node.keep(key, entry)
+            if asked:
+                return _tell(entry, environ, start_response)
+        if asked:
+            answer.headers.append((tags_header.NAME, tags_header.NONE))
+            start_response(answer.status, answer.headers)
+        return [body]
+
+    def _entry(
+        self,
+        environ: Mapping[str, Any],
+        request: Request,
+        answer: _Answer,
+        body: bytes,
+        epoch: Epoch,
+        listing: bool,
+    ) -> Entry | None:
+        if not request.recorded:
+            if not self._warned:
+                self._warned = True
+                LOG.warning(
+                    "token_cache keeps nothing: the application behind it does not say what its "
+                    "answers depend on; it must be egg:keyfront#keystone, with nothing between "
+                    "that makes requests of its own"
+                )
+            return None
+        status = answer.status
+        if request.unvouched or not status.startswith(_KEPT):
+            return None
+        if not _known_caller(environ, request, status):
+            return None
+        ttl = self._ttl if status.startswith("2") else self._negative_ttl
+        tags = _tags(environ, request, status)
+        if tags is None or ttl <= 0:
+            return None
+        if listing:  # it shows rows that belong to no token
+            let_in = request.reading or status.startswith("401")
+            if not let_in or request.reads & LAPSING:
+                return None
+            tags |= request.reads
+        try:
+            expires = dependencies.expiry(request)
+        except (ValueError, TypeError, AttributeError):
+            return None
+        ttl = min(ttl, expires - time.time(), request.until - time.monotonic())
+        try:
+            found = slots(tags, self.coordinator.slot_count)
+        except CoordinatorError:
+            return None
+        if ttl <= 0 or not self.coordinator.fresh(epoch, found):
+            return None
+        return entry_of(
+            environ,
+            status,
+            answer.headers,
+            body,
+            epoch=epoch,
+            slots=found,
+            lifetime=Lifetime(time.monotonic() + ttl, expires),
+        )
+
+    def _stands(self, entry: Entry) -> bool:
+        return (
+            time.monotonic() < entry.deadline
+            and time.time() < entry.expires
+            and self.coordinator.fresh(entry.epoch, entry.slots)
+        )
+
+    def _stands_now(self, entry: Entry) -> bool:
+        return self._stands(entry) and self._fresh_now(entry.epoch, entry.slots)
+
+    def _bypass(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        self._count(BYPASSED)
+        return self._let_through(environ, start_response)
+
+    def _let_through(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Let Keystone answer what will not be kept, and say so to who asks."""
+        if tags_header.ENVIRON_KEY not in environ:
+            return self.application(environ, start_response)
+
+        def start(status: str, headers: Headers, *error: Any) -> Any:
+            told = [*headers, (tags_header.NAME, tags_header.NONE)]
+            return start_response(status, told, *error)
+
+        return self.application(environ, start)
+
+    def _keep(self, key: bytes, entry: Entry, listing: bool) -> None:
+        memory, other = self.listings if listing else self.answers, self.refusals
+        if entry.negative:
+            memory, other = other, memory
+        memory.put(key, entry)
+        other.drop(key)  # what a yes was, a no is now, or the other way round
+
+    def _start_generation(self, generation: int) -> None:
+        """Begin anew with another epoch table: nothing from before it stands."""
+        secret = self.coordinator.secret
+        self.answers.clear()
+        self.refusals.clear()
+        self.listings.clear()
+        self._node.start(secret)
+        self._keys = Keys(secret, self._callers)
+        self._generation = generation
+
+    def _count(self, place: int) -> None:
+        self._node.counters.count(place)
+
+
+def _tell(
+    entry: Entry, environ: dict[str, Any], start_response: Callable[..., Any]
+) -> Iterable[bytes]:
+    """Give an answer, and how long it stands; without the body if who asks has the same one."""
+    headers, body = entry.answer(environ)
+    status = entry.status
+    asked = environ[tags_header.ENVIRON_KEY]
+    told = tags_header.compose(asked, entry.epoch, entry.slots, entry.expires)
+    headers.append((tags_header.NAME, told))
+    if status.startswith("200 ") and environ["REQUEST_METHOD"] == "GET":
+        headers.append(("ETag", entry.etag))
+        if environ.get("HTTP_IF_NONE_MATCH") == entry.etag:
+            # What is of the body is not said without it (RFC 9110, section 15.4.5).
+            headers = [header for header in headers if header[0].lower() not in _OF_BODY]
+            status, body = "304 Not Modified", b""
+    start_response(status, headers)
+    return [body]
+
+
+_OF_BODY = frozenset({"content-length", "content-type"})
+
+
+class _Answer:
+    """Takes an answer apart on its way to the server.
+
+    :param start_response: of the server; ``None`` keeps the answer back
+    """
+
+    __slots__ = ("_start_response", "_written", "headers", "status")
+
+    def __init__(self, start_response: Callable[..., Any] | None) -> None:
+        self._start_response = start_response
+        self._written: list[bytes] = []
+        self.status = ""
+        self.headers: Headers = []
+
+    def start(self, status: str, headers: Headers, error: Any = None) -> Callable[[bytes], None]:
+        self.status, self.headers = status, headers
+        if self._start_response is None:
+            pass
+        elif error is None:
+            self._start_response(status, headers)
+        else:
+            self._start_response(status, headers, error)
+        return self._written.append
+
+    def read(self, parts: Iterable[bytes]) -> bytes:
+        try:
+            rest = b"".join(parts)
+        finally:
+            close = getattr(parts, "close", None)
+            if close is not None:
+                close()
+        return b"".join(self._written) + rest
+
+
+def _known_caller(environ: Mapping[str, Any], request: Request, status: str) -> bool:
+    """Whether what let the caller in is a token that was noted, and nothing else."""
+    if status.startswith("401"):
+        return AUTH_CONTEXT not in environ
+    context = environ.get(AUTH_CONTEXT)
+    token = context.get("token") if isinstance(context, Mapping) else None
+    # Not the object: a token that is asked about by itself has two.
+    noted = [getattr(model, "audit_ids", None) for model in request.accepted.values()]
+    return getattr(token, "audit_ids", 0) in noted
+
+
+def _tags(environ: Mapping[str, Any], request: Request, status: str) -> set[str] | None:
+    """Return the tags of the tokens of a request, or ``None`` if its answer is not to be kept."""
+    caller = environ.get("HTTP_X_AUTH_TOKEN", environ.get("HTTP_X_STORAGE_TOKEN", "")).strip()
+    others = (environ.get("HTTP_X_SERVICE_TOKEN", "").strip(), environ.get("HTTP_X_SUBJECT_TOKEN"))
+    asked = [caller] if caller else []
+    looked_at = request.accepted.keys() | request.garbage | request.unsure
+    for token in others:
+        # A caller who is refused is refused whatever else he brings.
+        if token and (token in looked_at or not status.startswith("401")):
+            asked.append(token)
+    return dependencies.tags(request, asked)
+
+
+def filter_factory(
+    global_conf: Mapping[str, str] | None, **local_conf: str
+) -> Callable[[WSGIApplication], TokenCache]:
+    """Build the filter (entry point ``paste.filter_factory``).
+
+    :param local_conf: options of ``[keyfront_token_cache]`` for this pipeline
+    :raises OptionError: an option has a value out of its range
+    :raises CoordinatorError: the files that workers share cannot be made
+    :raises MissingPartError: Keystone is not installed
+    """
+
+    def build(application: WSGIApplication) -> TokenCache:
+        # Only now: Keystone's configuration is read when Keystone is loaded.
+        return token_cache(application, local_conf)
+
+    return build
+
+
+def token_cache(
+    application: WSGIApplication, local: Mapping[str, str] | None = None
+) -> TokenCache:
+    """Put the cache in front of a Keystone that is loaded, with the options of its configuration.
+
+    :raises OptionError: an option has a value out of its range
+    :raises CoordinatorError: the files that workers share cannot be made
+    :raises MissingPartError: Keystone is not installed
+    """
+    try:
+        import keystone.conf
+    except ModuleNotFoundError as error:
+        if error.name != "keystone":
+            raise
+        raise MissingPartError(
+            "token_cache stands in front of Keystone, which is not installed; install it with: "
+            "pip install 'keyfront[keystone]'"
+        ) from error
+
+    from keyfront.gateway.keystone.cache_backend import SHARE
+
+    from . import options
+
+    conf = keystone.conf.CONF
+    values = options.token_cache(conf, local)
+    folder = folder_of(conf)
+    check_folder(folder, make=True)
+    coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(folder)
+    registry.set(folder, coordinator)
+    node = Node(
+        folder, size=values["node_memory"] << 20, flight_timeout=values["flight_timeout"]
+    )
+    return TokenCache(
+        application,
+        coordinator,
+        node,
+        routes=Routes(values["routes"]),
+        ttl=values["ttl"],
+        negative_ttl=values["negative_ttl"],
+        memory=int((values["memory"] << 20) * (1 - SHARE)),
+        callers=_caller_variables(conf),
+        settle=values["settle"],
+        files=WatchedFiles(of_keystone(conf), folder),
+    )
+
+
+def _caller_variables(conf: Any) -> set[str]:
+    """Return the request variables by which Keystone may let a caller in without a token."""
+    names = {conf.tokenless_auth.issuer_attribute, conf.federation.remote_id_attribute}
+    for protocol in conf.auth.methods:
+        # Keystone registers this option when the protocol is first used.
+        with suppress(AttributeError):
+            names.add(getattr(conf[protocol], "remote_id_attribute", None))
+    return {name for name in names if name}

@@ -1,0 +1,439 @@
+"""The coordinator of one node: an epoch table in a mapped file that all its processes share.
+
+The file lies in a folder of its own, mode 0700, best on tmpfs. Reading takes no lock and no system
+call; writing takes a file lock that the kernel releases if its holder is killed.
+
+The file may vanish or be found damaged, and be made anew, while others still have the old one
+mapped. So a mapping is trusted for :data:`LEASE_SECONDS` at a time, after which its file is looked
+for again, and in a new file no change begins before all such leases on an older one have ended.
+
+Processes of another version, which number slots otherwise, have a file of their own beside it. A
+change takes it away, before and after it is committed, so that they begin anew, and waits for their
+leases. Nothing is fresh in the first ten seconds of a file that is made beside another one.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from keyfront.common.file_lock import LOCK_SECONDS, FileLock
+from keyfront.errors import CoordinatorError
+
+from ..epochs import ALL_SLOT, DIGEST, DIRTY, MARK_TAGS, Epoch, Mark, Slots, settled_by_age
+from ..invalidation.rules import FIXED
+from .table import Table, size
+
+LOG = logging.getLogger(__name__)
+
+#: Slots of a new table, half a MiB: with 20 slots an answer, a change of somebody else's hits one
+#: of them in 1 of 3000 cases.
+SLOTS = 65536
+
+#: Seconds for which a mapping is trusted without looking for its file again.
+LEASE_SECONDS = 0.5
+_LEASE = int(LEASE_SECONDS * 1e9)
+# What a new file waits: the lease, and as much again for laying it out.
+_SETTLE = 2 * _LEASE
+
+# Nanoseconds within which a file system may give two writes one time: some ticks of the kernel.
+_TICK = 100_000_000
+
+# Nanoseconds between looks for abandoned marks while something is dirty.
+_RECOVER = 100_000_000
+
+_ALL = Slots((ALL_SLOT,))
+
+_PREFIX = "epochs-"
+NAME = f"{_PREFIX}{DIGEST}"
+_TABLE = re.compile(rf"{_PREFIX}[0-9a-f]+")
+_LOCK_NAME = "lock"
+
+
+class SharedMemory:
+    """An epoch table in ``folder``.
+
+    :param folder: made with mode 0700 if it is missing
+    :param create: whether to make the folder and the table if they are missing, and a damaged
+        table anew; a process that only changes data attaches with ``False``, as nobody can have
+        cached anything without a table
+    :param slot_count: slots of a new table, 1024 to 2**24
+    :param digest: of tags and slots, in hexadecimal: part of the file's name
+    :param trusted: the users in whose folder root takes part; ``None``: all
+    :raises CoordinatorError: the folder or the table cannot be used; with ``create=False`` also
+        when there is none
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        create: bool = True,
+        slot_count: int = SLOTS,
+        digest: str = DIGEST,
+        trusted: set[int] | None = None,
+    ) -> None:
+        self.folder = folder
+        self._trusted = trusted
+        self._path = folder / f"{_PREFIX}{digest}"
+        self._create = create
+        self._slot_count = slot_count
+        self._table: Table | None = None
+        self._identity = (0, 0)
+        self._looked = 0
+        self._recovered = 0
+        self._complained = False
+        self._closed = False
+        # When the folder was last written into when there was no other table in it.
+        self._alone = -1
+        # Only who makes the table makes the lock, so that it is the service user's, not root's.
+        self._lock = FileLock(folder / _LOCK_NAME, create=create)
+        self.settled: Callable[[str, float], bool] = settled_by_age
+        with self._held():
+            self._attach()
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots the table has."""
+        return self._usable().slot_count
+
+    @property
+    def secret(self) -> bytes:
+        """The 32 random bytes of the present table.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
+        return self._usable().secret
+
+    def now(self) -> Epoch:
+        """Return the present epoch."""
+        table = self._usable()
+        return Epoch(table.generation, table.sequence)
+
+    def fresh(self, epoch: Epoch, slots: Slots) -> bool:
+        """Whether nothing in ``slots`` changed since ``epoch`` or is about to."""
+        if time.monotonic_ns() - self._looked > _LEASE:
+            self._look()
+        table = self._table
+        if table is None or table.name[0] != epoch[0]:
+            return False
+        newest = max(slots.read(table.values))
+        if newest <= epoch[1]:
+            return True
+        if newest == DIRTY:
+            self._recover_sometimes()
+        return False
+
+    def snapshot(self) -> tuple[int, tuple[int, ...]]:
+        """Return the generation, and the numbers of the slots of all fixed tags."""
+        table = self._usable()
+        numbers = tuple(table.values[: len(FIXED)].tolist())
+        if DIRTY in numbers:
+            self._recover_sometimes()
+        return table.generation, numbers
+
+    def mark(self, slots: Slots, owner: str = "") -> Mark:
+        """Announce a change of ``slots``."""
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            full = False
+            with self._held() as written:
+                table = self._attach()
+                # Slots beyond its end are of a table that was there before.
+                fits = len(slots) <= MARK_TAGS and slots[-1] < table.slot_count
+                wanted = slots if fits else _ALL
+                now = time.monotonic_ns()
+                wait = (table.settled - now) / 1e9
+                if wait <= 0:
+                    self._end_others(table, written)
+                    serial = table.mark(wanted, now, owner)
+                    if serial is not None:
+                        return Mark(table.generation, serial, wanted)
+                    full, wait, why = True, 0.01, "too many changes are under way at once"
+                else:
+                    why = "it was made anew, again and again"
+            if full and self.recover():
+                continue
+            if time.monotonic() + wait > deadline:
+                raise CoordinatorError(f"{self._path}: {why}; try again")
+            time.sleep(wait)
+
+    def stamp(self, mark: Mark) -> None:
+        """Complete a change."""
+        with self._held() as written:
+            table = self._attach()
+            # In a table that was made meanwhile the mark is not; its slots are at the same places
+            # only if there are as many, so a change from another table touches everything.
+            known = mark.generation == table.generation
+            table.stamp(mark.slots if known else _ALL, mark.serial if known else None)
+            self._end_others(table, written)
+        self._settle(table)
+
+    def touch(self, slots: Slots) -> None:
+        """Give ``slots`` a new number without a mark."""
+        with self._held() as written:
+            table = self._attach()
+            table.stamp(slots if slots[-1] < table.slot_count else _ALL)
+            self._end_others(table, written)
+        self._settle(table)
+
+    def flush(self) -> None:
+        """Make every answer of the node stale.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
+        with self._held():
+            table = self._attach()
+            table.flush()
+        self._settle(table)
+
+    def recover(self) -> int:
+        """Stamp the marks of which :attr:`settled` says that they may be; return how many."""
+        with self._held():
+            old = self._attach().old_marks(time.monotonic_ns())
+        return self._recover(old)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return the table's counts by name."""
+        with self._held():
+            return self._attach().statistics()
+
+    def close(self) -> None:
+        """Let go of the table; it lives on for others."""
+        self._closed = True
+        self._table = None
+        self._lock.close()
+
+    @contextmanager
+    def _held(self) -> Iterator[int]:
+        """Hold the lock, in a folder that is safe; it is made anew if it was removed.
+
+        Yields when the folder was last written into.
+        """
+        found = check_folder(self.folder, make=self._create, trusted=self._trusted)
+        with self._lock:
+            yield found.st_mtime_ns
+
+    def _settle(self, table: Table) -> None:
+        """Wait until nobody trusts an older or another file, in which this stamp is not."""
+        wait = (max(table.settled, table.ended + _LEASE) - time.monotonic_ns()) / 1e9
+        if wait > 0:
+            time.sleep(wait)
+
+    def _end_others(self, table: Table, written: int) -> None:
+        # What has come since that was looked at is made beside this table: nothing is fresh in it.
+        if written == self._alone:
+            return  # nothing has come into the folder
+        if end_others(self.folder, self._path.name):
+            table.ended = time.monotonic_ns()
+        elif time.time() * 1e9 - written > _TICK:
+            self._alone = written
+
+    def _usable(self) -> Table:
+        if time.monotonic_ns() - self._looked > _LEASE:
+            self._look()
+        table = self._table
+        if table is None:
+            raise CoordinatorError(f"{self._path}: cannot be used; the log says why")
+        return table
+
+    def _look(self) -> None:
+        """Renew the lease if the file is still the one that is mapped, else find another."""
+        now = time.monotonic_ns()
+        if self._is_mapped():
+            self._looked = now
+            return
+        if self._closed:
+            return
+        self._table = None
+        try:
+            with self._held():
+                self._attach()
+            self._complained = False
+        except CoordinatorError as error:
+            if not self._complained:
+                LOG.error("the token cache steps aside until this is mended: %s", error)
+                self._complained = True
+            # Not at every request: the file is looked for again when the lease would have ended.
+            self._looked = now
+
+    def _is_mapped(self) -> bool:
+        table = self._table
+        if table is None:
+            return False
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return False
+        if found.st_size != size(table.slot_count):
+            return False  # one more look at the mapping would end the process by SIGBUS
+        # Junk in place of its header is seen here as well.
+        return (found.st_dev, found.st_ino) == self._identity and table.is_whole()
+
+    def _recover_sometimes(self) -> None:
+        now = time.monotonic_ns()
+        if now - self._recovered > _RECOVER:
+            self._recovered = now
+            # A reader does not wait for the lock: whoever has it may be completing that change.
+            with suppress(CoordinatorError):
+                if self._lock.attempt():
+                    try:
+                        old = self._attach().old_marks(now)
+                    finally:
+                        self._lock.__exit__(None, None, None)
+                    self._recover(old)
+
+    def _recover(self, old: list[tuple[int, str, float]]) -> int:
+        serials = {serial for serial, owner, age in old if self.settled(owner, age)}
+        if not serials:
+            return 0
+        with self._held():
+            found = self._attach().recover(serials)
+        if found:
+            LOG.warning("%s: completed %d change(s) of writers that died", self._path, found)
+        return found
+
+    def _attach(self) -> Table:
+        """Return the table in the file that is there now. Called under the lock."""
+        if self._is_mapped():
+            assert self._table is not None
+            self._looked = time.monotonic_ns()
+            return self._table
+        self._table = None
+        looked = time.monotonic_ns()
+        try:
+            memory, identity, reason = self._open()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                raise CoordinatorError(f"{self._path}: {error.strerror}") from None
+            memory, identity, reason = None, (0, 0), None
+            if error.errno == errno.ELOOP:
+                reason = "it is a symbolic link"
+        if memory is None:
+            if reason is not None:
+                LOG.warning("%s: refused, %s", self._path, reason)
+            if not self._create:
+                raise CoordinatorError(f"{self._path}: {reason or 'there is none'}")
+            memory, identity = self._make()
+            LOG.info("%s: made a new epoch table", self._path)
+        self._identity = identity
+        self._looked = looked
+        table = Table(memory)
+        table.mend()
+        if not self._closed:  # a change that is under way is completed all the same
+            self._table = table
+        return table
+
+    def _open(self) -> tuple[memoryview | None, tuple[int, int], str | None]:
+        fd = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            identity = (found.st_dev, found.st_ino)
+            if not stat.S_ISREG(found.st_mode):
+                return None, identity, "it is no file"
+            if found.st_uid not in (os.geteuid(), self.folder.stat().st_uid):
+                return None, identity, "it belongs to another user"
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                return None, identity, "others may read or write it; its mode must be 0600"
+            if found.st_size == 0:
+                return None, identity, "it is empty"
+            memory = memoryview(mmap.mmap(fd, found.st_size))
+        finally:
+            os.close(fd)
+        reason = Table.fault(memory)
+        return (memory if reason is None else None), identity, reason
+
+    def _make(self) -> tuple[memoryview, tuple[int, int]]:
+        """Put a new table in place of whatever is there."""
+        new = self._path.with_name(f"{self._path.name}.new")
+        with suppress(OSError):
+            new.unlink()
+        try:
+            fd = os.open(
+                new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+            try:
+                # Room for all of it now: a write into a full tmpfs would end the process.
+                os.posix_fallocate(fd, 0, size(self._slot_count))
+                memory = memoryview(mmap.mmap(fd, size(self._slot_count)))
+                found = os.fstat(fd)
+            finally:
+                os.close(fd)
+            begun = time.monotonic_ns()
+            table = Table.make(memory, self._slot_count, begun + _SETTLE)
+            if _others(self.folder, self._path.name):
+                # What they have marked may be committed any moment, and be read before.
+                table.mark(_ALL, begun)
+            os.rename(new, self._path)
+        except OSError as error:
+            raise CoordinatorError(
+                f"{self._path}: cannot be made: {error.strerror}; "
+                f"it needs {size(self._slot_count)} bytes"
+            ) from None
+        if time.monotonic_ns() - begun > _SETTLE - _LEASE:
+            # Some process may trust the old file for longer than this one waits.
+            with suppress(OSError):
+                self._path.unlink()
+            raise CoordinatorError(f"{self._path}: took too long to be made; try again")
+        return memory, (found.st_dev, found.st_ino)
+
+
+def _others(folder: Path, name: str) -> list[Path]:
+    try:
+        found = os.listdir(folder)
+    except OSError:
+        return []
+    return [folder / other for other in found if _TABLE.fullmatch(other) and other != name]
+
+
+def end_others(folder: Path, name: str = NAME) -> bool:
+    """Take away the epoch tables of other slots than those of ``name``; whether there were any."""
+    found = _others(folder, name)
+    for path in found:
+        with suppress(FileNotFoundError):
+            path.unlink()
+        LOG.info("%s: taken away, with a change that its readers are not told of", path)
+    return bool(found)
+
+
+def check_folder(
+    folder: Path, *, make: bool, trusted: set[int] | None = None
+) -> os.stat_result:
+    """Check that only one user, this one unless this is root, can enter ``folder``.
+
+    :param make: make it with mode 0700 if it is missing
+    :param trusted: the users whose folder it may be where this is root; ``None``: all
+    :returns: what the file system says of it
+    :raises CoordinatorError: it is another user's, or open to others, or cannot be made
+    """
+    try:
+        if make:
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        raise CoordinatorError(f"{folder}: cannot be made: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise CoordinatorError(f"{folder}: is no folder; remove it or set path to another")
+    # Root takes part in the service user's, and makes none in it.
+    if found.st_uid != os.geteuid() and (make or os.geteuid() != 0):
+        raise CoordinatorError(
+            f"{folder}: belongs to user {found.st_uid}, not to this process's user "
+            f"{os.geteuid()}; remove it or set path to another"
+        )
+    if trusted is not None and os.geteuid() == 0 and found.st_uid not in trusted:
+        raise CoordinatorError(
+            f"{folder}: belongs to user {found.st_uid}, and neither to root nor to the owner of "
+            "Keystone's database file or fernet keys; remove it, or set path to another"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise CoordinatorError(f"{folder}: others may enter it; its mode must be 0700")
+    return found

@@ -1,0 +1,1 @@
+"""The coordinator of many nodes: an epoch table in Redis or Valkey."""

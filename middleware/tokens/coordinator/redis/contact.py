@@ -1,0 +1,219 @@
+"""The contact of this process with a Redis: asking it, losing it, and what it was not told of.
+
+Whoever asks waits for it once, for the time of one answer. Then it counts as lost, and nobody
+waits until one caller a second has found it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import redis
+
+from keyfront.errors import CoordinatorError
+
+from ...epochs import ALL_SLOT, MARK_SECONDS, Mark, Slots
+from .address import Address
+from .lease import Poller
+from .outage import RETRY_SECONDS, Outage
+from .scripts import PROGRAM, SHA1
+from .sentinels import TRUST_SECONDS, Fixed, NoMajority, Sentinels
+from .server import Link, Server
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: The longest lease, in seconds.
+LEASE_SECONDS = 1.0
+
+#: Seconds before a change may begin in a new generation: a reader may have heard of an older one
+#: a lease ago, from a server that the sentinels had named TRUST_SECONDS before.
+SETTLE_SECONDS = TRUST_SECONDS + LEASE_SECONDS + 0.25
+
+# Changes that are told of one by one when Redis is back; if there are more, everything is touched.
+_OWED = 64
+
+_ALL = Slots((ALL_SLOT,))
+
+#: The mark of a change that Redis was not told of: of no generation, and of everything.
+UNTOLD = Mark(0, 0, _ALL)
+
+
+class Contact:
+    """The contact.
+
+    :param address: of the server or its sentinels
+    :param key: of the table
+    :param timeout: seconds to wait for each answer
+    :param meanwhile: for the log: what is done without it
+    :param slot_count: slots of a new table
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        key: str,
+        digests: str,
+        *,
+        timeout: float,
+        meanwhile: str,
+        slot_count: int,
+    ) -> None:
+        self._address = address
+        self._key = key
+        self._digests = digests
+        self._slot_count = slot_count
+        self._server = Server(address, timeout=timeout)
+        self._masters: Fixed | Sentinels = Fixed(address)
+        if address.master:
+            self._masters = Sentinels(address, timeout=timeout)
+        self._outage = Outage(str(address), meanwhile)
+        self._owed: deque[Mark] = deque()
+        self._paying = threading.Lock()
+        self._payer = Poller(self._pay_alone, RETRY_SECONDS)
+        self._closed = False
+
+    @property
+    def losses(self) -> int:
+        """How often this process has lost Redis."""
+        return self._outage.count
+
+    @property
+    def owes(self) -> bool:
+        """Whether there are changes of which Redis has yet to be told."""
+        return bool(self._owed)
+
+    def do(
+        self, ask: Callable[[Link], T], *, reading: bool = False, confirm: bool = False
+    ) -> T:
+        """Return what ``ask`` makes of a link to the master.
+
+        It is called twice if the first link turns out to be dead, or to lead elsewhere; so what it
+        does may have been done twice. What is not answered in time is not tried again.
+
+        :param reading: whether it only reads
+        :raises CoordinatorError: Redis did not answer, or refused
+        """
+        if self._closed:
+            raise CoordinatorError(f"{self._address}: this coordinator is closed")
+        self._outage.check()
+        since: float | None = None
+        while True:
+            link: Link | None = None
+            try:
+                link = self._server.take(self._masters.master(since=since))
+                if self._owed:
+                    self._pay(link)
+                answer = ask(link)
+                if confirm:
+                    self._masters.confirm(link.address)
+            except BaseException as error:
+                if link is not None:
+                    link.close()
+                if not self._tries_again(error, since is None, reading):
+                    raise
+                since = time.monotonic()
+            else:
+                self._server.give_back(link)
+                self._outage.end()
+                return answer
+
+    def run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
+        """Call the program; return the generation, the slot count, the number of the last change,
+        microseconds until changes may begin, and what the deed answers.
+
+        :param confirm: whether to make sure afterwards that it was the master that ran it
+        :raises CoordinatorError: Redis did not answer, or refused; it may have run it
+        """
+        answer: list[bytes] = self.do(
+            lambda link: self._evaluated(link, deed, *arguments), confirm=confirm
+        )
+        return answer
+
+    def owe(self, mark: Mark) -> None:
+        """Tell Redis of a change as soon as it is back, before anything else is asked of it."""
+        self._owed.append(mark)
+        if len(self._owed) > _OWED:
+            self._owed.append(UNTOLD)
+            while len(self._owed) > 1:
+                self._owed.popleft()
+        self._payer.start()
+
+    def close(self) -> None:
+        """End it; what is still owed is not told."""
+        self._closed = True
+        self._payer.stop()
+        self.release()
+
+    def release(self) -> None:
+        """Close the connections; they are made again when they are needed."""
+        self._server.end()
+        self._masters.close()
+
+    def after_fork(self) -> None:
+        """Let go of what is the parent's."""
+        self._outage.after_fork()
+        self._paying = threading.Lock()
+        self._payer.after_fork()
+
+    def _evaluated(self, link: Link, deed: str, *arguments: Any) -> Any:
+        fixed = (
+            self._key,
+            self._digests,
+            deed,
+            f"{1 + secrets.randbelow(2**62 - 1):x}",
+            self._slot_count,
+            int(SETTLE_SECONDS * 1e6),
+            int(MARK_SECONDS * 1e6),
+        )
+        try:
+            return link.run("EVALSHA", SHA1, 2, *fixed, *arguments)
+        except redis.exceptions.NoScriptError:
+            return link.run("EVAL", PROGRAM, 2, *fixed, *arguments)
+
+    def _pay(self, link: Link) -> None:
+        """Tell of the changes that are owed.
+
+        :raises CoordinatorError: another thread is at it
+        """
+        if not self._paying.acquire(blocking=False):
+            raise CoordinatorError(f"{self._address}: is being told of changes")
+        try:
+            while self._owed:
+                mark = self._owed[0]
+                arguments = (",".join(map(str, mark.slots)), f"{mark.generation:x}", mark.serial)
+                self._evaluated(link, "stamp", *arguments)
+                self._masters.confirm(link.address)
+                if self._owed and self._owed[0] is mark:
+                    self._owed.popleft()
+        finally:
+            self._paying.release()
+
+    def _pay_alone(self) -> None:
+        if self._owed:
+            self.do(lambda link: None)
+
+    def _tries_again(self, error: BaseException, first: bool, reading: bool) -> bool:
+        """Whether to ask once more after ``error``.
+
+        :raises CoordinatorError: no: Redis is lost, or refuses
+        """
+        if isinstance(error, redis.RedisError | OSError | UnicodeError):
+            said = str(error).partition(" script: ")[0] or type(error).__name__
+            moved = isinstance(error, redis.ConnectionError | redis.ReadOnlyError)
+            final = redis.BusyLoadingError | redis.AuthenticationError | NoMajority
+            if moved and first and not isinstance(error, final):
+                self._server.end()
+                return True
+            if isinstance(error, redis.ResponseError) and not (moved or reading):
+                raise CoordinatorError(f"{self._address}: {said}") from None
+            self._server.end()
+            raise self._outage.begin(said) from None
+        return False

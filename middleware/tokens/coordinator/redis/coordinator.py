@@ -1,0 +1,444 @@
+"""The coordinator of many nodes: an epoch table in Redis or Valkey.
+
+Keystone's nodes write it, the services' authtoken reads it. Each question to it is one round trip,
+or, with a lease, is answered by what this process heard of it at most a second ago.
+
+A table belongs to one life of one server (see ``redis_server.py``): after a restart, a failover,
+an eviction or a flush the first writer makes a new generation, in which nothing older stands. In
+it no change begins before nobody can go by an older one any more.
+
+Without Redis nothing is fresh. Changes are refused, or made and told of as soon as it is back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keyfront.common.file_lock import LOCK_SECONDS
+from keyfront.errors import CoordinatorError
+
+from ...epochs import ALL_SLOT, DIGEST, DIRTY, MARK_TAGS, Epoch, Mark, Slots, settled_by_age
+from ...invalidation.rules import FIXED
+from ..local import SLOTS
+from ..node_secret import node_secret
+from .address import Address
+from .contact import LEASE_SECONDS, UNTOLD, Contact
+from .lease import Mirror, Poller
+from .scripts import CHANGES
+from .server import Link
+
+LOG = logging.getLogger(__name__)
+
+# Seconds between looks for abandoned marks while something is dirty.
+_RECOVER_SECONDS = 0.1
+# Numbers that a poll asks for in the first place.
+_AHEAD = 16
+_ALL = Slots((ALL_SLOT,))
+_FIXED = tuple(range(len(FIXED)))
+_HEAD = ("run", "g", "s", "n")
+
+
+class _Look(NamedTuple):
+    """What was read of the table, all at one moment."""
+
+    generation: int
+    sequence: int
+    slot_count: int
+    #: The numbers of the slots that were asked for; below zero: a change is under way.
+    numbers: list[int]
+
+
+class Redis:
+    """An epoch table in Redis.
+
+    :param address: of the server or its sentinels
+    :param create: whether to make a new generation where there is none, as Keystone's processes
+        do; one that only reads needs no right to write
+    :param prefix: of the name of the key
+    :param timeout: seconds to wait for each answer, 0.01 to 10
+    :param lease: seconds up to :data:`LEASE_SECONDS`; ``None``: ask Redis each time
+    :param allow: whether changes are made while Redis is away
+    :param bound: for the log: how long others may then go on with answers from before
+    :param folder: of what belongs to this node alone, for :attr:`secret`
+    :param slot_count: slots of a new table, 1024 to 2**24
+    :param digest: of tags and slots, in hexadecimal: part of the key's name
+
+    It is not connected to before the first question.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        create: bool = True,
+        prefix: str = "keyfront:",
+        timeout: float = 0.5,
+        lease: float | None = None,
+        allow: bool = False,
+        bound: str = "their time limits",
+        folder: Path | None = None,
+        slot_count: int = SLOTS,
+        digest: str = DIGEST,
+    ) -> None:
+        #: Where it is; as text without its password.
+        self.address = address
+        self._create = create
+        self._prefix = prefix
+        self._key = f"{prefix}epochs:{digest}"
+        self.settled: Callable[[str, float], bool] = settled_by_age
+        self._allow = allow
+        self._bound = bound
+        self._folder = folder
+        self._node_secret: bytes | None = None
+        self._known: tuple[int, int] | None = None
+        changes = "changes are made" if allow else "changes are refused"
+        self._contact = Contact(
+            address,
+            self._key,
+            f"{prefix}digests",
+            timeout=timeout,
+            meanwhile=f"Keystone is asked{f' and {changes}' if create else ''}",
+            slot_count=slot_count,
+        )
+        self._mirror = None if lease is None else Mirror(min(lease, LEASE_SECONDS))
+        self._poller = None if lease is None else Poller(self._poll, min(lease, LEASE_SECONDS) / 2)
+        self._recovered = 0.0
+        self._closed = False
+        self._pid = os.getpid()
+        self._forks: dict[int, threading.Lock] = {}
+
+    def __repr__(self) -> str:
+        return f"<Redis {self.address} {self._key}>"
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots the table has."""
+        if self._known is None:
+            self.now()
+        assert self._known is not None
+        return self._known[1]
+
+    @property
+    def secret(self) -> bytes:
+        """32 bytes that the processes of this node share with each other, in this generation.
+
+        :raises CoordinatorError: they cannot be kept in the folder
+        """
+        if self._node_secret is None:
+            if self._folder is None:
+                raise CoordinatorError("this coordinator was given no folder for a secret")
+            self._node_secret = node_secret(self._folder)
+        generation = self._known[0] if self._known else 0
+        return hashlib.blake2b(
+            generation.to_bytes(8, "little"), key=self._node_secret, digest_size=32
+        ).digest()
+
+    def follow(self, digest: str) -> None:
+        """Read the table of this digest from now on: a service knows of slots what it is told."""
+        key = f"{self._prefix}epochs:{digest}"
+        if key != self._key and not self._create:
+            self._key = key
+            if self._mirror is not None:
+                self._mirror.clear()
+
+    @property
+    def losses(self) -> int:
+        """How often this process has lost Redis."""
+        return self._contact.losses
+
+    def now(self) -> Epoch:
+        """Return the present epoch."""
+        found = self._look()
+        if found is None:
+            if not self._create:
+                raise CoordinatorError(
+                    f"{self.address}: no Keystone has begun a table {self._key} there"
+                )
+            answer = self._run("look")
+            return Epoch(int(answer[0], 16), int(answer[2]))
+        return Epoch(found.generation, found.sequence)
+
+    def fresh(self, epoch: Epoch, slots: Slots) -> bool:
+        """Whether nothing in ``slots`` changed since ``epoch`` or is about to."""
+        mirror = self._mirror
+        try:
+            if mirror is None:
+                return self._fresh(epoch, slots)
+            verdict = mirror.verdict(epoch, slots)
+            return self._renewed(mirror, epoch, slots) if verdict is None else verdict
+        except CoordinatorError:
+            return False
+
+    def fresh_now(self, epoch: Epoch, slots: Slots) -> bool:
+        """The same by Redis itself, whatever the lease."""
+        try:
+            return self._fresh(epoch, slots)
+        except CoordinatorError:
+            return False
+
+    def snapshot(self) -> tuple[int, tuple[int, ...]]:
+        """Return the generation, and the numbers of the slots of all fixed tags.
+
+        By Redis itself, whatever the lease: what is made by them is given to whoever asks.
+        """
+        found = self._found(_FIXED)
+        if min(found.numbers) < 0:
+            self._recover_sometimes()
+        return found.generation, tuple(DIRTY if n < 0 else n for n in found.numbers)
+
+    def mark(self, slots: Slots, owner: str = "") -> Mark:
+        """Announce a change of ``slots``."""
+        try:
+            return self._mark(slots if len(slots) <= MARK_TAGS else _ALL, owner)
+        except CoordinatorError as error:
+            if not self._allow or self._closed:
+                raise
+            if not self._contact.owes:
+                LOG.error(
+                    "%s; changes are made all the same: other nodes and services may go on with "
+                    "answers from before for %s",
+                    error,
+                    self._bound,
+                )
+            self._owe(UNTOLD)
+            return UNTOLD
+
+    def stamp(self, mark: Mark) -> None:
+        """Complete a change."""
+        if mark.generation == UNTOLD.generation:
+            # Owed once more: it may have been paid between the mark and the commit.
+            self._owe(mark)
+            with suppress(CoordinatorError):
+                self._here().do(lambda link: None)
+            return
+        try:
+            self._complete("stamp", mark.slots, f"{mark.generation:x}", mark.serial)
+        except CoordinatorError:
+            if not self._closed:
+                self._owe(mark)
+            raise
+
+    def touch(self, slots: Slots) -> None:
+        """Give ``slots`` a new number without a mark."""
+        self._complete("touch", slots if len(slots) <= MARK_TAGS else _ALL, "changes")
+
+    def flush(self) -> None:
+        """Make every answer of all nodes and services stale.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
+        self._complete("touch", _ALL, "flushes")
+
+    def recover(self) -> int:
+        """Stamp the marks of which :attr:`settled` says that they may be; return how many."""
+        old = self._run("recover")[5:]
+        marks = zip(old[::3], old[1::3], old[2::3], strict=True)
+        serials = [
+            serial
+            for serial, owner, age in marks
+            if self.settled(owner.decode("ascii", "replace"), int(age) / 1e6)
+        ]
+        if not serials:
+            return 0
+        found = int(self._run("recover", b",".join(serials))[4])
+        if found:
+            LOG.warning("%s: completed %d change(s) of writers that died", self.address, found)
+        return found
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return the table's counts by name."""
+        answer = [int(value) for value in self._run("count")[1:]]
+        return {
+            "changes": answer[4],
+            "changes_under_way": answer[3],
+            "changes_recovered": answer[5],
+            "flushes": answer[6],
+            "sequence": answer[1],
+            "slots": answer[0],
+        }
+
+    def close(self) -> None:
+        """Let go of the table; it lives on for others."""
+        self._closed = True
+        self._contact.close()
+        if self._poller is not None and self._mirror is not None:
+            self._poller.stop()
+            self._mirror.clear()
+
+    # Reading
+
+    def _fresh(self, epoch: Epoch, slots: Slots) -> bool:
+        found = self._look(slots)
+        if found is None or found.generation != epoch[0]:
+            return False
+        if min(found.numbers) < 0:
+            self._recover_sometimes()
+            return False
+        return max(found.numbers) <= epoch[1]
+
+    def _renewed(self, mirror: Mirror, epoch: Epoch, slots: Slots) -> bool:
+        """Whether ``slots`` are fresh, where the mirror did not know."""
+        self._here()
+        if self._poller is not None and not self._closed:
+            self._poller.start()
+        if mirror.is_behind():
+            self._poll()
+            verdict = mirror.verdict(epoch, slots)
+            if verdict is not None:
+                return verdict
+        found = self._look(slots)
+        if found is None:
+            mirror.clear()
+            return False
+        clean = {slot: n for slot, n in zip(slots, found.numbers, strict=True) if n >= 0}
+        mirror.learn(found.generation, found.sequence, clean)
+        if len(clean) < len(slots):
+            self._recover_sometimes()
+            return False
+        return found.generation == epoch[0] and max(found.numbers) <= epoch[1]
+
+    def _poll(self) -> None:
+        """Bring the mirror up to date.
+
+        :raises CoordinatorError: Redis did not answer
+        """
+        mirror = self._mirror
+        if mirror is None or self._closed:
+            return
+        generation, base = mirror.position
+        asked = time.monotonic()
+        changes: dict[int, list[int]] = {}
+        marked: set[int] = set()
+
+        def ask(link: Link) -> _Look | None:
+            changes.clear()
+            marked.clear()
+            numbers = range(base + 1, base + 1 + _AHEAD)
+            values = link.read("HMGET", self._key, *_HEAD, "marks", *(f"c{n}" for n in numbers))
+            *head, marks = values[: len(_HEAD) + 1]
+            found = self._parsed(link, head)
+            if found is None:
+                return None
+            if marks:
+                serials = (b"m" + serial for serial in marks.split(b","))
+                # One that is no longer there was stamped after this was asked.
+                for line in filter(None, link.read("HMGET", self._key, *serials)):
+                    marked.update(map(int, line.partition(b":")[2].split(b",")))
+            if found.generation != generation:
+                return found
+            lines = values[len(_HEAD) + 1 :]
+            if numbers.stop <= found.sequence <= base + CHANGES:
+                rest = range(numbers.stop, found.sequence + 1)
+                lines += link.read("HMGET", self._key, *(f"c{one}" for one in rest))
+            for number, line in enumerate(lines, base + 1):
+                if line is not None and number <= found.sequence:
+                    changes[number] = [int(slot) for slot in line.split(b",")]
+            return found
+
+        try:
+            found = self._here().do(ask, reading=True)
+        except ValueError:
+            found = None
+        if found is None:
+            mirror.clear()
+        else:
+            mirror.advance(asked, found.generation, found.sequence, changes, marked)
+
+    def _look(self, slots: tuple[int, ...] = ()) -> _Look | None:
+        """Return what the table holds; ``None`` if there is none of this life of the server.
+
+        :raises CoordinatorError: Redis did not answer
+        """
+        return self._here().do(
+            lambda link: self._parsed(link, link.read("HMGET", self._key, *_HEAD, *slots)),
+            reading=True,
+        )
+
+    def _found(self, slots: tuple[int, ...]) -> _Look:
+        """Return the same of a table that is made if there is none."""
+        found = self._look(slots)
+        if found is None:
+            self.now()
+            found = self._look(slots)
+            if found is None:
+                raise CoordinatorError(f"{self.address}: the table was lost again and again")
+        return found
+
+    def _parsed(self, link: Link, values: list[bytes | None]) -> _Look | None:
+        run, generation, sequence, slot_count = values[:4]
+        if run != link.life or not (generation and sequence and slot_count):
+            return None
+        try:
+            numbers = [int(value) if value else 0 for value in values[4:]]
+            found = _Look(int(generation, 16), int(sequence), int(slot_count), numbers)
+        except ValueError:
+            return None
+        self._known = found.generation, found.slot_count
+        return found
+
+    # Writing
+
+    def _mark(self, slots: Slots, owner: str) -> Mark:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            answer = self._run("mark", ",".join(map(str, slots)), owner)
+            serial, wait = int(answer[4]), int(answer[3]) / 1e6
+            if serial > 0:
+                marked = Slots(map(int, answer[5].split(b",")))
+                return Mark(int(answer[0], 16), serial, marked)
+            why = "it was made anew, again and again"
+            if serial < 0:
+                wait, why = 0.05, "too many changes are under way at once"
+                if self.recover():
+                    continue
+            if time.monotonic() + wait > deadline:
+                raise CoordinatorError(f"{self.address}: {why}; try again")
+            time.sleep(wait)
+
+    def _complete(self, deed: str, slots: Slots, *arguments: Any) -> None:
+        """Give slots a new number, and return when nobody goes by an older table any more."""
+        answer = self._run(deed, ",".join(map(str, slots)), *arguments, confirm=True)
+        wait = int(answer[3]) / 1e6
+        if wait > 0:
+            time.sleep(wait)
+            with suppress(CoordinatorError):
+                self._run("recover")
+
+    def _recover_sometimes(self) -> None:
+        now = time.monotonic()
+        if self._create and now - self._recovered > _RECOVER_SECONDS:
+            self._recovered = now
+            with suppress(CoordinatorError):
+                self.recover()
+
+    def _run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
+        answer = self._here().run(deed, *arguments, confirm=confirm)
+        self._known = int(answer[0], 16), int(answer[1])
+        return answer
+
+    def _owe(self, mark: Mark) -> None:
+        self._here().owe(mark)
+        if self._mirror is not None:
+            self._mirror.clear()
+
+    def _here(self) -> Contact:
+        """Return the contact, of this process and not of the one it was forked from."""
+        pid = os.getpid()
+        if self._pid != pid:
+            # Not by Python's fork hooks, which not every server runs.
+            with self._forks.setdefault(pid, threading.Lock()):
+                if self._pid != pid:
+                    self._contact.after_fork()
+                    if self._poller is not None and self._mirror is not None:
+                        self._poller.after_fork()
+                        self._mirror.after_fork()
+                    self._pid = pid
+        return self._contact

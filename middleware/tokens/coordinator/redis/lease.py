@@ -1,0 +1,182 @@
+"""What a process knows of a table in Redis, for ``consistency = lease``.
+
+It holds the numbers of the slots that were asked for. Its *horizon* is a moment before which every
+change is known here; while that is no longer ago than the lease, an answer is checked without
+Redis. Slots under a mark are not in it, so that Redis is asked about them: a change whose stamp
+never comes, or not before its response, must not stand here for longer than the lease either.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
+
+from keyfront.errors import CoordinatorError
+
+from ...epochs import Epoch, Slots
+
+_NEVER = float("-inf")
+
+
+class _Table:
+    """Numbers of one generation. They grow or go, so a reader may come while they are set."""
+
+    __slots__ = ("generation", "horizon", "marked", "numbers", "sequence")
+
+    def __init__(self, generation: int, sequence: int, horizon: float) -> None:
+        self.generation = generation
+        #: Every change up to it is in the numbers.
+        self.sequence = sequence
+        self.horizon = horizon
+        self.numbers: dict[int, int] = {}
+        #: Slots under a mark, at the horizon or since.
+        self.marked: Set[int] = frozenset()
+
+
+class Mirror:
+    """The mirror of one process.
+
+    :param lease: seconds
+    """
+
+    def __init__(self, lease: float) -> None:
+        self.lease = lease
+        self._lock = threading.Lock()
+        self._table = _Table(0, 0, _NEVER)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The generation and the number up to which it is complete."""
+        table = self._table
+        return table.generation, table.sequence
+
+    def is_behind(self) -> bool:
+        """Whether its horizon is longer ago than the lease."""
+        return time.monotonic() - self._table.horizon > self.lease
+
+    def verdict(self, epoch: Epoch, slots: Slots) -> bool | None:
+        """Whether ``slots`` have not changed since ``epoch``; ``None`` if that is not known."""
+        table = self._table
+        if time.monotonic() - table.horizon > self.lease or table.generation != epoch[0]:
+            return None
+        try:
+            return max(slots.read(table.numbers)) <= epoch[1]
+        except KeyError:
+            return None
+
+    def learn(self, generation: int, sequence: int, numbers: Mapping[int, int]) -> None:
+        """Take in slots as they were when ``sequence`` was the number of the last change."""
+        with self._lock:
+            table = self._table
+            if table.generation != generation:
+                # Which of the two is the newer one the next look will tell.
+                self._table = _Table(0, 0, _NEVER)
+            elif sequence >= table.sequence:
+                # Of those under a mark it may have been read before that.
+                table.numbers.update(
+                    (slot, n) for slot, n in numbers.items() if slot not in table.marked
+                )
+
+    def advance(
+        self,
+        asked: float,
+        generation: int,
+        sequence: int,
+        changes: Mapping[int, Sequence[int]],
+        marked: Set[int] = frozenset(),
+    ) -> None:
+        """Take in the changes up to ``sequence``.
+
+        :param asked: when that was asked for, on the monotonic clock
+        :param changes: their slots by number; where one is missing the mirror starts anew
+        :param marked: slots under a mark, read after that
+        """
+        with self._lock:
+            table = self._table
+            if asked < table.horizon:
+                return
+            missed = range(table.sequence + 1, sequence + 1)
+            if table.generation != generation or any(one not in changes for one in missed):
+                self._table = _Table(generation, sequence, asked)
+                self._table.marked = marked
+                return
+            numbers = table.numbers
+            for number in missed:
+                for slot in changes[number]:
+                    if numbers.get(slot, number) < number:
+                        numbers[slot] = number
+            table.marked = marked
+            for slot in marked:
+                numbers.pop(slot, None)
+            # Not before: they say that the numbers are complete.
+            table.sequence = max(table.sequence, sequence)
+            table.horizon = asked
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._table = _Table(0, 0, _NEVER)
+
+    def after_fork(self) -> None:
+        """Begin anew: a thread of the parent may have been at it."""
+        self._lock = threading.Lock()
+        self.clear()
+
+
+class Poller:
+    """A thread that calls a method again and again as long as its object lives.
+
+    Where green threads are in use it is one of them; where none runs between requests it does
+    nothing, and whoever finds the mirror behind looks himself.
+
+    :param poll: a bound method
+    :param interval: seconds
+    """
+
+    def __init__(self, poll: Callable[[], None], interval: float) -> None:
+        self._poll = weakref.WeakMethod(poll)
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread unless it runs."""
+        thread = self._thread
+        if (thread is not None and thread.is_alive()) or self._stop.is_set():
+            return
+        if not self._lock.acquire(blocking=False):
+            return  # another one is just starting it
+        try:
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name="keyfront-epochs", daemon=True)
+                with suppress(RuntimeError):  # no more threads are to be had
+                    thread.start()
+                    self._thread = thread
+        finally:
+            self._lock.release()
+
+    def stop(self) -> None:
+        """End the thread at its next turn."""
+        self._stop.set()
+
+    def after_fork(self) -> None:
+        """Forget the parent's thread."""
+        self._lock = threading.Lock()
+        self._thread = None
+        stopped = self._stop.is_set()
+        self._stop = threading.Event()
+        if stopped:
+            self._stop.set()
+
+    def _run(self) -> None:
+        stop = self._stop
+        while not stop.wait(self._interval):
+            poll = self._poll()
+            if poll is None:
+                return
+            with suppress(CoordinatorError):
+                poll()
+            del poll

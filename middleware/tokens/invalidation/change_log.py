@@ -1,0 +1,344 @@
+"""Where this process tells of its changes: the epoch table that belongs to a database.
+
+Workers with the ``token_cache`` filter make the table. Any other process that writes to the same
+database finds it by the database's URL (or by the option ``path``) and takes part; where there is
+none, nobody has cached anything and there is nobody to tell.
+
+Where Keystone's configuration names a coordinator on Redis, every process that reads it takes part
+in that one instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from keyfront.errors import CoordinatorError, OptionError
+
+from ..coordinator.factory import coordinator_of
+from ..coordinator.local import LEASE_SECONDS, NAME, SharedMemory, check_folder, end_others
+from ..coordinator.mark_owners import HERE, UNKNOWN, Settled, left, owner, under_way
+from ..epochs import ALL_SLOT, Coordinator, Mark, Slots, slots
+
+LOG = logging.getLogger(__name__)
+
+#: In a database URL's query: the folder of the epoch table, where it is not the usual one.
+PATH_PARAMETER = "keyfront_path"
+
+_ALL = Slots((ALL_SLOT,))
+
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_PORTS = {"mysql": 3306, "mariadb": 3306, "postgresql": 5432}
+
+# Parts of a URL's query that say which database it is, besides host and name.
+_WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
+
+
+def default_folder(url: Any) -> Path:
+    """Return the folder of a database's epoch table: the same for all who write to it.
+
+    In /dev/shm, where a mapped file is memory and nothing else; named after the database, without
+    user and password.
+
+    :param url: a ``sqlalchemy.engine.URL``
+    """
+    database, backend = url.database, url.get_backend_name()
+    if backend == "sqlite" and database:
+        database = os.path.abspath(database)
+    host = (url.host or "localhost").lower()
+    # One server has several names; two that are taken for one share a table, which costs hits.
+    which = [
+        "mysql" if backend == "mariadb" else backend,
+        "localhost" if host in _LOCAL else host,
+        url.port or _PORTS.get(backend),
+        database,
+    ]
+    which += [f"{key}={url.query[key]}" for key in _WHICH if key in url.query]
+    digest = hashlib.blake2b(repr(which).encode(), digest_size=8).hexdigest()
+    base = Path("/dev/shm")
+    if not os.access(base, os.W_OK | os.X_OK):
+        base = Path(tempfile.gettempdir())
+    return base / f"keyfront-{digest}"
+
+
+def folder_of(conf: Any, url: Any = None) -> Path:
+    """Return the folder of the files that all share who write to a Keystone's database.
+
+    :param conf: Keystone's configuration, read
+    :param url: of the database, where it is not ``[database] connection``
+    :raises OptionError: an option has a value out of its range
+    """
+    from sqlalchemy.engine import make_url
+
+    from .. import options
+
+    path = options.token_cache(conf)["path"]
+    here = make_url(conf.database.connection) if conf.database.connection else url
+    other = here.query.get(PATH_PARAMETER) if here is not None else None
+    if path and other and Path(path) != Path(str(other)):
+        raise OptionError(
+            "[keyfront_token_cache] path", path, f"{other}, as the database URL has it, or unset"
+        )
+    if path or other:
+        return Path(path or str(other))
+    return default_folder(url or here)
+
+
+def folder_here(url: Any) -> Path:
+    """Return the same in any process: by Keystone's configuration if this is one of Keystone's.
+
+    :param url: of the database
+    """
+    keystone: Any = sys.modules.get("keystone.conf")
+    # Who has imported it has not configured it yet, and need not mean to.
+    if keystone is None or "database" not in keystone.CONF:
+        return default_folder(url)
+    return folder_of(keystone.CONF, url)
+
+
+def trusted_users(url: Any, folder: Path) -> set[int] | None:
+    """Return the users whose epoch table root takes part in: its own, and the service's.
+
+    Anybody may make a folder of that name in /dev/shm, and could hold its lock or cut its file
+    under root's ``keystone-manage``.
+
+    :param url: of the database
+    :param folder: of the table
+    :returns: ``None``, all of them, of a folder that an operator has named
+    """
+    if folder != default_folder(url):
+        return None
+    keystone: Any = sys.modules.get("keystone.conf")
+    found = {0}
+    paths = [url.database] if url.get_backend_name() == "sqlite" else []
+    if keystone is not None and "fernet_tokens" in keystone.CONF:
+        paths.append(keystone.CONF.fernet_tokens.key_repository)
+    for path in paths:
+        with suppress(OSError, TypeError):
+            found.add(os.stat(path).st_uid)
+    return found
+
+
+def _configured(folder: Path) -> Coordinator | None:
+    """Return the coordinator that Keystone's configuration names, if this is one of Keystone's.
+
+    :raises OptionError: an option has a value out of its range
+    """
+    keystone: Any = sys.modules.get("keystone.conf")
+    if keystone is None or "database" not in keystone.CONF:
+        return None
+    from .. import options
+
+    return coordinator_of(options.token_cache(keystone.CONF), True, folder=folder)
+
+
+def _removed(folder: Path) -> bool:
+    return not (folder / NAME).exists()
+
+
+class Registry:
+    """The coordinators of this process by folder: the one place that keeps them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._coordinators: dict[Path, Coordinator] = {}
+        self._attached: set[Path] = set()
+        # Folders of which it is known that the configuration names no coordinator.
+        self._local: set[Path] = set()
+        #: Tells of marks whether their commits are over.
+        self.settled = Settled()
+
+    def get(
+        self, folder: Path, trusted: Callable[[], set[int] | None] = lambda: None
+    ) -> Coordinator | None:
+        """Return the coordinator for ``folder``, attached if there is a table; else ``None``.
+
+        :param trusted: returns the users of whom root takes part in a table; ``None``: all
+        :raises CoordinatorError: there is a table, and it cannot be used
+        :raises OptionError: an option has a value out of its range
+        """
+        coordinator = self._coordinators.get(folder)
+        if coordinator is None and folder not in self._local:
+            with self._lock:
+                coordinator = self._coordinators.get(folder)
+                if coordinator is None:
+                    coordinator = _configured(folder)
+                    if coordinator is None:
+                        self._local.add(folder)
+                    else:
+                        coordinator.settled = self.settled
+                        self._coordinators[folder] = coordinator
+        if coordinator is None and (folder / NAME).exists():
+            with self._lock:
+                coordinator = self._coordinators.get(folder)
+                if coordinator is None:
+                    coordinator = SharedMemory(folder, create=False, trusted=trusted())
+                    coordinator.settled = self.settled
+                    self._coordinators[folder] = coordinator
+                    self._attached.add(folder)
+        return coordinator
+
+    def set(self, folder: Path, coordinator: Coordinator) -> None:
+        """Use ``coordinator`` for ``folder`` from now on."""
+        coordinator.settled = self.settled
+        with self._lock:
+            self._coordinators[folder] = coordinator
+            self._attached.discard(folder)
+
+    def only_takes_part(self, folder: Path) -> bool:
+        """Whether this process did not bring the coordinator of ``folder``, but found a table."""
+        return folder in self._attached
+
+    def forget(self, folder: Path) -> None:
+        """Close the coordinator of ``folder``, if there is one."""
+        with self._lock:
+            coordinator = self._coordinators.pop(folder, None)
+            self._attached.discard(folder)
+        if coordinator is not None:
+            coordinator.close()
+
+
+registry = Registry()
+"""The coordinators of this process."""
+
+
+class Changes:
+    """Tells of the changes of one database.
+
+    :param find: returns the folder of the epoch table; called at the first change, when the
+        configuration has been read
+    :param trusted: returns the users of whom root takes part in a table; ``None``: all
+    """
+
+    def __init__(
+        self, find: Callable[[], Path], trusted: Callable[[], set[int] | None] = lambda: None
+    ) -> None:
+        self._find = find
+        self._trusted = trusted
+        self._said = False
+        self._ended = False  # whether tables of another version were taken away
+        self._folder: Path | None = None
+        self._known = False  # whether there ever was a table
+        # Changes that were allowed without a coordinator have one mark for all.
+        self._owners: dict[Mark, list[str]] = {}
+        # Marks whose stamp failed, to be left with the next change.
+        self._unstamped: list[tuple[Mark, str]] = []
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the epoch table."""
+        if self._folder is None:
+            self._folder = self._find()
+        return self._folder
+
+    def begin(self, tags: Iterable[str], session: str = UNKNOWN) -> Mark | None:
+        """Mark ``tags``; ``None`` where there is no table.
+
+        :param session: of the database connection, as ``owners.py`` has it
+        :raises CoordinatorError: nobody could be told; the change must not be committed
+        """
+        coordinator = registry.get(self.folder, self._trusted)
+        if coordinator is None:
+            self._ended |= self._end_others()
+            if not self._said:
+                self._said = True
+                LOG.info("%s: there is no token cache to be told of changes", self.folder)
+            return None
+        self._known = True
+        unstamped, self._unstamped = self._unstamped, []
+        for one in unstamped:
+            self.leave(*one)
+        me = owner(session)
+        under_way.add(me)
+        try:
+            try:
+                found = slots(tags, coordinator.slot_count)
+            except CoordinatorError:
+                found = _ALL  # whether it may be made all the same, the coordinator says
+            mark = coordinator.mark(found, me)
+        except BaseException as error:
+            under_way.discard(me)
+            if not isinstance(error, CoordinatorError):
+                raise
+            self._forget_removed()
+            return None
+        self._owners.setdefault(mark, []).append(me)
+        return mark
+
+    def end(self, mark: Mark | None, tags: Iterable[str]) -> None:
+        """Stamp what was marked, after the commit.
+
+        :raises CoordinatorError: the table cannot be reached; the mark stays
+        """
+        if mark is not None:
+            self._is_over(mark)
+        coordinator = registry.get(self.folder)
+        if mark is not None and coordinator is not None:
+            try:
+                coordinator.stamp(mark)
+                return
+            except CoordinatorError:
+                self._unstamped.append((mark, HERE))
+                self._forget_removed()
+        # There was no table before the commit. One that was made since has to know, and one that
+        # was removed may still be trusted for a moment.
+        if self._ended | self._end_others():
+            self._ended = False
+            time.sleep(LEASE_SECONDS)
+        if _removed(self.folder):
+            if not self._known and not self.folder.exists():
+                return
+            time.sleep(LEASE_SECONDS)
+        coordinator = registry.get(self.folder)
+        if coordinator is not None:
+            coordinator.touch(slots(tags, coordinator.slot_count))
+
+    def leave(self, mark: Mark, session: str) -> None:
+        """Let a mark end with a session: its commit failed, and the server may still be at it.
+
+        :param session: in which nothing comes any more; ``-``: the commit is over
+        """
+        coordinator = registry.get(self.folder)
+        if coordinator is None:
+            return
+        try:
+            if session != HERE:
+                coordinator.mark(mark.slots, left(session))
+            self._is_over(mark)
+            coordinator.stamp(mark)
+        except CoordinatorError as error:
+            LOG.error("a change could not be completed: %s", error)
+            self._unstamped.append((mark, session))
+
+    def _end_others(self) -> bool:
+        """Take away the tables of other versions; whether there were any."""
+        try:
+            check_folder(self.folder, make=False, trusted=self._trusted())
+        except CoordinatorError:
+            return False  # there is none, or one in which nobody is believed
+        return end_others(self.folder)
+
+    def _is_over(self, mark: Mark) -> None:
+        owners = self._owners.pop(mark, [])
+        if owners:
+            under_way.discard(owners.pop())
+        if owners:
+            self._owners[mark] = owners
+
+    def _forget_removed(self) -> None:
+        """Go on without a table that was removed, with the service or to be made anew.
+
+        :raises CoordinatorError: the one being handled: the table is there, or is this process's
+        """
+        if not (registry.only_takes_part(self.folder) and _removed(self.folder)):
+            raise
+        registry.forget(self.folder)

@@ -1,0 +1,396 @@
+"""Which cached answers a database write of Keystone makes doubtful, said in tags.
+
+A tag names something an answer depends on: :data:`ALL` (every answer), a family of tables such as
+``"catalog"``, or one row, such as ``"user:ID"``. A writer learns from :func:`tags` the tags whose
+epoch must change when a transaction commits; a reader gives a cached answer only while the epochs
+of the tags it depends on stand still. Both make the tags of rows with :func:`tag`.
+
+The map is read out of Keystone 30: the models under ``keystone/*/backends``, the tables that
+``keystone/common/sql/migrations`` makes, and what validation reads (``token/provider.py``,
+``models/token_model.py``, ``common/render_token.py``). Where it does not know, it says
+:data:`EVERYTHING`: that costs hits, never exactness. This module needs neither SQLAlchemy nor
+Keystone; ``tests/unit/tokens/test_invalidation_rules.py`` holds it against both.
+
+Tags of rows:
+
+- ``user:ID``: the user, its options, names, passwords and access rules, and its events
+- ``project:ID``: the project or domain (domains are rows of ``project``)
+- ``grants:user:ID``: grants to the user on projects, domains and the system
+- ``members:ID``: the groups of the user ``ID``
+- ``trust:ID``, ``appcred:ID``: the trust or application credential and its roles
+- ``audit:ID``: a revocation by audit id or by audit chain
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+Row = Mapping[str, object]
+
+ALL: Final = "all"  #: every answer depends on it
+ANY: Final = "any"  #: any write that can change an answer
+CONTENT: Final = "content"  #: any such write but a revocation
+GRANTS_GROUP: Final = "grants:group"  #: any grant to any group
+
+#: One tag for each family of tables.
+FAMILIES: Final[tuple[str, ...]] = (
+    "users",
+    "groups",
+    "members",
+    "projects",
+    "grants",
+    "roles",
+    "catalog",
+    "federation",
+    "trusts",
+    "appcreds",
+    "oauth",
+    "mappings",
+    "limits",
+    "credentials",
+    "policies",
+)
+
+#: All tags that name no row.
+FIXED: Final[tuple[str, ...]] = (ALL, ANY, CONTENT, *FAMILIES, GRANTS_GROUP)
+
+#: What a write gives that can change any answer, or that is not understood.
+EVERYTHING: Final = frozenset({ALL, ANY, CONTENT})
+
+#: Families of which reads stop showing rows by the clock, without a write.
+LAPSING: Final = frozenset({"trusts", "oauth"})
+
+#: A write with more tags than this gives :data:`EVERYTHING`, so nobody need look up more rows.
+LIMIT: Final = 64
+
+#: The family of each table whose writes are told apart.
+FAMILY: Final[Mapping[str, str]] = {
+    "user": "users",
+    "user_option": "users",
+    "local_user": "users",
+    "nonlocal_user": "users",
+    "federated_user": "users",
+    "password": "users",
+    # The name of a group is in no token. With a group its memberships and grants go, by
+    # statements of their own: neither foreign key on group.id cascades.
+    "group": "groups",
+    "user_group_membership": "members",
+    "expiring_user_group_membership": "members",
+    "project": "projects",
+    "project_tag": "projects",
+    "project_option": "projects",
+    "assignment": "grants",
+    "system_assignment": "grants",
+    "role": "roles",
+    "role_option": "roles",
+    "implied_role": "roles",
+    "service": "catalog",
+    "endpoint": "catalog",
+    "region": "catalog",
+    "endpoint_group": "catalog",
+    "project_endpoint": "catalog",
+    "project_endpoint_group": "catalog",
+    # Every token lists the service providers, so every answer depends on this family, and with it
+    # on identity_provider.authorization_ttl, which ends memberships.
+    "identity_provider": "federation",
+    "idp_remote_ids": "federation",
+    "federation_protocol": "federation",
+    "mapping": "federation",
+    "service_provider": "federation",
+    "trust": "trusts",
+    "trust_role": "trusts",
+    "application_credential": "appcreds",
+    "application_credential_role": "appcreds",
+    "application_credential_access_rule": "appcreds",
+    "access_rule": "appcreds",
+    "consumer": "oauth",
+    "request_token": "oauth",
+    "access_token": "oauth",
+    "id_mapping": "mappings",
+    "limit": "limits",
+    "registered_limit": "limits",
+    "credential": "credentials",
+    # Policies stored for services to fetch; Keystone itself obeys its policy file.
+    "policy": "policies",
+    "policy_association": "policies",
+}
+
+#: Tables any write to which gives :data:`EVERYTHING`, with the reason.
+UNDIVIDED: Final[Mapping[str, str]] = {
+    "whitelisted_config": "a domain's options: its users may move to another identity backend",
+    "sensitive_config": "a domain's options, the secret ones: as whitelisted_config",
+    "config_register": "which domain the SQL identity driver belongs to: as whitelisted_config",
+    "token": "kept by the first migration; Keystone has not written it since UUID tokens",
+    "alembic_version": "the schema itself has changed",
+}
+
+#: For each table, the columns whose values :func:`tags` needs of the rows written.
+KEY_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys([*FAMILY, *UNDIVIDED], ()),
+    "user": ("id",),
+    "user_option": ("user_id",),
+    "local_user": ("user_id",),
+    "nonlocal_user": ("user_id",),
+    "federated_user": ("user_id",),
+    "password": ("local_user_id",),
+    "user_group_membership": ("user_id",),
+    "expiring_user_group_membership": ("user_id",),
+    "project": ("id",),
+    "project_tag": ("project_id",),
+    "project_option": ("project_id",),
+    "assignment": ("type", "actor_id"),
+    "system_assignment": ("type", "actor_id"),
+    "trust": ("id",),
+    "trust_role": ("trust_id",),
+    "application_credential": ("id",),
+    "application_credential_role": ("application_credential_id",),
+    "application_credential_access_rule": ("application_credential_id",),
+    "access_rule": ("user_id",),
+    "id_mapping": ("public_id", "entity_type"),
+    "revocation_event": (
+        "audit_id",
+        "audit_chain_id",
+        "user_id",
+        "trust_id",
+        "consumer_id",
+        "project_id",
+        "domain_id",
+        "role_id",
+    ),
+}
+
+#: Tables that name their owner by another table's internal number: (own column, other table, its
+#: column that equals it, its column wanted). The value found joins the row under the last name;
+#: left out, where nothing is found, it makes the write :data:`EVERYTHING`.
+RESOLVE: Final[Mapping[str, tuple[str, str, str, str]]] = {
+    "password": ("local_user_id", "local_user", "id", "user_id"),
+    "application_credential_role": (
+        "application_credential_id",
+        "application_credential",
+        "internal_id",
+        "id",
+    ),
+    "application_credential_access_rule": (
+        "application_credential_id",
+        "application_credential",
+        "internal_id",
+        "id",
+    ),
+}
+
+#: Columns an update of which alone changes no answer, by table, with the reason.
+#:
+#: ``user.last_active_at`` is among them only where Keystone disables nobody for inactivity
+#: (``engine_plugin.py``): to enable such a user, it writes that column alone
+#: (``identity/backends/sql_model.py``, ``User.enabled``), and tokens of trusts this user gave turn
+#: valid again. Logins write it once a day.
+IRRELEVANT: Final[Mapping[str, Mapping[str, str]]] = {
+    "local_user": {
+        "failed_auth_count": "counts failed logins; read by logins only, shown by no answer",
+        "failed_auth_at": "when a login last failed; read by logins only, shown by no answer",
+    },
+}
+
+# A delete of these takes rows of federated_user along by ON DELETE CASCADE (MariaDB and
+# PostgreSQL; SQLite does not enforce foreign keys unless told). No statement shows whose. The
+# other cascades stay within the tags of the parent.
+_CASCADES: Final = frozenset({"identity_provider", "federation_protocol"})
+
+# Tables whose rows give one tag each: its kind, and the column (own or resolved) of the id.
+_PLAIN: Final[Mapping[str, tuple[str, str]]] = {
+    "user": ("user", "id"),
+    "user_option": ("user", "user_id"),
+    "local_user": ("user", "user_id"),
+    "nonlocal_user": ("user", "user_id"),
+    "federated_user": ("user", "user_id"),
+    "password": ("user", "user_id"),
+    "user_group_membership": ("members", "user_id"),
+    "expiring_user_group_membership": ("members", "user_id"),
+    "project": ("project", "id"),
+    "project_tag": ("project", "project_id"),
+    "project_option": ("project", "project_id"),
+    "trust": ("trust", "id"),
+    "trust_role": ("trust", "trust_id"),
+    "application_credential": ("appcred", "id"),
+    "application_credential_role": ("appcred", "id"),
+    "application_credential_access_rule": ("appcred", "id"),
+    # A rule is lent only to credentials of its own user, so their answers depend on that user.
+    # (The migrations let a rule's delete cascade to application_credential_access_rule.)
+    "access_rule": ("user", "user_id"),
+}
+
+# The kind of tag for each column of a revocation event, the narrowest first. An event revokes a
+# token when *all* that it names fits (Revoke._list_token_events and revoke_model.matches), so one
+# of its names finds every token concerned, if an answer depends on the tags of both its audit ids,
+# of its user, trustor and trustee, of its trust and project, of its user's domain and the domain
+# it is scoped to, on "oauth" if it has an access token, and on "roles". access_token_id and
+# expires_at cannot stand for an event: the first is never compared, the second has no tag.
+_EVENT: Final[tuple[tuple[str, str], ...]] = (
+    ("audit_id", "audit"),
+    ("audit_chain_id", "audit"),
+    ("user_id", "user"),
+    ("trust_id", "trust"),
+    ("consumer_id", ""),
+    ("project_id", "project"),
+    ("domain_id", "project"),
+    ("role_id", ""),
+)
+_EVENT_FAMILY: Final[Mapping[str, str]] = {"consumer_id": "oauth", "role_id": "roles"}
+
+
+class _UnknownRowError(Exception):
+    """A row says too little, or what no row of Keystone should."""
+
+
+def tag(kind: str, identity: str) -> str:
+    """The tag of one row, the same for reader and writer: ``tag("user", "AB1")`` is ``user:ab1``.
+
+    MariaDB and MySQL, with the collation of Keystone's tables, take ``AB1``, ``ab1`` and ``ab1``
+    with blanks behind it for one value, and a grant may name its user in another spelling than
+    the user's row does. So case and trailing blanks do not count in a tag.
+
+    :param kind: ``user``, ``project``, ``grants:user``, ``members``, ``trust``, ``appcred`` or
+        ``audit``
+    :raises ValueError: the identity is empty, or holds anything but printable ASCII: which of
+        such values are equal is for the database alone to say.
+    """
+    folded = identity.rstrip(" ").lower()
+    if not folded or not folded.isascii() or not folded.isprintable():
+        raise ValueError(f"{kind}: no tag can be made of {identity!r}")
+    return f"{kind}:{folded}"
+
+
+def needed(table: str, operation: str, changed: Collection[str] = ()) -> tuple[str, ...]:
+    """The columns of the rows written that :func:`tags` would use, for what it would be asked.
+
+    Empty where the answer is the same whatever the rows are, so that a failed login or the pruning
+    of old revocations costs no look-up.
+    """
+    if _fixed(table, operation, changed) is not None:
+        return ()
+    return KEY_COLUMNS[table]
+
+
+def tags(
+    table: str,
+    operation: str,
+    changed: Collection[str],
+    rows: Sequence[Row] | None,
+) -> frozenset[str]:
+    """The tags whose epoch must change when this write is committed.
+
+    :param table: the table written
+    :param operation: ``insert``, ``update`` or ``delete``
+    :param changed: the columns an update assigns
+    :param rows: of each row written the columns :data:`KEY_COLUMNS` names, and what
+        :data:`RESOLVE` adds; before and after, where an update assigns one of these. None when
+        they could not be found out; empty when it is sure that no row was written. Not looked at
+        where :func:`needed` is empty.
+    :returns: nothing for a write that changes no answer; :data:`EVERYTHING` for one that may
+        change any, that is not understood, or that has more than :data:`LIMIT` tags.
+    """
+    fixed = _fixed(table, operation, changed)
+    if fixed is not None:
+        return fixed
+    if rows is None:
+        return EVERYTHING
+    if not rows:
+        return frozenset()
+    found = {ANY}
+    if table in FAMILY:
+        found |= {CONTENT, FAMILY[table]}
+    row_tags = _ROW_TAGS.get(table, _plain)
+    try:
+        for row in rows:
+            found.update(row_tags(table, operation, row))
+            if len(found) > LIMIT:
+                return EVERYTHING
+    except _UnknownRowError:
+        return EVERYTHING
+    return frozenset(found)
+
+
+def _fixed(table: str, operation: str, changed: Collection[str]) -> frozenset[str] | None:
+    """The tags of a write that are the same whatever its rows are; None if they are not."""
+    if operation not in ("insert", "update", "delete"):
+        return EVERYTHING
+    if table == "revocation_event":
+        # Pruning old events can only turn a no into a yes, and only for a token expired by then.
+        return frozenset({ANY}) if operation == "delete" else None
+    if table not in FAMILY or (table in _CASCADES and operation == "delete"):
+        return EVERYTHING
+    if operation == "update" and changed:
+        irrelevant = IRRELEVANT.get(table, {})
+        if all(column in irrelevant for column in changed):
+            return frozenset()
+    # A new access rule belongs to no credential yet; a row of its own will lend it to one.
+    unowned = table == "access_rule" and operation == "insert"
+    if unowned or not KEY_COLUMNS[table]:
+        return frozenset({ANY, CONTENT, FAMILY[table]})
+    return None
+
+
+def _make(kind: str, value: object) -> str:
+    """The tag, where the value is one of which it can be made."""
+    if not isinstance(value, str):  # absent, NULL, or an SQL expression
+        raise _UnknownRowError
+    try:
+        return tag(kind, value)
+    except ValueError:
+        raise _UnknownRowError from None
+
+
+def _plain(table: str, operation: str, row: Row) -> tuple[str, ...]:
+    kind, column = _PLAIN[table]
+    return (_make(kind, row.get(column)),)
+
+
+def _grant(table: str, operation: str, row: Row) -> tuple[str, ...]:
+    # UserProject, UserDomain, UserSystem; GroupProject, GroupDomain, GroupSystem.
+    kind = row.get("type")
+    if isinstance(kind, str) and kind.startswith("User"):
+        return (_make("grants:user", row.get("actor_id")),)
+    if isinstance(kind, str) and kind.startswith("Group"):
+        return (GRANTS_GROUP,)
+    raise _UnknownRowError
+
+
+def _mapping(table: str, operation: str, row: Row) -> tuple[str, ...]:
+    kind = row.get("entity_type")
+    if kind == "user":
+        return (_make("user", row.get("public_id")),)
+    if kind == "group":
+        # A generator other than sha256 gives a group mapped anew another id, without grants. An
+        # answer that had needed a group not yet mapped would have mapped it itself.
+        return () if operation == "insert" else (GRANTS_GROUP,)
+    raise _UnknownRowError
+
+
+def _revocation(table: str, operation: str, row: Row) -> tuple[str, ...]:
+    for column, kind in _EVENT:
+        value = row.get(column)
+        if value is not None:
+            return (_make(kind, value) if kind else _EVENT_FAMILY[column],)
+    raise _UnknownRowError
+
+
+_ROW_TAGS: Final[Mapping[str, Callable[[str, str, Row], tuple[str, ...]]]] = {
+    "assignment": _grant,
+    "system_assignment": _grant,
+    "id_mapping": _mapping,
+    "revocation_event": _revocation,
+}
+
+
+def fingerprint() -> str:
+    """Return what all processes that share epochs must have in common of this module, as text."""
+    return repr(
+        (
+            *(FIXED, sorted(FAMILY.items()), sorted(UNDIVIDED), sorted(KEY_COLUMNS.items())),
+            sorted(RESOLVE.items()),
+            sorted((table, sorted(columns)) for table, columns in IRRELEVANT.items()),
+            *(sorted(_CASCADES), sorted(_PLAIN.items()), _EVENT, sorted(_EVENT_FAMILY.items())),
+            LIMIT,
+        )
+    )

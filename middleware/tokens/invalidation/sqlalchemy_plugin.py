@@ -1,0 +1,225 @@
+"""Sees what each database transaction changes, and tells before and after its commit.
+
+Keystone's workers get it from ``egg:keyfront#keystone``. Any other process that writes to
+Keystone's database, above all ``keystone-manage``, gets it by one word in the URL::
+
+    [database]
+    connection = mysql+pymysql://keystone:…@db/keystone?plugin=keyfront
+
+A transaction that writes nothing, or nothing that an answer depends on, costs a look at each
+statement's kind. One whose change nobody could be told of is not committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Connection, CreateEnginePlugin, Engine
+
+from keyfront.errors import CoordinatorError
+
+from ..coordinator import mark_owners as owners
+from ..request import current
+from . import rules as touches
+from .change_log import PATH_PARAMETER, Changes, folder_here, registry, trusted_users
+from .sql_writes import Write, describe, look_up, reads
+
+LOG = logging.getLogger(__name__)
+
+# In the info dictionary of a database connection: the tags of its transaction.
+_TAGS = "keyfront.tags"
+# The same: the session that the server knows it by.
+_SESSION = "keyfront.session"
+# As an attribute of an execution context: the write that is being executed.
+_WRITE = "_keyfront_write"
+
+
+class Plugin(CreateEnginePlugin):
+    """What ``?plugin=keyfront`` does on any database.
+
+    For SQLite there is more, see :mod:`keyfront.gateway.keystone.sqlite_writers`.
+    """
+
+    def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
+        path = url.query.get(PATH_PARAMETER)
+        self._folder = Path(path) if isinstance(path, str) else None
+
+    def update_url(self, url: URL) -> URL:
+        """Return the URL without the parameters that the driver would not know."""
+        return url.difference_update_query([PATH_PARAMETER])
+
+    def engine_created(self, engine: Engine) -> None:
+        """Attach to the engine."""
+        attach(engine, self._folder)
+
+
+def attach(engine: Engine, folder: Path | None = None) -> None:
+    """Tell of the changes that ``engine`` commits; once only.
+
+    :param engine: of Keystone's database
+    :param folder: of the epoch table; by default as Keystone's configuration has it, or the one
+        that belongs to the engine's database
+    """
+    if is_attached(engine):
+        return
+    changes = Changes(
+        lambda: folder or folder_here(engine.url),
+        lambda: trusted_users(engine.url, changes.folder),
+    )
+    dialect = engine.dialect
+    commit = dialect.do_commit
+
+    def do_commit(connection: Any) -> None:
+        _commit(connection, commit, changes, dialect.name)
+
+    def note_session(connection: Any, record: Any, proxy: Any) -> None:
+        # Not when it is needed: in a transaction, a question that PostgreSQL refuses would have
+        # the commit that follows do nothing, and say nothing.
+        if _SESSION not in record.info:
+            record.info[_SESSION] = owners.session_of(dialect.name, connection)
+            with suppress(Exception):
+                connection.rollback()
+
+    def connect() -> Any:
+        arguments, named = dialect.create_connect_args(engine.url)
+        return dialect.connect(*arguments, **named)
+
+    # No event tells that a commit is over, and the answer must not leave before.
+    do_commit.keyfront = changes  # type: ignore[attr-defined]
+    setattr(engine.dialect, "do_commit", do_commit)  # noqa: B010 - mypy refuses methods
+    if dialect.name != "sqlite":
+        registry.settled.connections.append((dialect.name, connect))
+        event.listen(engine, "checkout", note_session)
+    event.listen(engine, "before_cursor_execute", _before_execute)
+    event.listen(engine, "after_cursor_execute", _after_execute)
+    event.listen(engine, "rollback", _forget)
+    event.listen(engine, "checkin", _forget_record)
+
+
+def is_attached(engine: Engine) -> bool:
+    """Whether the engine's changes are told."""
+    return hasattr(engine.dialect.do_commit, "keyfront")
+
+
+# What a login writes once a day, of the table user and of no other.
+_LAST_ACTIVE = frozenset({"last_active_at"})
+
+
+def _inactivity_counts() -> bool:
+    """Whether Keystone disables users who were not there for long; if that is known."""
+    keystone: Any = sys.modules.get("keystone.conf")
+    if keystone is None or "security_compliance" not in keystone.CONF:
+        return True
+    return bool(keystone.CONF.security_compliance.disable_user_account_days_inactive)
+
+
+def _before_execute(
+    connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+) -> None:
+    write = describe(context, statement)
+    if write is not None and write.changed == _LAST_ACTIVE and not _inactivity_counts():
+        return
+    if write is None:
+        request = current.get()
+        if request is not None and request.reading:
+            request.reads |= reads(statement)
+        return
+    # Whose rows they are can only be seen as long as they are there.
+    setattr(context, _WRITE, look_up(connection, write, context))
+
+
+def _after_execute(
+    connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+) -> None:
+    write: Write | None = getattr(context, _WRITE, None)
+    if write is None:
+        return
+    # Not every driver counts the rows of many executions at once.
+    counted = not many or context.dialect.supports_sane_multi_rowcount
+    if write.operation in ("update", "delete") and counted and cursor.rowcount == 0:
+        return  # nothing was there to change
+    rows: Sequence[touches.Row] | None = write.rows
+    if write.looked_up >= 0 and not (counted and cursor.rowcount == write.looked_up):
+        rows = None  # rows of somebody else may have come in between
+    tags = touches.tags(write.table, write.operation, write.changed, rows)
+    if tags:
+        connection.info.setdefault(_TAGS, set()).update(tags)
+
+
+def _commit(
+    connection: Any, commit: Callable[[Any], None], changes: Changes, dialect: str
+) -> None:
+    tags: set[str] | None = connection.info.pop(_TAGS, None)
+    if not tags:
+        commit(connection)
+        return
+    request = current.get()
+    here = dialect == "sqlite"  # the process itself commits
+    session = owners.HERE if here else connection.info.get(_SESSION, owners.UNKNOWN)
+    try:
+        mark = changes.begin(tags, session)
+    except CoordinatorError as error:
+        LOG.error("a change was refused: %s", error)
+        if request is not None:
+            request.refused = "the other workers could not be told of it"
+        raise
+    try:
+        commit(connection)
+    except BaseException as error:
+        if here or _is_answer(dialect, error):
+            _end(changes, mark, tags)
+        elif mark is not None:
+            # The server may still be about to commit. Nothing more may come in this session, so
+            # that its end is the end of it.
+            with suppress(Exception):
+                connection.dbapi_connection.close()
+            changes.leave(mark, session)
+        raise
+    _end(changes, mark, tags)
+    if request is not None:
+        # What Keystone's caches hold from before is not for the rest of this request either, and
+        # what it puts there may be from before another change that came in between.
+        request.names, request.own_name = None, ""
+
+
+# What a server answers to a COMMIT that it has not carried out: MariaDB's and MySQL's numbers of a
+# deadlock, a lock that was not to be had and a refused certification; of PostgreSQL the classes of
+# rollbacks (but for one whose outcome is not known) and of constraints that are checked at the end.
+_MYSQL_ANSWERS = frozenset({1205, 1213, 3101})
+_POSTGRESQL_ANSWERS = ("40", "23")
+_POSTGRESQL_UNKNOWN = "40003"
+
+
+def _is_answer(dialect: str, error: BaseException) -> bool:
+    """Whether an error of a commit is the server's word that there was none."""
+    if dialect in ("mysql", "mariadb"):
+        return bool(error.args) and error.args[0] in _MYSQL_ANSWERS
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
+    return state.startswith(_POSTGRESQL_ANSWERS) and state != _POSTGRESQL_UNKNOWN
+
+
+def _end(changes: Changes, mark: Any, tags: set[str]) -> None:
+    try:
+        changes.end(mark, tags)
+    except CoordinatorError as error:
+        # Committed it is, and nobody is told anything stale: until somebody completes the mark,
+        # what it covers is asked of Keystone.
+        LOG.error("a change could not be completed: %s", error)
+        if mark is None:
+            raise
+
+
+def _forget(connection: Connection) -> None:
+    # The info of an invalidated connection is gone, and asking for it would connect anew.
+    if not connection.invalidated:
+        connection.info.pop(_TAGS, None)
+
+
+def _forget_record(dbapi_connection: Any, record: Any) -> None:
+    record.info.pop(_TAGS, None)

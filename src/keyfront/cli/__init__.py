@@ -1,0 +1,1 @@
+"""The ``keyfront`` command: one file a command."""

@@ -1,0 +1,196 @@
+"""What ``keyfront ldap check`` does: ask directory servers, one by one, what works with them.
+
+The password of ``--bind-dn`` comes from a file or a terminal, never from the command line, which
+every user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+import json
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from keyfront.errors import OptionError
+from keyfront.middleware.ldap import diagnose as probe
+from keyfront.middleware.ldap.connector import Dialer
+from keyfront.middleware.ldap.diagnose import FAILED, NOTE, OK, WARNING, ServerReport
+from keyfront.middleware.ldap.protocol.connection import Connection
+from keyfront.middleware.ldap.protocol.session import BindAnswer
+from keyfront.middleware.ldap.protocol.tls import TLS
+from keyfront.middleware.ldap.protocol.urls import ServerURL
+from keyfront.middleware.ldap.wsgi_options import read_secret
+
+_MARKS = {OK: "✓", FAILED: "✗", WARNING: "!", NOTE: " "}
+_PLAIN_MARKS = {OK: "+", FAILED: "x", WARNING: "!", NOTE: " "}
+_WIDTH = 80
+_LABEL = 15
+# What the library calls its options, and what they are on this command line.
+_SPELLED = {
+    "set ca_file to the CA": "name its CA by --ca-file",
+    "use ldaps:// or start_tls": "use ldaps:// or --start-tls",
+    "no search_base is given": "no --base is given",
+    "try another bind_dn": "try another --bind-dn",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is the same for all servers.
+
+    :ivar bind_dn: whom to bind as; empty for nobody
+    :ivar password: of it
+    :ivar base: where to search; by default what the server names first
+    :ivar timeout: seconds for each step
+    """
+
+    tls: TLS
+    bind_dn: str = ""
+    password: str = field(default="", repr=False)
+    base: str | None = None
+    timeout: float = 5.0
+
+    def bind(self, connection: Connection) -> BindAnswer:
+        """Bind, be it as nobody, and ask what the password policy says."""
+        return connection.bind(
+            self.bind_dn,
+            self.password,
+            allow_anonymous=not self.bind_dn,
+            password_policy=bool(self.bind_dn),
+        )
+
+
+def options(
+    *,
+    ca_file: str | None,
+    start_tls: bool,
+    bind_dn: str | None,
+    password_file: Path | None,
+    base: str | None,
+    timeout: str,
+) -> Options:
+    """Return the options of a command line, and ask for the password if there is no file.
+
+    :raises OptionError: one is out of its range, or contradicts another
+    """
+    try:
+        seconds = float(timeout)
+        if not 0.01 <= seconds <= 600:
+            raise ValueError
+    except ValueError:
+        raise OptionError("--timeout", timeout, "a number of seconds from 0.01 to 600") from None
+    tls = TLS(ca_file=ca_file, start_tls=start_tls)
+    try:
+        tls.context()
+    except OptionError as error:
+        raise OptionError("--ca-file", error.value, error.allowed) from None
+    if password_file is not None and not bind_dn:
+        raise OptionError("--password-file", password_file, "left out without --bind-dn")
+    if bind_dn == "":
+        raise OptionError("--bind-dn", "(empty)", "a DN, or left out")
+    return Options(
+        tls=tls,
+        bind_dn=bind_dn or "",
+        password=_password(bind_dn, password_file) if bind_dn else "",
+        base=base,
+        timeout=seconds,
+    )
+
+
+def _password(bind_dn: str, file: Path | None) -> str:
+    if file is not None:
+        return read_secret("--password-file", str(file))
+    if not sys.stdin.isatty():
+        raise OptionError(
+            "--password-file", "(not given)", "a file, as there is no terminal to ask at"
+        )
+    try:
+        password = getpass.getpass(f"Password of {bind_dn}: ")
+    except EOFError:
+        password = ""
+        sys.stderr.write("\n")
+    if not password:
+        raise OptionError("--bind-dn", bind_dn, "left out if there is no password")
+    return password
+
+
+def examine(url: ServerURL, chosen: Options) -> ServerReport:
+    """Find out what works with one server."""
+    dialer = Dialer(chosen.tls, chosen.timeout, chosen.timeout)
+    terms = probe.Terms(dialer=dialer, dn=chosen.bind_dn, bind=chosen.bind, base=chosen.base)
+    return probe.examine(url, terms)
+
+
+def check(urls: Sequence[str], chosen: Options, out: TextIO, *, as_json: bool = False) -> int:
+    """Look at each server and print what works; returns 0, or 1 if something failed.
+
+    :raises OptionError: one is no URL, or not one for StartTLS
+    """
+    servers = [ServerURL.parse(text, "URL") for text in urls]
+    for server in servers:
+        if chosen.tls.start_tls and server.scheme != "ldap":
+            raise OptionError("--start-tls", server.text, "left out with ldaps:// and ldapi://")
+    reports = []
+    for server in dict.fromkeys(servers):
+        report = examine(server, chosen)
+        reports.append(report)
+        if not as_json:
+            out.write(table(report, _marks(out)) + "\n")
+            out.flush()
+    failed = sum(not report.ok for report in reports)
+    if as_json:
+        found = [_for_programs(report) for report in reports]
+        out.write(json.dumps(found, indent=2, default=_date) + "\n")
+    elif failed:
+        out.write(f"{failed} of {len(reports)} failed\n")
+    else:
+        out.write("all is well\n")
+    return 1 if failed else 0
+
+
+def _marks(out: TextIO) -> dict[str, str]:
+    try:
+        "".join(_MARKS.values()).encode(getattr(out, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return _PLAIN_MARKS
+    return _MARKS
+
+
+def table(report: ServerReport, marks: dict[str, str] | None = None) -> str:
+    """The report for people: a line for each check, none wider than 80 columns."""
+    marks = marks or _MARKS
+    lines = [report.url.text]
+    for check in report.checks:
+        lead = f"  {marks[check.state]} {check.name:<{_LABEL}} "
+        text = "".join(x if x.isprintable() else "?" for x in _spelled(check.text))
+        lines += textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=lead,
+            subsequent_indent=" " * len(lead),
+            break_on_hyphens=False,
+        ) or [lead.rstrip()]
+    return "\n".join(lines) + "\n"
+
+
+def _for_programs(report: ServerReport) -> dict[str, Any]:
+    checks = [
+        {"name": x.name, "state": x.state, "text": _spelled(x.text), **x.data}
+        for x in report.checks
+    ]
+    return {"url": report.url.text, "ok": report.ok, "checks": checks}
+
+
+def _spelled(text: str) -> str:
+    for library, command in _SPELLED.items():
+        text = text.replace(library, command)
+    return text
+
+
+def _date(value: datetime.datetime) -> str:
+    return f"{value:%Y-%m-%d}"

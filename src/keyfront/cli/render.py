@@ -1,0 +1,241 @@
+"""``keyfront render``: the files of a deployment, with every number computed and explained."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from keyfront.cli import workload as workload_arguments
+from keyfront.errors import OptionError
+from keyfront.gateway.plan.compute import Plan, plan
+from keyfront.gateway.render import certificates, versions
+from keyfront.gateway.render import lineups as servers
+from keyfront.gateway.render import writer as folder
+from keyfront.gateway.render.files import File
+from keyfront.gateway.render.settings import HSTS_MAX, Site
+
+# Options of words that go to the site as they are: option, metavar, what it says.
+_WORDS = (
+    ("--app", "TARGET", "what is served, as KEYFRONT_APP (default: config:DIR/keystone.ini)"),
+    (
+        "--listen",
+        "HOST:PORT",
+        "where the foremost server listens, * as HOST for all addresses "
+        "(default: *:5000 with TLS, 127.0.0.1:5000 without)",
+    ),
+    (
+        "--upstream",
+        "HOST:PORT",
+        "where uWSGI listens behind nginx over TCP (default: 127.0.0.1:35357)",
+    ),
+    ("--public-host", "NAME", "the name that clients use"),
+    ("--user", "NAME", "who runs the application (default: keystone)"),
+    ("--group", "NAME", "that user's group (default: named as the user)"),
+    ("--web-user", "NAME", "who runs the web server (default: www-data, nginx or apache)"),
+    ("--web-group", "NAME", "that user's group (default: the one it has)"),
+)
+_PATHS = (
+    ("--config", "DIR", "where keystone.conf is (default: /etc/keystone)"),
+    ("--virtualenv", "DIR", "the Python environment of the application (default: this one)"),
+    ("--run-directory", "DIR", "for sockets (default: /run/keyfront)"),
+    ("--log-directory", "DIR", "for access logs (default: /var/log/keyfront)"),
+    ("--cache-directory", "DIR", "for nginx's temporary files (default: /var/cache/keyfront)"),
+    (
+        "--node-ca",
+        "FILE",
+        "with --haproxy and TLS, the authority of the nodes' certificates (default: the "
+        "certificate itself, which is right for a self-signed one)",
+    ),
+)
+_FIELDS = {"--app": "target"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.add_argument(
+        "folder", metavar="DIR", type=Path, help="where the files lie and are used from"
+    )
+    parser.add_argument(
+        "--server",
+        default=servers.SERVERS[0],
+        metavar="|".join(servers.SERVERS),
+        help="what serves it (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace files changed by hand, too")
+    parser.add_argument(
+        "--diff", action="store_true", help="print what would change, and write nothing"
+    )
+    site = parser.add_argument_group("deployment")
+    for option, metavar, text in _WORDS:
+        site.add_argument(option, metavar=metavar, help=text)
+    for option, metavar, text in _PATHS:
+        site.add_argument(option, metavar=metavar, type=Path, help=text)
+    site.add_argument(
+        "--json-logs", action="store_true", help="access logs as one JSON object a line"
+    )
+    site.add_argument(
+        "--memcached",
+        metavar="HOST:PORT,…",
+        help="the memcached servers for Keystone's own caches",
+    )
+    site.add_argument(
+        "--assume",
+        action="append",
+        metavar="SERVER=VERSION",
+        help="render for this version instead of the one on this machine, e.g. nginx=1.22.1",
+    )
+    tls = parser.add_argument_group("TLS and balancing")
+    tls.add_argument(
+        "--tls-certificate", type=Path, metavar="FILE", help="certificate with its chain, PEM"
+    )
+    tls.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    tls.add_argument(
+        "--self-signed", metavar="NAME", help="make a certificate for trying, in DIR/tls, once"
+    )
+    tls.add_argument(
+        "--hsts",
+        metavar="SECONDS",
+        help=f"tell browsers to keep to TLS for so long, 1 to {HSTS_MAX}",
+    )
+    tls.add_argument(
+        "--http-redirect", action="store_true", help="redirect from port 80 to TLS"
+    )
+    tls.add_argument(
+        "--haproxy", metavar="ADDRESS:PORT,…", help="add HAProxy's file, in front of these nodes"
+    )
+    tls.add_argument(
+        "--trusted-proxy",
+        action="append",
+        metavar="ADDRESS",
+        help="a balancer whose X-Forwarded-For is believed, or a network of them "
+        "(default: with --haproxy its nodes and this machine)",
+    )
+    workload_arguments.add_workload_arguments(parser)
+
+
+def render(arguments: argparse.Namespace, out: TextIO, errors: TextIO = sys.stderr) -> int:
+    """Run the command.
+
+    :returns: 0; 1 if a file changed by hand was kept, or ``--diff`` shows something; 3 if the plan
+        cannot be met, and then nothing is written
+    :raises OptionError: an option cannot be used; nothing is written
+    """
+    made = plan(
+        workload_arguments.machine(arguments),
+        workload_arguments.workload(arguments),
+        workload_arguments.profile(arguments),
+    )
+    site = site_of(arguments)
+    servers.check(site)
+    found = versions.find(site.virtualenv, versions.parse_assumed(arguments.assume or ()))
+    if made.conflicts:
+        for conflict in made.conflicts:
+            errors.write(f"keyfront: {conflict.name}: {conflict.gives}\n")
+        errors.write("keyfront: nothing is written; keyfront plan shows the whole plan\n")
+        return 3
+    files = servers.render(made, site, found)
+    if arguments.diff:
+        lines = list(folder.diff(files, site.folder))
+        out.writelines(line if line.endswith("\n") else f"{line}\n" for line in lines)
+        return 1 if lines else 0
+    folder.compare(files, site.folder)
+    if arguments.self_signed is not None:
+        certificates.make(site.folder, arguments.self_signed)
+    fates = folder.write(files, site.folder, force=arguments.force)
+    _report(fates, site, made, out)
+    return 1 if any(item.fate == folder.KEPT for item in fates) else 0
+
+
+def site_of(arguments: argparse.Namespace) -> Site:
+    """What the options say of the deployment.
+
+    :raises OptionError: one of them cannot be used
+    """
+    values: dict[str, object] = {}
+    for option, _, _ in (*_WORDS, *_PATHS):
+        value = getattr(arguments, _attribute(option))
+        if value is not None:
+            if value == "":
+                raise OptionError(option, "nothing", "left out or given a value")
+            name = _FIELDS.get(option, _attribute(option))
+            values[name] = value.absolute() if isinstance(value, Path) else value
+    where = arguments.folder.absolute()
+    certificate, key = arguments.tls_certificate, arguments.tls_key
+    if arguments.self_signed is not None:
+        if certificate or key:
+            raise OptionError(
+                "--self-signed", arguments.self_signed, "left out with --tls-certificate"
+            )
+        certificates.check_name(arguments.self_signed)
+        certificate, key = certificates.places(where)
+    return Site(
+        folder=where,
+        server=arguments.server,
+        command=command(arguments),
+        certificate=certificate.absolute() if certificate else None,
+        key=key.absolute() if key else None,
+        hsts=_seconds("--hsts", arguments.hsts),
+        redirect=arguments.http_redirect,
+        json_logs=arguments.json_logs,
+        haproxy=_listed(arguments.haproxy),
+        trusted_proxies=tuple(arguments.trusted_proxy or ()),
+        memcached=_listed(arguments.memcached),
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """The command line that makes the same files anywhere, as a shell takes it."""
+    words = ["keyfront", "render", str(arguments.folder.absolute())]
+    if arguments.server != servers.SERVERS[0]:
+        words += ["--server", arguments.server]
+    options = [option for option, _, _ in (*_WORDS, *_PATHS)]
+    options += ["--memcached", "--tls-certificate", "--tls-key", "--self-signed", "--hsts"]
+    for option in (*options, "--haproxy"):
+        value = getattr(arguments, _attribute(option))
+        if value is not None:
+            words += [option, str(value.absolute() if isinstance(value, Path) else value)]
+    for option in ("--assume", "--trusted-proxy"):
+        for value in getattr(arguments, _attribute(option)) or ():
+            words += [option, value]
+    for option in ("--json-logs", "--http-redirect"):
+        if getattr(arguments, _attribute(option)):
+            words.append(option)
+    # a line break in a value would end the comment that this becomes
+    return " ".join(shlex.join([*words, *workload_arguments.given(arguments)]).split())
+
+
+def _attribute(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(part.strip() for part in text.split(","))
+
+
+def _seconds(option: str, text: str | None) -> int:
+    if text is None:
+        return 0
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= HSTS_MAX:
+        raise OptionError(option, text, f"1 to {HSTS_MAX} seconds")
+    return int(text)
+
+
+def _report(fates: Sequence[folder.Fate], site: Site, made: Plan, out: TextIO) -> None:
+    out.write(f"{site.folder}: {site.server}, profile {made.profile.name}\n")
+    width = max(len(item.file.path) for item in fates)
+    for item in fates:
+        fate = item.fate
+        if fate == folder.KEPT:
+            fate = "kept: it was changed by hand; --diff shows what it misses, --force replaces it"
+        out.write(f"  {item.file.path:{width}}  {fate}\n")
+    files: list[File] = [item.file for item in fates]
+    for path in folder.left_over(files, site.folder, servers.PATHS):
+        out.write(f"  {path:{width}}  of another line-up: remove it, also where it was copied to\n")
+    if any(file.goes_to for file in files):
+        out.write(f"Put system/ in its place with:  cp -r {site.folder}/system/. /\n")

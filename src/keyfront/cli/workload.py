@@ -1,0 +1,139 @@
+"""The options by which ``keyfront plan`` and ``keyfront render`` are told of machine and load."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from keyfront.common.machine import MAX_MEMORY, MIN_MEMORY, Machine, read
+from keyfront.errors import OptionError
+from keyfront.gateway.plan.profile import DEFAULT_PROFILE, PROFILES, Profile, named
+from keyfront.gateway.plan.workload import DEFAULT_LATENCY, MOST_PROCESSES, MOST_THREADS, Workload
+
+_T = TypeVar("_T", int, float)
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_OPTIONS = (
+    ("--cores", "N", "cores to plan for, 1 to 1024 (default: this machine's)"),
+    ("--memory", "SIZE", "memory to plan for, e.g. 512M, 4G (default: this machine's)"),
+    ("--logins", "RATE", "tokens issued per second, on all nodes together"),
+    ("--validations", "RATE", "tokens validated per second, on all nodes together"),
+    ("--database-connections", "N", "max_connections of the database"),
+    ("--ldap-connections", "N", "connections that the directory allows Keystone"),
+    ("--memcached-connections", "N", "connections that memcached allows (its -c)"),
+    ("--nodes", "N", "machines that serve the same Keystone (default: 1)"),
+    ("--processes", "N", "worker processes of a node (default: computed)"),
+    ("--threads", "N", "threads of a worker process (default: computed)"),
+)
+
+
+def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options to a command; what they hold is read by the functions below."""
+    group = parser.add_argument_group("machine and load")
+    for option, metavar, text in _OPTIONS:
+        group.add_argument(option, metavar=metavar, help=text)
+    group.add_argument(
+        "--latency",
+        metavar="SECONDS",
+        help="within which a request shall be answered, 0.1 to 300 (default: "
+        f"{DEFAULT_LATENCY:g})",
+    )
+    group.add_argument(
+        "--without-token-cache",
+        action="store_true",
+        help="plan for a Keystone without keyfront's token cache",
+    )
+    group.add_argument(
+        "--profile",
+        default=DEFAULT_PROFILE,
+        metavar="|".join(PROFILES),
+        help="how much of the machine Keystone may take (default: %(default)s)",
+    )
+
+
+def machine(arguments: argparse.Namespace) -> Machine:
+    """:raises OptionError: a figure is not one, or out of range"""
+    cores, memory = arguments.cores, arguments.memory
+    return read(
+        cores=None if cores is None else _whole("--cores", cores, "a whole number, 1 to 1024"),
+        memory=None if memory is None else _size("--memory", memory),
+    )
+
+
+def workload(arguments: argparse.Namespace) -> Workload:
+    """:raises OptionError: a figure is not one, or out of range"""
+    rate = "a number per second, 0 to 1000000"
+    connections = "a whole number of connections, 1 to 1000000"
+    seconds = "a number of seconds, 0.1 to 300"
+    nodes, latency = arguments.nodes, arguments.latency
+    return Workload(
+        logins=_optional(_number, "--logins", arguments.logins, rate),
+        validations=_optional(_number, "--validations", arguments.validations, rate),
+        database_connections=_optional(
+            _whole, "--database-connections", arguments.database_connections, connections
+        ),
+        ldap_connections=_optional(
+            _whole, "--ldap-connections", arguments.ldap_connections, connections
+        ),
+        memcached_connections=_optional(
+            _whole, "--memcached-connections", arguments.memcached_connections, connections
+        ),
+        nodes=1 if nodes is None else _whole("--nodes", nodes, "a whole number, 1 to 1000"),
+        latency=DEFAULT_LATENCY if latency is None else _number("--latency", latency, seconds),
+        processes=_optional(
+            _whole, "--processes", arguments.processes, f"a whole number, 1 to {MOST_PROCESSES}"
+        ),
+        threads=_optional(
+            _whole, "--threads", arguments.threads, f"a whole number, 1 to {MOST_THREADS}"
+        ),
+        token_cache=not arguments.without_token_cache,
+    )
+
+
+def profile(arguments: argparse.Namespace) -> Profile:
+    """:raises OptionError: there is no such profile"""
+    return named(arguments.profile)
+
+
+def given(arguments: argparse.Namespace) -> list[str]:
+    """The options as they were given, for a command line that gives the same plan."""
+    words: list[str] = []
+    for option in (*(option for option, _, _ in _OPTIONS), "--latency"):
+        value = getattr(arguments, option.removeprefix("--").replace("-", "_"))
+        if value is not None:
+            words += [option, value]
+    if arguments.without_token_cache:
+        words.append("--without-token-cache")
+    if arguments.profile != DEFAULT_PROFILE:
+        words += ["--profile", arguments.profile]
+    return words
+
+
+def _optional(
+    reads: Callable[[str, str, str], _T], option: str, text: str | None, allowed: str
+) -> _T | None:
+    return None if text is None else reads(option, text, allowed)
+
+
+def _whole(option: str, text: str, allowed: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,12}", text):
+        raise OptionError(option, text, allowed)
+    return int(text)
+
+
+def _number(option: str, text: str, allowed: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?|\.[0-9]{1,12}", text):
+        raise OptionError(option, text, allowed)
+    return float(text)
+
+
+def _size(option: str, text: str) -> int:
+    """Bytes of ``512M``, ``4G``, ``1.5GiB``."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT])(?:i?B)?", text, re.IGNORECASE)
+    size = math.floor(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    # said with the operator's own words, not in bytes
+    if not MIN_MEMORY <= size <= MAX_MEMORY:
+        raise OptionError(option, text, "a size from 128M to 64T, for example 4G")
+    return size

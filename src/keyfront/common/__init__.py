@@ -1,0 +1,1 @@
+"""What every layer stands on: files shared by processes, locks, forks, the machine, templates."""

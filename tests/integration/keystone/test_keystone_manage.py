@@ -1,0 +1,321 @@
+"""What ``keystone-manage`` changes is seen at once, if the database's URL says ``plugin=keyfront``.
+
+Answers are kept for an hour here, so none ends by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from sqlalchemy.engine import make_url
+
+from keyfront.middleware.tokens.coordinator.local import NAME, SharedMemory
+from keyfront.middleware.tokens.invalidation.change_log import default_folder
+from support.keystone_world import VALIDATE, Answer, Client, Person, World
+from support.keystones import keystone_state, serve_as_is
+from support.served import PATIENCE, Served
+from support.token_changes import alive, catalog_has, gone, says
+
+pytest.importorskip("keystone")
+
+# keystone-manage, whether or not its script lies beside this interpreter.
+MANAGE = "from keystone.cmd.manage import main; main()"
+TTL = 3000
+# Enough for both workers to have been asked.
+READS = 8
+EXTRA = """\
+[identity]
+# The cheapest that bcrypt takes: passwords are not what is tested.
+password_hash_rounds = 4
+# Only then is the table id_mapping looked at, also for users in SQL.
+domain_specific_drivers_enabled = true
+domain_config_dir = {folder}/domains
+[keyfront_token_cache]
+path =
+# A container may have 64 MiB in /dev/shm.
+node_memory = 4
+ttl = {ttl}
+negative_ttl = {ttl}
+"""
+
+
+@dataclass
+class Place:
+    """A Keystone, served or not."""
+
+    state: Path
+    #: Of the epoch table.
+    folder: Path
+    served: Served | None = None
+    world: World | None = None
+
+    @property
+    def config(self) -> Path:
+        return self.state / "keystone.conf"
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"^connection = (.*)$", self.config.read_text(), re.MULTILINE)
+        assert found is not None
+        return found[1].replace("$$", "$")
+
+    def manage(self, *arguments: str, config: Path | None = None, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", MANAGE, "--config-file", config or self.config, *arguments],
+            env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def bootstrap(self, *arguments: str, password: str | None = None, **more: Path) -> str:
+        """With the administrator's own password, unless another user is named."""
+        password = password or (self.state / "admin-password").read_text().strip()
+        region = ("--bootstrap-region-id", "RegionOne")
+        return self.manage(
+            "bootstrap", *region, *arguments, OS_BOOTSTRAP_PASSWORD=password, **more
+        )
+
+    def ask(self, token: str) -> Answer:
+        assert self.world is not None
+        client = Client(self.world.base_url)
+        headers = {"X-Auth-Token": self.world.admin, "X-Subject-Token": token}
+        try:
+            return client.request("GET", VALIDATE, headers)
+        finally:
+            client.close()
+
+    def cached(self, token: str) -> list[Answer]:
+        return [self.ask(token) for _ in range(READS)]
+
+    def changes(self) -> int:
+        with closing(SharedMemory(self.folder, create=False)) as table:
+            return table.statistics()["changes"]
+
+    @contextmanager
+    def reading(self, token: str) -> Iterator[None]:
+        """So that answers are stored while a command runs, too."""
+        ended = threading.Event()
+
+        def read() -> None:
+            while not ended.wait(0.02):
+                self.ask(token)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(PATIENCE)
+
+
+def _state(folder: Path, *, ttl: float = TTL, parameters: str = "?plugin=keyfront") -> Path:
+    (folder / "domains").mkdir()
+    state = keystone_state(folder / "state", extra=EXTRA.format(folder=folder, ttl=ttl))
+    _reconnect(state / "keystone.conf", parameters)
+    return state
+
+
+def _reconnect(config: Path, parameters: str, to: Path | None = None) -> Path:
+    """Write a configuration with other parameters in the database's URL."""
+    text, count = re.subn(
+        r"^(connection = [^?\n]*).*$", lambda found: found[1] + parameters, config.read_text(),
+        flags=re.MULTILINE,
+    )
+    assert count == 1
+    (to or config).write_text(text)
+    return to or config
+
+
+def _usual_folder(state: Path) -> Path:
+    return default_folder(make_url(f"sqlite:///{state / 'keystone.sqlite'}"))
+
+
+@contextmanager
+def _served(state: Path, folder: Path) -> Iterator[Place]:
+    try:
+        with serve_as_is(state, "uwsgi") as served:
+            yield Place(state, folder, served, World(served.url, served.password))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    state = _state(tmp_path_factory.mktemp("manage"))
+    with _served(state, _usual_folder(state)) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def world(place: Place) -> World:
+    assert place.world is not None
+    return place.world
+
+
+# With the plugin
+
+
+@pytest.mark.slow
+def test_bootstrap_moves_an_endpoint(place: Place, world: World) -> None:
+    token, url = world.person().token, "http://127.0.0.1:1/moved"
+    shows = catalog_has(url)
+    assert not any(shows(answer) for answer in place.cached(token))
+    with place.reading(token):
+        place.bootstrap("--bootstrap-public-url", url)
+        assert all(shows(answer) for answer in place.cached(token))
+
+
+@pytest.mark.slow
+def test_bootstrap_sets_a_password(place: Place, world: World) -> None:
+    """It also makes the user an administrator, and revokes his tokens."""
+    person = world.person()
+    token = person.token
+    assert all(alive(answer) for answer in place.cached(token))
+    with place.reading(token):
+        place.bootstrap("--bootstrap-username", person.user.name, password="another-one")
+        assert all(gone(answer) for answer in place.cached(token))
+
+
+@pytest.mark.slow
+def test_bootstrap_that_changes_nothing(place: Place, world: World) -> None:
+    token = world.person().token
+    place.cached(token)
+    place.bootstrap()
+    before = place.changes()
+    place.bootstrap()
+    assert all(alive(answer) for answer in place.cached(token))
+    # Many run it at every start of a container.
+    assert place.changes() - before <= 2
+
+
+@pytest.mark.slow
+def test_user_setup_sets_a_password(place: Place, world: World) -> None:
+    person = world.person()
+    assert all(alive(answer) for answer in place.cached(person.token))
+    arguments = ("--username", person.user.name, "--user-password-plain", "another-one")
+    with place.reading(person.token):
+        place.manage("user_setup", *arguments)
+        assert all(gone(answer) for answer in place.cached(person.token))
+
+
+@pytest.mark.slow
+def test_mapping_purge(place: Place, world: World) -> None:
+    """As if the user were one of LDAP: the mapping says who he is."""
+    person, other = world.person(), world.user()
+    _map(place, person, other.id)
+    mapped, own = (says(x, "user", "name") for x in (other.name, person.user.name))
+    assert all(mapped(answer) for answer in place.cached(person.token))
+    with place.reading(person.token):
+        place.manage("mapping_purge", "--all")
+        assert all(own(answer) for answer in place.cached(person.token))
+
+
+def _map(place: Place, person: Person, local: str) -> None:
+    # Before anybody asked for the token: SQL by hand is not seen.
+    engine = sqlalchemy.create_engine(make_url(place.url).set(query={}))
+    insert = sqlalchemy.text("INSERT INTO id_mapping VALUES (:public, 'default', :local, 'user')")
+    with engine.begin() as connection:
+        connection.execute(insert, {"public": person.user.id, "local": local})
+    engine.dispose()
+
+
+@pytest.mark.slow
+def test_trust_flush(place: Place, world: World) -> None:
+    """It removes trusts that no longer hold; another one's token goes on to hold."""
+    giver, taker = world.person(world.still_role), world.user()
+    kept, dropped = (world.trust(giver, taker, [world.still_role]) for _ in range(2))
+    tokens = [world.issue(taker, trust=trust) for trust in (kept, dropped)]
+    world.call("DELETE", f"/OS-TRUST/trusts/{dropped}", token=giver.token)
+    shows = [gone, alive]
+    before = place.changes()
+    with place.reading(tokens[0]):
+        place.manage("trust_flush")
+        for token in tokens:
+            assert all(shows[token == tokens[0]](answer) for answer in place.cached(token))
+    assert place.changes() > before
+
+
+# Without it, and elsewhere
+
+
+@pytest.mark.slow
+def test_without_the_plugin_an_answer_lives_as_long_as_ttl(tmp_path: Path) -> None:
+    ttl = 1.0
+    state = _state(tmp_path, ttl=ttl)
+    stock = _reconnect(state / "keystone.conf", "", to=tmp_path / "stock.conf")
+    with _served(state, _usual_folder(state)) as place:
+        assert place.world is not None
+        token = place.world.person().token
+        before = place.changes()
+        with place.reading(token):
+            for number in range(2):
+                url = f"http://127.0.0.1:1/{number}"
+                place.bootstrap("--bootstrap-public-url", url, config=stock)
+                time.sleep(ttl)
+                assert all(catalog_has(url)(answer) for answer in place.cached(token))
+        assert place.changes() == before, "it told of its changes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parameters", ["?plugin=keyfront", "?plugin=keyfront&keyfront_path={}"])
+def test_where_nobody_serves(tmp_path: Path, parameters: str) -> None:
+    folder = tmp_path / "shared"
+    place = Place(_state(tmp_path, parameters=parameters.format(folder)), folder)
+    place.bootstrap("--bootstrap-public-url", "http://127.0.0.1:1/moved")
+    assert not folder.exists()
+    assert not _usual_folder(place.state).exists()
+
+
+@pytest.mark.slow
+def test_folder_in_the_url(tmp_path: Path) -> None:
+    """For workers and keystone-manage alike, with no more than the URL."""
+    folder = tmp_path / "shared"
+    state = _state(tmp_path, parameters=f"?plugin=keyfront&keyfront_path={folder}")
+    try:
+        with _served(state, folder) as place:
+            _check_both_ways(place)
+    finally:
+        shutil.rmtree(_usual_folder(state), ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_folder_in_the_options(tmp_path: Path) -> None:
+    """keystone-manage reads the same keystone.conf."""
+    folder = tmp_path / "shared"
+    state = _state(tmp_path)
+    with (state / "keystone.conf").open("a") as config:
+        config.write(f"[keyfront_token_cache]\npath = {folder}\n")
+    try:
+        with _served(state, folder) as place:
+            _check_both_ways(place)
+        assert not _usual_folder(state).exists()
+    finally:
+        shutil.rmtree(_usual_folder(state), ignore_errors=True)
+
+
+def _check_both_ways(place: Place) -> None:
+    """A change by HTTP, and one by keystone-manage."""
+    assert place.world is not None
+    person = place.world.person()
+    place.cached(person.token)
+    place.world.patch("user", f"/users/{person.user.id}", name="renamed")
+    names = {x.token()["user"]["name"] for x in place.cached(person.token)}
+    url = "http://127.0.0.1:1/moved"
+    place.bootstrap("--bootstrap-public-url", url)
+    shown = {catalog_has(url)(answer) for answer in place.cached(person.token)}
+    assert (names, shown) == ({"renamed"}, {True})
+    assert (place.folder / NAME).exists()

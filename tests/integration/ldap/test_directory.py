@@ -1,0 +1,591 @@
+"""A directory's pool on real slapds: logins, outages, several servers, greenlets, forks."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ldap3
+import pytest
+
+from keyfront.errors import (
+    CredentialsError,
+    DirectoryAnswerError,
+    DirectoryTLSError,
+    DirectoryUnavailableError,
+    Verdict,
+)
+from keyfront.middleware.ldap import TLS, LDAPPool
+from support.certificates import certificates
+from support.directory import Directory, User, directory
+from support.fault_proxy import FaultProxy, proxy_process
+from support.served import PATIENCE
+
+SHORT = 0.3
+KINDS = ("plain", "ldaps", "starttls")
+ROOT = Path(__file__).parents[3]
+
+Make = Callable[..., LDAPPool]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Directory]:
+    with directory(tmp_path_factory.mktemp("slapd"), tls="both", ppolicy=True, users=60) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Directory]:
+    with directory(tmp_path_factory.mktemp("second"), ppolicy=True, users=60) as made:
+        yield made
+
+
+@pytest.fixture
+def d(served: Directory) -> Iterator[Directory]:
+    if served.pid is None:
+        served.start()
+    served.mark()
+    yield served
+    if served.pid is None:
+        served.start()
+
+
+@pytest.fixture
+def make(served: Directory) -> Iterator[Make]:
+    pools = []
+
+    def make(*urls: str, **options: Any) -> LDAPPool:
+        options = {
+            "bind_dn": served.service_dn, "bind_password": served.service_password,
+            "min_size": 0, "timeout": PATIENCE, "connect_timeout": PATIENCE,
+            "operation_timeout": PATIENCE, **options,
+        }  # fmt: skip
+        pools.append(LDAPPool(urls, **options))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close(0.0)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def secured(d: Directory, kind: str, **options: Any) -> dict[str, Any]:
+    """The first URL, and TLS, for a kind of connection."""
+    tls = TLS(ca_file=str(d.ca_file), start_tls=kind == "starttls")
+    return {"tls": tls, **options}
+
+
+def url(d: Directory, kind: str) -> str:
+    return d.ldaps_url if kind == "ldaps" else d.url
+
+
+def refusal(pool: LDAPPool, name: str, password: str) -> Verdict:
+    with pytest.raises(CredentialsError) as caught:
+        pool.authenticate(name, password)
+    return caught.value.verdict
+
+
+def together(calls: list[Callable[[], Any]]) -> list[Any]:
+    """What each returns, or its error, when they all begin at once."""
+    barrier = threading.Barrier(len(calls))
+    found: list[Any] = [None] * len(calls)
+
+    def run(n: int) -> None:
+        barrier.wait(PATIENCE)
+        try:
+            found[n] = calls[n]()
+        except Exception as error:
+            found[n] = error
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert None not in found
+    return found
+
+
+def logins(pool: LDAPPool, users: list[User], password: str = "") -> list[Any]:
+    return together(
+        [lambda user=user: pool.authenticate(user.dn, password or user.password)  # type: ignore
+         for user in users]
+    )  # fmt: skip
+
+
+def kinds_of(found: list[Any]) -> Counter[str]:
+    return Counter(type(each).__name__ for each in found)
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.01)
+
+
+def is_stopped(d: Directory) -> bool:
+    """A signal takes effect a little later than it is sent."""
+    states = Path(f"/proc/{d.pid}/task").glob("*/stat")
+    return all(state.read_text().rpartition(")")[2].split()[0] == "T" for state in states)
+
+
+# Logging in and searching
+
+
+def test_everybody_by_name(d: Directory, make: Make, kind: str) -> None:
+    searched = make(url(d, kind), search_base=d.people, **secured(d, kind))
+    by_template = make(url(d, kind), user_dn="uid={}," + d.people, **secured(d, kind))
+    people = d.users[:3] + d.odd_users
+    for pool in (searched, by_template):
+        for user in people:
+            identity = pool.authenticate(user.uid, user.password)
+            assert (identity.name, identity.server) == (user.uid, url(d, kind))
+            assert pool.search(identity.dn, 0).entries[0][1]["mail"] == [user.mail.encode()]
+            assert refusal(pool, user.uid, "wrong") is Verdict.WRONG_PASSWORD
+            d.unlock(user.dn)
+        # a filter or a DN is no name
+        for name in ("*", "user*", "user0)(uid=*", d.users[0].dn, "user0,ou=People", "nobody"):
+            verdict = refusal(pool, name, d.users[0].password)
+            assert verdict in (Verdict.UNKNOWN_USER, Verdict.WRONG_PASSWORD)
+        stats = pool.get_stats()
+        assert (stats["auth_opened"], stats["auth_lost"]) == (1, 0)
+        assert stats["search_opened"] == 1
+
+
+def test_one_entry_must_have_the_name(d: Directory, make: Make) -> None:
+    pool = make(d.url, search_base=d.suffix, user_filter="(objectClass={})")
+    assert refusal(pool, "inetOrgPerson", d.users[0].password) is Verdict.UNKNOWN_USER
+    by_mail = make(d.url, search_base=d.suffix, user_filter="(|(uid={})(mail={}))")
+    assert by_mail.authenticate(d.users[9].uid, d.users[9].password).dn == d.users[9].dn
+    d.mark()
+    nowhere = make(d.url, search_base="ou=Nowhere,dc=example,dc=org")
+    with pytest.raises(DirectoryAnswerError) as caught:
+        nowhere.authenticate("user0", d.users[0].password)
+    assert caught.value.code == 32
+    assert not isinstance(caught.value, CredentialsError)
+
+
+def test_a_login_is_one_bind(d: Directory, make: Make, kind: str) -> None:
+    pool = make(url(d, kind), search_base=d.people, **secured(d, kind))
+    pool.authenticate("user0", d.users[0].password)
+    d.mark()
+    for _ in range(3):
+        pool.authenticate("user0", d.users[0].password)
+    refusal(pool, "user1", "wrong")
+    refusal(pool, "nobody", "wrong")
+    refusal(pool, "user1", "")
+    counts = d.wait_for(lambda counts: counts.binds_refused, "the refusal is in its log")
+    assert (counts.binds, counts.binds_refused) == (4, 1)
+    assert (counts.searches, counts.connects, counts.starttls) == (5, 0, 0)
+    d.unlock(d.users[1].dn)
+
+
+def test_fifty_at_once_are_fifty_binds(d: Directory, make: Make) -> None:
+    pool = make(d.url, auth_max_size=8)
+    users = d.users[:50]
+    # eight idle connections, as somebody each
+    assert kinds_of(logins(pool, users[:8])) == {"Identity": 8}
+    d.mark()
+    found = logins(pool, users)
+    assert [each.dn for each in found] == [user.dn for user in users]
+    assert kinds_of(logins(pool, users, "wrong")) == {"CredentialsError": 50}
+    counts = d.wait_for(lambda counts: counts.binds_refused >= 50, "refusals are in its log")
+    assert (counts.binds, counts.binds_refused) == (100, 50)
+    stats = pool.get_stats()
+    assert stats["auth_size"] <= 8
+    assert stats["binds"] == 108
+    assert d.open_connections() == stats["auth_size"] + stats["search_size"]
+    for user in users:
+        assert d.failures(user.dn) == 1
+        d.unlock(user.dn)
+
+
+def test_the_third_wrong_password_locks_and_not_an_earlier_one(d: Directory, make: Make) -> None:
+    victim = d.users[50]
+    pool = make(d.url, auth_max_size=8)
+    assert kinds_of(logins(pool, d.users[:8])) == {"Identity": 8}
+    assert pool.get_stats()["auth_idle"] > 1
+    d.mark()
+    for attempt in (1, 2):
+        assert refusal(pool, victim.dn, "wrong") is Verdict.WRONG_PASSWORD
+        assert d.failures(victim.dn) == attempt
+    # the right one still counts
+    assert pool.authenticate(victim.dn, victim.password).dn == victim.dn
+    assert d.failures(victim.dn) == 0
+    for _ in range(3):
+        refusal(pool, victim.dn, "wrong")
+    assert refusal(pool, victim.dn, victim.password) is Verdict.LOCKED
+    assert d.counts().binds == 7
+    d.unlock(victim.dn)
+    assert pool.authenticate(victim.dn, victim.password)
+
+
+def test_why_a_login_is_refused(d: Directory, make: Make) -> None:
+    expired, reset, soon, grace = d.users[51:55]
+    d.expire(expired.dn)
+    d.must_change(reset.dn)
+    d.expire_soon(soon.dn)
+    d.expire(grace.dn, grace=True)
+    pool = make(d.url)
+    assert refusal(pool, expired.dn, expired.password) is Verdict.EXPIRED
+    assert refusal(pool, reset.dn, reset.password) is Verdict.MUST_CHANGE
+    seconds = pool.authenticate(soon.dn, soon.password).password_expiring
+    assert seconds is not None
+    assert 0 < seconds <= 86400
+    assert pool.authenticate(grace.dn, grace.password).grace is not None
+    silent = make(d.url, password_policy=False)
+    assert silent.authenticate(soon.dn, soon.password).password_expiring is None
+    assert silent.authenticate(reset.dn, reset.password)
+    assert pool.get_stats()["auth_opened"] == 1
+
+
+def test_changes_are_seen_at_once(d: Directory, make: Make) -> None:
+    pool = make(d.url, search_base=d.people)
+    dn = f"uid=brief,{d.people}"
+    person = {"objectClass": ["inetOrgPerson"], "uid": ["brief"], "cn": ["B"], "sn": ["B"]}
+    assert refusal(pool, "brief", "first") is Verdict.UNKNOWN_USER
+    d.add(dn, {**person, "userPassword": ["first"]})
+    assert pool.authenticate("brief", "first").dn == dn
+    d.password(dn, "second")
+    assert refusal(pool, "brief", "first") is Verdict.WRONG_PASSWORD
+    assert pool.authenticate("brief", "second").dn == dn
+    d.delete(dn)
+    assert refusal(pool, "brief", "second") is Verdict.UNKNOWN_USER
+    with pytest.raises(CredentialsError):
+        pool.authenticate("brief", "first")
+    assert pool.get_stats()["auth_opened"] == 1
+
+
+def test_a_refused_service_is_not_locked(d: Directory, make: Make) -> None:
+    pool = make(d.url, bind_password="wrong", min_size=3, search_base=d.people)
+    found = together([lambda: pool.search(d.people, 0) for _ in range(20)])
+    assert {each.verdict for each in found} == {Verdict.WRONG_PASSWORD}
+    with pytest.raises(DirectoryUnavailableError, match="bind_dn was refused"):
+        pool.authenticate("user0", d.users[0].password)
+    counts = d.wait_for(lambda counts: counts.binds_refused, "the refusal is in its log")
+    assert (counts.binds, counts.binds_refused) == (1, 1)
+    assert d.failures(d.service_dn) == 1
+    d.unlock(d.service_dn)
+
+
+def test_pages_come_over_one_connection(d: Directory, make: Make) -> None:
+    pool = make(d.url, max_size=4)
+    everybody = {user.uid for user in d.users + d.odd_users}
+
+    def page() -> set[str]:
+        answer = pool.search(d.people, 1, attributes=["uid"], page_size=7)
+        assert len(answer.entries) == len(everybody)
+        return {found["uid"][0].decode() for _, found in answer.entries}
+
+    assert page() == everybody
+    pages = -(-len(everybody) // 7)
+    d.mark()
+    assert page() == everybody
+    assert d.counts().searches == pages
+    found = together([page for _ in range(12)])
+    assert all(each == everybody for each in found)
+    assert d.counts().searches == 13 * pages
+    assert pool.get_stats()["search_size"] <= 4
+
+
+def test_the_rest_of_ldap_by_ldap3(d: Directory, make: Make) -> None:
+    pool = make(d.url, bind_dn=d.root_dn, bind_password=d.root_password, max_size=1)
+    dn = d.users[30].dn
+    with pool.connection() as connection:
+        changes = {"description": [(ldap3.MODIFY_REPLACE, ["changed"])]}
+        assert connection.ldap3.modify(dn, changes)
+        assert connection.ldap3.search(dn, "(objectClass=*)")
+        assert connection.ldap3.response
+    assert pool.search(dn, 0).entries[0][1]["description"] == [b"changed"]
+    with pool.connection() as connection:
+        assert connection.ldap3.response is None  # what the last user asked
+        assert connection.bound_as == d.root_dn
+        connection.bind(dn, d.users[30].password)
+    with pool.connection() as connection:
+        assert connection.bound_as == d.root_dn
+    assert pool.get_stats()["search_opened"] == 2
+
+
+# Outages
+
+
+def test_a_stopped_server_is_no_verdict(d: Directory, make: Make, kind: str) -> None:
+    user = d.users[0]
+    pool = make(url(d, kind), search_base=d.people, timeout=5.0, **secured(d, kind))
+    direct = make(url(d, kind), timeout=5.0, **secured(d, kind))
+    for _ in range(2):
+        pool.authenticate("user0", user.password)
+        direct.authenticate(user.dn, user.password)
+        d.stop()
+        for name, each in (("user0", pool), (user.dn, direct)):
+            for password in (user.password, "wrong"):
+                with pytest.raises(DirectoryUnavailableError):
+                    each.authenticate(name, password)
+        d.start()
+        until(lambda: pool.get_stats()["servers_up"], "it is seen to be back")
+        until(lambda: direct.get_stats()["servers_up"], "it is seen to be back")
+        assert refusal(direct, user.dn, "wrong") is Verdict.WRONG_PASSWORD
+    assert direct.get_stats()["servers_up"] == 1
+
+
+def test_a_server_that_hangs_is_no_verdict(d: Directory, make: Make) -> None:
+    user = d.users[0]
+    pool = make(d.url, operation_timeout=SHORT, connect_timeout=SHORT, timeout=5.0)
+    pool.authenticate(user.dn, user.password)
+    d.pause()
+    until(lambda: is_stopped(d), "all its threads are stopped")
+    try:
+        for _ in range(3):
+            with pytest.raises(DirectoryUnavailableError):
+                pool.authenticate(user.dn, user.password)
+    finally:
+        d.resume()
+    until(lambda: pool.get_stats()["servers_up"], "it is seen to be back")
+    assert pool.authenticate(user.dn, user.password)
+
+
+def test_a_search_outlives_a_restart(d: Directory, make: Make) -> None:
+    pool = make(d.url)
+    pool.search(d.people, 0)
+    d.kill()
+    d.start()
+    assert pool.search(d.people, 0).entries
+    assert pool.authenticate(d.users[0].dn, d.users[0].password)
+
+
+def test_a_connection_that_dies_unseen_is_asked_before_a_login(d: Directory, make: Make) -> None:
+    user = d.users[0]
+    with FaultProxy(d.port) as proxy:
+        pool = make(proxy.url(), check_after=0.0, connect_timeout=SHORT)
+        pool.authenticate(user.dn, user.password)
+        d.mark()
+        proxy.half_open()
+        assert pool.authenticate(user.dn, user.password).dn == user.dn
+        assert d.counts().binds == 1
+        assert pool.get_stats()["auth_lost"] == 1
+        pool.close()
+
+
+@pytest.mark.parametrize("fault", ["reset", "stall", "black_hole"])
+def test_fifty_logins_while_the_first_of_two_servers_fails(
+    d: Directory, other: Directory, make: Make, fault: str
+) -> None:
+    users = d.users[:50]
+    with FaultProxy(d.port) as proxy:
+        pool = make(proxy.url(), other.url, connect_timeout=1.0, operation_timeout=1.0,
+                    auth_max_size=20, max_size=5, timeout=10.0)  # fmt: skip
+        assert kinds_of(logins(pool, users)) == {"Identity": 50}
+        other.mark()
+        if fault == "reset":
+            proxy.cut()
+        else:
+            getattr(proxy, fault)()
+        began = time.monotonic()
+        rounds = [kinds_of(logins(pool, users))]
+        # those whose BIND was sent are lost; all others go to the second server
+        while rounds[-1] != {"Identity": 50}:
+            rounds.append(kinds_of(logins(pool, users)))
+            assert time.monotonic() - began < PATIENCE
+        assert all(set(each) <= {"Identity", "DirectoryTimeoutError", "DirectoryUnavailableError"}
+                   for each in rounds), rounds  # fmt: skip
+        assert len(rounds) <= 2, rounds
+        stats = pool.get_stats()
+        assert stats["auth_size"] <= 20
+        assert stats["auth_lent"] == stats["auth_waiting"] == 0
+        assert other.open_connections() == stats["auth_size"] + stats["search_size"]
+        assert stats["servers_down"] == 1
+        # and back
+        proxy.forward()
+        until(lambda: pool.get_stats()["servers_up"] == 2, "the first is back")
+        until(lambda: other.open_connections() == 0, "nothing is connected to the second")
+        found = logins(pool, users)
+        assert {each.server for each in found} == {proxy.url()}
+        pool.close()
+        proxy.wait_for_connections(0)
+
+
+def test_nobody_is_let_in_by_a_server_of_another_name(
+    d: Directory, make: Make, tmp_path: Path
+) -> None:
+    user = d.users[0]
+    certified = certificates(tmp_path)
+    with directory(tmp_path, tls="both", users=1, certificate=certified.wrong_host) as impostor:
+        tls = TLS(ca_file=str(certified.ca_file))
+        pool = make(impostor.ldaps_url, tls=tls, search_base=d.people)
+        with pytest.raises(DirectoryTLSError, match="certificate is not accepted"):
+            pool.search(d.people)
+        for _ in range(2):
+            # it is known by now, and is not asked again
+            with pytest.raises(DirectoryUnavailableError, match="certificate is not accepted"):
+                pool.authenticate("user0", user.password)
+        start = make(impostor.url.replace("127.0.0.1", "localhost"),
+                     tls=TLS(ca_file=str(certified.ca_file), start_tls=True))  # fmt: skip
+        with pytest.raises(DirectoryTLSError):
+            start.authenticate(user.dn, user.password)
+        impostor_counts = impostor.counts()
+        assert (impostor_counts.binds, impostor_counts.searches) == (0, 0)
+        (report,) = pool.check()
+        assert not report.reachable
+        assert "certificate is not accepted" in str(report.error)
+        # with another server it is only a detour
+        trusted = TLS(ca_file=str(_both(tmp_path, certified.ca_file, d.ca_file)))
+        both = make(impostor.ldaps_url, d.ldaps_url, tls=trusted)
+        assert both.authenticate(user.dn, user.password).server == d.ldaps_url
+
+
+def _both(folder: Path, *files: Path) -> Path:
+    made = folder / "both.pem"
+    made.write_bytes(b"".join(file.read_bytes() for file in files))
+    return made
+
+
+def test_reports_of_real_servers(d: Directory, other: Directory, make: Make) -> None:
+    tls = TLS(ca_file=str(d.ca_file))
+    pool = make(d.ldaps_url, d.url, "ldap://127.0.0.1:1", tls=tls, search_base=d.people)
+    secure, plain, away = pool.check()
+    assert secure.ok
+    assert (secure.bind, secure.search, secure.paging) == (True, True, True)
+    assert str(secure.tls).startswith("TLSv1.")
+    assert secure.cipher
+    assert secure.certificate_expires is not None
+    assert secure.certificate_expires > datetime.datetime.now(datetime.UTC)
+    assert plain.ok
+    assert plain.tls is None
+    assert (away.reachable, away.bind) == (False, None)
+    assert "refused" in str(away.error)
+    (wrong,) = make(d.url, bind_password="wrong").check()
+    assert (wrong.reachable, wrong.bind, wrong.search) == (True, False, None)
+    d.unlock(d.service_dn)
+    (start,) = make(d.url, tls=TLS(ca_file=str(d.ca_file), start_tls=True)).check()
+    assert start.ok
+    assert start.tls
+    (refused,) = make(other.url, tls=TLS(ca_file=str(d.ca_file), start_tls=True)).check()
+    assert "StartTLS was refused" in str(refused.error)
+    unverified = make(d.ldaps_url, tls=TLS(verify="never")).check()[0]
+    assert unverified.ok
+    assert unverified.certificate_expires is None
+    assert "not verified" in next(x.text for x in unverified.checks if x.name == "certificate")
+
+
+def test_a_forked_child_over_tls(d: Directory, make: Make) -> None:
+    pool = make(d.ldaps_url, tls=TLS(ca_file=str(d.ca_file)), min_size=2)
+    user = d.users[0]
+    pool.wait()
+    pool.authenticate(user.dn, user.password)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            identity = pool.authenticate(user.dn, user.password)
+            found = pool.search(user.dn, 0).entries
+            stats = pool.get_stats()
+            code = 0 if identity and found and stats["logins"] == stats["auth_opened"] == 1 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    before = pool.get_stats()["auth_opened"]
+    assert pool.authenticate(user.dn, user.password)
+    assert pool.search(user.dn, 0).entries
+    assert pool.get_stats()["auth_opened"] == before
+
+
+# Greenlets
+
+GREEN = {
+    "gevent": """
+        import gevent.monkey; gevent.monkey.patch_all()
+        import gevent
+        def together(call, items):
+            jobs = [gevent.spawn(call, item) for item in items]
+            gevent.joinall(jobs, raise_error=True)
+            return [job.value for job in jobs]
+        spawn = gevent.spawn
+        """,
+    "eventlet": """
+        import warnings; warnings.simplefilter("ignore")
+        import eventlet; eventlet.monkey_patch()
+        def together(call, items):
+            jobs = [eventlet.spawn(call, item) for item in items]
+            return [job.wait() for job in jobs]
+        spawn = eventlet.spawn
+        """,
+}
+
+SCRIPT = """
+import sys, time
+from keyfront.middleware.ldap import LDAPPool
+url, base, size = sys.argv[1:3] + [int(sys.argv[3])]
+users = [line.rstrip("\\n").split("\\t") for line in sys.stdin]
+
+class Ticker:
+    worst, running = 0.0, True
+    def run(self):
+        last = time.monotonic()
+        while self.running:
+            time.sleep(0.002)
+            now = time.monotonic()
+            self.worst, last = max(self.worst, now - last), now
+
+def login(user):
+    return pool.authenticate(user[0], user[1]).dn
+
+def timed(items):
+    began = time.monotonic()
+    assert together(login, items) == [user[0] for user in items]
+    return time.monotonic() - began
+
+pool = LDAPPool(url, min_size=0, auth_max_size=size)
+cold = timed(users[:1])
+one = min(timed(users[:1]) for _ in range(3))
+ticker = Ticker()
+spawn(ticker.run)
+connecting = timed(users)
+worst = ticker.worst
+every = [timed(users) for _ in range(3)]
+warm = min(every)
+ticker.running = False
+stats = pool.get_stats()
+assert stats["binds"] == 4 * len(users) + 4, stats
+print(every, stats["auth_requests_wait_ms"], file=sys.stderr)
+print(cold, connecting, one, warm, worst / connecting, stats["auth_size"], stats["auth_opened"])
+assert pool.close()
+"""
+
+
+@pytest.mark.parametrize("size", [50, 10])
+@pytest.mark.parametrize("model", GREEN)
+def test_fifty_logins_in_greenlets(d: Directory, model: str, size: int) -> None:
+    """50 ms each way: alone a login takes 0.1 s, and 0.3 s with the connection's beginning."""
+    users = d.users[:50]
+    with proxy_process(d.port, delay=0.05) as proxy:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(GREEN[model]) + SCRIPT,
+             proxy.url(), d.people, str(size)],
+            input="".join(f"{user.dn}\t{user.password}\n" for user in users),
+            capture_output=True, text=True, timeout=PATIENCE, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    cold, connecting, one, warm, gap, held, opened = map(float, done.stdout.split())
+    assert held <= size
+    assert opened <= size
+    rounds = 50 / size
+    # One after the other it would be 50 times.
+    assert connecting < (rounds + 3) * cold, done.stdout
+    assert warm < (rounds + 3) * one, done.stdout + done.stderr
+    # A client that blocks would have let the others run only in between.
+    assert gap < 0.5, done.stdout

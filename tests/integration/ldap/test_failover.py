@@ -1,0 +1,682 @@
+"""Servers that die, hang, vanish and come back while fifty users log in; and answers cut short.
+
+There are two slapds with the same users, each behind a proxy. What counts: nobody is told that a
+right password is wrong or a wrong one right, whatever the network does; each BIND is sent once;
+an outage costs each connection at most one login; and nothing is left open.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+
+from keyfront.errors import (
+    CredentialsError,
+    DirectoryProtocolError,
+    DirectoryTimeoutError,
+    DirectoryTLSError,
+    DirectoryUnavailableError,
+)
+from keyfront.middleware.ldap import TLS, LDAPPool
+from keyfront.middleware.ldap.monitor import IDLE_SECONDS
+from support.directory import Directory, directory
+from support.fault_proxy import FaultProxy
+from support.served import PATIENCE, wait_for
+
+# Seconds to connect, and for each operation, in the tests of many.
+TIMEOUT = 1.0
+# The same for a single operation that must fail for want of an answer.
+SHORT = 0.3
+LOGINS, SEARCHES = 50, 5
+# Fewer than users, so that some always wait for a connection.
+AUTH_SIZE, SEARCH_SIZE = 20, 4
+# slapd's whole answer to a BIND: success, without a control.
+BIND_SUCCESS = bytes.fromhex("300c02010161070a010004000400")
+
+
+class Site:
+    """A server and the proxy before it."""
+
+    def __init__(self, d: Directory, proxy: FaultProxy) -> None:
+        self.d = d
+        self.proxy = proxy
+        self.url = proxy.url()
+
+
+@dataclass(frozen=True)
+class Made:
+    """Both servers, for all tests."""
+
+    first: Directory
+    second: Directory
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    folder = tmp_path_factory.mktemp("slapd")  # of both, so that one authority is
+    with directory(folder, tls="both") as first, directory(folder, tls="both") as second:
+        yield Made(first, second)
+
+
+@pytest.fixture
+def sites(made: Made) -> Iterator[tuple[Site, Site]]:
+    for d in (made.first, made.second):
+        d.wait_for(lambda _, d=d: d.open_connections() == 0, "all are gone")
+        d.mark()
+    with FaultProxy(made.first.port) as one, FaultProxy(made.second.port) as two:
+        yield Site(made.first, one), Site(made.second, two)
+    for d in (made.first, made.second):
+        if d.pid is None:
+            d.start()
+        d.resume()
+
+
+@pytest.fixture
+def first(sites: tuple[Site, Site]) -> Site:
+    return sites[0]
+
+
+@pytest.fixture
+def second(sites: tuple[Site, Site]) -> Site:
+    return sites[1]
+
+
+def make(*urls: str, **options: Any) -> LDAPPool:
+    options = {
+        "min_size": 0, "user_dn": f"uid={{}},{Directory.people}", "timeout": PATIENCE,
+        "connect_timeout": TIMEOUT, "operation_timeout": TIMEOUT, "check_after": math.inf,
+        **options,
+    }  # fmt: skip
+    return LDAPPool(urls, **options)
+
+
+def sockets(*sites: Site) -> int:
+    """How many connections to these this process has, by the kernel's word."""
+    ports = {site.proxy.port for site in sites}
+    found = psutil.Process().net_connections("tcp")
+    return sum(each.raddr != () and each.raddr.port in ports for each in found)
+
+
+# Many at a time
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one login or search."""
+
+    began: float
+    ended: float
+    kind: str  # "right", "wrong" or "search"
+    said: str  # "yes", "no", or the name of an error that is an outage
+    server: str = ""
+
+    @property
+    def is_outage(self) -> bool:
+        return self.said not in ("yes", "no")
+
+    @property
+    def is_true(self) -> bool:
+        return self.said == ("no" if self.kind == "wrong" else "yes")
+
+
+class Crowd:
+    """Threads that log in, rightly and wrongly, and search, over and over."""
+
+    def __init__(self, pool: LDAPPool) -> None:
+        self._pool = pool
+        self._ended = False
+        #: In the order in which they ended.
+        self.outcomes: list[Outcome] = []
+        self.peak = collections.Counter[str]()
+        self._threads = [
+            threading.Thread(target=self._run, args=(n, work), daemon=True)
+            for n, work in enumerate([self._login] * LOGINS + [self._search] * SEARCHES)
+        ]
+        self._threads.append(threading.Thread(target=self._sample, daemon=True))
+
+    def __enter__(self) -> Crowd:
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        for each in self._threads:
+            each.join(PATIENCE)
+        assert not any(each.is_alive() for each in self._threads), "somebody hangs"
+
+    def wait_for(self, condition: Callable[[Outcome], bool], number: int, since: float) -> None:
+        """Wait until so many that began after a moment ended so."""
+
+        def enough() -> bool:
+            return sum(condition(each) for each in self.since(since)) >= number
+
+        wait_for(enough, f"{number} outcomes are as they should be")
+
+    def since(self, moment: float) -> list[Outcome]:
+        """Those that began after a moment."""
+        return [each for each in list(self.outcomes) if each.began > moment]
+
+    def _run(self, n: int, work: Callable[[int], tuple[str, str, str]]) -> None:
+        while not self._ended:
+            began = time.monotonic()
+            kind, said, server = work(n)
+            self.outcomes.append(Outcome(began, time.monotonic(), kind, said, server))
+
+    def _login(self, n: int) -> tuple[str, str, str]:
+        wrong = n % 5 == 0
+        user, password = f"user{n % 20}", f"secret-{n % 20}-Number{n % 20}"
+        kind = "wrong" if wrong else "right"
+        try:
+            found = self._pool.authenticate(user, "not-it" if wrong else password)
+            return kind, "yes", found.server
+        except CredentialsError as error:
+            return kind, "no", error.server or ""
+        except DirectoryUnavailableError as error:
+            return kind, type(error).__name__, ""
+
+    def _search(self, n: int) -> tuple[str, str, str]:
+        try:
+            found = self._pool.search(Directory.people, 1, f"(uid=user{n % 20})", ["uid"])
+        except DirectoryUnavailableError as error:
+            return "search", type(error).__name__, ""
+        expected = [(f"uid=user{n % 20},{Directory.people}", {"uid": [b"user%d" % (n % 20)]})]
+        return "search", "yes" if found.items == expected else f"{found.items}", ""
+
+    def _sample(self) -> None:
+        while not self._ended:
+            stats = self._pool.get_stats()
+            for name in ("auth_size", "search_size"):
+                self.peak[name] = max(self.peak[name], int(stats[name]))
+            time.sleep(0.001)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to the first server, and what ends it."""
+
+    name: str
+    is_silent: bool
+    strike: Callable[[Site], None]
+    heal: Callable[[Site], None]
+
+
+FAULTS = [
+    Fault("killed", False, lambda site: site.d.kill(), lambda site: site.d.start()),
+    Fault("stopped", False, lambda site: site.d.stop(), lambda site: site.d.start()),
+    Fault("refusing", False, lambda site: site.proxy.cut(), lambda site: site.proxy.forward()),
+    Fault("paused", True, lambda site: site.d.pause(), lambda site: site.d.resume()),
+    Fault("stalled", True, lambda site: site.proxy.stall(), lambda site: site.proxy.forward()),
+    Fault("gone", True, lambda site: site.proxy.black_hole(), lambda site: site.proxy.forward()),
+]
+
+
+def check_the_truth(outcomes: list[Outcome]) -> None:
+    lies = [each for each in outcomes if not each.is_outage and not each.is_true]
+    assert not lies
+    # whatever else there is, is an outage by its own name, and nobody waited too long for it
+    names = {each.said for each in outcomes if each.is_outage}
+    assert names <= {"DirectoryUnavailableError", "DirectoryTimeoutError"}
+
+
+def check_the_books(pool: LDAPPool, crowd: Crowd, *sites: Site) -> None:
+    """All counts agree: the pool's, those of the set of servers, the kernel's and slapd's."""
+    assert crowd.peak["auth_size"] <= AUTH_SIZE
+    assert crowd.peak["search_size"] <= SEARCH_SIZE
+    stats = pool.get_stats()
+    for kind in ("auth", "search"):
+        numbers = {
+            name: int(stats[f"{kind}_{name}"])
+            for name in ("size", "idle", "lent", "waiting", "opened", "closed")
+        }
+        assert numbers["lent"] == numbers["waiting"] == 0, numbers
+        assert numbers["size"] == numbers["idle"], numbers
+        assert numbers["opened"] - numbers["closed"] == numbers["size"], numbers
+    size = int(stats["auth_size"] + stats["search_size"])
+    assert sockets(*sites) == size
+    for site, known in zip(sites, pool.servers, strict=True):
+        assert known.url.text == site.url
+        site.proxy.wait_for_connections(known.connections)
+        if site.d.pid is not None:
+            site.d.wait_for(
+                lambda _, d=site.d, n=known.connections: d.open_connections() == n,
+                "slapd has as many",
+            )
+    assert sum(each.connections for each in pool.servers) == size
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_the_first_of_two_goes_away_and_comes_back(
+    first: Site, second: Site, fault: Fault
+) -> None:
+    for site in (first, second):
+        # a login takes a while, so that many are under way, and the machine has time
+        site.proxy.forward(delay=0.02)
+    pool = make(first.url, second.url, auth_max_size=AUTH_SIZE, max_size=SEARCH_SIZE)
+    try:
+        with Crowd(pool) as crowd:
+            crowd.wait_for(lambda each: each.server == first.url, 2 * LOGINS, 0.0)
+            crowd.wait_for(lambda each: each.kind == "search", SEARCHES, 0.0)
+            assert pool.get_stats()["auth_size"] == AUTH_SIZE
+            assert first.d.open_connections() <= AUTH_SIZE + SEARCH_SIZE
+            assert not any(each.is_outage for each in crowd.outcomes)
+
+            accepted = first.proxy.accepted
+            struck = time.monotonic()
+            fault.strike(first)
+            gone = time.monotonic()
+            crowd.wait_for(lambda each: each.server == second.url, 2 * LOGINS, gone)
+            assert second.d.open_connections() <= AUTH_SIZE + SEARCH_SIZE
+            tries = first.proxy.accepted - accepted
+            state = pool.servers[0]
+            assert state.state != "up"
+            # Who waited in vain has told the others: nobody else tries it, but for the probes. Of
+            # lost connections each may be opened again first.
+            assert tries <= state.failures + 1 + (0 if fault.is_silent else AUTH_SIZE + SEARCH_SIZE)
+            healed = time.monotonic()
+            fault.heal(first)
+
+            # and back, with all there is
+            wait_for(lambda: pool.servers[0].state == "up", "the first is found up again")
+            wait_for(lambda: not pool.servers[1].connections, "all have moved back")
+            crowd.wait_for(lambda each: each.server == first.url, 2 * LOGINS, time.monotonic())
+        check_the_truth(crowd.outcomes)
+        check_the_books(pool, crowd, first, second)
+
+        affected = [
+            each for each in crowd.outcomes
+            if each.ended > struck and (each.is_outage or each.server == second.url)
+        ]  # fmt: skip
+        # A connection that is lost says nothing of its server; a timeout, and a connect, does.
+        known = min(
+            each.ended for each in affected
+            if each.said == "DirectoryTimeoutError" or each.server == second.url
+        )  # fmt: skip
+        # who began when it was known has an answer
+        later = [each for each in crowd.since(known) if each.ended < healed]
+        assert len(later) >= LOGINS
+        assert not [each for each in crowd.since(known) if each.is_outage]
+        assert {each.server for each in later if each.kind != "search"} == {second.url}
+        # and of those who began before, each connection there was lost one at most
+        lost = collections.Counter(each.kind == "search" for each in affected if each.is_outage)
+        assert lost[False] <= AUTH_SIZE
+        assert lost[True] <= SEARCH_SIZE
+        # one timeout; the rest is for a slow machine
+        assert known - struck < 3 * TIMEOUT
+        assert pool.get_stats()["logins_failed"] == lost[False]
+    finally:
+        assert pool.close(PATIENCE)
+    for site in (first, second):
+        site.proxy.forward(delay=0.0)
+        site.d.wait_for(lambda _, d=site.d: d.open_connections() == 0, "nothing is left open")
+    assert sockets(first, second) == 0
+
+
+@pytest.mark.parametrize("how", ["reset", "half_open"])
+def test_connections_are_lost_and_the_server_is_well(
+    first: Site, second: Site, how: str
+) -> None:
+    for site in (first, second):
+        site.proxy.forward(delay=0.02)
+    pool = make(first.url, second.url, auth_max_size=AUTH_SIZE, max_size=SEARCH_SIZE)
+    try:
+        with Crowd(pool) as crowd:
+            crowd.wait_for(lambda each: each.server == first.url, 2 * LOGINS, 0.0)
+            assert pool.get_stats()["auth_size"] == AUTH_SIZE
+            getattr(first.proxy, how)()
+            lost = time.monotonic()
+            # all have been used by then: there are more users than connections
+            crowd.wait_for(lambda each: each.is_true, 4 * LOGINS, lost + TIMEOUT)
+            wait_for(lambda: pool.servers[0].state == "up", "the first is up")
+        check_the_truth(crowd.outcomes)
+        check_the_books(pool, crowd, first, second)
+        outages = collections.Counter(
+            each.kind == "search" for each in crowd.outcomes if each.is_outage
+        )
+        assert 0 < outages[False] <= AUTH_SIZE
+        assert outages[True] <= SEARCH_SIZE
+    finally:
+        assert pool.close(PATIENCE)
+    assert sockets(first, second) == 0
+
+
+def test_what_is_opened_while_the_first_comes_back_leads_there_soon(
+    first: Site, second: Site
+) -> None:
+    """Not only with the next look at servers that are all up."""
+    user = first.d.users[1]
+    first.proxy.cut()
+    with (
+        make(first.url, second.url, connect_timeout=PATIENCE, operation_timeout=PATIENCE) as pool,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        warm(pool, second.d)  # by which the first is known to be down
+        accepted = second.proxy.accepted
+        second.proxy.forward(delay=0.6)
+        second.proxy.reset()
+        opening = threads.submit(pool.search, user.dn)
+        second.proxy.wait_for_accepted(accepted + 1)
+        first.proxy.forward()
+        wait_for(lambda: pool.servers[0].state == "up", "the first is found up")
+        assert not opening.done()
+        assert opening.result(PATIENCE).entries
+        late = time.monotonic() + IDLE_SECONDS / 2
+        while pool.servers[1].connections:
+            assert time.monotonic() < late, "it still leads to the second"
+            time.sleep(0.02)
+
+
+def test_no_server_is_an_outage_for_all_and_costs_little(first: Site, second: Site) -> None:
+    sites = (first, second)
+    for site in sites:
+        site.proxy.stall()
+    users = [(x.uid, x.password, "not-it") for x in first.d.users] * 2
+
+    def login(user: tuple[str, str, str]) -> str:
+        with pytest.raises(DirectoryUnavailableError) as caught:
+            pool.authenticate(user[0], user[1 + users.index(user) % 2])
+        return str(caught.value)
+
+    def tries(site: Site) -> int:
+        """Connections there were, but for those of the worker that looks for it to come back."""
+        accepted = site.proxy.accepted
+        (known,) = (each for each in pool.servers if each.url.text == site.url)
+        return accepted - known.failures - (known.state == "probing")
+
+    with (
+        make(first.url, second.url, auth_max_size=AUTH_SIZE) as pool,
+        ThreadPoolExecutor(LOGINS) as threads,
+    ):
+        said = list(threads.map(login, users))
+        assert all(first.url in each and second.url in each for each in said)
+        assert all(tries(site) <= AUTH_SIZE for site in sites)
+        # by now it is known, and nobody is asked in vain
+        list(threads.map(login, users))
+        assert all(tries(site) <= AUTH_SIZE for site in sites)
+        assert pool.get_stats()["auth_size"] == 0
+        assert (first.d.counts().binds, second.d.counts().binds) == (0, 0)
+
+        second.proxy.forward()
+        wait_for(lambda: pool.servers[1].state == "up", "the second is found up")
+        right = [each[:2] for each in users]
+        found = list(threads.map(lambda each: pool.authenticate(*each), right))
+        assert {each.server for each in found} == {second.url}
+        assert second.d.counts().binds == len(users)
+
+
+# One at a time
+
+
+def warm(pool: LDAPPool, d: Directory) -> None:
+    """Have it open one connection to log in over."""
+    pool.authenticate(d.users[0].uid, d.users[0].password)
+    assert pool.get_stats()["auth_idle"] == 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "ldaps", "starttls"])
+def test_a_restart_is_not_noticed(made: Made, kind: str) -> None:
+    """What was idle meanwhile is seen to be dead before it is used: each BIND is sent once."""
+    d = made.first
+    tls = TLS(ca_file=str(d.ca_file), start_tls=kind == "starttls")
+    url = d.ldaps_url if kind == "ldaps" else d.url
+    with make(url, tls=tls, min_size=2, auth_min_size=5) as pool:
+        for end in (d.stop, d.kill):
+            pool.wait()  # so that none is being opened, who would find it down
+            end()
+            d.start()
+            d.mark()
+            for n, user in enumerate(d.users):
+                if n % 2:
+                    assert pool.authenticate(user.uid, user.password).server == url
+                else:
+                    with pytest.raises(CredentialsError):
+                        pool.authenticate(user.uid, "not-it")
+                assert pool.search(user.dn, 0).entries
+            assert d.counts().binds == len(d.users)
+        stats = pool.get_stats()
+        assert (stats["logins_failed"], stats["searches_failed"]) == (0, 0)
+        assert pool.servers[0].failures == 0
+    d.wait_for(lambda _: d.open_connections() == 0, "nothing is left open")
+
+
+@pytest.mark.parametrize("how", ["reset", "closed"])
+def test_half_an_answer_to_a_bind_is_none(first: Site, second: Site, how: str) -> None:
+    user = first.d.users[1]
+    with make(first.url, second.url) as pool:
+        for size in range(len(BIND_SUCCESS)):
+            for password in (user.password, "not-it"):
+                warm(pool, first.d)
+                first.d.mark()
+                accepted = first.proxy.accepted
+                before = pool.get_stats()
+                if how == "reset":
+                    first.proxy.reset_after(size)
+                else:
+                    first.proxy.garbage(BIND_SUCCESS[:size], close=True)
+                with pytest.raises(DirectoryUnavailableError) as caught:
+                    pool.authenticate(user.uid, password)
+                assert not isinstance(caught.value, CredentialsError)
+                assert pool.get_stats()["binds"] - before["binds"] == 1
+                assert first.d.counts().binds == (1 if how == "reset" else 0)
+                assert first.proxy.accepted == accepted
+                assert pool.get_stats()["auth_size"] == 0
+                first.proxy.forward()
+        assert second.d.counts().binds == 0
+        assert pool.get_stats()["logins_failed"] == 2 * len(BIND_SUCCESS)
+
+
+def message(tag: int, content: str, number: int) -> bytes:
+    """An LDAP message of so few bytes that a length is one."""
+    inner = bytes.fromhex(content)
+    body = bytes([2, 1, number, tag, len(inner)]) + inner
+    return bytes([0x30, len(body)]) + body
+
+
+NUMBERS = range(1, 10)
+SUCCESS = "0a010004000400"
+GARBAGE = {
+    "http": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    "tls": bytes.fromhex("15030100020228"),
+    "zeros": bytes(64),
+    "random": random.Random(4).randbytes(300),
+    "endless": bytes.fromhex("3080") + BIND_SUCCESS,
+    "huge": bytes.fromhex("3084ffffffff") + BIND_SUCCESS,
+    "longer within": bytes.fromhex("300c02010361200a010004000400"),
+    "success of what was not asked": message(0x61, SUCCESS, 99),
+    "success of what was asked before": message(0x61, SUCCESS, 1),
+    "success of an unbind": message(0x62, SUCCESS, 0),
+    "success of an add": b"".join(message(0x69, SUCCESS, n) for n in NUMBERS),
+    "success of an extension": b"".join(message(0x78, SUCCESS, n) for n in NUMBERS),
+    "success without a code": b"".join(message(0x61, "0a0004000400", n) for n in NUMBERS),
+    "a code that is text": b"".join(message(0x61, "04010004000400", n) for n in NUMBERS),
+    "nothing but a code": b"".join(message(0x61, "0a0100", n) for n in NUMBERS),
+    "a refusal that goes on": b"".join(message(0x61, "0a013104000400ff", n) for n in NUMBERS),
+    "goodbye": message(
+        0x78, "0a013404000400" + "8a16" + b"1.3.6.1.4.1.1466.20036".hex(), 0
+    ),
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
+def test_nonsense_is_an_outage(first: Site, second: Site, data: bytes) -> None:
+    user = first.d.users[1]
+    with make(first.url, second.url, operation_timeout=SHORT) as pool:
+        warm(pool, first.d)
+        accepted = first.proxy.accepted
+        first.d.mark()
+        first.proxy.garbage(data)
+        with pytest.raises(DirectoryUnavailableError) as caught:
+            pool.authenticate(user.uid, user.password)
+        assert caught.value.server == first.url
+        assert isinstance(caught.value, (DirectoryProtocolError, DirectoryTimeoutError)) or (
+            "ends the connection" in str(caught.value)
+        )
+        stats = pool.get_stats()
+        assert (stats["binds"], stats["auth_size"]) == (2, 0)
+        # the next one is not led there; whoever looks for it to come back sends no BIND
+        with pytest.raises(CredentialsError):
+            pool.authenticate(user.uid, "not-it")
+        assert pool.authenticate(user.uid, user.password).server == second.url
+        assert first.proxy.accepted - accepted <= pool.servers[0].failures + 1
+        assert (first.d.counts().binds, second.d.counts().binds) == (0, 2)
+
+
+def test_one_failure_is_enough_for_what_is_idle(first: Site, second: Site) -> None:
+    user = first.d.users[1]
+    with make(first.url, second.url, auth_min_size=3) as pool:
+        pool.wait()
+        accepted = first.proxy.accepted
+        first.proxy.stall()
+        with pytest.raises(DirectoryTimeoutError):
+            pool.authenticate(user.uid, user.password, timeout=SHORT)
+        for _ in range(5):
+            assert pool.authenticate(user.uid, user.password).server == second.url
+        tries = first.proxy.accepted - accepted
+        assert tries <= pool.servers[0].failures + 1
+        assert pool.get_stats()["logins_failed"] == 1
+
+
+def test_a_connection_that_is_open_at_one_end_only(first: Site, second: Site) -> None:
+    user = first.d.users[1]
+    with make(first.url, second.url) as pool:
+        warm(pool, first.d)
+        first.d.mark()
+        first.proxy.half_open()
+        with pytest.raises(DirectoryTimeoutError):
+            pool.authenticate(user.uid, user.password, timeout=SHORT)
+        assert pool.get_stats()["auth_size"] == 0
+        pool.authenticate(user.uid, user.password)
+        assert first.d.counts().binds + second.d.counts().binds == 1
+        assert (pool.get_stats()["binds"], pool.get_stats()["logins_failed"]) == (3, 1)
+
+
+def test_one_is_found_before_a_login_if_it_was_idle_for_long(first: Site, second: Site) -> None:
+    user = first.d.users[1]
+    with make(first.url, second.url, check_after=0.0) as pool:
+        warm(pool, first.d)
+        first.d.mark()
+        first.proxy.half_open()
+        pool.authenticate(user.uid, user.password)
+        stats = pool.get_stats()
+        assert (stats["binds"], stats["logins_failed"], stats["auth_lost"]) == (2, 0, 1)
+        assert first.d.counts().binds + second.d.counts().binds == 1
+
+
+def test_a_bind_that_was_sent_is_not_sent_again_but_a_search_is(
+    first: Site, second: Site
+) -> None:
+    user = first.d.users[1]
+    with make(first.url, second.url, operation_timeout=PATIENCE) as pool:
+        warm(pool, first.d)
+        pool.search(user.dn, 0)
+        first.d.mark()
+
+        def lose(ask: Callable[[], object]) -> Future[Any]:
+            """Reset its connection when it was sent; then all is well again."""
+            first.proxy.stall()
+            sent = first.proxy.received("request")
+            with ThreadPoolExecutor(1) as threads:
+                asked = threads.submit(ask)
+                first.proxy.wait_for_bytes("request", sent + 1)
+                first.proxy.reset()
+                first.proxy.forward()
+            return asked
+
+        assert lose(lambda: pool.search(user.dn, 0)).result().entries
+        assert pool.get_stats()["searches_retried"] == 1
+        assert first.d.counts().binds == 0
+
+        warm(pool, first.d)
+        before = pool.get_stats()["binds"]
+        error = lose(lambda: pool.authenticate(user.uid, user.password)).exception()
+        assert type(error) is DirectoryUnavailableError
+        stats = pool.get_stats()
+        assert (stats["binds"] - before, stats["logins_failed"]) == (1, 1)
+        assert stats["searches_failed"] == 0
+        # that of the warming, and of the other perhaps not even one
+        assert first.d.counts().binds <= 2
+        assert second.d.counts().binds == 0
+
+
+def test_a_late_answer_is_not_that_of_the_next(first: Site) -> None:
+    user = first.d.users[1]
+    with make(first.url) as pool:
+        for password, other, is_right in (
+            (user.password, "not-it", False),
+            ("not-it", user.password, True),
+        ):
+            wait_for(lambda: pool.servers[0].state == "up", "it is found up")
+            warm(pool, first.d)
+            first.proxy.stall()
+            with pytest.raises(DirectoryTimeoutError):
+                pool.authenticate(user.uid, password, timeout=SHORT)
+            first.proxy.forward()
+            wait_for(lambda: pool.servers[0].state == "up", "it is found up")
+            if is_right:
+                assert pool.authenticate(user.uid, other).name == user.uid
+            else:
+                with pytest.raises(CredentialsError):
+                    pool.authenticate(user.uid, other)
+
+
+def test_an_answer_that_trickles(first: Site) -> None:
+    """Each byte comes in time; it is the whole that must."""
+    user = first.d.users[1]
+    with make(first.url) as pool:
+        warm(pool, first.d)
+        first.proxy.trickle(1, 0.002)
+        assert pool.authenticate(user.uid, user.password, timeout=PATIENCE).name == user.uid
+        with pytest.raises(CredentialsError):
+            pool.authenticate(user.uid, "not-it", timeout=PATIENCE)
+        assert pool.search(user.dn, 0, timeout=PATIENCE).entries[0][1]["uid"] == [b"user1"]
+        first.proxy.trickle(1, SHORT / 3)
+        first.d.mark()
+        with pytest.raises(DirectoryTimeoutError):
+            pool.authenticate(user.uid, user.password, timeout=SHORT)
+        assert first.d.counts().binds == 1
+        assert pool.get_stats()["auth_size"] == 0
+
+
+@pytest.mark.parametrize("kind", ["ldaps", "starttls"])
+@pytest.mark.parametrize("how", ["stalled", "trickling", "reset"])
+def test_a_handshake_that_does_not_end(made: Made, kind: str, how: str) -> None:
+    first, second = made.first, made.second
+    first.mark()
+    second.mark()
+    user = first.users[1]
+    tls = TLS(ca_file=str(first.ca_file), start_tls=kind == "starttls")
+    assert first.tls_port
+    with FaultProxy(first.tls_port if kind == "ldaps" else first.port) as proxy:
+        url, other = proxy.url(), second.url
+        if kind == "ldaps":
+            url, other = proxy.url("ldaps"), second.ldaps_url
+        if how == "stalled":
+            proxy.stall()
+        elif how == "trickling":
+            proxy.trickle(1, SHORT / 5)
+        else:
+            # within the handshake: the answer to StartTLS has 14 bytes
+            proxy.reset_after(100)
+        expected = DirectoryTLSError if how == "reset" else DirectoryTimeoutError
+        options = {"tls": tls, "connect_timeout": 2 * SHORT}
+        with make(url, **options) as pool, pytest.raises(expected) as caught:
+            pool.authenticate(user.uid, user.password)
+        assert caught.value.server == url
+        with make(url, other, **options) as pool:
+            assert pool.authenticate(user.uid, user.password).server == other
+            with pytest.raises(CredentialsError):
+                pool.authenticate(user.uid, "not-it")
+            assert pool.servers[0].state != "up"
+            assert pool.get_stats()["logins_failed"] == 0
+        proxy.wait_for_connections(0)
+    assert (first.counts().binds, second.counts().binds) == (0, 2)

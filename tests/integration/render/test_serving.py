@@ -1,0 +1,385 @@
+"""Rendered files, served by the real servers: Keystone behind each line-up, and what clients do.
+
+All line-ups speak TLS with one self-signed pair, and are made for a machine whose queues are small,
+so that a test can fill them. They run at once, from the first test to the last; HAProxy's nodes are
+two of them. Every test comes from loopback addresses of its own: logins are limited by address.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import ssl
+import stat
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+
+import pytest
+
+from support import APPS
+from support.deployments import Deployment, deployed, observed, settled
+from support.programs import own_folder
+from support.served import PATIENCE, wait_for
+
+NODES = ("nginx+uwsgi", "nginx+uwsgi-tcp", "apache+uwsgi", "mod_wsgi")
+LINE_UPS = (*NODES, "haproxy")
+IN_JSON = ("nginx+uwsgi-tcp", "mod_wsgi", "haproxy")
+# HAProxy comes to its nodes from here; nobody else does.
+BALANCER = "127.0.0.1"
+OUTSIDE = {
+    "X-User-Id": "outsider", "X-Roles": "outsider", "X-Service-Roles": "outsider",
+    "X-Identity-Status": "outsider", "OpenStack-System-Scope": "outsider", "OIDC-ISS": "outsider",
+    "X_User_Name": "outsider", "Forwarded": "for=outsider", "X-Forwarded-For": "192.0.2.99",
+    "X-Forwarded-Proto": "outsider", "X-Forwarded-Host": "outsider", "X-Forwarded-Port": "1",
+    "X-Forwarded-Prefix": "/outsider", "X-Request-Start": "t=1", "Remote-User": "outsider",
+}  # fmt: skip
+LIMIT = 114688
+# More than the four places of two processes with two threads, and than the queues behind them.
+CLIENTS = 80
+# Descriptors of the four places' database connections (SQLite's three files), opened when needed.
+ROOM = 12
+
+
+class Running:
+    """The line-ups, and what must not be found in their logs."""
+
+    def __init__(self, password: str) -> None:
+        self.by_name: dict[str, Deployment] = {}
+        self.password = password
+        self.secrets = {password, "outsider"}
+        self.descriptors: dict[str, int] = {}
+        self.pids: dict[str, set[int]] = {}
+        self.balancer = ExitStack()
+
+
+@pytest.fixture(scope="module")
+def running(keystone_state: tuple[Path, int]) -> Iterator[Running]:
+    state, _ = keystone_state
+    found = Running((state / "admin-password").read_text().strip())
+    with ExitStack() as stack:
+        for name in LINE_UPS:
+            folder = stack.enter_context(own_folder("site"))
+            folder.chmod(0o711)
+            found.by_name[name] = (found.balancer if name == "haproxy" else stack).enter_context(
+                deployed(
+                    folder, name, config=state, target="observed_app:application",
+                    pair=found.by_name[NODES[0]].folder if found.by_name else None,
+                    json_logs=name in IN_JSON, trusted=(BALANCER,) if name != "haproxy" else (),
+                    nodes=tuple(found.by_name[x] for x in ("nginx+uwsgi", "apache+uwsgi"))
+                    if name == "haproxy" else (),
+                    environment={
+                        "OBSERVED_APP": f"config:{folder}/keystone.ini",
+                        "PYTHONPATH": str(APPS),
+                    },
+                )
+            )
+        stack.push(found.balancer)
+        for deployment in found.by_name.values():
+            deployment.wait()
+        for name, deployment in found.by_name.items():
+            token = _log_in(deployment, found, _address())
+            assert _validate(deployment, token, _address()) == 200
+            found.pids[name] = {process.pid for process in deployment.family()}
+            found.descriptors[name] = deployment.descriptors()
+        yield found
+
+
+@pytest.fixture(params=LINE_UPS)
+def site(request: pytest.FixtureRequest, running: Running) -> Deployment:
+    return running.by_name[request.param]
+
+
+def _address() -> str:
+    """A loopback address that no other test has."""
+    return "127." + ".".join(str(2 + secrets.randbelow(252)) for _ in range(3))
+
+
+def _login(password: str, name: str = "admin") -> bytes:
+    domain = {"id": "default"}
+    user = {"name": name, "domain": domain, "password": password}
+    return json.dumps(
+        {
+            "auth": {
+                "identity": {"methods": ["password"], "password": {"user": user}},
+                "scope": {"project": {"name": "admin", "domain": domain}},
+            }
+        }
+    ).encode()
+
+
+def _log_in(site: Deployment, running: Running, source: str) -> str:
+    connection = site.connect(source)
+    connection.request(
+        "POST", "/v3/auth/tokens", _login(running.password), {"Content-Type": "application/json"}
+    )
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    assert answer.status == 201, (answer.status, body)
+    token = answer.headers["X-Subject-Token"]
+    running.secrets.add(token)
+    return token
+
+
+def _validate(site: Deployment, token: str, source: str) -> int:
+    connection = site.connect(source)
+    connection.request(
+        "GET", "/v3/auth/tokens", headers={"X-Auth-Token": token, "X-Subject-Token": token}
+    )
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+def test_issues_and_validates(site: Deployment, running: Running) -> None:
+    source = _address()
+    token = _log_in(site, running, source)
+    assert _validate(site, token, source) == 200
+    assert _validate(site, f"{token[:-4]}AAAA", source) in (401, 404)
+    # a token of one line-up is every other one's
+    for other in running.by_name.values():
+        assert _validate(other, token, source) == 200
+
+
+def test_says_who_comes(site: Deployment) -> None:
+    """What only a server in front may say is its own word, whatever a client sends."""
+    source = _address()
+    connection = site.connect(source)
+    seen = observed(connection, headers=OUTSIDE)["environ"]
+    connection.close()
+    assert isinstance(seen, dict)
+    assert seen["HTTP_X_FORWARDED_FOR"] == source
+    assert seen["HTTP_X_FORWARDED_PROTO"] == "https"
+    assert not [name for name, value in seen.items() if "outsider" in value]
+    assert seen.get("HTTP_X_FORWARDED_PORT", "") == ""
+    assert seen["HTTP_X_REQUEST_START"] != "t=1"
+
+
+def test_takes_bodies_up_to_the_limit(site: Deployment) -> None:
+    connection = site.connect(_address())
+    for size in (100_000, LIMIT):
+        assert observed(connection, "POST", body=b"x" * size)["body"] == size
+    for size in (LIMIT + 1, 3_000_000):
+        connection.close()
+        connection.request("POST", "/observed/environ", body=b"x" * size)
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert answer.headers["Content-Type"] == "application/json"
+        assert json.loads(answer.read())["error"]["code"] == 413
+    connection.close()
+
+
+@pytest.mark.parametrize("name", ["nginx+uwsgi", "nginx+uwsgi-tcp"])
+def test_refuses_by_itself_in_the_form_of_keystone(running: Running, name: str) -> None:
+    """What nginx cannot read, or knows no way to serve, does not get as far as Keystone."""
+    heads = {400: b"GARBAGE", 405: b"TRACE /v3 HTTP/1.1\r\nHost: a", 505: b"GET / HTTP/9.9"}
+    for status, head in heads.items():
+        with running.by_name[name].raw(_address()) as client:
+            client.sendall(head + b"\r\n\r\n")
+            answer = HTTPResponse(client)
+            answer.begin()
+            assert answer.status == status
+            assert answer.headers["Content-Type"] == "application/json"
+            assert json.loads(answer.read())["error"]["code"] == status
+            answer.close()
+
+
+def test_takes_headers_up_to_the_limit(site: Deployment) -> None:
+    """60 kB are a federation's; beyond the limit the server in front says so itself."""
+    connection = site.connect(_address())
+    seen = observed(connection, headers={"X-Claims": "c" * 60_000})["environ"]
+    assert isinstance(seen, dict)
+    assert len(seen["HTTP_X_CLAIMS"]) == 60_000
+    connection.close()
+    connection.request("GET", "/observed/environ", headers={"X-Claims": "c" * 80_000})
+    answer = connection.getresponse()
+    answer.read()
+    assert answer.status in (400, 431)
+    connection.close()
+
+
+def test_waits_for_a_slow_body(site: Deployment) -> None:
+    with site.raw(_address()) as connection:
+        connection.sendall(
+            b"POST /observed/environ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Length: 100000\r\n\r\n"
+        )
+        for _ in range(5):
+            # slow is what it is about
+            time.sleep(0.2)
+            connection.sendall(b"x" * 20_000)
+        answer = _read(connection)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"body": 100000' in answer
+
+
+def _read(connection: socket.socket) -> bytes:
+    answer = b""
+    while part := connection.recv(65536):
+        answer += part
+    return answer
+
+
+def test_survives_clients_that_go(site: Deployment) -> None:
+    """In the middle of a header, of a body and of an answer; more of them than there are places."""
+    source = _address()
+    head = b"POST /observed/sleep/0.05 HTTP/1.1\r\nHost: localhost\r\n"
+    head += b"Content-Length: 100000\r\n\r\n"
+    for sent in (head[:40], head + b"x" * 50_000, head + b"x" * 100_000):
+        for _ in range(8):
+            connection = site.raw(source)
+            connection.sendall(sent)
+            # a reset, as of a killed process
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+    connection = site.connect(source)
+    for _ in range(8):
+        assert observed(connection)["body"] == 0
+    connection.close()
+
+
+@pytest.mark.parametrize("name", ("nginx+uwsgi", "nginx+uwsgi-tcp", "haproxy"))
+def test_holds_back_a_flood_of_logins(name: str, running: Running) -> None:
+    """Of one address; others log in, and the same address may do everything else."""
+    site, source = running.by_name[name], _address()
+    # SQLite, where failures of a user that exists are counted, takes one writer at a time
+    body = _login("wrong " + secrets.token_hex(8), name="nobody")
+    statuses: Counter[tuple[int, int]] = Counter()
+
+    def flood(number: int) -> None:
+        # by another spelling of the path, too
+        path = "/v3/auth/tokens" + "/" * (number % 2)
+        connection = site.connect(source)
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        statuses[answer.status, number % 2] += 1
+        if answer.status == 429:
+            assert int(answer.headers["Retry-After"]) > 0
+            assert json.loads(text)["error"]["code"] == 429
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(flood, range(60)))
+    seen = {status for status, _ in statuses}
+    # on a busy machine one may have waited for longer than the second it is given
+    assert {401, 429} <= seen <= {401, 429, 503}, statuses
+    for spelling in (0, 1):
+        assert statuses[429, spelling] > 10, statuses
+    connection = site.connect(source)
+    observed(connection)
+    connection.close()
+    _log_in(site, running, _address())
+
+
+def test_answers_or_refuses_under_overload(site: Deployment) -> None:
+    """Four places and 80 clients: each is answered, or told when to come back."""
+    outcomes: Counter[str] = Counter()
+
+    def client(number: int) -> None:
+        try:
+            connection = site.connect(f"127.3.{number}.1")
+            connection.request("GET", "/observed/sleep/0.2")
+            answer = connection.getresponse()
+            answer.read()
+            connection.close()
+        except (OSError, HTTPException) as error:
+            outcomes[repr(error)] += 1
+            return
+        outcome = str(answer.status)
+        if answer.status == 503 and "Retry-After" not in answer.headers:
+            outcome += " without Retry-After"
+        outcomes[outcome] += 1
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(client, range(1, CLIENTS + 1)))
+    assert outcomes.keys() == {"200", "503"}, outcomes
+    assert outcomes.total() == CLIENTS
+    # and then all is well again
+    connection = site.connect(_address())
+    for _ in range(8):
+        observed(connection)
+    connection.close()
+
+
+def test_speaks_modern_tls_only(site: Deployment) -> None:
+    context = ssl.create_default_context(cafile=str(site.certificate))
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    plain = socket.create_connection(("127.0.0.1", site.port), PATIENCE)
+    with context.wrap_socket(plain, server_hostname="localhost") as connection:
+        assert connection.version() == "TLSv1.3"
+        assert connection.selected_alpn_protocol() == "h2"
+    context.set_alpn_protocols(["http/1.1"])
+    with pytest.warns(DeprecationWarning):
+        context.minimum_version = ssl.TLSVersion.TLSv1
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    plain = socket.create_connection(("127.0.0.1", site.port), PATIENCE)
+    with pytest.raises(OSError), context.wrap_socket(plain, server_hostname="localhost"):
+        pass
+    connection = site.connect(_address())
+    connection.request("GET", "/observed/environ")
+    answer = connection.getresponse()
+    answer.read()
+    assert answer.headers["Strict-Transport-Security"] == "max-age=300"
+    connection.close()
+
+
+def test_balancer_sees_its_nodes(running: Running) -> None:
+    path = running.by_name["haproxy"].folder / "run" / "keyfront-haproxy.sock"
+
+    def states() -> list[str]:
+        lines = _told(path, "show stat").splitlines()
+        return [x.split(",")[17] for x in lines if x.startswith("keyfront_nodes,node")]
+
+    wait_for(lambda: states() == ["UP", "UP"], "both nodes are up")
+
+
+def test_shuts_the_socket_to_others(running: Running) -> None:
+    """Who can speak to uWSGI can run code as its user."""
+    path = running.by_name["nginx+uwsgi"].folder / "run" / "app" / "uwsgi.sock"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+def test_leaves_nothing_behind(running: Running) -> None:
+    """After all of the above: the same processes, no descriptor too many, no temporary file."""
+    # its connections to nodes stay for a while; its clients must be gone
+    balancer = running.by_name["haproxy"].folder / "run" / "keyfront-haproxy.sock"
+    wait_for(lambda: "\nCurrConns: 0\n" in _told(balancer), "HAProxy has no client")
+    running.balancer.close()
+    for name in NODES:
+        site = running.by_name[name]
+        settled(site, running.descriptors[name] + ROOM)
+        if name.startswith("nginx"):
+            assert {process.pid for process in site.family()} == running.pids[name]
+        assert not [path for path in (site.folder / "cache").rglob("*") if path.is_file()]
+
+
+def _told(path: Path, command: str = "show info") -> str:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.sendall(f"{command}\n".encode())
+        return _read(client).decode()
+
+
+def test_logs_hold_no_secret(site: Deployment, running: Running) -> None:
+    name = next(key for key, value in running.by_name.items() if value is site)
+    logs = site.logs()
+    for log, text in logs.items():
+        assert "Traceback" not in text, log
+    # a failure must not show them either
+    leaks = [log for log, text in logs.items() if any(x in text for x in running.secrets)]
+    assert not leaks
+    if name in IN_JSON:
+        text = logs["haproxy.out" if name == "haproxy" else "access.log"]
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        assert {"client", "method", "uri", "status", "request_id"} <= lines[-1].keys()
+        assert any(line["request_id"].startswith("req-") for line in lines)

@@ -1,0 +1,176 @@
+"""``keyfront serve`` with Keystone in each line-up: tokens, kept connections, state that stays.
+
+Nothing here goes by a clock, so these tests may run beside others; ``test_serve`` has the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
+
+import pytest
+from keystoneauth1 import session
+from keystoneauth1.identity import v3
+
+from support.served import PATIENCE, SHAPES, Served, serve
+
+# The quick form finds what is lost once in a thousand; 20000 by environment, for releases.
+REQUESTS = int(os.environ.get("KEYFRONT_TEST_REQUESTS", "4000"))
+CONNECTIONS = 8
+BODY_SIZES = (1, 10, 1000, 4096, 16384, 65536, 100_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", SHAPES)
+def test_serves_keystone(oddly_named_state: tuple[Path, int], server: str) -> None:
+    state, port = oddly_named_state
+    with serve(state, server, port=port) as served:
+        _issue_and_validate(served)
+        _send_deep_bodies(served)
+        if server == "nginx+uwsgi":
+            _send_what_nginx_refuses(served)
+        checked = subprocess.run(
+            [sys.executable, "-m", "keyfront", "check", "--state", str(state)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "validation  ok" in checked.stdout
+        failures, statuses = _hammer(served, REQUESTS)
+        assert not failures
+        assert sum(statuses.values()) == REQUESTS // CONNECTIONS * CONNECTIONS
+        assert statuses.keys() <= {200, 400, 401, 404, 411}, statuses
+        assert "HARAKIRI" not in (served.log("uwsgi.log") if "wsgi" not in server[:4] else "")
+        output = served.stop(signal.SIGINT)
+    assert served.process.returncode == 0
+    assert b"Traceback" not in output
+    secret = served.password
+    assert secret.encode() not in output
+    for log in (state / "log").iterdir():
+        assert secret not in log.read_text(errors="replace"), log
+
+
+def _send_deep_bodies(served: Served) -> None:
+    """Deeply nested JSON is refused in Keystone's form, and no parser sees it."""
+    for body in (b"[" * 110_000, b'{"auth":' * 13_000, b"[" * 101):
+        for headers in ({"Content-Type": "application/json"}, {}):
+            connection = served.connect()
+            connection.request("POST", "/v3/auth/tokens", body, headers)
+            answer = connection.getresponse()
+            error = json.loads(answer.read())["error"]
+            connection.close()
+            assert (answer.status, error["code"], error["title"]) == (400, 400, "Bad Request")
+            assert answer.headers["Content-Type"] == "application/json"
+            assert "nested deeper than 100 levels" in error["message"]
+
+
+REFUSED_BY_NGINX = [
+    (400, b"GARBAGE"),
+    (400, b"GET /v3 HTTP/1.1\r\nHost: a\r\nHost: b"),
+    (400, b"GET /v3 HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 40_000),
+    (404, b"GET /keyfront-refusal/400 HTTP/1.1\r\nHost: a"),
+    (405, b"TRACE /v3 HTTP/1.1\r\nHost: a"),
+    (413, b"POST /v3 HTTP/1.1\r\nHost: a\r\nContent-Length: 11000000"),
+    (414, b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\nHost: a"),
+    (501, b"POST /v3 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip"),
+    (505, b"GET /v3 HTTP/9.9\r\nHost: a"),
+]
+
+
+def _send_what_nginx_refuses(served: Served) -> None:
+    """What does not get as far as Keystone is refused in Keystone's form as well."""
+    for status, head in REFUSED_BY_NGINX:
+        with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as client:
+            client.sendall(head + b"\r\n\r\n")
+            answer = HTTPResponse(client)
+            answer.begin()
+            assert answer.status == status, head[:80]
+            assert answer.headers["Content-Type"] == "application/json"
+            assert json.loads(answer.read())["error"]["code"] == status
+            answer.close()
+
+
+def _issue_and_validate(served: Served) -> None:
+    auth = v3.Password(
+        auth_url=served.url,
+        username="admin",
+        password=served.password,
+        project_name="admin",
+        user_domain_id="default",
+        project_domain_id="default",
+    )
+    client = session.Session(auth=auth)
+    token = client.get_token()
+    answer = client.get(f"{served.url}/auth/tokens", headers={"X-Subject-Token": token})
+    assert answer.json()["token"]["user"]["name"] == "admin"
+    assert client.get_endpoint(service_type="identity") == served.url
+    client.session.close()
+
+
+def _hammer(served: Served, requests: int) -> tuple[Counter[str], Counter[int]]:
+    """Requests from clients that keep their connections, many of them refused early."""
+    failures: Counter[str] = Counter()
+    statuses: Counter[int] = Counter()
+
+    def client(seed: int) -> None:
+        choose = random.Random(seed)
+        connection = served.connect()
+        for _ in range(requests // CONNECTIONS):
+            try:
+                _one_request(connection, choose)
+                answer = connection.getresponse()
+                answer.read()
+                statuses[answer.status] += 1
+            except (OSError, HTTPException) as error:
+                failures[f"{type(error).__name__}: {error}"] += 1
+                connection.close()
+        connection.close()
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        for done in [pool.submit(client, seed) for seed in range(CONNECTIONS)]:
+            done.result()
+    return failures, statuses
+
+
+def _one_request(connection: HTTPConnection, choose: random.Random) -> None:
+    kind = choose.random()
+    body = b"x" * choose.choice(BODY_SIZES)
+    json_type = {"Content-Type": "application/json"}
+    if kind < 0.5:
+        connection.request("GET", "/v3")
+    elif kind < 0.75:
+        connection.request("POST", "/v3/users", body=body, headers=json_type)
+    elif kind < 0.95:
+        connection.request("POST", "/nothing/here", body=body)
+    else:
+        connection.request(
+            "POST", "/v3/auth/tokens", body=iter([body]), headers=json_type, encode_chunked=True
+        )
+
+
+def test_second_run_goes_on_and_fresh_starts_over(
+    keystone_state: tuple[Path, int], tmp_path: Path
+) -> None:
+    state, port = keystone_state
+    with serve(state, "uwsgi", port=port) as served:
+        assert b"as it is" in served.output
+    own = tmp_path / "own"
+    passwords = set()
+    for arguments in ((), ("--fresh",)):
+        with serve(own, "uwsgi", arguments=arguments) as served:
+            assert b"administrator" in served.output
+            passwords.add(served.password)
+            for path in (own / "openrc", own / "clouds.yaml", own / "admin-password"):
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            _issue_and_validate(served)
+    assert len(passwords) == 2

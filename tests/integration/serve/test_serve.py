@@ -1,0 +1,259 @@
+"""``keyfront serve`` in each line-up: stopping, reloading."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from http.client import HTTPException
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support import APPS
+from support.served import PATIENCE, SHAPES, WITH_UWSGI, Served, serve, stats, wait_for
+
+CONNECTIONS = 8
+
+
+def _held(folder: Path, server: str, mercy: int) -> dict[str, object]:
+    return {
+        "environment": {
+            "KEYFRONT_APP": "waiting_app:application",
+            "HOLD_FOLDER": str(folder),
+            "PYTHONPATH": str(APPS),
+        },
+        "arguments": ("--stop-timeout", str(mercy)),
+    }
+
+
+class _Request(threading.Thread):
+    """A request in flight, and what became of it."""
+
+    def __init__(self, served: Served, path: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__()
+        self._connection = served.connect()
+        self._path = path
+        self._headers = headers or {}
+        self.status: int | None = None
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._connection.request("GET", self._path, headers=self._headers)
+            answer = self._connection.getresponse()
+            answer.read()
+            self.status = answer.status
+        except (OSError, HTTPException) as error:
+            self.error = error
+        finally:
+            self._connection.close()
+
+
+def _alive_after(family: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """The processes that still run then; one that only waits to be collected does not."""
+
+    def running(process: psutil.Process) -> bool:
+        try:
+            return bool(process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+    deadline = time.monotonic() + seconds
+    while (left := [process for process in family if running(process)]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.02)
+    return left
+
+
+@pytest.mark.parametrize("server", SHAPES)
+def test_stop_is_bounded(oddly_named_state: tuple[Path, int], tmp_path: Path, server: str) -> None:
+    """A stop lets requests end, cuts off the one that does not, and leaves no process."""
+    state, port = oddly_named_state
+    mercy = 3
+    with serve(state, server, port=port, **_held(tmp_path, server, mercy)) as served:  # type: ignore[arg-type]
+        ends = _Request(served, "/hold/ends")
+        never = _Request(served, "/hold/never")
+        for name in ("ends", "never"):
+            wait_for((tmp_path / f"{name}.held").exists, f"{name} is in the application")
+        family = served.processes()
+        served.process.send_signal(signal.SIGTERM)
+        # uWSGI's or Apache's own word that the stop has begun is not needed: the request is in
+        (tmp_path / "ends.go").touch()
+        ends.join()
+        assert ends.status == 200
+        # the bound itself: N seconds, and one for the last process
+        assert not _alive_after(family, mercy + 1)
+        never.join()
+        # uWSGI just closes; the web servers say so in their own ways
+        assert never.status in (None, 500, 502, 503, 504)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("server", ("uwsgi", "gevent"))
+def test_uwsgi_bounds_its_own_stop(
+    keystone_state: tuple[Path, int], tmp_path: Path, server: str
+) -> None:
+    """The same without keyfront's supervisor: only uWSGI is told to stop, as systemd would."""
+    state, port = keystone_state
+    mercy = 3
+    with serve(state, server, port=port, **_held(tmp_path, server, mercy)) as served:  # type: ignore[arg-type]
+        never = _Request(served, "/hold/never")
+        wait_for((tmp_path / "never.held").exists, "the request is in the application")
+        family = served.processes()
+        os.kill(served.process.pid, signal.SIGSTOP)  # it must not help
+        try:
+            served.masters("uwsgi").send_signal(signal.SIGTERM)
+            assert not _alive_after(family, mercy + 1)
+        finally:
+            os.kill(served.process.pid, signal.SIGCONT)
+        never.join()
+        log = served.log("uwsgi.log").rpartition("graceful shutdown")[2]
+        assert "Timeout (" in log
+        # a greenlet that waits is on no thread's stack
+        assert "waiting_app.py" in log or server == "gevent"
+
+
+@pytest.mark.parametrize("server", WITH_UWSGI)
+def test_reload_under_load_loses_nothing(
+    keystone_state: tuple[Path, int], tmp_path: Path, server: str
+) -> None:
+    state, port = keystone_state
+    failures: list[str] = []
+    seen: set[bytes] = set()
+    over = threading.Event()
+
+    def client() -> None:
+        connection = served.connect()
+        while not over.is_set():
+            try:
+                connection.request("POST", "/", body=b"x" * 1000)
+                answer = connection.getresponse()
+                body = answer.read()
+                if answer.status != 200:
+                    failures.append(f"{answer.status}")
+                seen.add(body)
+            except (OSError, HTTPException) as error:
+                failures.append(f"{type(error).__name__}: {error}")
+                connection.close()
+        connection.close()
+
+    with serve(state, server, port=port, **_held(tmp_path, server, 10)) as served:  # type: ignore[arg-type]
+        clients = [threading.Thread(target=client) for _ in range(CONNECTIONS)]
+        for thread in clients:
+            thread.start()
+        try:
+            for _ in range(2):
+                wait_for(lambda: seen, "the workers answer")
+                known = set(seen)
+                served.process.send_signal(signal.SIGHUP)
+                wait_for(lambda known=known: seen - known, "fresh workers answer")
+        finally:
+            over.set()
+            for thread in clients:
+                thread.join()
+    assert not failures
+
+
+@pytest.mark.smoke
+def test_statistics_show_no_token(keystone_state: tuple[Path, int], tmp_path: Path) -> None:
+    state, port = keystone_state
+    with serve(state, "uwsgi", port=port, **_held(tmp_path, "uwsgi", 3)) as served:  # type: ignore[arg-type]
+        request = _Request(served, "/hold/slow", {"X-Auth-Token": "gAAAA-a-secret"})
+        wait_for((tmp_path / "slow.held").exists, "the request is in the application")
+        path = state / "run" / "stats.sock"
+        told = json.dumps(stats(path))
+        (tmp_path / "slow.go").touch()
+        request.join()
+        assert request.status == 200
+        # the folder admits nobody else
+        assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert '"workers"' in told
+    assert "gAAAA-a-secret" not in told
+
+
+@pytest.mark.parametrize("end", (signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+def test_nothing_is_left_running(keystone_state: tuple[Path, int], end: signal.Signals) -> None:
+    """Also when the supervisor itself is killed."""
+    state, port = keystone_state
+    with serve(state, "nginx+uwsgi", port=port) as served:
+        family = served.processes()
+        assert len(family) > 3
+        served.process.send_signal(end)
+        assert not _alive_after(family, PATIENCE)
+
+
+def test_a_stop_while_workers_load_is_not_lost(
+    keystone_state: tuple[Path, int], tmp_path: Path
+) -> None:
+    """A lazy worker has SIGHUP ignored while it loads; uWSGI alone would wait for it for ever."""
+    state, port = keystone_state
+    options = _held(tmp_path, "gevent", 3600)
+    options["environment"]["HOLD_LOAD"] = "1"  # type: ignore[index]
+    with serve(state, "gevent", port=port, until=b"start of uwsgi", **options) as served:  # type: ignore[arg-type]
+        wait_for(lambda: len(list(tmp_path.glob("load-*"))) > 1, "both workers load")
+        family = served.processes()
+        master = served.masters("uwsgi")
+        # the supervisor must not help
+        served.process.send_signal(signal.SIGSTOP)
+        try:
+            master.send_signal(signal.SIGTERM)
+            wait_for(
+                lambda: "graceful shutdown" in served.log("uwsgi.log").rpartition("spawned")[2],
+                "the master has told its workers",
+            )
+            (tmp_path / "load.go").touch()
+            assert not _alive_after(family, PATIENCE)
+        finally:
+            served.process.send_signal(signal.SIGCONT)
+
+
+def test_lazy_workers_without_the_hook_still_stop(
+    keystone_state: tuple[Path, int], tmp_path: Path
+) -> None:
+    """An ini file of the operator's own, without our hook: unbounded, but no worse than stock."""
+    state, port = keystone_state
+    with serve(state, "uwsgi", port=port, **_held(tmp_path, "uwsgi", 3)) as served:  # type: ignore[arg-type]
+        rendered = (state / "run" / "uwsgi.ini").read_text()
+        served.stop()
+    own = tmp_path / "own.ini"
+    # what it names for the environment may end with the server
+    lines = [
+        f"virtualenv = {sys.prefix}" if line.startswith("virtualenv") else line
+        for line in rendered.splitlines()
+        if not line.startswith("hook-post-fork")
+    ]
+    own.write_text("\n".join(lines).replace("lazy-apps = false", "lazy-apps = true"))
+    options = _held(tmp_path, "uwsgi", 3)
+    uwsgi = subprocess.Popen(
+        [str(Path(sys.prefix, "bin", "uwsgi")), "--ini", str(own)],
+        env={**os.environ, **options["environment"]},  # type: ignore[dict-item]
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+
+        def all_loaded() -> bool:
+            try:
+                workers = stats(state / "run" / "stats.sock")["workers"]
+            except OSError:
+                return False
+            return all(worker["accepting"] for worker in workers)  # type: ignore[attr-defined]
+
+        wait_for(all_loaded, "every worker is loaded")
+        uwsgi.terminate()
+        uwsgi.wait(30)
+    finally:
+        if uwsgi.poll() is None:
+            for process in psutil.Process(uwsgi.pid).children(recursive=True):
+                process.kill()
+            uwsgi.kill()
+            uwsgi.wait()

@@ -1,0 +1,167 @@
+"""Real services with authtoken in the place of keystonemiddleware's, behind a real Keystone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.keystone_world import Client, World
+from support.keystones import serve_as_is
+from support.served import Served, wait_for
+from support.servers import memcached
+
+STOCK = "keystonemiddleware.auth_token:filter_factory"
+OURS = "keyfront.middleware.tokens.authtoken:filter_factory"
+
+# What a server of the operator's choice would do.
+PROGRAM = """\
+import os
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+{before}
+from {module} import application
+
+class Handler(WSGIRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+server = make_server("127.0.0.1", 0, application, handler_class=Handler)
+with open(os.environ["PORT_FILE"] + ".new", "w") as file:
+    file.write(str(server.server_port))
+os.rename(file.name, os.environ["PORT_FILE"])
+server.serve_forever()
+"""
+
+AUTHTOKEN = """\
+[keystone_authtoken]
+auth_type = password
+auth_url = {url}
+www_authenticate_uri = {url}
+username = admin
+user_domain_id = default
+password = {password}
+project_name = admin
+project_domain_id = default
+{more}
+[keyfront_authtoken]
+revalidate = 0.1
+"""
+
+
+@pytest.fixture(scope="module")
+def keystone(keystone_state: tuple[Path, int]) -> Iterator[Served]:
+    state, _ = keystone_state
+    with serve_as_is(state, "uwsgi") as served:
+        yield served
+
+
+@contextmanager
+def service(folder: Path, module: str, variable: str, before: str = "") -> Iterator[str]:
+    """Run a service until the block ends; returns its URL.
+
+    :param variable: by which it finds its configuration in ``folder``
+    """
+    log, port = folder / "log", folder / "port"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM.format(module=module, before=before)],
+            env={"PATH": os.defpath, variable: str(folder), "PORT_FILE": str(port)},
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+    try:
+        wait_for(lambda: port.exists() or process.poll() is not None, f"{module} is loaded")
+        assert port.exists(), log.read_text(errors="replace")
+        yield f"http://127.0.0.1:{port.read_text()}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def authtoken(keystone: Served, more: str = "") -> str:
+    return AUTHTOKEN.format(url=keystone.url, password=keystone.password, more=more)
+
+
+def one_line_changed(text: str) -> str:
+    """A paste file in which authtoken is ours."""
+    changed, count = re.subn(re.escape(STOCK), OURS, text)
+    assert count == 1
+    return changed
+
+
+def check(keystone: Served, url: str, path: str, status: int, *roles: str) -> None:
+    """A token is good until it is revoked, and nothing else is."""
+    world = World(keystone.url, keystone.password)
+    person = world.person(*roles)
+    other = world.person(*roles)
+    # one connection at a time, as that server serves them
+    def get(token: str | None, **more: str) -> tuple[int, list[str]]:
+        client = Client(url)
+        try:
+            headers = more if token is None else {"X-Auth-Token": token, **more}
+            answer = client.request("GET", path, headers)
+            return answer.status, answer.headers.get_all("WWW-Authenticate", [])
+        finally:
+            client.close()
+
+    challenge = [f'Keystone uri="{keystone.url}"']
+    for _ in range(3):
+        assert get(person.token) == (status, [])
+        assert get(other.token) == (status, [])
+    for token in ("garbage", "g" * 10_000, "é", None):
+        forged = {"OpenStack-System-Scope": "all", "X-Roles": "admin", "X-User-Id": "admin"}
+        assert get(token, **forged, **{"X-Identity-Status": "Confirmed"}) == (401, challenge)
+    world.call("DELETE", "/auth/tokens", headers={"X-Subject-Token": person.token})
+    # keystonemiddleware's own would go on for longer than this waits
+    wait_for(lambda: get(person.token)[0] == 401, "the revoked token is refused")
+    assert get(other.token) == (status, [])
+    world.flag("user", f"/users/{other.user.id}", False)
+    wait_for(lambda: get(other.token)[0] == 401, "the disabled user is refused")
+
+
+def test_glance_with_its_own_paste_file(keystone: Served, tmp_path: Path) -> None:
+    own = Path(sys.prefix, "etc", "glance", "glance-api-paste.ini")
+    paste = tmp_path / "glance-api-paste.ini"
+    paste.write_text(one_line_changed(own.read_text()))
+    with memcached() as cache:
+        shared = (
+            f"memcached_servers = {cache.address}\n"
+            "memcache_security_strategy = ENCRYPT\nmemcache_secret_key = secret\n"
+        )
+        config = tmp_path / "glance-api.conf"
+        config.write_text(
+            "[DEFAULT]\nenabled_backends = files:file\n"
+            "[glance_store]\ndefault_backend = files\n"
+            f"[files]\nfilesystem_store_datadir = {tmp_path / 'images'}\n"
+            f"[os_glance_staging_store]\nfilesystem_store_datadir = {tmp_path / 'staging'}\n"
+            f"[os_glance_tasks_store]\nfilesystem_store_datadir = {tmp_path / 'tasks'}\n"
+            f"[database]\nconnection = sqlite:///{tmp_path / 'glance.sqlite'}\n"
+            f"[paste_deploy]\nconfig_file = {paste}\nflavor = keystone\n"
+            + authtoken(keystone, shared)
+        )
+        (tmp_path / "images").mkdir()
+        with service(tmp_path, "glance.wsgi.api", "OS_GLANCE_CONFIG_DIR") as url:
+            check(keystone, url, "/v2/schemas/image", 200)
+        assert int(cache.stats()["cmd_set"]) > 0
+
+
+def test_placement_which_has_no_paste_file(keystone: Served, tmp_path: Path) -> None:
+    config = tmp_path / "placement.conf"
+    config.write_text(
+        "[placement_database]\n"
+        f"connection = sqlite:///{tmp_path / 'placement.sqlite'}\nsync_on_startup = true\n"
+        + authtoken(keystone)
+    )
+    before = (
+        "from keyfront.middleware.tokens.authtoken.install import install\n"
+        "install()"
+    )  # fmt: skip
+    world = World(keystone.url, keystone.password)
+    (admin,) = world.call("GET", "/roles?name=admin").body["roles"]
+    with service(tmp_path, "placement.wsgi.api", "OS_PLACEMENT_CONFIG_DIR", before) as url:
+        check(keystone, url, "/resource_providers", 200, admin["id"])

@@ -1,0 +1,262 @@
+"""An answer is kept only while everything stands that its caller was let in by.
+
+And what it shows: the rows of a route, and trusts that end by the clock. Two workers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+
+from support.keystone_world import VALIDATE, Answer, Client, World, grant, random_name
+from support.keystones import keystone_state, serve_as_is
+from support.served import PATIENCE, wait_for
+
+pytest.importorskip("keystone")
+
+ISSUER = "CN=front"
+EXTRA = f"""\
+[identity]
+password_hash_rounds = 4
+
+[tokenless_auth]
+trusted_issuer = {ISSUER}
+issuer_attribute = HTTP_X_CLIENT_ISSUER
+
+[oslo_policy]
+policy_file = POLICY
+
+[keyfront_token_cache]
+ttl = 600
+negative_ttl = 600
+routes = /v3/projects/{{id}}, /v3/OS-TRUST/trusts, /v3/OS-TRUST/trusts/{{id}}
+"""
+
+
+class Watched(World):
+    """A Keystone, and files that it reads."""
+
+    def __init__(self, base_url: str, password: str, policy: Path, keys: Path) -> None:
+        super().__init__(base_url, password)
+        self.policy = policy
+        self.keys = keys
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("callers")
+    policy = folder / "policy.yaml"
+    policy.write_text("{}\n")
+    state = keystone_state(folder / "state", extra=EXTRA.replace("POLICY", str(policy)))
+    with serve_as_is(state, "uwsgi") as served:
+        yield Watched(served.url, served.password, policy, state / "fernet-keys")
+
+
+def ask(world: World, path: str, headers: dict[str, str]) -> Answer:
+    """Ask both workers: over several connections."""
+    answers = []
+    for _ in range(4):
+        client = Client(world.base_url)
+        try:
+            answers.append(client.request("GET", path, headers))
+        finally:
+            client.close()
+    assert len({answer.status for answer in answers}) == 1, [a.status for a in answers]
+    return answers[-1]
+
+
+def tokenless(world: World) -> None:
+    """Let callers in by a header that is not the usual one."""
+    mapping = random_name()
+    path = f"/OS-FEDERATION/identity_providers/{hashlib.sha256(ISSUER.encode()).hexdigest()}"
+    local = {"user": {"name": "{0}", "domain": {"id": "default"}, "type": "local"}}
+    rule = {"local": [local], "remote": [{"type": "HTTP_X_CLIENT_NAME"}]}
+    world.call("PUT", path, {"identity_provider": {"enabled": True}})
+    world.call("PUT", f"/OS-FEDERATION/mappings/{mapping}", {"mapping": {"rules": [rule]}})
+    world.call("PUT", f"{path}/protocols/x509", {"protocol": {"mapping_id": mapping}})
+
+
+def test_a_caller_without_a_token_is_looked_at_each_time(world: World) -> None:
+    tokenless(world)
+    person = world.person(world.own_role["admin"])
+    caller = {
+        "X-Client-Issuer": ISSUER,
+        "X-Client-Name": person.user.name,
+        "X-Project-Id": person.project,
+        "X-Subject-Token": world.bystander.token,
+    }
+    assert ask(world, VALIDATE, caller).status == 200
+    world.flag("user", f"/users/{person.user.id}", False)
+    # Keystone's own answer to a disabled one is an error of its own.
+    assert ask(world, VALIDATE, caller).status in (401, 500)
+    world.flag("user", f"/users/{person.user.id}", True)
+    assert ask(world, VALIDATE, caller).status == 200
+
+
+def soon(seconds: float) -> str:
+    moment = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def test_a_token_does_not_outlive_its_trust_though_it_may_be_expired(world: World) -> None:
+    taker = world.user()
+    trust = world.trust(world.person(), taker, [world.still_role], expires_at=soon(4))
+    token = world.issue(taker, trust=trust)
+    path = VALIDATE + "?allow_expired=1"
+    caller = {"X-Auth-Token": world.admin, "X-Subject-Token": token}
+    assert ask(world, path, caller).status == 200
+    until(world, path, caller, 404)
+
+
+def until(world: World, path: str, caller: dict[str, str], status: int) -> None:
+    """Wait until Keystone itself answers with a status; then the cache has to do so, too."""
+    client = Client(world.base_url)
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while client.request("GET", path, {**caller, "X-Once": random_name()}).status != status:
+            assert time.monotonic() < deadline
+            assert client.request("GET", path, caller).status in (200, status)
+    finally:
+        client.close()
+    assert ask(world, path, caller).status == status
+
+
+def test_a_trust_is_not_shown_for_longer_than_it_lasts(world: World) -> None:
+    giver = world.person()
+    trust = world.trust(giver, world.user(), [world.still_role], expires_at=soon(4))
+    path, caller = f"/OS-TRUST/trusts/{trust}", {"X-Auth-Token": giver.token}
+    assert ask(world, path, caller).status == 200
+    until(world, path, caller, 404)
+
+
+def test_a_route_shows_what_a_query_adds(world: World) -> None:
+    above = world.project()
+    project = world.project(parent=above)
+    service, name = world.endpoints[0].service, random_name()
+    body = {"service_id": service, "resource_name": name, "default_limit": 10}
+    world.call("POST", "/registered_limits", {"registered_limits": [body]})
+    caller = {"X-Auth-Token": world.admin}
+    # Limits are shown of projects on which the caller has a role.
+    world.call("PUT", grant("projects", project, "users", me(world), world.own_role["member"]))
+    path = f"/projects/{above}?subtree_as_list&include_limits"
+
+    def limits() -> list[int]:
+        found = ask(world, path, caller).body["project"]["subtree"][0]["project"]["limits"]
+        return [limit["resource_limit"] for limit in found]
+
+    assert limits() == []
+    limit = {"project_id": project, "service_id": service, "resource_name": name}
+    made = world.call("POST", "/limits", {"limits": [{**limit, "resource_limit": 5}]})
+    assert limits() == [5]
+    world.patch("limit", f"/limits/{made.body['limits'][0]['id']}", resource_limit=7)
+    assert limits() == [7]
+    world.patch("project", f"/projects/{above}", description="other")
+    assert ask(world, path, caller).body["project"]["description"] == "other"
+
+
+def test_a_token_is_accepted_when_its_key_has_come(world: Watched) -> None:
+    """By whichever node made it, whose rotation was here before."""
+    key = Fernet.generate_key()
+    (primary,) = [x for x in world.keys.iterdir() if x.name == max(os.listdir(world.keys), key=int)]
+    token = world.person().token
+    payload = Fernet(primary.read_bytes()).decrypt(token + "=" * (-len(token) % 4))
+    late = Fernet(key).encrypt(payload).decode().rstrip("=")
+    caller = {"X-Auth-Token": world.admin, "X-Subject-Token": late}
+    assert ask(world, VALIDATE, caller).status == 404
+    # Staged: under it nothing is made here.
+    (world.keys / "0").write_bytes(key)
+    wait_for(lambda: ask_once(world, VALIDATE, caller).status == 200, "its refusal has gone")
+    assert ask(world, VALIDATE, caller).status == 200
+
+
+def test_a_policy_counts_when_it_is_there(world: Watched) -> None:
+    caller = {"X-Auth-Token": world.admin, "X-Subject-Token": world.bystander.token}
+    assert ask(world, VALIDATE, caller).status == 200
+    world.policy.write_text('"identity:validate_token": "!"\n')
+    try:
+        wait_for(lambda: ask_once(world, VALIDATE, caller).status == 403, "it is forbidden")
+    finally:
+        world.policy.write_text("{}\n")
+    wait_for(lambda: ask_once(world, VALIDATE, caller).status == 200, "it is allowed again")
+
+
+class Decides(BaseHTTPRequestHandler):
+    """Somebody whom a policy asks."""
+
+    verdict = b"True"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.verdict)))
+        self.end_headers()
+        self.wfile.write(self.verdict)
+
+    def log_message(self, *values: object) -> None:
+        pass
+
+
+def test_what_somebody_else_decides_is_asked_each_time(world: Watched) -> None:
+    caller = {"X-Auth-Token": world.admin, "X-Subject-Token": world.bystander.token}
+    with ThreadingHTTPServer(("127.0.0.1", 0), Decides) as server:
+        threading.Thread(target=server.serve_forever).start()
+        rule = f"http://127.0.0.1:{server.server_port}/"
+        world.policy.write_text(f'"identity:validate_token": "{rule}"\n')
+        try:
+            Decides.verdict = b"False"
+            wait_for(lambda: ask_once(world, VALIDATE, caller).status == 403, "it is asked")
+            for verdict, status in ((b"True", 200), (b"False", 403), (b"True", 200)):
+                Decides.verdict = verdict
+                assert ask(world, VALIDATE, caller).status == status
+        finally:
+            world.policy.write_text("{}\n")
+            server.shutdown()
+    wait_for(lambda: ask_once(world, VALIDATE, caller).status == 200, "it is as before")
+
+
+def ask_once(world: World, path: str, headers: dict[str, str]) -> Answer:
+    client = Client(world.base_url)
+    try:
+        return client.request("GET", path, headers)
+    finally:
+        client.close()
+
+
+def me(world: World) -> str:
+    answer = ask(world, VALIDATE, {"X-Auth-Token": world.admin, "X-Subject-Token": world.admin})
+    found: str = answer.token()["user"]["id"]
+    return found
+
+
+def test_a_login_needs_nobody_to_be_told(tmp_path: Path) -> None:
+    """The first one of a day writes when the user was last there, which nothing goes by."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        extra = (
+            "[identity]\npassword_hash_rounds = 4\n[keyfront_token_cache]\n"
+            f"coordinator = redis://127.0.0.1:{nobody.getsockname()[1]}\n"
+        )
+        state = keystone_state(tmp_path / "state", extra=extra)
+        with serve_as_is(state, "uwsgi") as served:
+            world = World(served.url, served.password)
+            assert world.admin
+            caller = {"X-Auth-Token": world.admin, "X-Subject-Token": world.admin}
+            assert ask(world, VALIDATE, caller).status == 200
+            client = Client(world.base_url)
+            try:
+                body = {"project": {"name": random_name()}}
+                answer = client.request("POST", "/projects", caller, body)
+            finally:
+                client.close()
+            assert answer.status == 503
+            assert answer.headers["Retry-After"]

@@ -1,0 +1,98 @@
+"""``keyfront tokens check`` on Keystones that hear of changes, and on some that do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from support.keystones import keystone_state, serve_as_is
+from support.served import Served, free_port
+
+pytest.importorskip("keystone")
+
+EXTRA = "[keyfront_token_cache]\npath = {path}\n"
+
+
+class Place(NamedTuple):
+    """A served Keystone, and where its configuration is."""
+
+    served: Served
+    state: Path
+
+    def check(self, *urls: str, config: Path | None = None, **more: str) -> tuple[int, Any]:
+        """What the command says of the given nodes."""
+        command = [sys.executable, "-m", "keyfront", "tokens", "check", "--json"]
+        command += ["--config-file", str(config or self.state / "keystone.conf")]
+        for url in urls:
+            command += ["--keystone", url]
+        who = {"OS_USERNAME": "admin", "OS_PASSWORD": self.served.password, **more}
+        environment = {**os.environ, "OS_PROJECT_NAME": "admin", **who}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert self.served.password not in done.stdout + done.stderr
+        return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("check")
+    state = keystone_state(folder / "state", extra=EXTRA.format(path=folder / "epochs"))
+    with serve_as_is(state, "uwsgi") as served:
+        yield Place(served, state)
+
+
+def faults(result: Any) -> list[str]:
+    return [one["fault"] for one in result["findings"]]
+
+
+def test_all_hear(place: Place) -> None:
+    status, result = place.check(place.served.url)
+    assert faults(result) == ["", ""]
+    assert status == 0
+
+
+def test_keystone_manage_without_the_plugin(place: Place, tmp_path: Path) -> None:
+    text = (place.state / "keystone.conf").read_text()
+    assert "?plugin=keyfront" in text
+    config = tmp_path / "keystone.conf"
+    config.write_text(text.replace("?plugin=keyfront", ""))
+    status, result = place.check(config=config)
+    assert status == 1
+    assert "write ?plugin=keyfront behind the URL" in faults(result)[0]
+
+
+def test_a_node_that_goes_by_epochs_of_its_own(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("another")
+    state = keystone_state(folder / "state", extra=EXTRA.format(path=folder / "epochs"))
+    with serve_as_is(state, "uwsgi") as other:
+        # Only its password is the other Keystone's.
+        status, result = place.check(other.url, OS_PASSWORD=other.password)
+        assert status == 1
+        assert "it goes by another epoch table" in faults(result)[1]
+
+
+def test_a_node_that_is_away_and_a_wrong_password(place: Place) -> None:
+    url = f"http://127.0.0.1:{free_port()}/v3"
+    status, result = place.check(url, place.served.url, OS_PASSWORD="wrong")
+    assert status == 1
+    assert faults(result)[1] == "it does not answer: ConnectionRefusedError"
+    assert faults(result)[2] == "it gives no token to the user of OS_USERNAME"
+
+
+def test_what_is_missing_is_named(place: Place) -> None:
+    status, said = place.check(place.served.url, OS_PASSWORD="")
+    assert status == 2
+    assert "OS_PASSWORD" in said
+    status, said = place.check("localhost:5000")
+    assert status == 2
+    assert "--keystone" in said

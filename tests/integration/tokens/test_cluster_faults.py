@@ -1,0 +1,296 @@
+"""Redis is killed, paused, emptied, cut off or fails over under two nodes and two services.
+
+Whatever happens to it: a token that was revoked is refused everywhere from the revocation's answer
+on, a good one is accepted everywhere all the time, and changes go on by themselves once it is back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Cluster, cluster
+from support.fault_proxy import FaultProxy
+from support.keystone_world import VALIDATE, Answer, Client, World
+from support.redis_servers import RedisServer, redis_server, sentinels
+from support.served import PATIENCE
+
+pytest.importorskip("keystone")
+pytest.importorskip("keystonemiddleware")
+pytestmark = pytest.mark.slow
+
+REFUSED = frozenset({401, 404})
+
+
+class Place:
+    """A node or service that is shown tokens; for one thread."""
+
+    def __init__(self, name: str, url: str, admin: str) -> None:
+        self.name = name
+        self._admin = admin
+        self._client = Client(url)
+
+    def status(self, token: str) -> int:
+        if self.name.startswith("node"):
+            headers = {"X-Auth-Token": self._admin, "X-Subject-Token": token}
+            return self._client.request("GET", VALIDATE, headers).status
+        return self._client.request("GET", "/", {"X-Auth-Token": token}).status
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Cloud:
+    """A cluster and what happens in it.
+
+    :param redis: the server whose faults they are
+    """
+
+    def __init__(self, running: Cluster, redis: RedisServer) -> None:
+        self.running = running
+        self.redis = redis
+        self.first = running.nodes[0]
+        self.world = World(self.first.url, self.first.password)
+        # by another chain than those that are revoked
+        self.steady = self.world.person().token
+
+    def places(self) -> list[Place]:
+        return [
+            Place(name, url, self.world.admin) for name, url in self.running.everywhere.items()
+        ]
+
+    def try_to_revoke(self, token: str) -> Answer:
+        """Ask once."""
+        client = Client(self.first.url)
+        try:
+            headers = {"X-Auth-Token": self.world.admin, "X-Subject-Token": token}
+            return client.request("DELETE", VALIDATE, headers)
+        finally:
+            client.close()
+
+    def revoke(self, token: str) -> int:
+        """Ask until it is done; returns how often it was refused before."""
+        deadline = time.monotonic() + PATIENCE
+        refused = 0
+        while (answer := self.try_to_revoke(token)).status != 204:
+            assert answer.status == 503, f"{answer.status} {answer.body}"
+            assert int(answer.headers["Retry-After"]) > 0
+            assert time.monotonic() < deadline, "changes are not taken up again"
+            refused += 1
+            time.sleep(0.05)
+        return refused
+
+    def known(self) -> str:
+        """A new token that all places, and all their workers, have seen."""
+        token = self.world.person().token
+        for place in self.places():
+            try:
+                for _ in range(8):
+                    assert place.status(token) == 200, place.name
+            finally:
+                place.close()
+        return token
+
+    def answers(self, token: str) -> set[int]:
+        """What all workers everywhere answer."""
+        found: set[int] = set()
+        for place in self.places():
+            try:
+                found.update(place.status(token) for _ in range(8))
+            finally:
+                place.close()
+        return found
+
+    def assert_refused(self, token: str) -> None:
+        """Everywhere, by all workers."""
+        for place in self.places():
+            try:
+                for _ in range(8):
+                    status = place.status(token)
+                    assert status in REFUSED, f"{place.name} answered {status}"
+            finally:
+                place.close()
+
+    @contextmanager
+    def nothing_lost(self) -> Iterator[None]:
+        """A good token is accepted everywhere meanwhile."""
+        over = threading.Event()
+        failures: list[str] = []
+        counts: list[int] = []
+
+        def ask(place: Place) -> None:
+            count = 0
+            try:
+                while not over.is_set() or not count:
+                    status = place.status(self.steady)
+                    if status != 200:
+                        failures.append(f"{place.name} answered {status}")
+                    count += 1
+                    over.wait(0.01)
+            except (OSError, HTTPException) as error:
+                failures.append(f"{place.name}: {error!r}")
+            finally:
+                place.close()
+                counts.append(count)
+
+        threads = [threading.Thread(target=ask, args=(place,)) for place in self.places()]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+        assert not any(thread.is_alive() for thread in threads), "a request hangs"
+        assert not failures, f"{len(failures)} lost: {failures[:5]}"
+        assert min(counts) > 0
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with redis_server(folder / "redis") as redis, cluster(folder, coordinator=redis.url) as running:
+        yield Cloud(running, redis)
+
+
+@pytest.fixture
+def redis(cloud: Cloud) -> Iterator[RedisServer]:
+    """It answers, before and after."""
+    yield cloud.redis
+    cloud.revoke(cloud.known())
+
+
+def test_nothing_is_amiss(cloud: Cloud, redis: RedisServer) -> None:
+    with cloud.nothing_lost():
+        for _ in range(5):
+            token = cloud.known()
+            assert cloud.revoke(token) == 0
+            cloud.assert_refused(token)
+
+
+def test_killed_and_started_again(cloud: Cloud, redis: RedisServer) -> None:
+    token, other = cloud.known(), cloud.known()
+    with cloud.nothing_lost():
+        redis.kill()
+        assert cloud.try_to_revoke(token).status == 503
+        assert cloud.answers(token) == {200}
+        redis.start()
+        cloud.revoke(token)
+        cloud.assert_refused(token)
+    cloud.revoke(other)
+    cloud.assert_refused(other)
+
+
+def test_started_again_with_what_it_knew_before_a_change(
+    cloud: Cloud, redis: RedisServer
+) -> None:
+    """Its numbers go back; what was kept since must not stand by them."""
+    token = cloud.known()
+    redis.client.save()
+    with cloud.nothing_lost():
+        assert cloud.revoke(token) == 0
+        redis.restart()
+        cloud.assert_refused(token)
+
+
+def test_paused(cloud: Cloud, redis: RedisServer) -> None:
+    token = cloud.known()
+    with cloud.nothing_lost():
+        redis.stop()
+        try:
+            # one request of each process waits for it, the next ones do not
+            for place in cloud.places():
+                assert [place.status(token) for _ in range(8)] == [200] * 8, place.name
+                place.close()
+            assert cloud.try_to_revoke(token).status == 503
+        finally:
+            redis.resume()
+        cloud.revoke(token)
+        cloud.assert_refused(token)
+
+
+def test_emptied(cloud: Cloud, redis: RedisServer) -> None:
+    token, other = cloud.known(), cloud.known()
+    with cloud.nothing_lost():
+        assert cloud.revoke(token) == 0
+        redis.client.flushall()
+        cloud.assert_refused(token)
+        cloud.revoke(other)
+        cloud.assert_refused(other)
+
+
+def test_cut_off(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis") as redis, FaultProxy(redis.port) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}/0"
+        with cluster(tmp_path, coordinator=url) as running:
+            cloud = Cloud(running, redis)
+            faults: tuple[Callable[[], None], ...] = (
+                *(proxy.reset, proxy.half_open, proxy.cut, proxy.stall, proxy.black_hole),
+                lambda: proxy.garbage(b"+what?\r\n"),
+            )
+            for fault in faults:
+                token = cloud.known()
+                with cloud.nothing_lost():
+                    fault()
+                    cloud.try_to_revoke(cloud.steady[:-1])  # a change that is none
+                    proxy.forward()
+                    cloud.revoke(token)
+                    cloud.assert_refused(token)
+
+
+def test_failover(tmp_path: Path) -> None:
+    """The replica that takes over may not have heard of the last change."""
+    with ExitStack() as stack:
+        master = stack.enter_context(redis_server(tmp_path / "master"))
+        replica = stack.enter_context(redis_server(tmp_path / "replica", replica_of=master))
+        watch = stack.enter_context(sentinels(master))
+        url = "redis://" + ",".join(sentinel.address for sentinel in watch)
+        options = "coordinator_sentinel_master = keyfront"
+        running = stack.enter_context(
+            cluster(
+                tmp_path, coordinator=url, options=options,
+                service_options=f"keyfront_{options}",
+            )
+        )
+        cloud = Cloud(running, master)
+        token, other = cloud.known(), cloud.known()
+        # from now on the replica hears of nothing
+        replica.stop()
+        assert cloud.revoke(token) == 0
+        cloud.assert_refused(token)
+        with cloud.nothing_lost():
+            master.kill()
+            replica.resume()
+            cloud.revoke(other)
+            cloud.assert_refused(other)
+            cloud.assert_refused(token)
+
+
+def test_changes_may_be_let_through(tmp_path: Path) -> None:
+    """With on_loss = allow; what was changed meanwhile is told of as soon as Redis is back."""
+    with redis_server(tmp_path / "redis") as redis:
+        with cluster(tmp_path, coordinator=redis.url, options="on_loss = allow") as running:
+            cloud = Cloud(running, redis)
+            token, other = cloud.known(), cloud.known()
+            redis.stop()
+            try:
+                assert cloud.try_to_revoke(token).status == 204
+            finally:
+                redis.resume()
+            # a change before that is found out is let through as well
+            cloud.revoke(other)
+            deadline = time.monotonic() + PATIENCE
+            while 200 in cloud.answers(token) | cloud.answers(other):
+                assert time.monotonic() < deadline, "nobody was told"
+                time.sleep(0.05)
+            cloud.assert_refused(token)
+            cloud.assert_refused(other)
+            log = (cloud.first.state / "log" / "keystone.log").read_text()
+            assert "changes are made all the same" in log

@@ -1,0 +1,326 @@
+"""Nobody lowers another's hits, and of several who ask the same at once one asks Keystone.
+
+By the counters that the workers share. What cannot change an answer must not touch the epochs at
+all: anybody who reaches Keystone's port can send it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+import psutil
+import pytest
+
+from keyfront.common.file_lock import FileLock
+from keyfront.middleware.tokens.coordinator.local import SharedMemory
+from keyfront.middleware.tokens.counters import NAMES, Counters
+from support.keystone_world import VALIDATE, Answer, Client, Person, World, grant
+from support.keystones import keystone_state, serve_as_is
+from support.served import Served, stats, wait_for
+
+pytest.importorskip("keystone")
+
+# Of the user who does much, and of the other, who only wants to be validated.
+TURNS = int(os.environ.get("KEYFRONT_FAIRNESS_TURNS", "16"))
+VALIDATIONS = 120
+FLIGHT_TIMEOUT = 3.0
+# Workers and threads of each, as keyfront serve starts them on two cores.
+AT_ONCE = 4
+
+# Keystone takes as long as the test says: it notes who asks it, and waits while a file is there.
+SLOW = """\
+import os, time
+from pathlib import Path
+
+def factory(global_conf, folder):
+    folder = Path(folder)
+
+    def filter(application):
+        def slow(environ, start_response):
+            if environ["REQUEST_METHOD"] == "GET" and (folder / "hold").exists():
+                with (folder / "asked").open("a") as asked:
+                    asked.write(f"{os.getpid()}\\n")
+                while (folder / "hold").exists():
+                    time.sleep(0.01)
+            return application(environ, start_response)
+
+        return slow
+
+    return filter
+"""
+PIPELINE = """\
+[pipeline:main]
+pipeline = token_cache slow keystone
+[filter:token_cache]
+use = egg:keyfront#token_cache
+[filter:slow]
+paste.filter_factory = slow_keystone:factory
+folder = {folder}
+[app:keystone]
+use = egg:keyfront#keystone
+"""
+CONFIGURATION = """\
+[identity]
+# The cheapest that bcrypt takes: passwords are not what is tested.
+password_hash_rounds = 4
+[security_compliance]
+# So that each failed login is written down, and never locks anybody out.
+lockout_failure_attempts = 1000000
+[keyfront_token_cache]
+path = {shared}
+ttl = 3000
+negative_ttl = 3000
+flight_timeout = {flight_timeout}
+"""
+
+
+@dataclass
+class Fair:
+    """A running Keystone, and what its workers count."""
+
+    served: Served
+    world: World
+    folder: Path
+    shared: Path
+
+    def counted(self) -> Counter[str]:
+        lock = FileLock(self.shared / "node-lock")
+        counts = Counters(self.shared / "counters", lock).statistics()
+        return Counter({name: counts[name] for name in NAMES})
+
+    def changes(self) -> int:
+        with closing(SharedMemory(self.shared, create=False)) as table:
+            return table.statistics()["changes"]
+
+    def send(
+        self, method: str, path: str, headers: dict[str, str], body: object = None
+    ) -> Answer:
+        client = Client(self.served.url)
+        try:
+            return client.request(method, path, headers, body)
+        finally:
+            client.close()
+
+    def validate(self, token: str) -> Answer:
+        return self.send(
+            "GET", VALIDATE, {"X-Auth-Token": self.world.admin, "X-Subject-Token": token}
+        )
+
+    @contextmanager
+    def held(self) -> Iterator[Path]:
+        """Keystone does not answer; yields the file with a line for each request that it got."""
+        hold, asked = self.folder / "hold", self.folder / "asked"
+        asked.write_text("")
+        hold.touch()
+        try:
+            yield asked
+        finally:
+            hold.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def fair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fair]:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("keyfront serve starts one worker per core, and there is one core")
+    folder = tmp_path_factory.mktemp("fairness")
+    shared = folder / "shared"
+    extra = CONFIGURATION.format(shared=shared, flight_timeout=FLIGHT_TIMEOUT)
+    state = keystone_state(folder / "state", extra=extra)
+    (folder / "slow_keystone.py").write_text(SLOW)
+    (folder / "pipeline.ini").write_text(PIPELINE.format(folder=folder))
+    environment = {
+        "KEYFRONT_APP": f"config:{folder / 'pipeline.ini'}", "PYTHONPATH": str(folder),
+    }
+    with serve_as_is(state, "uwsgi", environment=environment) as served:
+        yield Fair(served, World(served.url, served.password), folder, shared)
+
+
+def _hits_beside(fair: Fair, activity: Callable[[], object]) -> float:
+    """The share of hits among another user's validations while something goes on."""
+    token = fair.world.person().token
+    for _ in range(20):  # until all workers have it
+        assert fair.validate(token).status == 200
+    before, ended, validations = fair.counted(), threading.Event(), 0
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(activity)
+        future.add_done_callback(lambda _: ended.set())
+        while not ended.is_set() or validations < VALIDATIONS:
+            assert fair.validate(token).status == 200
+            validations += 1
+            time.sleep(0.005)
+        future.result()
+    counted = fair.counted() - before
+    hits = counted["hits"] + counted["node_hits"]
+    print(f"{validations} validations; {dict(counted)}")
+    # An activity asks by GET only where it says so by what it returns.
+    asked = future.result() or 0
+    assert hits + counted["misses"] + counted["bypassed"] == validations + asked
+    return hits / validations
+
+
+# Who changes what is his own
+
+
+@pytest.mark.slow
+def test_user_who_revokes_his_own_tokens(fair: Fair) -> None:
+    person = fair.world.person()
+
+    def revoke_often() -> None:
+        for _ in range(TURNS):
+            token = fair.world.issue(person.user, project=person.project)
+            fair.world.revoke(token, by=token)
+
+    before = fair.changes()
+    assert _hits_beside(fair, revoke_often) > 0.97
+    assert fair.changes() - before >= TURNS
+
+
+@pytest.mark.slow
+def test_user_who_changes_his_own_password(fair: Fair) -> None:
+    person = fair.world.person()
+
+    def change_often() -> None:
+        password = person.user.password
+        for _ in range(TURNS // 4):
+            new = uuid.uuid4().hex
+            body = {"user": {"original_password": password, "password": new}}
+            path = f"/users/{person.user.id}/password"
+            fair.world.send("POST", path, {}, body)
+            password = new
+
+    assert _hits_beside(fair, change_often) > 0.97
+
+
+# Floods
+
+
+def _junk(fair: Fair, person: Person) -> int:
+    """Tokens that are none, as the subject and as the caller."""
+    for _ in range(TURNS):
+        assert fair.validate(uuid.uuid4().hex).status == 404
+        junk = {"X-Auth-Token": uuid.uuid4().hex, "X-Subject-Token": person.token}
+        assert fair.send("GET", VALIDATE, junk).status == 401
+    return 2 * TURNS
+
+
+def _unauthorised(fair: Fair, person: Person) -> None:
+    """Changes that this user may not make."""
+    own, admin = {"X-Auth-Token": person.token}, fair.world.own_role["admin"]
+    disabled = {"project": {"enabled": False}}
+    path = grant("projects", person.project, "users", person.user.id, admin)
+    for _ in range(TURNS // 4):
+        for method, where, body in (
+            ("PATCH", f"/projects/{person.project}", disabled),
+            ("DELETE", f"/users/{person.user.id}", None),
+            ("PUT", path, None),
+            ("POST", "/services", {"service": {"name": "x", "type": "x"}}),
+        ):
+            assert fair.send(method, where, own, body).status == 403
+        victim = {**own, "X-Subject-Token": fair.world.bystander.token}
+        assert fair.send("DELETE", VALIDATE, victim).status == 403
+
+
+def _failing_logins(fair: Fair, person: Person) -> None:
+    """Wrong passwords of somebody who exists, and of nobody."""
+    for _ in range(TURNS // 2):
+        for user in (person.user.id, uuid.uuid4().hex):
+            password = {"user": {"id": user, "password": "wrong"}}
+            body = {"auth": {"identity": {"methods": ["password"], "password": password}}}
+            assert fair.send("POST", VALIDATE, {}, body).status == 401
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flood", [_junk, _unauthorised, _failing_logins])
+def test_flood_touches_nothing(fair: Fair, flood: Callable[[Fair, Person], int | None]) -> None:
+    person = fair.world.person()
+    # What the flood and the validations need is made before.
+    assert fair.world.bystander.token and fair.world.own_role
+    other = fair.world.person()
+    before = -1
+
+    def begin() -> int | None:
+        nonlocal before
+        before = fair.changes()
+        return flood(fair, person)
+
+    assert _hits_beside(fair, begin) > 0.97
+    assert fair.changes() == before
+    assert fair.validate(other.token).status == 200
+
+
+# Several who ask the same at once
+
+
+def _all_wait(fair: Fair, waits: int, asked: Path) -> None:
+    wait_for(lambda: fair.counted()["waits"] >= waits, "the others wait")
+    assert len(asked.read_text().split()) == 1
+
+
+@pytest.mark.slow
+def test_keystone_is_asked_once(fair: Fair) -> None:
+    token = fair.world.person().token
+    before = fair.counted()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        with fair.held() as asked:
+            futures = [pool.submit(fair.validate, token) for _ in range(AT_ONCE)]
+            _all_wait(fair, before["waits"] + AT_ONCE - 1, asked)
+        bodies = {str(future.result().token()) for future in futures}
+        assert {future.result().status for future in futures} == {200}
+    assert len(bodies) == 1
+    counted = fair.counted() - before
+    assert counted == {"misses": 1, "waits": AT_ONCE - 1, "node_hits": AT_ONCE - 1}
+    workers = stats(fair.served.state / "run" / "stats.sock")["workers"]
+    assert isinstance(workers, list) and len([x for x in workers if x["requests"]]) == 2
+
+
+@pytest.mark.slow
+def test_keystone_is_asked_once_about_what_is_refused(fair: Fair) -> None:
+    junk = uuid.uuid4().hex
+    before = fair.counted()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        with fair.held() as asked:
+            futures = [pool.submit(fair.validate, junk) for _ in range(AT_ONCE)]
+            _all_wait(fair, before["waits"] + AT_ONCE - 1, asked)
+        assert {future.result().status for future in futures} == {404}
+    assert (fair.counted() - before)["misses"] == 1
+
+
+@pytest.mark.slow
+def test_who_asks_is_killed(fair: Fair) -> None:
+    """The others wait for him as long as for anybody, and then ask themselves."""
+    token = fair.world.person().token
+    before = fair.counted()["waits"]
+
+    def validate() -> tuple[int, float]:
+        try:
+            status = fair.validate(token).status
+        except (OSError, HTTPException):
+            status = 0
+        return status, time.monotonic()
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        with fair.held() as asked:
+            begun = time.monotonic()
+            futures = [pool.submit(validate) for _ in range(AT_ONCE)]
+            _all_wait(fair, before + AT_ONCE - 1, asked)
+            psutil.Process(int(asked.read_text())).kill()
+        results = [future.result() for future in futures]
+    # The one who was killed, and whoever waited in the same process, got no answer.
+    answered = [end - begun for status, end in results if status == 200]
+    assert len(answered) == AT_ONCE // 2, results
+    assert {status for status, _ in results} == {0, 200}
+    print(f"answered after {max(answered):.1f} s")
+    assert max(answered) < FLIGHT_TIMEOUT + 3
+    # The worker is back.
+    for _ in range(8):
+        assert fair.validate(token).status == 200

@@ -1,0 +1,441 @@
+"""Two nodes and two services under faults, and whether what clients saw may have happened.
+
+Users and projects are renamed, roles taken away and tokens revoked, at both nodes, and read at both
+nodes and both services, while workers are killed and frozen, Redis is killed, frozen and cut off
+and the database is frozen. Everything is written down, and ``history.py`` judges it. A longer run::
+
+    KEYFRONT_HISTORY_READS=1000000 pytest -s tests/integration/tokens/test_history.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from support.cluster import Cluster, cluster
+from support.fault_proxy import FaultProxy
+from support.history import History
+from support.keystone_world import VALIDATE, Person, World, grant, random_name
+from support.processes import command_line
+from support.redis_servers import RedisServer, redis_server
+from support.served import PATIENCE, Served, stats
+
+pytest.importorskip("keystone")
+pytest.importorskip("keystonemiddleware")
+pytestmark = pytest.mark.slow
+
+#: Answers that are read at least.
+READS = int(os.environ.get("KEYFRONT_HISTORY_READS", "1000"))
+PEOPLE = 2
+#: Seconds after which who waits for a change gives up; it may be made later.
+ANSWERED = 1.5
+#: Answers that are read between two changes of a kind, unless something breaks, and two faults.
+CHANGES_EVERY = max(40, READS // 2500)
+FAULTS_EVERY = 2 * CHANGES_EVERY
+#: Seconds between looks whether it is time.
+PAUSE = 0.02
+ROLES = 3
+READERS = 2
+
+
+@dataclass
+class Subject:
+    """A person whose user and project are renamed and whose roles are taken away.
+
+    :param tokens: those that are read, with their registers
+    :param roles: in the order in which they are taken away; none is given back
+    :param taken: how many of them were
+    """
+
+    person: Person
+    tokens: dict[str, str] = field(default_factory=dict)
+    roles: list[str] = field(default_factory=list)
+    taken: int = 0
+
+    @property
+    def user(self) -> str:
+        return f"user {self.person.user.id}"
+
+    @property
+    def project(self) -> str:
+        return f"project {self.person.project}"
+
+    @property
+    def role(self) -> str:
+        return f"first role of {self.person.user.id}"
+
+    def shown(self, token: dict[str, Any]) -> list[tuple[str, object]]:
+        """What a token's description shows, by register."""
+        has = {x["id"] for x in token["roles"]}
+        first = next((number for number, role in enumerate(self.roles) if role in has), None)
+        return [
+            (self.user, token["user"]["name"]),
+            (self.project, token["project"]["name"]),
+            (self.role, first),
+        ]
+
+
+class Unanswered(Exception):
+    """A change had no good answer."""
+
+
+class Run:
+    """Readers, changes and faults, until it is over.
+
+    :param redis: the server whose faults they are
+    :param proxy: by which nodes and services get to it
+    """
+
+    def __init__(self, served: Cluster, redis: RedisServer, proxy: FaultProxy) -> None:
+        self.served, self.redis, self.proxy = served, redis, proxy
+        self.history = History()
+        self.over = threading.Event()
+        self.failures: list[BaseException] = []
+        self.answers: Counter[str] = Counter()
+        self.unanswered: Counter[str] = Counter()
+        self.made: Counter[str] = Counter()
+        self.doubtful: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        #: How often something broke, counted at its beginning.
+        self.broken = 0
+        first = served.nodes[0]
+        self.world = World(first.url, first.password)
+        self.admin = self.world.admin
+        # The change of a project takes time with what is in it, so each has its own.
+        self.subjects = [self._subject() for _ in range(PEOPLE)]
+
+    def _subject(self) -> Subject:
+        world = self.world
+        roles = [world.role() for _ in range(ROLES)]
+        made = Subject(world.person(*roles, project=world.project()), roles=roles)
+        answer = world.call("GET", VALIDATE, headers={"X-Subject-Token": made.person.token})
+        for register, value in made.shown(answer.token()):
+            self.history.start(register, value)
+        self._show(made, made.person.token)
+        return made
+
+    def _show(self, subject: Subject, token: str) -> str:
+        register = f"token {sum(self.made.values())}-{random_name()}"
+        self.history.start(register, "holds")
+        subject.tokens[token] = register
+        return register
+
+    def thread(self, work: Callable[[], None]) -> threading.Thread:
+        """Do this again and again until it is over."""
+
+        def loop() -> None:
+            try:
+                while not self.over.is_set():
+                    work()
+            except BaseException as failure:
+                self.failures.append(failure)
+                self.over.set()
+
+        return threading.Thread(target=loop)
+
+    # Reads
+
+    def read(self, name: str, url: str, dice: random.Random) -> None:
+        """Show a token somewhere, and note what the answer shows."""
+        subject = dice.choice(self.subjects)
+        token, register = dice.choice(list(subject.tokens.items()))
+        parts = urlsplit(url)
+        path, headers = "/", {"X-Auth-Token": token}
+        if name.startswith("node"):
+            path = f"{parts.path}{VALIDATE}"
+            headers = {"X-Auth-Token": self.admin, "X-Subject-Token": token}
+        lines = [f"GET {path} HTTP/1.1", f"Host: {parts.netloc}", "Connection: close"]
+        lines += [f"{header}: {value}" for header, value in headers.items()]
+        request = ("\r\n".join(lines) + "\r\n\r\n").encode()
+        began = time.monotonic()
+        try:
+            status, body = _ask((parts.hostname or "", parts.port or 0), request)
+        except (OSError, ValueError):
+            self.unanswered[name] += 1
+            return
+        if status == 200:
+            shown = [(register, "holds"), *subject.shown(json.loads(body)["token"])]
+        elif status == (404 if name.startswith("node") else 401):
+            shown = [(register, "revoked")]
+        elif status >= 500:
+            self.unanswered[name] += 1
+            return
+        else:
+            shown = [(register, f"status {status}")]
+        self.history.read(began, name, shown)
+        self.answers[name] += 1
+
+    # Changes
+
+    def send(self, method: str, path: str, good: tuple[int, ...], **more: Any) -> None:
+        """Ask either node for a change, once.
+
+        :param good: statuses that say that it is made
+        :param more: the request's body; ``headers`` are more of its headers
+        :raises Unanswered: it may have been made, or may be later, or not
+        """
+        node = random.choice(self.served.nodes)
+        connection = HTTPConnection("127.0.0.1", node.port, timeout=ANSWERED)
+        headers = {"X-Auth-Token": self.admin, **more.pop("headers", {})}
+        body = None
+        if more:
+            headers["Content-Type"], body = "application/json", json.dumps(more)
+        try:
+            connection.request(method, f"/v3{path}", body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, HTTPException) as error:
+            raise Unanswered(str(error)) from None
+        finally:
+            connection.close()
+        if answer.status in good:
+            return
+        assert answer.status >= 500, f"{method} {path}: {answer.status} {content!r}"
+        raise Unanswered(f"{answer.status}")
+
+    def insist(self, method: str, path: str, **more: Any) -> None:
+        """Ask for something to be taken away until it is, or until it is over."""
+        good: tuple[int, ...] = (204,)
+        while True:
+            try:
+                return self.send(method, path, good, **more)
+            except Unanswered:
+                if self.over.is_set():
+                    raise
+                good = (204, 404)  # one that had no answer may have been made
+                time.sleep(PAUSE)
+
+    def _change(self, kind: str, register: str, value: object, make: Callable[[], None]) -> bool:
+        done = False
+        with contextlib.suppress(Unanswered), self.history.change(register, value, "a node"):
+            make()
+            done = True
+        (self.made if done else self.doubtful)[kind] += 1
+        faults, seen = self.broken, self.total + CHANGES_EVERY
+        # Of what breaks something is always in the middle of a change.
+        while self.broken == faults and self.total < seen and not self.over.wait(PAUSE):
+            pass
+        return done
+
+    def rename(self, kind: str, collection: str, subject: Subject) -> None:
+        """Give a user or project a name that nothing has had."""
+        name = random_name()
+        register = getattr(subject, kind)
+        path = f"/{collection}/{register.partition(' ')[2]}"
+        make = partial(self.send, "PATCH", path, (200,), **{kind: {"name": name}})
+        self._change(f"{kind} renamed", register, name, make)
+
+    def take_role(self, subject: Subject) -> None:
+        """Take away the first of a person's roles that are left, and give another."""
+        person, number = subject.person, subject.taken
+        try:
+            role = self.world.role()
+            self.send("PUT", _grant(person, role), (204,))
+        except _UNANSWERED:
+            return
+        subject.roles.append(role)
+        make = partial(self.insist, "DELETE", _grant(person, subject.roles[number]))
+        if self._change("role taken", subject.role, number + 1, make):
+            subject.taken += 1
+
+    def revoke(self, subject: Subject) -> None:
+        """Revoke a token that readers have seen."""
+        person = subject.person
+        try:
+            token = self.world.issue(person.user, project=person.project)
+        except _UNANSWERED:
+            return
+        register = self._show(subject, token)
+        seen = self.total + 20
+        while self.total < seen and not self.over.wait(PAUSE):
+            pass
+        revoke = partial(self.insist, "DELETE", VALIDATE, headers={"X-Subject-Token": token})
+        self._change("token revoked", register, "revoked", revoke)
+        for old in list(subject.tokens)[1:-2]:  # the first is never revoked
+            del subject.tokens[old]
+
+    @property
+    def total(self) -> int:
+        """How many answers were read."""
+        return sum(self.answers.values())
+
+    # Faults
+
+    def fault(self, name: str, fault: Callable[[], None]) -> None:
+        """Let something break while changes are made, and then go well for a while."""
+        self.broken += 1
+        self.over.wait(random.uniform(0, 2 * PAUSE))
+        fault()
+        self.faults[name] += 1
+        seen = self.total + FAULTS_EVERY
+        while self.total < seen and not self.over.wait(PAUSE):
+            pass
+
+    def kill(self, served: Served) -> None:
+        """Kill a worker; its master starts another."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(_worker(served), signal.SIGKILL)
+
+    def freeze(self, pid: int, longest: float) -> None:
+        """Have a process do nothing for a while."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                self.over.wait(random.uniform(0.1, longest))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+    def cut_off(self, fault: Callable[[], None]) -> None:
+        """Have nodes and services not get to Redis for a while."""
+        fault()
+        try:
+            self.over.wait(random.uniform(0.05, 0.8))
+        finally:
+            self.proxy.forward()
+
+    def break_something(self) -> None:
+        """One of the faults that were had least."""
+        proxy, redis = self.proxy, self.redis
+        services, nodes = self.served.services, self.served.nodes
+        database = _child("mariadbd")
+        faults: dict[str, Callable[[], None]] = {
+            "node's worker killed": lambda: self.kill(random.choice(nodes)),
+            "node's worker frozen": lambda: self.freeze(_worker(random.choice(nodes)), 2.5),
+            "service's worker killed": lambda: self.kill(random.choice(services)),
+            "service's worker frozen": lambda: self.freeze(_worker(random.choice(services)), 2.5),
+            "database frozen": lambda: self.freeze(database, 0.8),
+            "Redis frozen": lambda: self.freeze(redis.pid, 1.5),
+            "Redis killed": redis.restart,
+            "Redis emptied": redis.client.flushall,
+            "Redis cut off": lambda: self.cut_off(proxy.cut),
+            "Redis silent": lambda: self.cut_off(proxy.stall),
+            "Redis reset": lambda: self.cut_off(proxy.reset),
+        }
+        least = min(self.faults[name] for name in faults)
+        name = random.choice([name for name in faults if self.faults[name] == least])
+        self.fault(name, faults[name])
+
+    # All of it
+
+    def go(self, reads: int) -> None:
+        """Do it all at once until so many answers were read, and each fault was had."""
+        threads = [self.thread(self.break_something)]
+        for name, url in self.served.everywhere.items():
+            for number in range(READERS):
+                dice = random.Random(f"{name} {number}")
+                threads.append(self.thread(partial(self.read, name, url, dice)))
+        for subject in self.subjects:
+            for work in (
+                partial(self.rename, "user", "users", subject),
+                partial(self.rename, "project", "projects", subject),
+                partial(self.take_role, subject),
+                partial(self.revoke, subject),
+            ):
+                threads.append(self.thread(work))
+        for thread in threads:
+            thread.start()
+        try:
+            while not self.over.is_set():
+                done = self.total >= reads and len(self.faults) >= FAULTS
+                if done and min(self.made.values()) > 2 and len(self.made) == KINDS:
+                    break
+                time.sleep(PAUSE)
+        finally:
+            self.over.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+        if self.failures:
+            raise self.failures[0]
+        assert not any(thread.is_alive() for thread in threads), "something hangs"
+
+    def __str__(self) -> str:
+        def told(counts: Counter[str]) -> str:
+            return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()))
+
+        return "\n".join(
+            [
+                f"{self.total} answers read ({told(self.answers)}), which showed"
+                f" {self.history.reads} values; without an answer: {told(self.unanswered)}",
+                f"{sum(self.made.values())} changes ({told(self.made)}), and"
+                f" {sum(self.doubtful.values())} without a good answer ({told(self.doubtful)})",
+                f"{sum(self.faults.values())} faults ({told(self.faults)})",
+            ]
+        )
+
+
+FAULTS = 11
+KINDS = 4
+# What of a Keystone under faults comes of asking it once for something that has to succeed.
+_UNANSWERED = (Unanswered, AssertionError, OSError, HTTPException)
+
+
+def _grant(person: Person, role: str) -> str:
+    return grant("projects", person.project, "users", person.user.id, role)
+
+
+def _ask(address: tuple[str, int], request: bytes) -> tuple[int, bytes]:
+    """Send a request, and read its answer to the end of the connection.
+
+    :raises ValueError: it is cut short
+    """
+    with socket.create_connection(address, PATIENCE) as connection:
+        connection.sendall(request)
+        parts = []
+        while part := connection.recv(65536):
+            parts.append(part)
+    head, separator, body = b"".join(parts).partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)\ncontent-length: *(\d+)", head)
+    if not separator or length is None or len(body) != int(length[1]):
+        raise ValueError("the answer is cut short")
+    return int(head.split(b" ", 2)[1]), body
+
+
+def _worker(served: Served) -> int:
+    """One of a server's workers; of one that is just being replaced, its master has the number."""
+    workers = stats(served.state / "run" / "stats.sock")["workers"]
+    assert isinstance(workers, list)
+    return int(random.choice(workers)["pid"])
+
+
+def _child(name: str) -> int:
+    """The process of this name that the test has started."""
+    for process in psutil.Process().children(recursive=True):
+        if any(Path(word).name == name for word in command_line(process)[:1]):
+            return process.pid
+    raise AssertionError(f"no {name} runs")
+
+
+def run(folder: Path, reads: int, service_options: str = "") -> Run:
+    with redis_server(folder / "redis") as redis, FaultProxy(redis.port) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}/0"
+        with cluster(folder, coordinator=url, service_options=service_options) as served:
+            made = Run(served, redis, proxy)
+            made.go(reads)
+            return made
+
+
+def test_what_clients_see_under_faults_may_have_happened(tmp_path: Path) -> None:
+    found = run(tmp_path, READS)
+    print(found)
+    faults = found.history.faults()
+    assert not faults, "\n".join([f"{len(faults)} faults", *faults[:5], str(found)])
+    assert min(found.answers.values()) > 20
+    assert len(found.answers) == 4

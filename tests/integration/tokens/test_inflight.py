@@ -1,0 +1,160 @@
+"""What a request brings into Keystone's own cache is named by what there was when it began.
+
+A request is held in the middle, something that it has read is changed, and then it goes on and
+stores what it made of the old state. Nobody may be given that. Two workers, on memcached or with
+what Keystone caches in their own memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from support import APPS, servers
+from support.apps.held_filter import Holds
+from support.keystone_world import VALIDATE, Client, World
+from support.keystones import keystone_state, serve_as_is
+from support.served import PATIENCE, wait_for
+
+pytest.importorskip("keystone")
+
+PASTE = """\
+[pipeline:main]
+pipeline = token_cache held keystone
+
+[filter:token_cache]
+use = egg:keyfront#token_cache
+
+[filter:held]
+paste.filter_factory = held_filter:filter_factory
+folder = {folder}
+
+[app:keystone]
+use = egg:keyfront#keystone
+"""
+EXTRA = """\
+[identity]
+# The cheapest that bcrypt takes: passwords are not what is tested.
+password_hash_rounds = 4
+"""
+
+
+@dataclass
+class Place:
+    """A served Keystone, its administrator, and where its requests are held."""
+
+    world: World
+    holds: Holds
+
+    @contextmanager
+    def held(self, point: str, request: Callable[[], Any]) -> Iterator[Future[Any]]:
+        """Let ``request`` run up to a point; it goes on when the block ends, and is waited for."""
+        result: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(request())
+            except BaseException as error:
+                result.set_exception(error)
+
+        self.holds.arm(point)
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            wait_for(lambda: self.holds.arrived(point) or result.done(), f"{point} was reached")
+            assert self.holds.arrived(point), result.exception() or result.result()
+            yield result
+        finally:
+            self.holds.release(point)
+            thread.join(PATIENCE)
+
+    def status(self, token: str) -> set[int]:
+        """What several connections are told of a token: they reach both workers."""
+        return {self._ask(token) for _ in range(6)}
+
+    def _ask(self, token: str) -> int:
+        client = Client(self.world.base_url)
+        headers = {"X-Auth-Token": self.world.admin, "X-Subject-Token": token}
+        try:
+            return client.request("GET", VALIDATE, headers).status
+        finally:
+            client.close()
+
+
+@pytest.fixture(scope="module", params=["memcached", "memory"])
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("inflight")
+    holds = folder / "holds"
+    holds.mkdir()
+    paste = folder / "keystone.ini"
+    paste.write_text(PASTE.format(folder=holds))
+    with ExitStack() as stack:
+        cache = None
+        if request.param == "memcached":
+            cache = stack.enter_context(servers.memcached())
+        address = cache.address if cache else None
+        state = keystone_state(folder / "state", memcached=address, extra=EXTRA)
+        environment = {
+            "KEYFRONT_APP": f"config:{paste}",
+            "PYTHONPATH": str(APPS),
+        }
+        served = stack.enter_context(serve_as_is(state, "uwsgi", environment=environment))
+        yield Place(World(served.url, served.password), Holds(holds))
+        assert not cache or int(cache.stats()["get_hits"]) > 0, "Keystone did not use its cache"
+
+
+@pytest.mark.parametrize("disabled", ["project", "domain of the project", "domain of the user"])
+def test_a_token_does_not_outlive_what_was_disabled_during_its_login(
+    place: Place, disabled: str
+) -> None:
+    world = place.world
+    homes = {"project": world.domain(), "user": world.domain()}
+    project = world.project(homes["project"])
+    person = world.person(domain=homes["user"], project=project)
+    path = {
+        "project": f"/projects/{project}",
+        "domain of the project": f"/domains/{homes['project']}",
+        "domain of the user": f"/domains/{homes['user']}",
+    }[disabled]
+    kind = path.split("/")[1].removesuffix("s")
+    with place.held("login", lambda: world.issue(person.user, project=project)) as login:
+        world.flag(kind, path, False)
+    token = login.result()
+    # The login may have been let through: it began before the change. Its token may not.
+    assert place.status(token) == {404}
+    world.flag(kind, path, True)
+    assert 404 not in place.status(world.issue(person.user, project=project))
+
+
+def test_of_two_changes_the_second_is_seen(place: Place) -> None:
+    """The first one stores what it wrote after the second one has committed."""
+    world = place.world
+    user = world.user()
+    made = world.make(
+        "credential", "/credentials", blob="zero", type="test", user_id=user.id
+    )
+    path = f"/credentials/{made}"
+    with place.held("credential", lambda: world.patch("credential", path, blob="first")):
+        assert world.patch("credential", path, blob="second").status == 200
+    seen = {world.call("GET", path).body["credential"]["blob"] for _ in range(6)}
+    assert seen == {"second"}
+
+
+def test_a_new_project_that_was_renamed_has_its_new_name(place: Place) -> None:
+    """Keystone stores it after it has notified, which a slow broker makes long."""
+    world = place.world
+    domain = world.domain()
+    with place.held("created", lambda: world.project(domain)):
+        (made,) = world.call("GET", f"/projects?domain_id={domain}").body["projects"]
+        world.patch("project", f"/projects/{made['id']}", name=f"{made['name']}-new")
+    path = f"/projects/{made['id']}"
+    seen = {world.call("GET", path).body["project"]["name"] for _ in range(6)}
+    assert seen == {f"{made['name']}-new"}

@@ -1,0 +1,236 @@
+"""Sentinels: a failover that loses a change, an old master that comes back, no majority."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+import redis
+
+from keyfront.errors import CoordinatorError
+from keyfront.middleware.tokens.coordinator.redis import coordinator as module
+from keyfront.middleware.tokens.coordinator.redis import outage as redis_outage
+from keyfront.middleware.tokens.coordinator.redis import sentinels as redis_sentinels
+from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
+from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
+from support.clocks import Clock
+from support.redis_epochs import KEY, SLOTS, RedisClock, address
+from support.redis_servers import RedisServer, redis_server, sentinels
+
+ENTRY = Slots((ALL_SLOT, 101))
+CHANGED = Slots((101,))
+
+
+class Deployment:
+    """A master, a replica, and three sentinels that know them."""
+
+    def __init__(self, master: RedisServer, replica: RedisServer, watchers: list[RedisServer]):
+        self.master = master
+        self.replica = replica
+        self.sentinels = watchers
+        self._made: list[Redis] = []
+
+    def url(self, count: int = 3) -> str:
+        return "redis://" + ",".join(one.address for one in self.sentinels[:count])
+
+    def attach(self, count: int = 3, **options: Any) -> Redis:
+        where = address(self.url(count), coordinator_sentinel_master="keyfront")
+        self._made.append(Redis(where, **{"slot_count": SLOTS, "timeout": 0.5, **options}))
+        return self._made[-1]
+
+    def await_failover(self) -> None:
+        """Until all sentinels name the replica."""
+        for one in self.sentinels:
+            one.wait(lambda client: self._named(client) == self.replica.port)
+
+    def _named(self, client: Any) -> int:
+        return int(client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "keyfront")[1])
+
+    def close(self) -> None:
+        for coordinator in self._made:
+            coordinator.close()
+
+
+@pytest.fixture
+def deployment() -> Iterator[Deployment]:
+    with deploy() as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Deployment]:
+    """For tests after which the master is who it was."""
+    with deploy() as deployment:
+        yield deployment
+
+
+@contextmanager
+def deploy() -> Iterator[Deployment]:
+    with ExitStack() as stack:
+        master = stack.enter_context(redis_server())
+        replica = stack.enter_context(redis_server(replica_of=master))
+        watchers = stack.enter_context(sentinels(master))
+        made = Deployment(master, replica, watchers)
+        stack.callback(made.close)
+        yield made
+
+
+def fail_over(client: Any) -> bool:
+    try:
+        client.execute_command("SENTINEL", "FAILOVER", "keyfront")
+    except redis.ResponseError as error:
+        assert "NOGOODSLAVE" in str(error)  # it does not know the replica well enough yet
+        return False
+    return True
+
+
+def retry(coordinator: Redis) -> None:
+    """Have a coordinator that lost Redis try again at once."""
+    coordinator._contact._outage._next = 0.0
+
+
+def believe(coordinator: Redis, server: RedisServer) -> None:
+    """Have it think that the sentinels have just named a server."""
+    masters = coordinator._contact._masters
+    masters._found = time.monotonic(), ("127.0.0.1", server.port)  # type: ignore[union-attr]
+
+
+def forget_master(coordinator: Redis) -> None:
+    """Have it ask the sentinels again: with a lease it trusts their last word for some time, in
+    which no change can begin at a new master."""
+    coordinator._contact._masters._found = None  # type: ignore[union-attr]
+
+
+def change(coordinator: Redis) -> None:
+    coordinator.stamp(coordinator.mark(CHANGED))
+
+
+def test_an_old_master_is_not_believed(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still while another took its place, and calls itself master when it goes on.
+
+    The other did not hear of the last change.
+    """
+    old, new = deployment.master, deployment.replica
+    keystone, service = deployment.attach(), deployment.attach(create=False)
+    lease = deployment.attach(create=False, lease=0.1)
+    writer = deployment.attach()
+    clock = RedisClock(old)
+    monkeypatch.setattr(module, "time", clock)
+    change(keystone)
+    mark = writer.mark(Slots((300,)))
+    filled = service.now()
+    assert service.fresh(filled, ENTRY) and lease.fresh(filled, ENTRY)
+    assert old.client.wait(1, 10000) == 1
+    new.client.save()
+    new.kill()  # it does not hear of the next change
+    change(keystone)
+    assert not service.fresh(filled, ENTRY)
+    read = service.now()
+    old.stop()
+    new.start()
+    deployment.await_failover()
+    assert int(new.client.hget(KEY, "s")) == filled.sequence < read.sequence
+    clock = RedisClock(new)
+    monkeypatch.setattr(module, "time", clock)
+    forget_master(lease)
+    old.resume()
+    assert old.client.info("replication")["role"] == "master"
+    for one in (keystone, service, lease):
+        for _ in range(3):
+            retry(one)
+            assert not one.fresh(filled, ENTRY)
+            assert not one.fresh(read, ENTRY)
+    retry(keystone)
+    change(keystone)
+    assert keystone.now().generation != filled.generation
+    retry(service)
+    assert not service.fresh(filled, ENTRY)
+    read = service.now()
+    assert service.fresh(read, ENTRY)
+    # What is owed is not paid to it either, by one who thinks that it was named just now.
+    writer._contact._owed.append(mark)
+    believe(writer, old)
+    writer.now()
+    assert not service.fresh(read, ENTRY)
+    assert old.client.info("replication")["role"] == "master"  # nor is it yet told otherwise
+
+
+def test_a_stamp_on_a_master_that_is_none_any_more(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done anew where the sentinels are, as what was read there since must not stand."""
+    first, second = deployment.attach(), deployment.attach()
+    monkeypatch.setattr(module, "time", RedisClock(deployment.master))
+    change(first)
+    mark = first.mark(CHANGED)
+    deployment.sentinels[0].wait(fail_over)
+    deployment.await_failover()
+    monkeypatch.setattr(module, "time", RedisClock(deployment.replica))
+    retry(second)
+    read = second.now()
+    assert read.generation != mark.generation
+    # As if the old one had been named just now: the stamp itself must find out.
+    believe(first, deployment.master)
+    first.stamp(mark)
+    assert not second.fresh(read, ENTRY)
+    change(second)
+    assert second.fresh(second.now(), ENTRY)
+
+
+def test_a_minority_is_not_believed(shared: Deployment) -> None:
+    keystone = shared.attach()
+    epoch = keystone.now()
+    shared.sentinels[0].kill()
+    keystone._contact._masters._found = None  # type: ignore[union-attr]
+    assert keystone.now() == epoch
+    shared.sentinels[1].kill()
+    keystone._contact._masters._found = None  # type: ignore[union-attr]
+    assert not keystone.fresh(epoch, ENTRY)
+    retry(keystone)
+    with pytest.raises(CoordinatorError, match="too few sentinels answer"):
+        keystone.now()
+    shared.sentinels[0].start()
+    shared.sentinels[1].start()
+    retry(keystone)
+    assert keystone.now() == epoch
+
+
+def test_all_sentinels_must_be_named(shared: Deployment) -> None:
+    keystone = shared.attach(count=1)
+    with pytest.raises(CoordinatorError, match="there are 3 sentinels, coordinator names only 1"):
+        keystone.now()
+
+
+def test_a_name_that_they_do_not_know(shared: Deployment) -> None:
+    where = address(shared.url(), coordinator_sentinel_master="other")
+    keystone = Redis(where)
+    with pytest.raises(CoordinatorError, match="other"):
+        keystone.now()
+    keystone.close()
+
+
+def test_they_are_asked_again_when_trust_has_ended(
+    shared: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(redis_sentinels, "time", clock)
+    monkeypatch.setattr(redis_outage, "time", Clock())
+    keystone = shared.attach()
+    epoch = keystone.now()
+    asked = []
+    monkeypatch.setattr(
+        keystone._contact._masters, "_ask", lambda deadline: asked.append(1) or ("127.0.0.1", 1)
+    )
+    keystone.fresh(epoch, ENTRY)
+    assert not asked
+    clock.later(redis_sentinels.TRUST_SECONDS + 0.01)
+    assert not keystone.fresh(epoch, ENTRY)
+    assert asked

@@ -1,0 +1,557 @@
+"""A real slapd for tests: loaded, private, on loopback only, gone when the block ends.
+
+It is Debian's own program, run by the test and never as a service, without fsync. It logs each
+operation to a file, from which :meth:`Directory.counts` tells what clients really sent.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import errno
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ldap
+import ldap.controls
+import ldap.modlist
+
+from support import processes
+from support.certificates import Certificates, Pair, certificates
+from support.served import PATIENCE
+from support.servers import _own_folder, _program, _ready, _running
+
+SUFFIX = "dc=example,dc=org"
+_SCHEMA = Path("/etc/ldap/schema")
+_MODULES = Path("/usr/lib/ldap")
+# Ubuntu's lets slapd at /usr/sbin only into /var/lib/ldap, /etc/ldap and a few more.
+_APPARMOR = Path("/etc/apparmor.d/usr.sbin.slapd")
+# Lets root write what only the password policy overlay may: draft-zeilenga-ldap-relax.
+_RELAX = "1.3.6.1.4.1.4203.666.5.12"
+_STARTTLS = "1.3.6.1.4.1.1466.20037"
+_MARK = "cn=keyfront-mark"
+
+# Keystone's `enabled` and a group without members, which groupOfNames does not allow. The object
+# identifiers are in an arc that nobody may use outside examples.
+KEYSTONE_SCHEMA = """
+attributetype ( 1.1.2.1.1 NAME 'enabled' EQUALITY caseIgnoreMatch
+    SYNTAX 1.3.6.1.4.1.1466.115.121.1.15 SINGLE-VALUE )
+attributetype ( 1.1.2.1.2 NAME 'defaultProject' EQUALITY caseIgnoreMatch
+    SYNTAX 1.3.6.1.4.1.1466.115.121.1.15 SINGLE-VALUE )
+objectclass ( 1.1.2.2.1 NAME 'kfUser' SUP inetOrgPerson STRUCTURAL
+    MAY ( enabled $ defaultProject ) )
+objectclass ( 1.1.2.2.2 NAME 'kfGroup' SUP top STRUCTURAL
+    MUST cn MAY ( member $ ou $ description $ businessCategory $ owner $ enabled ) )
+"""
+
+Values = Mapping[str, Sequence[str | bytes]]
+
+
+@dataclass(frozen=True)
+class User:
+    """A person in the directory, by objectClass inetOrgPerson and kfUser."""
+
+    uid: str
+    cn: str
+    sn: str
+    mail: str
+    dn: str
+    password: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What clients did, taken from slapd's log; operations, not successes."""
+
+    connects: int = 0
+    binds: int = 0
+    binds_refused: int = 0
+    searches: int = 0
+    unbinds: int = 0
+    starttls: int = 0
+    closes: int = 0
+
+    def __sub__(self, other: Counts) -> Counts:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Counts(*(a - b for a, b in pairs))
+
+
+class Directory:
+    """A slapd that can be stopped, killed, paused and started again at its own port.
+
+    :attr:`users` are user0, user1 and so on; :attr:`odd_users` have names that need escaping or
+    are not ASCII. :attr:`groups_of` says who is in which group. ``kfUser`` and ``kfGroup`` are
+    the object classes that Keystone can write.
+    """
+
+    suffix = SUFFIX
+    root_dn = f"cn=root,{SUFFIX}"
+    root_password = "root-secret"
+    # An ordinary identity to search with; root is above limits and policies.
+    service_dn = f"cn=service,ou=Services,{SUFFIX}"
+    service_password = "service-secret"
+    people = f"ou=People,{SUFFIX}"
+    groups = f"ou=Groups,{SUFFIX}"
+
+    def __init__(
+        self, program: Path, own: Path, folder: Path, port: int, tls_port: int | None,
+        made: Certificates, users: Sequence[User], odd_users: Sequence[User],
+    ) -> None:
+        self.port = port
+        self.tls_port = tls_port
+        self.users = list(users)
+        self.odd_users = list(odd_users)
+        self.certificates = made
+        self._program = program
+        self._own = own
+        self._folder = folder
+        self._logs: list[Path] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._running = contextlib.ExitStack()
+        self._paused = False
+        self._marks = 0
+        self._start_of_counts: dict[Path, int] = {}
+
+    # Where it is
+
+    @property
+    def url(self) -> str:
+        return f"ldap://127.0.0.1:{self.port}"
+
+    @property
+    def ldaps_url(self) -> str:
+        assert self.tls_port, 'made without tls="both"'
+        return f"ldaps://localhost:{self.tls_port}"
+
+    @property
+    def ca_file(self) -> Path:
+        return self.certificates.ca_file
+
+    @property
+    def log(self) -> Path:
+        """The log since the last start, in slapd's "stats" form."""
+        return self._logs[-1]
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def groups_of(self, user: User) -> list[str]:
+        """The names of the groups that a user was put into at the beginning."""
+        return [name for name, members in _groups(self.users).items() if user in members]
+
+    # Its life
+
+    def start(self) -> None:
+        """Start it at the port it had, with what it stored.
+
+        Only from a thread that lives on: the kernel ends slapd with the thread that started it.
+        """
+        assert self._process is None, "it runs"
+        urls = [f"ldap://127.0.0.1:{self.port}"]
+        urls += [f"ldaps://127.0.0.1:{self.tls_port}"] if self.tls_port else []
+        log = self._folder / f"slapd-{self.port}-{len(self._logs)}.log"
+        # with -d it stays in the foreground, and stats go to standard error, unbuffered
+        command = [
+            str(self._program), "-f", str(self._own / "slapd.conf"), "-d", "stats",
+            "-h", " ".join(urls),
+        ]
+        process = self._running.enter_context(_running(command, log, signal.SIGKILL))
+
+        ports = {self.port, self.tls_port} - {None}
+
+        def look() -> None:
+            # it has its ports before it says this, listens a little later, and would count
+            # a connection
+            if b"slapd starting" not in log.read_bytes() or not ports <= _listening():
+                raise LookupError("it does not listen")
+
+        try:
+            _ready(look, process, log, (LookupError,))
+        except BaseException:
+            self._running.close()
+            raise
+        self._logs.append(log)
+        self._process = process
+
+    def stop(self) -> None:
+        """End it in good order: it closes its connections."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once; the kernel closes its connections."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        if self._paused:
+            self.resume()
+        self._process.send_signal(number)
+        self._process.wait(PATIENCE)
+        self._process = None
+        self._running.close()
+
+    def pause(self) -> None:
+        """Stop its process: connections stay, new ones are made by the kernel, nobody answers."""
+        assert self._process is not None
+        processes.stop(self._process.pid)
+        self._paused = True
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+        self._paused = False
+
+    # What it holds; done as root, and never counted
+
+    def add(self, dn: str, attributes: Values) -> None:
+        entry = {name: _bytes(values) for name, values in attributes.items()}
+        with self._as_root() as root:
+            root.add_s(dn, ldap.modlist.addModlist(entry))
+
+    def modify(self, dn: str, attributes: Values) -> None:
+        """Replace these attributes; those without values are removed."""
+        with self._as_root() as root:
+            root.modify_s(dn, _replace(attributes))
+
+    def delete(self, dn: str) -> None:
+        with self._as_root() as root:
+            root.delete_s(dn)
+
+    def read(self, dn: str, attributes: Sequence[str] = ("*", "+")) -> dict[str, list[bytes]]:
+        with self._as_root() as root:
+            ((_, found),) = root.search_s(dn, ldap.SCOPE_BASE, attrlist=list(attributes))
+        return dict(found)
+
+    def password(self, dn: str, new: str) -> None:
+        self.modify(dn, {"userPassword": [new]})
+
+    # What the password policy says of a user; only with ppolicy=True
+
+    def lock(self, dn: str) -> None:
+        """As if the password had been wrong too often (three times, by the default policy)."""
+        self._override(dn, {"pwdAccountLockedTime": ["000001010000Z"]})
+
+    def unlock(self, dn: str) -> None:
+        self._override(dn, {"pwdAccountLockedTime": [], "pwdFailureTime": []})
+
+    def failures(self, dn: str) -> int:
+        """How many wrong passwords it remembers."""
+        return len(self.read(dn, ["pwdFailureTime"]).get("pwdFailureTime", []))
+
+    def must_change(self, dn: str) -> None:
+        """The password is right once more, to change it."""
+        reset = {"pwdReset": ["TRUE"]}
+        self._override(dn, {"pwdPolicySubentry": [_policy("must-change")], **reset})
+
+    def expire(self, dn: str, *, grace: bool = False) -> None:
+        """The password is too old; with `grace` it is accepted a few times still."""
+        policy = "grace" if grace else "expired"
+        self._override(dn, {"pwdPolicySubentry": [_policy(policy)], "pwdChangedTime": [_time(-2)]})
+
+    def expire_soon(self, dn: str) -> None:
+        """The password is right for less than a day, and the server says for how long."""
+        changed = {"pwdChangedTime": [_time(-1)]}
+        self._override(dn, {"pwdPolicySubentry": [_policy("expiring")], **changed})
+
+    def end_account(self, dn: str) -> None:
+        """The account itself ended yesterday."""
+        self._override(dn, {"pwdEndTime": [_time(-1)]})
+
+    def _override(self, dn: str, attributes: Values) -> None:
+        relax = ldap.controls.RequestControl(_RELAX, True)
+        with self._as_root() as root:
+            root.modify_ext_s(dn, _replace(attributes), serverctrls=[relax])
+
+    @contextlib.contextmanager
+    def _as_root(self) -> Iterator[ldap.ldapobject.LDAPObject]:
+        # one connection each time: nothing that a forked child could close by mistake
+        root = ldap.initialize(self.url)
+        root.set_option(ldap.OPT_NETWORK_TIMEOUT, PATIENCE)
+        root.timeout = PATIENCE
+        try:
+            with contextlib.suppress(ldap.NO_SUCH_OBJECT):
+                root.search_s(_MARK, ldap.SCOPE_BASE, attrlist=["1.1"])
+            root.simple_bind_s(self.root_dn, self.root_password)
+            yield root
+        finally:
+            root.unbind_s()
+
+    # What clients did
+
+    def mark(self) -> None:
+        """Let :meth:`counts` begin at zero."""
+        self._catch_up()
+        self._start_of_counts = {log: log.stat().st_size for log in self._logs}
+
+    def counts(self) -> Counts:
+        """What clients did since the last :meth:`mark`, or since the first start.
+
+        All that was answered is in it, and all connections that were made. An unbind or a
+        close has no answer: slapd may learn of it later, see :meth:`wait_for`.
+        """
+        self._catch_up()
+        total = [0] * len(_FIELDS)
+        for log in self._logs:
+            start = self._start_of_counts.get(log, 0)
+            counted = _count(log.read_bytes(), start)
+            total = [a + b for a, b in zip(total, counted, strict=True)]
+        return Counts(*total)
+
+    def open_connections(self) -> int:
+        """How many connections of clients it has now, by its own log."""
+        self._catch_up()
+        connects, *_, closes = _count(self.log.read_bytes(), 0)
+        return connects - closes if self._process else 0
+
+    def wait_for(self, condition: Callable[[Counts], bool], what: str) -> Counts:
+        """Wait until the counts are so; returns them."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition(counts := self.counts()):
+            assert time.monotonic() < deadline, f"waited in vain until {what}: {counts}"
+            time.sleep(0.01)
+        return counts
+
+    def _catch_up(self) -> None:
+        """Have what was sent so far in the log, by a search that comes after it."""
+        if self._process is None or self._paused:
+            return
+        self._marks += 1
+        name = f"{_MARK}-{self._marks}"
+        # A new connection: those made before it were accepted before it.
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as client:
+            client.sendall(_search_request(name))
+            assert client.recv(4096), f"slapd hung up; see {self.log}"
+
+
+@contextlib.contextmanager
+def directory(
+    folder: Path, *, tls: str = "none", ppolicy: bool = False, extra: str = "",
+    extra_database: str = "", users: int = 20, certificate: Pair | None = None,
+) -> Iterator[Directory]:
+    """Run a slapd until the block ends.
+
+    :param folder: where its logs and the certificates are left
+    :param tls: "none", or "both": StartTLS at the port and LDAPS at another
+    :param ppolicy: with the password policy overlay, which locks a user after three failures
+    :param extra: lines for slapd.conf, about the whole server (``idletimeout 1``)
+    :param extra_database: lines for slapd.conf, about the database (``limits users size=5``)
+    :param users: how many of user0, user1, … there are
+    :param certificate: what it shows instead of the right one, of :mod:`certificates`
+    """
+    assert tls in ("none", "both"), tls
+    program = _program("slapd", "slapd")
+    made = certificates(folder)
+    with _own_folder("slapd") as own:
+        if _APPARMOR.exists():
+            # a profile goes by the path of the program; a copy has none
+            program = Path(shutil.copy2(program, own / "slapd"))
+        many = [_user(f"user{n}", f"User {n}", f"Number{n}", n) for n in range(users)]
+        odd = [_user(uid, cn, sn, n) for n, (uid, cn, sn) in enumerate(_ODD)]
+        shown = (certificate or made.server) if tls == "both" else None
+        _make_database(program, own, shown, _ldif(many, odd, ppolicy), ppolicy, extra,
+                       extra_database)  # fmt: skip
+        while True:
+            port, tls_port = _free_ports()
+            server = Directory(
+                program, own, folder, port, tls_port if shown else None, made, many, odd
+            )
+            try:
+                server.start()
+                break
+            except AssertionError as error:
+                # somebody took the port since we looked
+                if f"errno={errno.EADDRINUSE}" not in str(error):
+                    raise
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+_ODD = (
+    ("zoë", "Zoë Åström", "Åström"),
+    ("李雷", "李雷", "李"),
+    ("smith, john", "Smith, John", "Smith"),
+    ("o'neil (ops)*", "O'Neil (Ops) *", "O'Neil"),
+    ("back\\slash", "Back\\Slash", "Slash"),
+    (' #a+b="c"; <d> ', 'A+B="C"; <D>', "D"),
+)
+
+
+def _user(uid: str, cn: str, sn: str, number: int) -> User:
+    dn = f"uid={ldap.dn.escape_dn_chars(uid)},{Directory.people}"
+    return User(uid, cn, sn, f"mail{number}@example.org", dn, f"secret-{number}-{sn}")
+
+
+def _groups(users: Sequence[User]) -> dict[str, list[User]]:
+    return {"admins": list(users[:1]), "even": list(users[::2]), "everybody": list(users)}
+
+
+def _policy(name: str) -> str:
+    return f"cn={name},ou=Policies,{SUFFIX}"
+
+
+def _time(days: int) -> str:
+    return time.strftime("%Y%m%d%H%M%SZ", time.gmtime(time.time() + days * 86400))
+
+
+def _bytes(values: Sequence[str | bytes]) -> list[bytes]:
+    return [x.encode() if isinstance(x, str) else x for x in values]
+
+
+def _replace(attributes: Values) -> list[tuple[int, str, list[bytes] | None]]:
+    return [(ldap.MOD_REPLACE, k, _bytes(v) or None) for k, v in attributes.items()]
+
+
+def _ldif(users: Sequence[User], odd: Sequence[User], ppolicy: bool) -> str:
+    entries: list[tuple[str, dict[str, list[str]]]] = [
+        (SUFFIX, {"objectClass": ["dcObject", "organization"], "dc": ["example"], "o": ["Test"]}),
+    ]
+    for name in ("People", "Groups", "Services", "Policies"):
+        folder = {"objectClass": ["organizationalUnit"], "ou": [name]}
+        entries.append((f"ou={name},{SUFFIX}", folder))
+    role = {"objectClass": ["organizationalRole", "simpleSecurityObject"], "cn": ["service"]}
+    role["userPassword"] = [Directory.service_password]
+    entries.append((Directory.service_dn, role))
+    for user in (*users, *odd):
+        person = {
+            "objectClass": ["inetOrgPerson", "kfUser"], "uid": [user.uid], "cn": [user.cn],
+            "sn": [user.sn], "mail": [user.mail], "description": [f"about {user.cn}"],
+            "userPassword": [user.password], "enabled": ["TRUE"],
+        }  # fmt: skip
+        entries.append((user.dn, person))
+    for name, members in _groups(users).items():
+        dns = [x.dn for x in members] or [Directory.service_dn]
+        group = {"objectClass": ["groupOfNames"], "cn": [name], "ou": [name], "member": dns}
+        entries.append((f"cn={name},{Directory.groups}", group | {"description": [f"the {name}"]}))
+    policies = {
+        "default": {},
+        "expired": {"pwdMaxAge": ["1"]},
+        "grace": {"pwdMaxAge": ["1"], "pwdGraceAuthNLimit": ["3"]},
+        "expiring": {"pwdMaxAge": ["172800"], "pwdExpireWarning": ["172800"]},
+        # elsewhere a password that root sets would have to be changed, too
+        "must-change": {"pwdMustChange": ["TRUE"]},
+    }
+    for name, rules in policies.items() if ppolicy else ():
+        policy = {
+            "objectClass": ["device", "pwdPolicy"], "cn": [name], "pwdAttribute": ["userPassword"],
+            "pwdLockout": ["TRUE"], "pwdMaxFailure": ["3"],
+        }  # fmt: skip
+        entries.append((_policy(name), policy | rules))
+    return "\n".join(_entry(dn, attributes) for dn, attributes in entries)
+
+
+def _entry(dn: str, attributes: Mapping[str, Sequence[str]]) -> str:
+    pairs = [("dn", dn), *((k, x) for k, values in attributes.items() for x in values)]
+    return "".join(f"{k}:: {base64.b64encode(x.encode()).decode()}\n" for k, x in pairs)
+
+
+def _make_database(
+    program: Path, own: Path, shown: Pair | None, ldif: str, ppolicy: bool, extra: str,
+    extra_database: str,
+) -> None:
+    data, schema = own / "data", own / "keystone.schema"
+    data.mkdir(mode=0o700)
+    schema.write_text(KEYSTONE_SCHEMA)
+    includes = [*(_SCHEMA / f"{x}.schema" for x in ("core", "cosine", "inetorgperson")), schema]
+    lines = [f"include {path}" for path in includes]
+    lines += [f"modulepath {_MODULES}", "moduleload back_mdb"]
+    lines += ["moduleload ppolicy"] if ppolicy else []
+    if shown:
+        lines += [f"TLSCertificateFile {shown.certificate}", f"TLSCertificateKeyFile {shown.key}"]
+    lines += [
+        # starting threads costs more than these tests ask of it
+        "threads 8", extra, "database mdb", f'suffix "{SUFFIX}"', f'rootdn "{Directory.root_dn}"',
+        f"rootpw {Directory.root_password}", f"directory {data}", "dbnosync",
+        f"maxsize {256 << 20}", "index objectClass,uid,cn,sn,member eq",
+        "access to attrs=userPassword by self write by anonymous auth by * none",
+        "access to * by self write by * read",
+    ]  # fmt: skip
+    if ppolicy:
+        lines += ["overlay ppolicy", f'ppolicy_default "{_policy("default")}"']
+        lines += ["ppolicy_use_lockout"]
+    lines += [extra_database]
+    conf, content = own / "slapd.conf", own / "content.ldif"
+    conf.touch(mode=0o600)
+    conf.write_text("\n".join(lines) + "\n")
+    content.write_text(ldif)
+    done = subprocess.run(
+        [str(program), "-T", "add", "-q", "-f", str(conf), "-l", str(content)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout.decode(errors="replace")
+
+
+def _free_ports() -> tuple[int, int]:
+    """Two ports that no client gets from the kernel.
+
+    One from the kernel's range could be taken while slapd is stopped, even by a client that
+    connects to itself.
+    """
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    candidates = [x for x in range(10000, 65536) if not low <= x <= high]
+    free: list[int] = []
+    while len(free) < 2:
+        port = random.choice(candidates)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            free += [port] if port not in free else []
+    return free[0], free[1]
+
+
+def _listening() -> set[int]:
+    """The ports of 127.0.0.1 that somebody listens at."""
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    listen, here = "0A", "0100007F"
+    found = (row[1].split(":") for row in rows if row[3] == listen)
+    return {int(port, 16) for address, port in found if address == here}
+
+
+def _search_request(base: str) -> bytes:
+    """A search of one entry for no attribute: RFC 4511 section 4.5.1."""
+
+    def element(tag: int, content: bytes) -> bytes:
+        assert len(content) < 128
+        return bytes([tag, len(content)]) + content
+
+    limits = b"\x0a\x01\x00\x0a\x01\x00\x02\x01\x00\x02\x01\x00\x01\x01\x00"
+    rest = element(0x87, b"objectClass") + element(0x30, element(0x04, b"1.1"))
+    search = element(0x63, element(0x04, base.encode()) + limits + rest)
+    return element(0x30, b"\x02\x01\x01" + search)
+
+
+_LINE = re.compile(
+    rb"conn=(\d+) (?:"
+    rb"fd=\d+ (?P<accept>ACCEPT) "
+    rb"|op=\d+ (?P<bind>BIND) dn=.* method=128"
+    rb"|op=\d+ RESULT (?P<refused>tag=97 err=(?!0 |14 ))"
+    rb'|op=\d+ (?P<search>SRCH) base="'
+    rb"|op=\d+ (?P<unbind>UNBIND)"
+    rb"|op=\d+ (?P<starttls>EXT oid=" + re.escape(_STARTTLS.encode()) + rb")"
+    rb"|fd=\d+ (?P<close>closed)"
+    rb")"
+)
+_OURS = re.compile(rb'conn=(\d+) op=0 SRCH base="' + _MARK.encode())
+_FIELDS = ("accept", "bind", "refused", "search", "unbind", "starttls", "close")
+
+
+def _count(log: bytes, start: int) -> list[int]:
+    """Count the lines after `start`, in the order of :class:`Counts`, but for our connections."""
+    ours = set(_OURS.findall(log))
+    counted = dict.fromkeys(_FIELDS, 0)
+    for line in _LINE.finditer(log, start):
+        if line[1] not in ours and line.lastgroup:
+            counted[line.lastgroup] += 1
+    return list(counted.values())

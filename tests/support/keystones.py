@@ -1,0 +1,127 @@
+"""Makes Keystones of other configurations than ``keyfront serve`` does by itself.
+
+They are made by its own code, the first time from nothing and then by copying that one. All have
+the administrator's password and the keys in common: two of them on one database are one Keystone
+on two hosts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import sqlalchemy
+
+from keyfront.gateway.serve.state import State
+from support.served import Served, free_port, serve
+
+PYMEMCACHE = "dogpile.cache.pymemcache"
+MEMCACHE_POOL = "oslo_cache.memcache_pool"
+
+
+def keystone_state(
+    folder: Path,
+    *,
+    database_url: str | None = None,
+    memcached: str | None = None,
+    cache_backend: str = PYMEMCACHE,
+    extra: str = "",
+) -> Path:
+    """Make a Keystone in a state folder of ``keyfront serve``; :func:`serve_as_is` runs it.
+
+    :param folder: the state folder; absent or empty
+    :param database_url: an empty database, or one that another state folder filled, which becomes
+        one more host of that Keystone; SQLite in the folder if ``None``
+    :param memcached: ``HOST:PORT`` that it caches in; its cache is off if ``None``
+    :param cache_backend: the client library of ``memcached``
+    :param extra: more of keystone.conf; of an option set twice the last is meant
+    :returns: the folder
+    """
+    shutil.copytree(_template(), folder, dirs_exist_ok=True)
+    state = State(folder)
+    endpoint = _endpoint(free_port())
+    state.write_configuration(endpoint)
+    text = state.config.read_text(encoding="utf-8")
+    if database_url is not None:
+        line = "connection = " + database_url.replace("$", "$$")
+        text, count = re.subn(r"^connection = .*$", lambda _: line, text, flags=re.MULTILINE)
+        assert count == 1, text
+    if memcached is not None:
+        text += (
+            "\n[cache]\nenabled = true\n"
+            f"backend = {cache_backend}\nmemcache_servers = {memcached}\n"
+        )
+    state.write("keystone.conf", f"{text}\n{extra}")
+    if database_url is not None:
+        # nothing may fall back on it
+        for file in folder.glob("keystone.sqlite*"):
+            file.unlink()
+    if not _move_catalog(database_url or f"sqlite:///{folder / 'keystone.sqlite'}", endpoint):
+        state.manage("db_sync")
+        state.bootstrap(endpoint)
+    return folder
+
+
+@contextmanager
+def serve_as_is(state: Path, server: str, **options: object) -> Iterator[Served]:
+    """:func:`served.serve` at the port that the catalog names.
+
+    At any other one ``keyfront serve`` writes keystone.conf anew, and only what it knows is in it.
+    """
+    before = (state / "keystone.conf").read_bytes()
+    with serve(state, server, port=port_of(state), **options) as served:
+        assert (state / "keystone.conf").read_bytes() == before
+        yield served
+
+
+def port_of(state: Path) -> int:
+    """The port that a Keystone's catalog names."""
+    endpoint = State(state).endpoint()
+    assert endpoint is not None, state
+    return int(endpoint.rpartition(":")[2].partition("/")[0])
+
+
+@cache
+def _template() -> Path:
+    """A Keystone as ``keyfront serve`` makes it, once for this process.
+
+    Once for all processes that are given the same folder in ``KEYFRONT_TEST_KEYSTONE``.
+    """
+    shared = os.environ.get("KEYFRONT_TEST_KEYSTONE")
+    if shared:
+        folder = Path(shared)
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="keyfront-template-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    state = State(folder / "state")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not state.check():
+            for _ in state.create(_endpoint(free_port())):
+                pass
+    return state.path
+
+
+def _endpoint(port: int) -> str:
+    return f"http://127.0.0.1:{port}/v3"
+
+
+def _move_catalog(database_url: str, endpoint: str) -> bool:
+    """As a second bootstrap would, but at once; ``False`` if there is no Keystone yet."""
+    engine = sqlalchemy.create_engine(database_url, poolclass=sqlalchemy.NullPool)
+    with engine.begin() as connection:
+        if not sqlalchemy.inspect(connection).has_table("endpoint"):
+            return False
+        update = sqlalchemy.text("UPDATE endpoint SET url = :url")
+        # public, internal and admin
+        assert connection.execute(update, {"url": endpoint}).rowcount == 3
+    return True

@@ -1,0 +1,192 @@
+"""Runs ``keyfront serve`` for the integration tests, and takes it down again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from http.client import HTTPConnection
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.processes import command_line
+
+SHAPES = ("uwsgi", "gevent", "nginx+uwsgi", "apache+uwsgi", "mod_wsgi")
+WITH_UWSGI = SHAPES[:-1]
+# Seconds; a bound on a hang, not an expectation.
+PATIENCE = 90.0
+
+_USER_NAMESPACE = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+
+
+@cache
+def _namespaces_allowed() -> bool:
+    try:
+        done = subprocess.run([*_USER_NAMESPACE, "true"], capture_output=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def as_ordinary_user() -> list[str]:
+    """What to put before a command so that it does not run as root.
+
+    Inside a user namespace root's files stay readable, wherever the suite was unpacked.
+    """
+    if os.geteuid() != 0:
+        return []
+    if not _namespaces_allowed():
+        pytest.skip("mod_wsgi does not run as root, and user namespaces are not allowed here")
+    return _USER_NAMESPACE
+
+
+def free_port() -> int:
+    """A port that stays this process's own until it ends.
+
+    The kernel gives no such port away, neither to a client nor to a server at port 0, while ours
+    is not there yet or stopped; and no test process that runs beside this one chooses it.
+    """
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    others = [x for x in range(10000, 65536) if not low <= x <= high]
+    candidates = others or range(10000, 65536)
+    # not the random that a test may have seeded
+    for port in random.Random().sample(candidates, len(candidates)):
+        with socket.socket() as probe, socket.socket(socket.AF_UNIX) as claim:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+                claim.bind(f"\0keyfront-tests-port-{port}")
+            except OSError:
+                continue
+            # the name is taken as long as this process has the descriptor
+            claim.detach()
+            return port
+    raise AssertionError("no port is free")
+
+
+@dataclass
+class Served:
+    """A running ``keyfront serve``."""
+
+    process: subprocess.Popen[bytes]
+    state: Path
+    port: int
+    output: bytes
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v3"
+
+    @property
+    def password(self) -> str:
+        return (self.state / "admin-password").read_text().strip()
+
+    def connect(self) -> HTTPConnection:
+        return HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+
+    def log(self, name: str) -> str:
+        return (self.state / "log" / name).read_text(errors="replace")
+
+    def processes(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def masters(self, name: str) -> psutil.Process:
+        """The child of the supervisor that runs this program."""
+        for child in psutil.Process(self.process.pid).children():
+            if name in "".join(command_line(child)[:1]):
+                return child
+        raise AssertionError(f"no {name} among {self.processes()}")
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> bytes:
+        """Stop it and return all it printed."""
+        self.process.send_signal(number)
+        rest, _ = self.process.communicate(timeout=PATIENCE)
+        self.output += rest
+        return self.output
+
+
+@contextlib.contextmanager
+def serve(
+    state: Path, server: str, *, port: int = 0, environment: dict[str, str] | None = None,
+    arguments: tuple[str, ...] = (), until: bytes = b"Stop with",
+) -> Iterator[Served]:
+    """Run ``keyfront serve`` until the block ends; it answers when the block begins."""
+    prefix = as_ordinary_user() if server == "mod_wsgi" else []
+    process = subprocess.Popen(
+        [
+            *prefix, sys.executable, "-m", "keyfront", "serve", "--state", str(state),
+            "--listen", f"127.0.0.1:{port}", "--server", server, *arguments,
+        ],
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    served = Served(process, state, port, b"")
+    try:
+        served.output = _read_until(process, until)
+        if until in served.output and not port:
+            line = next(x for x in served.output.splitlines() if x.startswith(b"Keystone answers"))
+            served.port = int(line.rpartition(b":")[2].partition(b"/")[0])
+        yield served
+    finally:
+        family = served.processes() if process.poll() is None else []
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        for p in left:
+            p.kill()
+        assert not left, f"left running: {left}"
+
+
+def _read_until(process: subprocess.Popen[bytes], until: bytes) -> bytes:
+    assert process.stdout is not None
+    descriptor = process.stdout.fileno()
+    output = b""
+    deadline = time.monotonic() + PATIENCE
+    while until not in output:
+        ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))
+        data = os.read(descriptor, 65536) if ready else b""
+        if not data:
+            raise AssertionError(f"it ended or hangs; it printed: {output.decode()}")
+        output += data
+    return output
+
+
+def wait_for(condition: object, what: str) -> None:
+    """Poll a condition until it is true."""
+    assert callable(condition)
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.02)
+
+
+def stats(path: Path) -> dict[str, object]:
+    """What uWSGI's statistics socket tells."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        data = b""
+        while part := client.recv(65536):
+            data += part
+    content: dict[str, object] = json.loads(data)
+    return content

@@ -1,0 +1,517 @@
+"""What the hooks do with py-amqp's own classes, on sockets without a broker behind them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import amqp
+import amqp.transport
+import pytest
+from oslo_config import cfg
+
+from keyfront.gateway import heartbeat
+from keyfront.gateway.heartbeat import amqp_hooks, filter, installation
+from keyfront.gateway.heartbeat import counters as names
+from keyfront.gateway.heartbeat.kept_connection import FRAME
+from keyfront.gateway.heartbeat.pool_hooks import BorrowHooks
+from keyfront.gateway.heartbeat.registry import Keeper, writer_of
+from support.served import PATIENCE, wait_for
+
+
+class Opened:
+    """A connection of py-amqp as it is after its handshake, and the broker's end of its socket."""
+
+    def __init__(self, timeout: float = 20.0) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            sock = socket.create_connection(listening.getsockname())
+            self.peer, _ = listening.accept()
+        self.peer.settimeout(PATIENCE)
+        transport = amqp.transport.TCPTransport("127.0.0.1:1")
+        transport.sock = sock
+        transport._setup_transport()
+        transport.connected = True
+        self.connection: Any = amqp.Connection(heartbeat=timeout)
+        self.connection.heartbeat = timeout
+        self.connection._transport = transport
+        self.connection._handshake_complete = True
+        self.connection.frame_writer = amqp.method_framing.frame_writer(self.connection, transport)
+
+    @property
+    def transport(self) -> Any:
+        return self.connection._transport
+
+    def close(self) -> None:
+        if self.connection is not None and self.connection._transport is not None:
+            self.connection.collect()
+        self.peer.close()
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    one = Opened()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    made = Keeper(amqp, interval=None, folder=tmp_path / "counts", threaded=False)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def hooks(keeper: Keeper) -> Iterator[amqp_hooks.AmqpHooks]:
+    """Put the hooks in."""
+    put = amqp_hooks.AmqpHooks(amqp, keeper, connected=lambda: None)
+    put.put_in()
+    yield put
+    put.take_out()
+
+
+def test_this_amqp_looks_as_needed() -> None:
+    assert amqp_hooks.difference(amqp) is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "words"),
+    [
+        (amqp.connection.Connection, "heartbeat_tick", "no Connection.heartbeat_tick"),
+        (amqp.transport._AbstractTransport, "close", "no _AbstractTransport.close"),
+        (amqp.transport.SSLTransport, "_write", "SSLTransport._write"),
+        (amqp.exceptions, "RecoverableConnectionError", "RecoverableConnectionError"),
+    ],
+)
+def test_an_amqp_without_a_part_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, words: str
+) -> None:
+    monkeypatch.setattr(owner, name, None)
+    found = amqp_hooks.difference(amqp)
+    assert found is not None
+    assert words in found
+
+
+def test_an_amqp_that_writes_otherwise_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_halves(transport: Any, data: Any) -> None:
+        transport._write(data[:4])
+        transport._write(data[4:])
+
+    monkeypatch.setattr(amqp.transport._AbstractTransport, "write", in_halves)
+    assert "by one call" in (amqp_hooks.difference(amqp) or "")
+
+
+def test_a_connection_without_heartbeats_is_left_alone(keeper: Keeper) -> None:
+    one = Opened(timeout=0)
+    keeper.keep(one.connection)
+    assert writer_of(one.transport) is None
+    assert keeper.counts.row[names.CONNECTIONS] == 0
+    one.close()
+
+
+def test_a_kept_connection_writes_and_is_beaten_on(keeper: Keeper, opened: Opened) -> None:
+    keeper.keep(opened.connection)
+    keeper.keep(opened.connection)
+    opened.connection.send_heartbeat()
+    assert opened.peer.recv(100) == FRAME
+    writer = writer_of(opened.transport)
+    assert writer is not None
+    assert writer.pulse.interval == 10.0
+    writer.pulse.written -= 10.0
+    writer.pulse.beaten -= 10.0
+    keeper._beater.turn()
+    assert opened.peer.recv(100) == FRAME
+    row = keeper.counts.row
+    assert (row[names.CONNECTIONS], row[names.OPENED], row[names.BEATS]) == (1, 1, 1)
+
+
+def test_a_long_interval_is_cut_to_half_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = Keeper(amqp, interval=11.0, folder=tmp_path / "counts", threaded=False)
+    pair = Opened(), Opened()
+    for one in pair:
+        keeper.keep(one.connection)
+        writer = writer_of(one.transport)
+        assert writer is not None
+        assert writer.pulse.interval == 10.0
+        one.close()
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "heartbeat: interval = 11: must be at most half of the 20 s that a connection negotiated;"
+        " it is 10 s there"
+    )
+    keeper.end()
+
+
+def test_a_transport_of_another_kind_is_left_alone_with_one_line(
+    keeper: Keeper, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened.transport._write = lambda data: None
+    keeper.keep(opened.connection)
+    keeper.keep(opened.connection)
+    assert writer_of(opened.transport) is None
+    (record,) = caplog.records
+    assert "TCPTransport" in record.getMessage()
+    assert "not kept alive" in record.getMessage()
+
+
+def test_a_writer_of_frames_of_the_services_own_is_left_alone(
+    keeper: Keeper, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened.connection.frame_writer_cls = lambda *_: None
+    keeper.keep(opened.connection)
+    assert writer_of(opened.transport) is None
+    assert "a writer of its own" in caplog.records[0].getMessage()
+
+
+@pytest.mark.usefixtures("hooks")
+def test_closing_ends_it(keeper: Keeper, opened: Opened) -> None:
+    keeper.keep(opened.connection)
+    writer = writer_of(opened.transport)
+    assert writer is not None
+    opened.connection.collect()
+    assert writer.pulse.closed
+    assert writer.pulse.sock.fileno() == -1
+    assert keeper.counts.row[names.CONNECTIONS] == 0
+    assert opened.peer.recv(1) == b""
+
+
+def test_a_connection_that_is_dropped_is_let_go(keeper: Keeper) -> None:
+    one = Opened()
+    keeper.keep(one.connection)
+    writer = writer_of(one.transport)
+    assert writer is not None
+    pulse = writer.pulse
+    sock = one.transport.sock
+    del writer
+    one.connection._transport = one.connection.frame_writer = None
+    one.connection = None
+    gc.collect()
+    assert pulse.closed
+    assert pulse.sock.fileno() == -1
+    assert keeper.counts.row[names.CONNECTIONS] == 0
+    sock.close()
+    one.close()
+
+
+@pytest.mark.usefixtures("hooks")
+def test_unread_bytes_count_as_heard(keeper: Keeper, opened: Opened) -> None:
+    connection = opened.connection
+    keeper.keep(connection)
+    connection.prev_recv = connection.bytes_recv
+    connection.last_heartbeat_received = installation_clock() - 100.0
+    connection.heartbeat_tick()  # the kernel has heard of the peer just now
+    assert connection.last_heartbeat_received > installation_clock() - 20.0
+    # the thread has sent, so nothing is sent twice
+    opened.peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        opened.peer.recv(1)
+
+
+@pytest.mark.usefixtures("hooks")
+def test_a_silent_peer_is_given_up(
+    keeper: Keeper, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = opened.connection
+    keeper.keep(connection)
+    writer = writer_of(opened.transport)
+    assert writer is not None
+    state = writer.pulse.state()
+    assert state is not None
+    monkeypatch.setattr(
+        type(writer.pulse), "state", lambda _: state._replace(silent_data=100.0)
+    )
+    connection.prev_recv = connection.bytes_recv
+    connection.last_heartbeat_received = installation_clock() - 100.0
+    with pytest.raises(amqp.exceptions.ConnectionForced):
+        connection.heartbeat_tick()
+    assert not connection.connected  # without this kombu would go on with it
+    assert opened.peer.recv(1) == b""
+    assert keeper.counts.row[names.DEAD_PEERS] == 1
+
+
+@pytest.mark.usefixtures("hooks")
+def test_a_peer_that_has_no_room_to_send_is_not_given_up(
+    keeper: Keeper, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = opened.connection
+    keeper.keep(connection)
+    writer = writer_of(opened.transport)
+    assert writer is not None
+    state = writer.pulse.state()
+    assert state is not None
+    monkeypatch.setattr(
+        type(writer.pulse), "state", lambda _: state._replace(silent_data=100.0, room=False)
+    )
+    connection.prev_recv = connection.bytes_recv
+    connection.last_heartbeat_received = installation_clock() - 100.0
+    connection.heartbeat_tick()
+    assert connection.connected
+
+
+def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
+    keeper: Keeper,
+    hooks: amqp_hooks.AmqpHooks,
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    pid = parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    connection, transport = opened.connection, opened.transport
+    keeper.keep(connection)
+    pid = parent + 1  # the fork
+    assert keeper.is_inherited()
+    keeper.renew()
+    hooks.forked()
+    assert not (tmp_path / "counts" / f"{pid}.counts").exists()  # exec may follow
+    connection.heartbeat_tick()
+    duplicate = transport.sock.dup()  # the parent's
+    with pytest.raises(amqp.exceptions.RecoverableConnectionError, match="forked"):
+        connection.drain_events(timeout=0)
+    assert transport.sock is None
+    with pytest.raises(amqp.exceptions.RecoverableConnectionError, match="forked"):
+        connection.send_heartbeat()
+    connection.collect()
+    opened.peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        opened.peer.recv(1)  # no goodbye and no end
+    duplicate.close()
+    pid = parent
+
+
+def test_before_a_fork_all_say_goodbye(keeper: Keeper, opened: Opened) -> None:
+    keeper.keep(opened.connection)
+    keeper.close_all()
+    said = opened.peer.recv(1000)
+    assert said[0] == 1  # a method
+    assert said[7:11] == b"\x00\x0a\x00\x32"  # connection.close
+    assert opened.peer.recv(1) == b""
+    assert not opened.connection.connected
+
+
+def test_connections_of_other_transports_are_lent_as_they_are(keeper: Keeper) -> None:
+    import kombu.connection
+
+    put = BorrowHooks(keeper)
+    put.put_in()
+    try:
+        with kombu.Connection("memory://") as client:
+            pool = client.Pool(limit=1)
+            with pool.acquire() as one:
+                one.connect()
+                connection = one._connection
+            with pool.acquire() as again:
+                assert again is one
+                assert again._connection is connection
+            pool.force_close_all()
+    finally:
+        put.take_out()
+
+
+def test_a_dead_connection_of_a_kombu_pool_is_not_lent(
+    keeper: Keeper, hooks: amqp_hooks.AmqpHooks, opened: Opened
+) -> None:
+    import kombu.connection
+
+    put = BorrowHooks(keeper)
+    put.put_in()
+    try:
+        keeper.keep(opened.connection)
+        pool = kombu.Connection("amqp://").Pool(limit=1)
+        with pool.acquire() as one:
+            one._connection = opened.connection
+        with pool.acquire() as again:
+            assert again._connection is opened.connection
+        opened.peer.close()
+        wait_for(lambda: not opened_state(opened).established, "the kernel has heard of it")
+        with pool.acquire() as again:
+            assert again._connection is None
+    finally:
+        put.take_out()
+
+
+def opened_state(opened: Opened) -> Any:
+    writer = writer_of(opened.transport)
+    assert writer is not None
+    return writer.pulse.state()
+
+
+def test_before_a_fork_oslo_messaging_falls_silent(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Connection:
+        def __init__(self) -> None:
+            self._heartbeat_exit_event = threading.Event()
+
+    listening, sending = Connection(), Connection()
+    del listening._heartbeat_exit_event
+    BorrowHooks(keeper).hush()
+    assert not sending._heartbeat_exit_event.is_set()
+    module = SimpleNamespace(Connection=Connection)
+    monkeypatch.setitem(sys.modules, "oslo_messaging._drivers.impl_rabbit", module)
+    BorrowHooks(keeper).hush()
+    assert sending._heartbeat_exit_event.is_set()
+
+
+def test_reconnections_are_counted_and_the_old_one_is_closed(keeper: Keeper) -> None:
+    class Client:
+        pass
+
+    client = Client()
+    first, second = Opened(), Opened()
+    first.connection.client = second.connection.client = client
+    keeper.keep(first.connection)
+    assert keeper.counts.row[names.RECONNECTIONS] == 0
+    first.transport.connected = False
+    keeper.keep(second.connection)
+    assert keeper.counts.row[names.RECONNECTIONS] == 1
+    assert first.peer.recv(1) == b""
+    first.close()
+    second.close()
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    yield
+    heartbeat.remove()
+
+
+@pytest.fixture
+def conf(monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigOpts:
+    made = cfg.ConfigOpts()
+    made([], project="service", default_config_files=[])
+    monkeypatch.setattr(cfg, "CONF", made)
+    return made
+
+
+@pytest.mark.usefixtures("installed")
+def test_install_covers_what_is_open_and_remove_takes_it_back(
+    opened: Opened, tmp_path: Path
+) -> None:
+    before = amqp.Connection.connect, amqp.Connection.heartbeat_tick
+    assert heartbeat.install(path=str(tmp_path / "counts"))
+    assert writer_of(opened.transport) is not None
+    assert heartbeat.statistics()["connections"] == 1
+    heartbeat.remove()
+    assert (amqp.Connection.connect, amqp.Connection.heartbeat_tick) == before
+    assert heartbeat.statistics() == {}
+    heartbeat.remove()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("interval", [0, -1, float("nan"), float("inf"), "soon", True])
+def test_a_bad_interval_is_one_line(
+    interval: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert heartbeat.install(interval=interval, path=str(tmp_path / "counts"))
+    (record,) = caplog.records
+    assert f"interval = {interval!r}: must be" in record.getMessage()
+
+
+@pytest.mark.usefixtures("installed")
+def test_twice_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert heartbeat.install(path=str(tmp_path / "counts"))
+    assert heartbeat.install(interval=3.0)
+    (record,) = caplog.records
+    assert "called twice" in record.getMessage()
+
+
+def test_without_amqp_it_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delitem(sys.modules, "amqp")
+    monkeypatch.setattr(installation.importlib.util, "find_spec", lambda name: None)
+    assert not heartbeat.install()
+    (record,) = caplog.records
+    assert "amqp is not installed" in record.getMessage()
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_filter_installs_it_and_is_not_in_the_way(conf: cfg.ConfigOpts, tmp_path: Path) -> None:
+    application = object()
+    made = filter.filter_factory({}, interval="7", path=str(tmp_path / "counts"))
+    assert made(application) is application
+    assert heartbeat.statistics()["interval"] == "7"
+
+
+@pytest.mark.usefixtures("installed", "conf")
+def test_a_bad_option_of_the_filter_does_not_stop_the_service(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    filter.filter_factory({}, interval="0")
+    assert "interval" in caplog.records[0].getMessage()
+    assert caplog.records[0].levelno == logging.WARNING
+    assert heartbeat.statistics()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("enabled", [True, False])
+def test_entrypoints_go_by_the_configuration(
+    conf: cfg.ConfigOpts, enabled: bool, tmp_path: Path
+) -> None:
+    from keyfront.gateway import application
+    from keyfront.gateway.heartbeat import options
+
+    options.heartbeat(conf)
+    conf.set_override("enabled", enabled, options.HEARTBEAT_GROUP)
+    conf.set_override("path", str(tmp_path / "counts"), options.HEARTBEAT_GROUP)
+    application.keep_connections()
+    assert bool(heartbeat.statistics()) is enabled
+
+
+def test_a_bad_option_is_one_line_of_an_entrypoint(
+    conf: cfg.ConfigOpts, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    written = tmp_path / "service.conf"
+    written.write_text("[keyfront_heartbeat]\nenabled = true\ninterval = never\n")
+    conf([], project="service", default_config_files=[str(written)])
+    assert not heartbeat.install_if_enabled()
+    (record,) = caplog.records
+    assert "interval" in record.getMessage()
+    assert "service.conf" in record.getMessage()
+
+
+def test_folders_that_are_not_safe_only_cost_the_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "counts").mkdir(mode=0o777)
+    (tmp_path / "counts").chmod(0o777)
+    keeper = Keeper(amqp, interval=None, folder=tmp_path / "counts", threaded=False)
+    assert keeper.statistics()["connections"] == 0
+    assert "counts of this process are not shown" in caplog.records[0].getMessage()
+    keeper.end()
+
+
+def test_what_cannot_work_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    module = SimpleNamespace(
+        opt={"threads": b"4"}, has_threads=1, masterpid=lambda: 7, worker_id=lambda: 1
+    )
+    monkeypatch.setitem(sys.modules, "uwsgi", module)
+    monkeypatch.setitem(
+        sys.modules, "gevent.monkey", SimpleNamespace(is_module_patched=lambda name: True)
+    )
+    keeper = Keeper(amqp, interval=None, folder=tmp_path / "counts", threaded=False)
+    keeper.look_around()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1
+    assert "4 threads" in lines[0]
+    assert keeper.statistics()["unsafe"]
+    keeper.end()
+
+
+def installation_clock() -> float:
+    from keyfront.gateway.heartbeat.native import monotonic
+
+    return float(monotonic())

@@ -1,0 +1,224 @@
+"""Which candidates are tried, what the generator counts, and what is concluded."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from keyfront.common.machine import MIB, Machine
+from keyfront.errors import ServerError
+from keyfront.gateway.plan.compute import plan
+from keyfront.gateway.plan.measure import generator, rounds
+from keyfront.gateway.plan.measure.candidates import Candidate, candidates
+from keyfront.gateway.plan.measure.results import Trial, greenlets, judge
+from keyfront.gateway.plan.workload import Workload
+
+TWO = Candidate(processes=2, threads=2)
+FOUR = Candidate(processes=2, threads=4)
+GREEN = Candidate(processes=2, threads=1, greenlets=100)
+MACHINE = Machine(cores=2, memory=8192 * MIB)
+
+
+def trial(candidate: Candidate, *rates: float, p99: float = 0.01, failed: int = 0) -> Trial:
+    return Trial(candidate=candidate, rates=rates, latencies=(0.001, p99, p99), failed=failed)
+
+
+@pytest.fixture
+def no_gevent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("no_gevent")
+def test_the_computed_plan_comes_first_and_its_neighbours_follow() -> None:
+    found = [str(candidate) for candidate in candidates(plan(MACHINE))]
+    assert found == [
+        "2 processes x 2 threads",
+        "2 processes x 4 threads",
+        "2 processes x 8 threads",
+        "4 processes x 2 threads",
+        "1 process x 2 threads",
+    ]
+
+
+def test_gevent_is_tried_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert candidates(plan(MACHINE))[-1] == GREEN
+
+
+@pytest.mark.usefixtures("no_gevent")
+def test_neighbours_keep_the_budgets() -> None:
+    # 80% of 10 connections: eight for the four threads of the plan and as many again
+    made = plan(MACHINE, Workload(database_connections=10))
+    assert candidates(made) == [
+        TWO, FOUR, Candidate(processes=4, threads=2), Candidate(processes=1, threads=2)
+    ]
+    made = plan(MACHINE, Workload(memcached_connections=4))
+    assert candidates(made) == [TWO, Candidate(processes=1, threads=2)]
+    made = plan(MACHINE, Workload(ldap_connections=16, threads=2))
+    assert Candidate(processes=2, threads=4) in candidates(made)
+    assert Candidate(processes=2, threads=8) not in candidates(made)
+
+
+@pytest.mark.usefixtures("no_gevent")
+def test_neighbours_fit_into_memory() -> None:
+    made = plan(Machine(cores=2, memory=600 * MIB))
+    assert not made.conflicts
+    assert max(candidate.processes for candidate in candidates(made)) == 2
+
+
+def test_a_clear_winner() -> None:
+    verdict = judge([trial(TWO, 100, 110, 90), trial(FOUR, 200, 210, 190)], 1.0)
+    assert verdict.taken == FOUR
+    assert verdict.met
+    assert verdict.margin == pytest.approx(1.0, abs=0.01)
+    assert "2 processes x 4 threads is the best, 2.00 times" in verdict.text
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        (130, 130, 130, 95),  # behind in one round
+        (190, 105, 105, 105),  # ahead in each, by less than it varies
+        (101, 101, 101, 101),  # steady, but not worth it
+    ],
+)
+def test_no_clear_winner(rates: tuple[float, ...]) -> None:
+    verdict = judge([trial(TWO, 100, 100, 100, 100), trial(FOUR, *rates)], 1.0)
+    assert verdict.taken == TWO
+    assert verdict.met
+    assert verdict.text.startswith("no clear winner, keep the computed plan: ")
+    assert "noise" in verdict.text
+
+
+def test_the_computed_plan_is_the_best() -> None:
+    verdict = judge([trial(TWO, 100, 100), trial(FOUR, 90, 90)], 1.0)
+    assert verdict.taken == TWO
+    assert verdict.text.startswith("the computed plan is the best")
+
+
+def test_what_answers_too_late_or_fails_does_not_win() -> None:
+    verdict = judge([trial(TWO, 100, 100), trial(FOUR, 900, 900, p99=1.5)], 1.0)
+    assert verdict.taken == TWO
+    verdict = judge([trial(TWO, 100, 100), trial(FOUR, 900, 900, failed=1)], 1.0)
+    assert verdict.taken == TWO
+
+
+def test_the_computed_plan_does_not_answer_in_time() -> None:
+    verdict = judge([trial(TWO, 100, 100, p99=2.0), trial(FOUR, 50, 50)], 1.0)
+    assert verdict.taken == FOUR
+    assert "does not answer within 1 s" in verdict.text
+
+
+def test_nobody_answers_in_time() -> None:
+    nobody = Trial(candidate=FOUR, rates=(0, 0), latencies=(), failed=0)
+    verdict = judge([trial(TWO, 100, 100, p99=2.0), nobody], 1.0)
+    assert verdict.taken == TWO
+    assert not verdict.met
+    assert "none of them answers within 1 s" in verdict.text
+
+
+def test_greenlets_are_spoken_of_and_not_taken() -> None:
+    trials = [trial(TWO, 100, 100), trial(FOUR, 90, 90), trial(GREEN, 500, 500)]
+    verdict = judge(trials, 1.0)
+    assert verdict.taken == TWO
+    words = greenlets(trials, verdict, 1.0)
+    assert words is not None
+    assert "5.00 times as many" in words
+    assert "--server gevent" in words
+    trials[-1] = trial(GREEN, 99, 500)
+    assert greenlets(trials, judge(trials, 1.0), 1.0) is None
+    trials[-1] = trial(GREEN, 500, 500, p99=2.0)
+    assert greenlets(trials, judge(trials, 1.0), 1.0) is None
+
+
+@pytest.mark.parametrize(("left", "tried"), [(9, 6), (50, 6), (3000, 2), (5, 5)])
+def test_the_time_is_divided(left: float, tried: int) -> None:
+    number, each = rounds._divide(left, tried, left + 5)
+    assert number % 2 == 0
+    assert number >= 4
+    assert number * each * tried == pytest.approx(left)
+
+
+def test_too_little_time() -> None:
+    with pytest.raises(ServerError, match="--seconds = 10: leaves no time"):
+        rounds._divide(2, 6, 10)
+
+
+@contextmanager
+def server(answer: bytes, delay: float = 0.0) -> Iterator[int]:
+    """Answers each connection with the same bytes and closes it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    received = b""
+                    while not received.endswith(b"\r\n\r\n") and (part := connection.recv(4096)):
+                        received += part
+                    time.sleep(delay)
+                    if received:
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def order(port: int, *, seconds: float = 0.2) -> generator.Order:
+    return {
+        "port": port,
+        "request": "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        "connections": 2,
+        "warm": 0.05,
+        "seconds": seconds,
+    }
+
+
+def test_good_answers_are_counted_with_their_time() -> None:
+    with server(b"HTTP/1.1 200 OK\r\n\r\nok", delay=0.01) as port:
+        result = generator.run(order(port))
+    assert result["answers"] == len(result["latencies"]) > 0
+    assert result["failed"] == 0
+    assert min(result["latencies"]) >= 0.01
+    assert 0 < result["busy"] <= 1.1
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 503 Busy\r\n\r\n", b"HTTP/1.1 404 No\r\n\r\n", b""]
+)
+def test_other_answers_are_failed(answer: bytes) -> None:
+    with server(answer) as port:
+        result = generator.run(order(port))
+    assert result["failed"] > 0
+    assert result["answers"] == 0
+
+
+def test_answers_that_do_not_come_are_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "PATIENCE", 0.05)
+    monkeypatch.setattr(generator, "_LOOK", 0.02)
+    monkeypatch.setattr(generator, "_DRAIN", 0.05)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        result = generator.run(order(listening.getsockname()[1]))
+    assert result["failed"] > 0
+
+
+def test_nothing_is_left_for_the_next_order() -> None:
+    with server(b"HTTP/1.1 200 OK\r\n\r\nok", delay=0.1) as port:
+        before = time.perf_counter()
+        generator.run(order(port, seconds=0.05))
+        # the two under way when the time was over were awaited
+        assert time.perf_counter() - before >= 0.2

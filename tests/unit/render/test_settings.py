@@ -1,0 +1,100 @@
+"""What an operator may tell of a deployment, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keyfront.errors import OptionError
+from keyfront.gateway.render.lineups import SERVERS, check
+from keyfront.gateway.render.settings import Site
+
+TLS: dict[str, object] = {"certificate": Path("/c.crt"), "key": Path("/c.key")}
+
+
+def site(**values: object) -> Site:
+    given: dict[str, object] = {"folder": Path("/etc/keyfront"), **values}
+    return Site(**given)  # type: ignore[arg-type]
+
+
+def test_without_tls_only_this_machine_is_served() -> None:
+    assert site().listen == "127.0.0.1:5000"
+    assert site(**TLS).listen == "*:5000"
+    assert site(**TLS).tls and not site().tls
+
+
+def test_what_follows_from_the_rest() -> None:
+    assert site().target == "config:/etc/keyfront/keystone.ini"
+    assert site(user="glance").group == "glance"
+    assert site().socket == "/run/keyfront/uwsgi.sock"
+    assert site(server="nginx+uwsgi-tcp").socket == "127.0.0.1:35357"
+    assert site(web_user="root").web_group == "root"
+    assert site().pid_directory == Path("/run")
+
+
+def test_balancers_are_where_the_nodes_are_unless_told() -> None:
+    nodes = ("192.0.2.1:5000", "[2001:db8::1]:5000")
+    assert site(haproxy=nodes).trusted_proxies == (
+        "127.0.0.1", "::1", "192.0.2.1", "2001:db8::1",
+    )
+    told = site(haproxy=("node1:5000",), trusted_proxies=("192.0.2.0/24",))
+    assert told.trusted_proxies == ("192.0.2.0/24",)
+    assert site().trusted_proxies == ()
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--listen", {"listen": "5000"}),
+        ("--listen", {"listen": "127.0.0.1:0"}),
+        ("--listen", {"listen": "127.0.0.1:70000"}),
+        ("--listen", {"listen": "a b:80"}),
+        ("--listen", {"listen": "x;\n:80"}),
+        ("--upstream", {"upstream": "127.0.0.1"}),
+        ("--user", {"user": "root; rm"}),
+        ("--user", {"user": ""}),
+        ("--group", {"group": "a b"}),
+        ("--web-user", {"web_user": "Www"}),
+        ("--public-host", {"public_host": 'x"; y'}),
+        ("--public-host", {"public_host": "-x"}),
+        ("--app", {"target": "a b"}),
+        ("--app", {"target": "config:/x\nuid = root"}),
+        ("--run-directory", {"run_directory": Path("run")}),
+        ("--log-directory", {"log_directory": Path("/var/log/a b")}),
+        ("--config", {"config": Path('/etc/"')}),
+        ("--virtualenv", {"virtualenv": Path("/opt/\n")}),
+        ("DIR", {"folder": Path("/etc/$(x)")}),
+        ("--tls-key", {"certificate": Path("/c")}),
+        ("--tls-certificate", {"key": Path("/k")}),
+        ("--hsts", {"hsts": 60}),
+        ("--hsts", {**TLS, "hsts": -1}),
+        ("--hsts", {**TLS, "hsts": 10**9}),
+        ("--http-redirect", {"redirect": True}),
+        ("--haproxy", {"haproxy": ("192.0.2.1",)}),
+        ("--haproxy", {"haproxy": ("",)}),
+        ("--haproxy", {"haproxy": ("node1:5000",)}),
+        ("--haproxy", {"haproxy": ("[192.0.2.1]:5000",)}),
+        ("--memcached", {"memcached": ("192.0.2.1:0",)}),
+        ("--trusted-proxy", {"trusted_proxies": ("everyone",)}),
+    ],
+)
+def test_what_is_refused(option: str, values: dict[str, object]) -> None:
+    with pytest.raises(OptionError) as caught:
+        site(**values)
+    assert caught.value.option == option
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("listen", ["*:443", "[::]:443", "[2001:db8::1]:5000", "cloud.example:80"])
+def test_addresses_to_listen_at(listen: str) -> None:
+    assert site(listen=listen).port == int(listen.rpartition(":")[2])
+
+
+def test_line_ups() -> None:
+    for server in SERVERS:
+        check(site(server=server))
+    with pytest.raises(OptionError, match="--server = apache: must be one of"):
+        check(site(server="apache"))
+    with pytest.raises(OptionError, match="left out with --server uwsgi"):
+        check(site(server="uwsgi", **TLS))

@@ -1,0 +1,82 @@
+"""Which versions files are rendered for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keyfront.errors import OptionError
+from keyfront.gateway.render import versions
+from keyfront.gateway.render.versions import NEWEST, Version
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all of the system's programs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setattr(versions, "SYSTEM_PATH", str(folder))
+    return folder
+
+
+def script(path: Path, says: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{says}\n")
+    path.chmod(0o755)
+
+
+def test_nothing_here_is_the_newest(system: Path, tmp_path: Path) -> None:
+    found = versions.find(tmp_path)
+    for name, newest in NEWEST.items():
+        assert (found[name].text, found[name].how) == (newest, "newest")
+        assert "none was found" in str(found[name])
+    assert found["nginx"].has("http_v2_module")
+
+
+def test_they_are_asked(system: Path, tmp_path: Path) -> None:
+    script(system / "nginx", "echo 'nginx version: nginx/1.18.0 (Ubuntu)' >&2\n"
+           "echo 'configure arguments: --with-http_ssl_module --with-pcre-jit' >&2")
+    script(system / "httpd", "echo 'Server version: Apache/2.4.37 (Red Hat)'")
+    script(system / "haproxy", "echo 'HAProxy version 2.6.12-1+deb12u2 2024/01/01'")
+    script(tmp_path / "venv/bin/uwsgi", '[ "$1" = --version ] && echo 2.0.28 || echo " --listen x"')
+    so = tmp_path / "venv/lib/python3.11/site-packages/mod_wsgi/server/mod_wsgi-py311.so"
+    so.parent.mkdir(parents=True)
+    so.touch()
+    (so.parents[2] / "mod_wsgi-6.0.3.dist-info").mkdir()
+    found = versions.find(tmp_path / "venv")
+    assert [found[x].text for x in ("nginx", "apache", "haproxy", "uwsgi", "mod_wsgi")] == [
+        "1.18.0", "2.4.37", "2.6.12", "2.0.28", "6.0.3",
+    ]
+    assert found["nginx"].features == {"http_ssl_module"}
+    assert found["uwsgi"].has("listen") and not found["uwsgi"].has("route-run")
+    assert found["uwsgi"].program == tmp_path / "venv/bin/uwsgi"
+    assert found["mod_wsgi"].program == so
+
+
+@pytest.mark.parametrize("says", ["exit 1", "echo what?", "kill -9 $$"])
+def test_one_that_does_not_tell_is_as_if_it_were_not_here(
+    system: Path, tmp_path: Path, says: str
+) -> None:
+    script(system / "nginx", says)
+    assert versions.find(tmp_path)["nginx"].how == "newest"
+
+
+def test_the_operator_knows_better(system: Path, tmp_path: Path) -> None:
+    script(system / "nginx", "echo nginx/1.18.0")
+    found = versions.find(tmp_path, versions.parse_assumed(["nginx=1.22.1", "uwsgi=2.0.21"]))
+    assert (found["nginx"].text, found["nginx"].how) == ("1.22.1", "assumed")
+    assert found["uwsgi"].at_least(2, 0, 21) and not found["uwsgi"].at_least(2, 0, 22)
+
+
+@pytest.mark.parametrize("text", ["nginx", "nginx=", "nginx=new", "lighttpd=1.4", "nginx=1.2\n3"])
+def test_assumptions_that_are_none(text: str) -> None:
+    with pytest.raises(OptionError, match="--assume"):
+        versions.parse_assumed([text])
+
+
+def test_an_option_is_known_by_asking_or_by_its_release() -> None:
+    asked = Version(name="uwsgi", text="2.0.31", how="found", features=frozenset({"a"}))
+    assert asked.knows("a", 9) and not asked.knows("b", 2)
+    told = Version(name="uwsgi", text="2.0.21", how="assumed")
+    assert told.knows("b", 2, 0, 21) and not told.knows("b", 2, 0, 22)

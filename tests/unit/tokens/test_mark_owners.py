@@ -1,0 +1,231 @@
+"""Who owns a mark, and when his commit is taken for over."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from keyfront.middleware.tokens.coordinator import mark_owners as owners
+from keyfront.middleware.tokens.coordinator.mark_owners import (
+    HERE,
+    UNKNOWN,
+    UNKNOWN_SECONDS,
+    Settled,
+)
+from keyfront.middleware.tokens.epochs import MARK_SECONDS, OWNER_BYTES
+from support.clocks import Clock
+
+LONG = 2 * UNKNOWN_SECONDS
+
+
+#: A program that prints its name as an owner.
+TELL = (
+    "from keyfront.middleware.tokens.coordinator import mark_owners;"
+    "print(mark_owners.process(), flush=True)"
+)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(owners, "time", made)
+    return made
+
+
+@pytest.fixture
+def dead() -> str:
+    """A process that was and is no more."""
+    return subprocess.check_output([sys.executable, "-c", TELL], text=True).strip()
+
+
+class Server:
+    """A database server as its drivers show it."""
+
+    def __init__(self, number: int = 7, name: str = "a") -> None:
+        self.number = number
+        self.greeted = number
+        self.name = name
+        self.sessions = {5}
+        self.asked: list[str] = []
+        self.away = False
+        self.info = SimpleNamespace(backend_pid=self.greeted)
+        self.open = 0
+
+    def connect(self) -> Server:
+        if self.away:
+            raise OSError("away")
+        self.open += 1
+        return self
+
+    def thread_id(self) -> int:
+        return self.greeted
+
+    def cursor(self) -> Any:
+        return SimpleNamespace(
+            execute=self.execute, fetchone=self.fetchone, close=lambda: None
+        )
+
+    def execute(self, statement: str, values: Any) -> None:
+        self.asked.append(statement)
+        self._row = (int(values[0] in self.sessions),) if values else (self.number, self.name, 1)
+
+    def fetchone(self) -> tuple[Any, ...]:
+        return self._row
+
+    def rollback(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.open -= 1
+
+
+def settled(server: Server | None = None) -> Settled:
+    made = Settled()
+    if server is not None:
+        made.connections.append(("mysql", server.connect))
+    return made
+
+
+def test_this_process_lives() -> None:
+    name = owners.process()
+    assert re.fullmatch(rf"[0-9a-f]{{12}}:{os.getpid()}:[0-9]+", name)
+    assert owners.lives(name)
+    assert len(owners.owner("0123456789ab/18446744073709551615")) <= OWNER_BYTES
+
+
+def test_a_dead_process_and_another_one_with_its_number(dead: str) -> None:
+    assert owners.lives(dead) is False
+    node, number, start = owners.process().split(":")
+    assert owners.lives(f"{node}:{number}:{int(start) - 1}") is False
+
+
+def test_a_process_that_was_not_waited_for_is_dead() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        name = f"{owners.process().split(':')[0]}:{child.pid}:{owners._start(child.pid)}"
+        assert owners.lives(name)
+        child.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert owners.lives(name) is False
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("name", ["0123456789ab:1:5", "junk", "0123456789ab:x:5", ":"])
+def test_of_a_process_elsewhere_nothing_is_known(name: str) -> None:
+    assert owners.lives(name) is None
+
+
+def test_who_lives_says_it_himself(clock: Clock) -> None:
+    command = [sys.executable, "-c", f"{TELL}; input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None
+        name = other.stdout.readline().strip()
+        server = Server()
+        for session in (HERE, UNKNOWN, "0123456789ab/5"):
+            assert not settled(server)(f"{name} {session}#7", LONG)
+        assert not server.asked
+        other.kill()
+
+
+def test_what_a_process_is_not_at_any_more_it_settles_itself(clock: Clock) -> None:
+    """The answer to its mark was lost, so that it made no change; or that to its stamp."""
+    me = owners.owner(HERE)
+    assert me != owners.owner(HERE)
+    assert settled()(me, MARK_SECONDS)
+    owners.under_way.add(me)
+    try:
+        assert not settled()(me, LONG)
+    finally:
+        owners.under_way.discard(me)
+
+
+def test_a_dead_process_that_commits_itself_has_settled(clock: Clock, dead: str) -> None:
+    assert settled()(f"{dead} {HERE}", MARK_SECONDS)
+    assert settled()("", MARK_SECONDS)
+
+
+def test_a_session_that_is_there_may_still_commit(clock: Clock, dead: str) -> None:
+    server = Server()
+    session = owners.session_of("mysql", Server(number=5))
+    judge = settled(server)
+    for _ in range(3):
+        assert not judge(f"{dead} {session}", LONG)
+        clock.later(2)
+    server.sessions.clear()
+    assert judge(f"{dead} {session}", MARK_SECONDS)
+    assert judge._told == f"{dead} {session}"
+    assert server.open == 0
+
+
+def test_of_a_writer_elsewhere_the_session_counts(clock: Clock) -> None:
+    server = Server()
+    session = owners.session_of("mysql", Server(number=5))
+    judge = settled(server)
+    assert not judge(f"0123456789ab:1:5 {session}", LONG)
+    server.sessions.clear()
+    clock.later(2)
+    assert judge(f"0123456789ab:1:5 {session}", MARK_SECONDS)
+
+
+def test_a_commit_that_failed_is_over_with_its_session(clock: Clock) -> None:
+    server = Server()
+    session = owners.session_of("mysql", Server(number=5))
+    judge = settled(server)
+    assert not judge(owners.left(session), LONG)
+    server.sessions.clear()
+    clock.later(2)
+    assert judge(owners.left(session), MARK_SECONDS)
+
+
+def test_the_database_is_not_asked_all_the_time(clock: Clock, dead: str) -> None:
+    server = Server()
+    session = owners.session_of("mysql", Server(number=5))
+    judge = settled(server)
+    for _ in range(50):
+        assert not judge(f"{dead} {session}", LONG)
+        clock.later(0.01)
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("why", ["away", "another server", "not known", "none"])
+def test_what_cannot_be_found_out_is_waited_for(
+    clock: Clock, dead: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(name="b" if why == "another server" else "a")
+    server.away = why == "away"
+    session = UNKNOWN if why == "not known" else owners.session_of("mysql", Server(number=5))
+    judge = settled(None if why == "none" else server)
+    for age in (MARK_SECONDS, MARK_SECONDS + 10, UNKNOWN_SECONDS - 1):
+        assert not judge(f"{dead} {session}", age)
+        clock.later(2)
+    assert judge(f"{dead} {session}", UNKNOWN_SECONDS + 1)
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(told) == 2
+    assert "cannot be looked for" in told[0]
+    assert "taken for complete after 301 s" in told[1]
+
+
+def test_sessions_of_servers_are_told_apart() -> None:
+    a, b = Server(5), Server(5, name="b")
+    names = [owners.session_of(x, s) for x, s in (("mysql", a), ("postgresql", a), ("mysql", b))]
+    assert all(re.fullmatch("[0-9a-f]{12}/5", name) for name in names)
+    assert names[0] == names[1] != names[2]
+
+
+def test_the_session_behind_a_proxy_is_not_known() -> None:
+    server = Server(5)
+    server.greeted = 99
+    assert owners.session_of("mysql", server) == UNKNOWN
+    assert owners.session_of("oracle", server) == UNKNOWN
+    assert owners.session_of("mysql", object()) == UNKNOWN

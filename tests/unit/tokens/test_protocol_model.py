@@ -1,0 +1,216 @@
+"""All interleavings of what the token cache's protocol consists of, within small bounds.
+
+``test_epoch_protocol.py`` goes far at random; this leaves nothing out where it goes: every order in
+which two workers, Keystone's caches and the database can do what they do, with a writer killed, a
+table lost or time passing before any step. Where nothing can be done any more, what was abandoned
+is recovered, and answers can be kept again. Four holes that the protocol once had are put back, and
+are found. With a larger bound::
+
+    KEYFRONT_MODEL=full pytest -s tests/unit/tokens/test_protocol_model.py
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS
+from keyfront.middleware.tokens.coordinator.table import Table
+from keyfront.middleware.tokens.epochs import DIRTY, MARK_SECONDS
+from support.explorer import Explored, Program, explore
+from support.protocol_model import Rules, change, cloud, fill, login, once
+
+FULL = os.environ.get("KEYFRONT_MODEL") == "full"
+# What explores more than this is not what it was when its bound was set.
+LIMIT = 3_000_000 if FULL else 400_000
+
+Programs = Mapping[str, Program]
+TWO = {"w0": 0, "w1": 0}
+#: In the middle of an upgrade.
+MIXED = {"w0": 0, "w1": 1}
+
+
+def does(*steps: Any) -> Program:
+    return partial(once, *steps)
+
+
+def changes(worker: str, **options: bool) -> dict[str, Program]:
+    """A change, and the database that commits it when it likes."""
+    return {
+        f"{worker} change": partial(change, **options),
+        f"database for {worker}": does(("commit", f"{worker} change")),
+    }
+
+
+FILL: Programs = {"w1 fill": fill}
+BARE_FILL: Programs = {"w1 fill": partial(fill, look=False)}
+LOGIN: Programs = {"w1 login": login}
+KILLED: Programs = {"kill": does(("kill", "w0"))}
+LATE: Programs = {"time": does(("pass", MARK_SECONDS + 1)), "w1 recovery": does(("recover",))}
+LOST: Programs = {"loss": does(("lose",)), "time": does(("pass", LEASE_SECONDS + 0.1))}
+
+#: What is explored: the workers, the processes, and whether by each word that is written.
+SMALL: dict[str, tuple[dict[str, int], Programs, bool]] = {
+    "a change, a fill and a login": (TWO, {**changes("w0"), **FILL, **LOGIN}, False),
+    "two changes, one of which stores late, and a fill": (
+        TWO,
+        {**changes("w0", stores=True), **changes("w1"), **FILL},
+        False,
+    ),
+    "a writer is killed, and recovered late": (
+        TWO,
+        {**changes("w0"), **KILLED, **LATE, **FILL},
+        False,
+    ),
+    "a writer is killed, a login and a fill": (
+        TWO,
+        {**changes("w0"), **KILLED, **LATE, **FILL, **LOGIN},
+        False,
+    ),
+    "the table is lost": (TWO, {**changes("w0"), **LOST, **FILL}, False),
+    "the table is lost under a writer who is killed": (
+        TWO,
+        {**changes("w0"), **KILLED, **LOST, **BARE_FILL},
+        False,
+    ),
+    "an upgrade": (MIXED, {**changes("w0"), **changes("w1"), **FILL}, False),
+    "a writer is killed between two words": (
+        TWO,
+        {**changes("w0"), **KILLED, **LATE, **BARE_FILL},
+        True,
+    ),
+}
+LARGE: dict[str, tuple[dict[str, int], Programs, bool]] = {
+    "two changes, one of which stores late, a fill and a login": (
+        TWO,
+        {**changes("w0", stores=True), **changes("w1"), **FILL, **LOGIN},
+        False,
+    ),
+    "the table is lost under two changes, one of whose writers is killed": (
+        TWO,
+        {**changes("w0"), **changes("w1"), **KILLED, **LOST, **BARE_FILL},
+        False,
+    ),
+    "an upgrade, with a fill by each version": (
+        MIXED,
+        {**changes("w0"), **changes("w1"), **BARE_FILL, "w0 fill": partial(fill, look=False)},
+        False,
+    ),
+    "two changes, one of whose writers is killed between two words": (
+        TWO,
+        {**changes("w0"), **changes("w1"), **KILLED, **BARE_FILL},
+        True,
+    ),
+}
+BOUNDS = {**SMALL, **(LARGE if FULL else {})}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Tens of thousands of times it is logged that a table was lost."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def explored(
+    rules: Rules, workers: dict[str, int], programs: Programs, by_word: bool = False
+) -> Explored:
+    with cloud(rules, workers, by_word=by_word) as world:
+        return explore(world, programs, limit=LIMIT)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_no_schedule_shows_what_a_change_has_replaced(bound: str) -> None:
+    found = explored(Rules(), *BOUNDS[bound])
+    print(f"{bound}: {found}")
+    assert not found.failure, f"\n{found}"
+    assert found.states > 500
+
+
+# The protocol as it was
+
+HOLES: dict[str, tuple[Rules, dict[str, int], Programs, str]] = {
+    "1: a login takes a name at its end": (
+        Rules(names_together=False),
+        TWO,
+        {**changes("w0"), **LOGIN},
+        "finds version 0 of 1 as 'token:",
+    ),
+    "2: after its own change a request takes its names anew": (
+        Rules(own_names=False),
+        TWO,
+        {**changes("w0", stores=True), **changes("w1")},
+        "finds version 1 of 2 as ",
+    ),
+    "4: a mark is completed while its commit may yet come": (
+        Rules(asks_owner=False),
+        TWO,
+        {**changes("w0"), **KILLED, **LATE, **BARE_FILL},
+        "answers from the filter with version 0 of 1",
+    ),
+    "13: two versions number the slots of one table differently": (
+        Rules(tables_apart=False),
+        MIXED,
+        {**changes("w0"), **BARE_FILL},
+        "answers from the filter with version 0 of 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_holes_that_are_put_back_are_found(hole: str) -> None:
+    rules, workers, programs, failure = HOLES[hole]
+    found = explored(rules, workers, programs)
+    print(f"{hole}: {found}")
+    assert failure in found.failure, f"\n{found}"
+    assert not explored(Rules(), workers, programs).failure
+
+
+def test_an_abandoned_mark_that_nobody_completes_is_found() -> None:
+    with mock.patch.object(Table, "recover", lambda table, serials: 0):
+        found = explored(Rules(), TWO, {**changes("w0"), **KILLED})
+    assert found.failure == "nothing is fresh any more"
+    assert [line.partition(" -> ")[0] for line in found.schedule] == [
+        *("w0 change: mark", "kill: kill w0")
+    ]
+
+
+def test_a_slot_that_is_made_dirty_before_its_mark_counts_is_found() -> None:
+    mark = Table.mark
+
+    def late(table: Table, slots: tuple[int, ...], now: int, owner: str = "") -> int | None:
+        for slot in slots:
+            table._set(slot, DIRTY)
+        return mark(table, slots, now, owner)
+
+    with mock.patch.object(Table, "mark", late):
+        assert not explored(Rules(), TWO, {**changes("w0"), **KILLED}).failure
+        found = explored(Rules(), TWO, {**changes("w0"), **KILLED}, by_word=True)
+    assert found.failure == "nothing is fresh any more"
+
+
+def test_a_schedule_is_told_as_it_happened() -> None:
+    """To the point, and as short as it can be."""
+    rules, workers, programs, _ = next(x for hole, x in HOLES.items() if hole.startswith("13"))
+    found = explored(rules, workers, programs)
+    steps = [line.partition(" -> ")[0] for line in found.schedule]
+    assert sorted(steps) == sorted(
+        [
+            "w1 fill: ask",
+            "w1 fill: begin",
+            "w1 fill: read",
+            "w1 fill: keep (2, 1) 0",
+            "w0 change: mark",
+            "w0 change: send",
+            "database for w0: commit w0 change",
+        ]
+    )
+    assert f"after {len(steps)} steps" in str(found)
+    assert "\n  1 w" in str(found)

@@ -1,0 +1,612 @@
+"""The database hooks: what a transaction is seen to change, and when that is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sqlalchemy")
+
+import sqlalchemy as sa
+
+from keyfront.errors import CoordinatorError
+from keyfront.middleware.tokens.coordinator import local as shared_memory
+from keyfront.middleware.tokens.coordinator import mark_owners as owners
+from keyfront.middleware.tokens.coordinator.local import SharedMemory
+from keyfront.middleware.tokens.epochs import Mark, Slots, slots
+from keyfront.middleware.tokens.invalidation import (
+    change_log as changes,
+)
+from keyfront.middleware.tokens.invalidation import (
+    rules as touches,
+)
+from keyfront.middleware.tokens.invalidation import (
+    sql_writes as writes,
+)
+from keyfront.middleware.tokens.invalidation import (
+    sqlalchemy_plugin as engine_plugin,
+)
+from keyfront.middleware.tokens.request import Request, current
+
+METADATA = sa.MetaData()
+USER = sa.Table(
+    "user", METADATA, sa.Column("id", sa.String(64), primary_key=True), sa.Column("extra", sa.Text)
+)
+LOCAL = sa.Table(
+    "local_user",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("user_id", sa.String(64)),
+    sa.Column("name", sa.String(255)),
+    sa.Column("failed_auth_count", sa.Integer),
+)
+PASSWORD = sa.Table(
+    "password",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("local_user_id", sa.Integer),
+    sa.Column("password_hash", sa.String(255)),
+)
+MEMBERSHIP = sa.Table(
+    "user_group_membership",
+    METADATA,
+    sa.Column("user_id", sa.String(64), primary_key=True),
+    sa.Column("group_id", sa.String(64), primary_key=True),
+)
+SERVICE = sa.Table("service", METADATA, sa.Column("id", sa.String(64), primary_key=True))
+
+
+class Recorder:
+    """Stands in for the coordinator: keeps what was told, in order."""
+
+    slot_count = 4096
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.owners: list[str] = []
+        self.failing = ""
+
+    def _tell(self, what: str, found: Any) -> Any:
+        if what == self.failing:
+            raise CoordinatorError("the lock is held")
+        self.told.append((what, found))
+        return found
+
+    def mark(self, found: Slots, owner: str = "") -> Any:
+        self.owners.append(owner)
+        return Mark(1, len(self.owners), self._tell("mark", found))
+
+    def stamp(self, mark: Any) -> None:
+        self._tell("stamp", mark.slots)
+
+    def touch(self, found: Slots) -> None:
+        self._tell("touch", found)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    recorder = Recorder()
+    (tmp_path / shared_memory.NAME).touch()
+    changes.registry.set(tmp_path, recorder)  # type: ignore[arg-type]
+    yield recorder
+    changes.registry.forget(tmp_path)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, recorder: Recorder) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/db")
+    METADATA.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.insert(USER), [{"id": "u1"}, {"id": "u2"}])
+        connection.execute(
+            sa.insert(LOCAL), [{"id": 1, "user_id": "u1"}, {"id": 2, "user_id": "u2"}]
+        )
+        connection.execute(sa.insert(PASSWORD), [{"id": 7, "local_user_id": 2}])
+        members = [{"user_id": "u1", "group_id": "g"}, {"user_id": "u2", "group_id": "g"}]
+        connection.execute(sa.insert(MEMBERSHIP), members)
+    engine_plugin.attach(engine, tmp_path)
+    yield engine
+    engine.dispose()
+
+
+def told(*tags: str) -> list[tuple[str, Slots]]:
+    found = slots(tags, Recorder.slot_count)
+    return [("mark", found), ("stamp", found)]
+
+
+EVERYTHING = tuple(touches.EVERYTHING)
+COMMON = (touches.ANY, touches.CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("statement", "tags"),
+    [
+        (sa.insert(USER).values(id="u9"), (*COMMON, "users", "user:u9")),
+        (sa.update(USER).where(USER.c.id == "u1").values(extra="x"), (*COMMON, "users", "user:u1")),
+        (sa.delete(USER).where(USER.c.id == "u1"), (*COMMON, "users", "user:u1")),
+        # by a column that is not the key: looked up before it is written
+        (
+            sa.delete(MEMBERSHIP).where(MEMBERSHIP.c.group_id == "g"),
+            (*COMMON, "members", "members:u1", "members:u2"),
+        ),
+        (
+            sa.update(LOCAL).where(LOCAL.c.id == 2).values(name="new"),
+            (*COMMON, "users", "user:u2"),
+        ),
+        (
+            sa.update(USER).where(USER.c.id.in_(["u1", "u2"])).values(extra="x"),
+            (*COMMON, "users", "user:u1", "user:u2"),
+        ),
+        # its owner is in another table
+        (
+            sa.insert(PASSWORD).values(local_user_id=2, password_hash="h"),
+            (*COMMON, "users", "user:u2"),
+        ),
+        (sa.delete(PASSWORD).where(PASSWORD.c.id == 7), (*COMMON, "users", "user:u2")),
+        (sa.insert(PASSWORD).values(local_user_id=99), EVERYTHING),
+        # of no row alone
+        (sa.insert(SERVICE).values(id="s"), (*COMMON, "catalog")),
+        # all rows, moved rows, computed values, text, DDL: of everything
+        (sa.delete(USER), EVERYTHING),
+        (sa.update(USER).where(USER.c.id == "u1").values(id="u5"), EVERYTHING),
+        (sa.insert(USER).values(id=sa.func.lower("U7")), EVERYTHING),
+        (sa.insert(USER).from_select(["id"], sa.select(sa.literal("u8"))), EVERYTHING),
+        (sa.insert(USER).values([{"id": "u8"}, {"id": "u9"}]), EVERYTHING),
+        (sa.text("UPDATE user SET extra = 'x'"), EVERYTHING),
+        (sa.text("CREATE TABLE more (id INTEGER)"), EVERYTHING),
+        (sa.text("INSERT INTO service VALUES ('t')"), EVERYTHING),
+    ],
+)
+def test_what_a_statement_changes(
+    engine: sa.Engine, recorder: Recorder, statement: Any, tags: tuple[str, ...]
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(statement)
+        assert recorder.told == []
+    assert recorder.told == told(*tags)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        sa.select(USER),
+        sa.text("SELECT 1"),
+        sa.text("PRAGMA user_version"),
+        # a failed login
+        sa.update(LOCAL).where(LOCAL.c.id == 1).values(failed_auth_count=3),
+        # nothing is there
+        sa.delete(USER).where(USER.c.id == "nobody"),
+        sa.update(LOCAL).where(LOCAL.c.id == 77).values(name="x"),
+        sa.delete(MEMBERSHIP).where(MEMBERSHIP.c.group_id == "none"),
+    ],
+)
+def test_what_changes_nothing(engine: sa.Engine, recorder: Recorder, statement: Any) -> None:
+    with engine.begin() as connection:
+        connection.execute(statement)
+    assert recorder.told == []
+
+
+def test_many_executions_of_one_statement(engine: sa.Engine, recorder: Recorder) -> None:
+    statement = sa.update(USER).where(USER.c.id == sa.bindparam("who")).values(extra="x")
+    with engine.begin() as connection:
+        connection.execute(statement, [{"who": "u1"}, {"who": "u2"}])
+    assert recorder.told == told(*COMMON, "users", "user:u1", "user:u2")
+
+
+def test_a_transaction_is_told_once_with_all_it_changed(
+    engine: sa.Engine, recorder: Recorder
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.insert(SERVICE).values(id="s"))
+        with connection.begin_nested():
+            connection.execute(sa.insert(USER).values(id="u9"))
+    assert recorder.told == told(*COMMON, "catalog", "users", "user:u9")
+
+
+def test_what_is_rolled_back_is_not_told(engine: sa.Engine, recorder: Recorder) -> None:
+    with engine.connect() as connection:
+        connection.execute(sa.insert(SERVICE).values(id="s"))
+        connection.rollback()
+        connection.execute(sa.insert(USER).values(id="u9"))
+        connection.commit()
+    with engine.connect() as connection:
+        connection.execute(sa.insert(SERVICE).values(id="s"))
+    with engine.begin() as connection:
+        connection.execute(sa.select(USER))
+    assert recorder.told == told(*COMMON, "users", "user:u9")
+
+
+def test_the_orm_is_seen_as_well(engine: sa.Engine, recorder: Recorder) -> None:
+    orm = pytest.importorskip("sqlalchemy.orm")
+
+    class Base(orm.DeclarativeBase):
+        metadata = METADATA
+
+    class User(Base):
+        __table__ = USER
+
+    with orm.Session(engine) as session, session.begin():
+        session.get(User, "u1").extra = "x"
+    assert recorder.told == told(*COMMON, "users", "user:u1")
+    recorder.told.clear()
+    with orm.Session(engine) as session, session.begin():
+        session.query(User).filter(User.extra == "x").delete(synchronize_session=False)
+    assert recorder.told == told(*COMMON, "users", "user:u1")
+
+
+def in_request(action: Callable[[], None]) -> Request:
+    request = Request()
+    token = current.set(request)
+    try:
+        action()
+    finally:
+        current.reset(token)
+    return request
+
+
+def test_a_change_that_nobody_can_be_told_of_does_not_happen(
+    engine: sa.Engine, recorder: Recorder
+) -> None:
+    recorder.failing = "mark"
+
+    def change() -> None:
+        with pytest.raises(CoordinatorError), engine.begin() as connection:
+            connection.execute(sa.insert(SERVICE).values(id="s"))
+
+    assert in_request(change).refused
+    with engine.connect() as connection:
+        assert connection.execute(sa.select(SERVICE)).all() == []
+    recorder.failing = ""
+    with engine.begin() as connection:
+        connection.execute(sa.insert(SERVICE).values(id="s"))
+    assert recorder.told == told(*COMMON, "catalog")
+
+
+def test_a_change_whose_end_cannot_be_told_has_happened_and_stays_marked(
+    engine: sa.Engine, recorder: Recorder
+) -> None:
+    recorder.failing = "stamp"
+    with engine.begin() as connection:
+        connection.execute(sa.insert(SERVICE).values(id="s"))
+    assert [what for what, _ in recorder.told] == ["mark"]
+    with engine.connect() as connection:
+        assert len(connection.execute(sa.select(SERVICE)).all()) == 1
+
+
+def test_a_commit_that_fails_is_stamped_in_sqlite(
+    engine: sa.Engine, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine.connect() as connection:
+        connection.execute(sa.insert(SERVICE).values(id="s"))
+        raw = connection.connection.dbapi_connection
+
+        class Failing:
+            def __getattr__(self, name: str) -> Any:
+                if name == "commit":
+                    raise OSError("disk full")
+                return getattr(raw, name)
+
+        monkeypatch.setattr(connection.connection, "dbapi_connection", Failing())
+        with pytest.raises(OSError, match="disk full"):
+            connection.commit()
+        monkeypatch.undo()
+    assert recorder.told == told(*COMMON, "catalog")
+
+
+class Error(Exception):
+    """As a driver's."""
+
+    def __init__(self, *values: object, sqlstate: str = "") -> None:
+        super().__init__(*values)
+        self.sqlstate = sqlstate
+
+
+def failed_commit(tmp_path: Path, dialect: str, error: BaseException) -> bool:
+    """Let a commit fail; whether its connection was closed."""
+    closed = threading.Event()
+
+    def commit(connection: Any) -> None:
+        raise error
+
+    info = {"keyfront.tags": {"catalog"}, "keyfront.session": "server/5"}
+    driver = SimpleNamespace(close=closed.set)
+    connection = SimpleNamespace(info=info, dbapi_connection=driver)
+    told_of = changes.Changes(lambda: tmp_path)
+    with pytest.raises(type(error)):
+        engine_plugin._commit(connection, commit, told_of, dialect)
+    return closed.is_set()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "error"),
+    [
+        *(("mysql", Error(number, "...")) for number in (1213, 1205, 3101)),
+        ("mariadb", Error(1213, "Deadlock found")),
+        *(("postgresql", Error("...", sqlstate=x)) for x in ("40001", "40P01", "23505")),
+    ],
+)
+def test_what_a_server_refused_to_commit_is_stamped_at_once(
+    recorder: Recorder, tmp_path: Path, dialect: str, error: BaseException
+) -> None:
+    assert not failed_commit(tmp_path, dialect, error)
+    assert recorder.told == told("catalog")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "error"),
+    [
+        ("mysql", Error(2013, "Lost connection to MySQL server during query")),
+        ("mysql", Error()),
+        ("mysql", KeyboardInterrupt()),
+        ("postgresql", Error("...", sqlstate="40003")),
+        ("postgresql", Error("...", sqlstate="57P01")),
+        ("postgresql", Error("server closed the connection unexpectedly")),
+        ("oracle", Error(1213)),
+    ],
+)
+def test_a_commit_of_which_nothing_is_known_is_left_to_its_session(
+    recorder: Recorder, tmp_path: Path, dialect: str, error: BaseException
+) -> None:
+    """In which nothing comes any more."""
+    assert failed_commit(tmp_path, dialect, error)
+    found = slots(["catalog"], Recorder.slot_count)
+    assert [what for what, _ in recorder.told] == ["mark", "mark", "stamp"]
+    assert recorder.owners[0].startswith(f"{owners.process()} server/5#")
+    assert recorder.owners[1:] == [owners.left("server/5")]
+    assert not owners.under_way
+    assert {tuple(getattr(x, "slots", x)) for _, x in recorder.told} == {tuple(found)}
+
+
+def test_nothing_is_asked_in_a_transaction_that_is_to_be_committed(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    """PostgreSQL would answer its COMMIT by a rollback, without an error, had it refused that."""
+    committed = []
+    connection = SimpleNamespace(info={"keyfront.tags": {"catalog"}})  # no driver to be asked
+    told_of = changes.Changes(lambda: tmp_path)
+    engine_plugin._commit(connection, committed.append, told_of, "postgresql")
+    assert committed == [connection]
+    assert recorder.owners[0].startswith(f"{owners.process()} {owners.UNKNOWN}#")
+
+
+def test_a_folder_of_somebody_else_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who makes it first does not have root remove what he likes."""
+    folder = tmp_path / "shared"
+    folder.mkdir(0o700)
+    (folder / "epochs-0123456789ab").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    told_of = changes.Changes(lambda: folder, lambda: {os.stat(folder).st_uid + 1})
+    told_of.end(told_of.begin(["users"]), ["users"])
+    assert (folder / "epochs-0123456789ab").exists()
+    told_of = changes.Changes(lambda: folder, lambda: {os.stat(folder).st_uid})
+    told_of.end(told_of.begin(["users"]), ["users"])
+    assert not (folder / "epochs-0123456789ab").exists()
+
+
+def test_a_mark_that_could_not_be_stamped_is_with_the_next_change(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    """Its process lives, so nobody else takes it away."""
+    told_of = changes.Changes(lambda: tmp_path)
+    mark = told_of.begin(["catalog"], owners.HERE)
+    recorder.failing = "stamp"
+    with pytest.raises(CoordinatorError):
+        told_of.end(mark, ["catalog"])
+    recorder.failing = ""
+    recorder.told.clear()
+    told_of.end(told_of.begin(["users"], owners.HERE), ["users"])
+    assert mark is not None
+    assert recorder.told[0] == ("stamp", mark.slots)
+    assert len(recorder.told) == 3
+    assert not owners.under_way
+
+
+def test_a_change_that_is_under_way_is_known_to_be(recorder: Recorder, tmp_path: Path) -> None:
+    told_of = changes.Changes(lambda: tmp_path)
+    one, other = told_of.begin(["catalog"]), told_of.begin(["catalog"])
+    assert owners.under_way == set(recorder.owners)
+    told_of.end(one, ["catalog"])
+    assert owners.under_way == {recorder.owners[1]}
+    told_of.end(other, ["catalog"])
+    recorder.failing = "mark"
+    with pytest.raises(CoordinatorError):
+        told_of.begin(["catalog"])
+    assert not owners.under_way
+
+
+def test_what_keystone_caches_is_found_anew_after_a_change(
+    engine: sa.Engine, recorder: Recorder
+) -> None:
+    def change() -> None:
+        request = current.get()
+        assert request is not None
+        request.names = ("old",)
+        with engine.begin() as connection:
+            connection.execute(sa.insert(SERVICE).values(id="s"))
+
+    assert in_request(change).names is None
+
+
+def test_attaching_twice_tells_once(
+    engine: sa.Engine, recorder: Recorder, tmp_path: Path
+) -> None:
+    engine_plugin.attach(engine, tmp_path)
+    with engine.begin() as connection:
+        connection.execute(sa.insert(SERVICE).values(id="s"))
+    assert recorder.told == told(*COMMON, "catalog")
+
+
+def test_an_unknown_sqlalchemy_costs_hits_only(caplog: pytest.LogCaptureFixture) -> None:
+    class Context:
+        isinsert = True
+
+    assert writes.describe(Context(), "INSERT") is writes.UNKNOWN
+    assert "change of everything" in caplog.text
+
+
+def test_a_keystone_that_is_imported_only_has_no_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = pytest.importorskip("oslo_config.cfg")
+    imported = types.SimpleNamespace(CONF=cfg.ConfigOpts())
+    monkeypatch.setitem(sys.modules, "keystone.conf", imported)
+    url = sa.make_url(f"sqlite:///{tmp_path}/db")
+    assert changes.folder_here(url) == changes.default_folder(url)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("mysql://a@localhost/k", "mariadb+pymysql://b:c@127.0.0.1:3306/k"),
+        ("postgresql://LocalHost/k", "postgresql+psycopg2://[::1]:5432/k"),
+        ("mysql://db.Example.org/k", "mysql://DB.example.org/k"),
+    ],
+)
+def test_one_database_has_one_folder(one: str, other: str) -> None:
+    folder = changes.default_folder(sa.make_url(one))
+    assert folder == changes.default_folder(sa.make_url(other))
+    for differs in ("mysql://localhost/x", "mysql://localhost:3307/k", "mysql://elsewhere/k"):
+        assert folder != changes.default_folder(sa.make_url(differs))
+
+
+def test_whose_table_root_trusts(tmp_path: Path) -> None:
+    database = tmp_path / "db"
+    database.touch()
+    url = sa.make_url(f"sqlite:///{database}")
+    assert changes.trusted_users(url, changes.default_folder(url)) == {0, os.geteuid()}
+    assert changes.trusted_users(url, tmp_path) is None
+    server = sa.make_url("mysql://localhost/keystone")
+    trusted = changes.trusted_users(server, changes.default_folder(server))
+    assert trusted is not None and 0 in trusted
+
+
+def test_changes_that_nobody_hears_are_mentioned_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told_of = changes.Changes(lambda: tmp_path / "none")
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            told_of.end(told_of.begin(["users"]), ["users"])
+    said = [r.getMessage() for r in caplog.records if "no token cache" in r.getMessage()]
+    assert said == [f"{tmp_path / 'none'}: there is no token cache to be told of changes"]
+
+
+@pytest.mark.parametrize("path", [True, False])
+def test_the_plugin_of_a_url(tmp_path: Path, path: bool) -> None:
+    url = sa.make_url(f"sqlite:///{tmp_path}/db?plugin=keyfront")
+    folder = changes.default_folder(url)
+    if path:
+        folder = tmp_path / "shared"
+        url = url.update_query_dict({"keyfront_path": str(folder)})
+    # entry points of an installed keyfront; registered here so that the test needs none
+    sa.dialects.plugins.register(
+        "keyfront", "keyfront.middleware.tokens.invalidation.sqlalchemy_plugin", "Plugin"
+    )
+    engine = sa.create_engine(url)
+    try:
+        assert engine_plugin.is_attached(engine)
+        assert dict(engine.url.query) == {}
+        METADATA.create_all(engine)  # no table, nobody to tell, and none is made
+        assert not folder.exists()
+        coordinator = SharedMemory(folder)
+        epoch, everything = coordinator.now(), slots(["all"], coordinator.slot_count)
+        services = slots(["catalog"], coordinator.slot_count)
+        with engine.begin() as connection:
+            connection.execute(sa.insert(SERVICE).values(id="s"))
+        assert coordinator.fresh(epoch, everything)
+        assert not coordinator.fresh(epoch, services)
+        assert coordinator.statistics()["changes"] == 1
+    finally:
+        engine.dispose()
+        changes.registry.forget(folder)
+        if folder.exists():
+            for file in folder.iterdir():
+                file.unlink()
+            folder.rmdir()
+
+
+def test_a_table_made_during_a_commit_hears_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    source = changes.Changes(lambda: folder)
+    mark = source.begin(["catalog"])
+    assert mark is None
+    coordinator = SharedMemory(folder)
+    epoch, services = coordinator.now(), slots(["catalog"], coordinator.slot_count)
+    try:
+        source.end(mark, ["catalog"])
+        assert not coordinator.fresh(epoch, services)
+    finally:
+        changes.registry.forget(folder)
+
+
+def test_a_table_made_anew_during_a_commit_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark was in the table that was removed; who only takes part cannot make another."""
+    monkeypatch.setattr(SharedMemory, "_settle", lambda self, table: None)
+    folder = tmp_path / "shared"
+    SharedMemory(folder).touch(slots(["all"], 4096))
+    monkeypatch.setattr(shared_memory.Table, "settled", 0)
+    source = changes.Changes(lambda: folder)
+    made: list[SharedMemory] = []
+
+    def wait(seconds: float) -> None:
+        made.append(SharedMemory(folder))  # a worker, meanwhile
+
+    monkeypatch.setattr(changes.time, "sleep", wait)
+    try:
+        mark = source.begin(["catalog"])
+        assert mark is not None
+        (folder / shared_memory.NAME).unlink()
+        source.end(mark, ["catalog"])
+        (worker,) = made
+        assert worker.statistics()["changes"] == 1
+    finally:
+        changes.registry.forget(folder)
+
+
+def test_one_database_has_one_folder_whoever_connects() -> None:
+    def folder(url: str) -> Path:
+        return changes.default_folder(sa.make_url(url))
+
+    one = folder("mysql+pymysql://keystone:a@db:3306/keystone")
+    assert one == folder("mysql://other:b@db:3306/keystone?charset=utf8&plugin=keyfront")
+    assert one != folder("mysql://keystone@db:3306/other")
+    assert one != folder("mysql://keystone@db2:3306/keystone")
+    assert folder("mysql:///k?unix_socket=/a") != folder("mysql:///k?unix_socket=/b")
+    assert folder("sqlite:////tmp/x/../db") == folder("sqlite:////tmp/db")
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ('SELECT "user".id FROM "user" WHERE "user".id = ?', {"users"}),
+        ("SELECT project_1.id FROM project AS project_1", {"projects"}),
+        ("SELECT trust.id\nFROM\ttrust LEFT JOIN trust_role ON 1", {"trusts"}),
+        ("SELECT `limit`.id FROM `limit`, registered_limit", {"limits"}),
+        ("SELECT 1 FROM revocation_event", {"any"}),
+        ("SELECT 1 FROM whitelisted_config", set()),
+        ("SELECT 1", set()),
+    ],
+)
+def test_what_a_statement_reads(statement: str, expected: set[str]) -> None:
+    assert writes.reads(statement) == expected
+
+
+def test_every_table_that_is_told_apart_is_found() -> None:
+    for table, family in touches.FAMILY.items():
+        assert family in writes.reads(f'SELECT x.id FROM "{table}" AS x')
