@@ -18,7 +18,7 @@ import pytest
 pytest.register_assert_rewrite("unit.test_epoch_protocol")
 pytest.importorskip("redis")
 
-from unit.test_epoch_protocol import TAG_SETS, Protocol, run  # noqa: E402
+from unit.tokens.test_epoch_protocol import TAG_SETS, Protocol, run  # noqa: E402
 
 from keyfront.middleware.tokens.coordinator.redis import contact as redis_contact  # noqa: E402
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module  # noqa: E402
