@@ -1,4 +1,4 @@
-"""Marks every test that starts servers, by the folder it lies in."""
+"""Marks tests by the folder they lie in: those that start servers, and those that run once."""
 
 import atexit
 import shutil
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent / "tests"
+# Measurements, whose modules are imported on each Python by test_packaging.
+ONCE = TESTS / "unit" / "benchmarks"
 STARTS_SERVERS = (TESTS / "integration", TESTS / "conformance")
 
 if not sys.prefix.isascii():
@@ -24,3 +26,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(folder in item.path.parents for folder in STARTS_SERVERS):
             item.add_marker("integration")
+        if ONCE in item.path.parents:
+            item.add_marker("once")

@@ -33,7 +33,8 @@ pytest.importorskip("keystone")
 # Of the user who does much, and of the other, who only wants to be validated.
 TURNS = int(os.environ.get("KEYFRONT_FAIRNESS_TURNS", "16"))
 VALIDATIONS = 120
-FLIGHT_TIMEOUT = 3.0
+# Longer than any wait but one that lasts it out.
+FLIGHT_TIMEOUT = 60.0
 # Workers and threads of each, as keyfront serve starts them on two cores.
 AT_ONCE = 4
 
@@ -297,7 +298,7 @@ def test_keystone_is_asked_once_about_what_is_refused(fair: Fair) -> None:
 
 @pytest.mark.slow
 def test_who_asks_is_killed(fair: Fair) -> None:
-    """The others wait for him as long as for anybody, and then ask themselves."""
+    """The others see that it is gone, and ask themselves."""
     token = fair.world.person().token
     before = fair.counted()["waits"]
 
@@ -320,7 +321,7 @@ def test_who_asks_is_killed(fair: Fair) -> None:
     assert len(answered) == AT_ONCE // 2, results
     assert {status for status, _ in results} == {0, 200}
     print(f"answered after {max(answered):.1f} s")
-    assert max(answered) < FLIGHT_TIMEOUT + 3
+    assert max(answered) < FLIGHT_TIMEOUT
     # The worker is back.
     for _ in range(8):
         assert fair.validate(token).status == 200

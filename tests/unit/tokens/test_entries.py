@@ -234,6 +234,7 @@ def relevant(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@pytest.mark.once
 @settings(max_examples=1500, deadline=None)
 @given(ENVIRON, ENVIRON)
 @example({"PATH_INFO": "a\na"}, {"PATH_INFO": "a", "QUERY_STRING": "a"})

@@ -111,6 +111,10 @@ LARGE: dict[str, tuple[dict[str, int], Programs, bool]] = {
 BOUNDS = {**SMALL, **(LARGE if FULL else {})}
 
 
+# The schedules of one protocol are the same on every Python.
+pytestmark = pytest.mark.once
+
+
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """Tens of thousands of times it is logged that a table was lost."""
