@@ -28,6 +28,9 @@ import contextvars
 import dis
 import functools
 import inspect
+import io
+import json
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -36,7 +39,6 @@ from keyfront.errors import ImportedTooEarlyError, PasteFileError
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
 
 from ..error_body import error_body
-from ..json_depth import refuse_deep
 from . import token_cache as keystone_tokens
 from .imports import import_keystone as _import
 from .imports import incompatible as _incompatible
@@ -369,3 +371,70 @@ def _own_attributes(owner: type, method: str, operation: str) -> list[str]:
         if step.opname.startswith("LOAD_FAST"):
             loaded = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
     return found
+
+
+# Refuses JSON bodies that are nested deeper than anything Keystone knows, before it parses them.
+#
+# Python's parser recurses. A hundred kilobytes of ``[`` bring it to the interpreter's limit, and
+# Keystone answers 500 with a traceback of a thousand lines in its log; no token is needed for that.
+
+# Levels; the deepest body of Keystone's API has nine, and Python's limit is at some 900 there.
+DEPTH = 100
+# A string, or a bracket outside of one. Where a string does not end Keystone's parser gives up.
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+
+
+def refuse_deep(
+    application: WSGIApplication, *, limit: int, depth: int = DEPTH
+) -> WSGIApplication:
+    """Wrap an application so that a JSON body which is nested too deep is answered 400.
+
+    :param limit: bytes of the largest body that the application reads; what is larger is for it
+        to refuse
+    :param depth: levels that a body may have
+    """
+    body = error_body(400, f"The request body is nested deeper than {depth} levels.")
+
+    def checking(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        content = _read(environ, limit)
+        if content is None or not is_deeper(content, depth):
+            return application(environ, start_response)
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        start_response("400 Bad Request", headers)
+        return [body]
+
+    return checking
+
+
+def is_deeper(content: bytes, depth: int) -> bool:
+    """Whether a JSON text has more levels than ``depth``; of other texts it does not matter."""
+    # most bodies have a few brackets, whatever is in their strings
+    if content.count(b"[") + content.count(b"{") <= depth:
+        return False
+    # as json.loads() does; what cannot be decoded it refuses by itself
+    text = content.decode(json.detect_encoding(content), "replace")
+    level = 0
+    for token in _TOKEN.finditer(text):
+        if token[0] in "[{":
+            level += 1
+            if level > depth:
+                return True
+        elif token[0] in "]}":
+            level -= 1
+    return False
+
+
+def _read(environ: dict[str, Any], limit: int) -> bytes | None:
+    """The body, which the application can read again; ``None`` if there is none to look at."""
+    length = environ.get("CONTENT_LENGTH") or ""
+    if length:
+        if not (length.isascii() and length.isdigit()) or not 0 < int(length) <= limit:
+            return None
+        size = int(length)
+    elif environ.get("wsgi.input_terminated"):
+        size = limit + 1  # in chunks, which the server puts together; one too many is refused
+    else:
+        return None
+    content: bytes = environ["wsgi.input"].read(size)
+    environ["wsgi.input"] = io.BytesIO(content)
+    return content

@@ -23,23 +23,22 @@ from typing import TYPE_CHECKING, Any
 
 from keyfront.errors import CoordinatorError, MissingPartError
 
-from . import dependencies, tags_header
+from . import tags_header
 from .coordinator.factory import coordinator_of
 from .coordinator.local import SharedMemory, check_folder
 from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_KEPT
 from .entries import AUTH_CONTEXT, Entry, Headers, Keys, Lifetime, entry_of
-from .epochs import ALL_SLOT, Epoch, Slots, slots
+from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, slots
 from .invalidation.change_log import folder_of, registry
 from .invalidation.rules import LAPSING
 from .lru_cache import Memory
 from .node_cache import Node
-from .request import ENVIRON_KEY, Request
+from .request import ENVIRON_KEY, Request, expiry, tags
 from .routes import TOKENS, Routes
-from .settle import Settling
 from .watched_files import WatchedFiles, of_keystone
 
 if TYPE_CHECKING:
-    from .coordinator.redis.coordinator import Redis
+    pass
 
 LOG = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ class TokenCache:
     def __init__(
         self,
         application: WSGIApplication,
-        coordinator: SharedMemory | Redis,
+        coordinator: Coordinator,
         node: Node,
         *,
         routes: Routes,
@@ -92,9 +91,7 @@ class TokenCache:
         self.application = application
         self.coordinator = coordinator
         # Of what services are told: they may be promised more than who asks this node.
-        self._fresh_now = (
-            coordinator.fresh if isinstance(coordinator, SharedMemory) else coordinator.fresh_now
-        )
+        self._fresh_now = coordinator.fresh_now
         self._node = node
         self._routes = routes
         self._ttl = ttl
@@ -115,9 +112,9 @@ class TokenCache:
         try:
             generation = coordinator.now().generation
         except CoordinatorError:
-            if isinstance(coordinator, SharedMemory):
+            if not coordinator.may_be_away:
                 raise
-            generation = 0  # Redis may come later; until then Keystone is asked
+            generation = 0  # it may come later; until then Keystone is asked
         self._start_generation(generation)
 
     def __call__(
@@ -284,7 +281,7 @@ class TokenCache:
                 return None
             tags |= request.reads
         try:
-            expires = dependencies.expiry(request)
+            expires = expiry(request)
         except (ValueError, TypeError, AttributeError):
             return None
         ttl = min(ttl, expires - time.time(), request.until - time.monotonic())
@@ -431,7 +428,7 @@ def _tags(environ: Mapping[str, Any], request: Request, status: str) -> set[str]
         # A caller who is refused is refused whatever else he brings.
         if token and (token in looked_at or not status.startswith("401")):
             asked.append(token)
-    return dependencies.tags(request, asked)
+    return tags(request, asked)
 
 
 def filter_factory(
@@ -471,8 +468,6 @@ def token_cache(
             "pip install 'keyfront[keystone]'"
         ) from error
 
-    from keyfront.gateway.keystone.cache_backend import SHARE
-
     from . import options
 
     conf = keystone.conf.CONF
@@ -491,7 +486,7 @@ def token_cache(
         routes=Routes(values["routes"]),
         ttl=values["ttl"],
         negative_ttl=values["negative_ttl"],
-        memory=int((values["memory"] << 20) * (1 - SHARE)),
+        memory=int((values["memory"] << 20) * (1 - options.KEYSTONE_SHARE)),
         callers=_caller_variables(conf),
         settle=values["settle"],
         files=WatchedFiles(of_keystone(conf), folder),

@@ -1,11 +1,12 @@
 """Epochs: what tells a cached answer from a stale one.
 
-A *tag* names something that answers depend on (``user:ID``, ``catalog``; see ``touches.py``). A
-coordinator keeps a table of *slots*; a tag lives in one slot, and a collision of two tags costs a
-needless miss and nothing else. A slot holds the sequence number of the last change of its tags, or
-that a change is under way. Sequence numbers come from one counter that never goes back; a new table
-has a new random *generation*, so no number of an older one is ever taken for one of it. Who numbers
-slots otherwise, or gives a write other tags, has another table: :data:`DIGEST` is in its name.
+A *tag* names something that answers depend on (``user:ID``, ``catalog``; see
+``invalidation/rules.py``). A coordinator keeps a table of *slots*; a tag lives in one slot, and a
+collision of two tags costs a needless miss and nothing else. A slot holds the sequence number of
+the last change of its tags, or that a change is under way. Sequence numbers come from one counter
+that never goes back; a new table has a new random *generation*, so no number of an older one is
+ever taken for one of it. Who numbers slots otherwise, or gives a write other tags, has another
+table: :data:`DIGEST` is in its name.
 
 The protocol, which every coordinator keeps and tests/conformance holds it to:
 
@@ -17,16 +18,19 @@ The protocol, which every coordinator keeps and tests/conformance holds it to:
 Why it is exact: a fill that started before the stamp has a smaller number than the stamp, so its
 answer dies with it, however late it is stored. A fill that started after the stamp started after
 the commit. A writer that dies between the two leaves a mark, under which nothing is fresh. Whoever
-finds it :data:`MARK_SECONDS` later looks for its owner (``owners.py``), and stamps it in his place
-when it is sure that his commit is over.
+finds it :data:`MARK_SECONDS` later looks for its owner (``coordinator/mark_owners.py``), and stamps
+it in its place when it is sure that the owner's commit is over.
 """
 
 from __future__ import annotations
 
 import hashlib
 import operator
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from .invalidation.rules import FIXED, fingerprint
 
@@ -98,6 +102,17 @@ class Coordinator(Protocol):
     #: lock, nor of marks that are younger than :data:`MARK_SECONDS`.
     settled: Callable[[str, float], bool]
 
+    #: Whether the table is kept by a server, which may be away when a process starts.
+    may_be_away: ClassVar[bool]
+
+    @property
+    def secret(self) -> bytes:
+        """Return 32 bytes that the processes of this node share, others for each table.
+
+        :raises CoordinatorError: the table cannot be reached, or the bytes cannot be kept
+        """
+        ...
+
     @property
     def slot_count(self) -> int:
         """How many slots the table has."""
@@ -117,11 +132,15 @@ class Coordinator(Protocol):
         """
         ...
 
-    def snapshot(self) -> tuple[int, tuple[int, ...]]:
-        """Return the generation, and the numbers of the slots of all :data:`~.touches.FIXED` tags.
+    def fresh_now(self, epoch: Epoch, slots: Slots) -> bool:
+        """Like :meth:`fresh`, but by the table itself, whatever a lease allows."""
+        ...
 
-        Of the present: none is from before the call. A slot with a change under way has
-        :data:`DIRTY`.
+    def snapshot(self) -> tuple[int, tuple[int, ...]]:
+        """Return the generation, and the numbers of the slots of all fixed tags.
+
+        They are those of :data:`~keyfront.middleware.tokens.invalidation.rules.FIXED`. None of the
+        numbers is from before the call. A slot with a change under way has :data:`DIRTY`.
 
         :raises CoordinatorError: the table cannot be reached
         """
@@ -130,7 +149,7 @@ class Coordinator(Protocol):
     def mark(self, slots: Slots, owner: str = "") -> Mark:
         """Announce a change: until :meth:`stamp`, nothing that depends on ``slots`` is fresh.
 
-        :param owner: who does it, as ``owners.py`` has it: up to :data:`OWNER_BYTES` of ASCII;
+        :param owner: who does it, as ``mark_owners.py`` has it: up to :data:`OWNER_BYTES` of ASCII;
             empty: whose commit is over when the mark is old enough
         :raises CoordinatorError: nobody could be told; then the change must not happen
         """
@@ -146,6 +165,13 @@ class Coordinator(Protocol):
 
     def touch(self, slots: Slots) -> None:
         """Give ``slots`` a new number without having marked them.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
+        ...
+
+    def flush(self) -> None:
+        """Make every answer stale that goes by this table.
 
         :raises CoordinatorError: the table cannot be reached
         """
@@ -201,3 +227,59 @@ def _digest() -> str:
 
 #: Names what processes must have in common to share a table: tags and the slots they live in.
 DIGEST: Final = _digest()
+
+
+# Which changes a database has shown by now that may be behind its primary by so many seconds.
+#
+# An answer is kept with the number of the last change that was complete when it was asked for: it
+# is made of what every change up to that one has left. Of a replica that may be three seconds
+# behind, that is true of the last change that was complete three seconds before. So an answer is
+# kept with the number of that one: what has changed since, in a slot that it depends on, is
+# newer, and the answer does not stand, however late it is stored. Nothing has to be done at the
+# end of those seconds, nor by the process that made the change.
+
+# How many moments are remembered; a change settles later by this part of the time at most.
+_MOMENTS = 64
+
+
+class Settling:
+    """Remembers when this process saw which change complete.
+
+    :param seconds: by how much the database may be behind; 0: it is not
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._generation = 0
+        # When a number was first seen, the newest last; and the last one that was seen.
+        self._seen: deque[tuple[float, int]] = deque()
+        self._last = (0.0, 0)
+        self._settled = -1
+
+    def settled(self, epoch: Epoch) -> Epoch:
+        """Return the epoch of a read that begins now.
+
+        :param epoch: the present one. What it returns may have number -1, which finds nothing
+            fresh: in a generation that this process has not yet seen for so long
+        """
+        if not self._seconds:
+            return epoch
+        with self._lock:
+            now = time.monotonic()  # no earlier than when the epoch was read
+            if epoch.generation != self._generation:
+                self._generation = epoch.generation
+                self._seen.clear()
+                self._last = (now, epoch.sequence)
+                self._settled = -1
+            elif epoch.sequence > self._last[1]:
+                far = self._last[0] - self._seen[-1][0] if self._seen else self._seconds
+                if far >= self._seconds / _MOMENTS:
+                    self._seen.append(self._last)
+                self._last = (now, epoch.sequence)
+            before = now - self._seconds
+            while self._seen and self._seen[0][0] <= before:
+                self._settled = self._seen.popleft()[1]
+            if self._last[0] <= before:
+                self._settled = self._last[1]
+            return Epoch(epoch.generation, self._settled)

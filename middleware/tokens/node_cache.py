@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import struct
@@ -11,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from keyfront.common.file_lock import FileLock
+from keyfront.common.mmap_file import Mapped
 from keyfront.errors import CoordinatorError
 
 from . import counters
-from . import ring as store
+from .coordinator import mark_owners as owners
 from .counters import WAITS, Counters
 from .entries import FORM, Entry
 from .epochs import DIGEST
-from .ring import Store
 
 LOG = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ _DAMAGE = (ValueError, OverflowError, IndexError, TypeError, struct.error)
 # Files in the folder. Those with entries are of one form of entry and one size: while workers are
 # replaced by others with another one, each have their own.
 _ANSWERS, _REFUSALS, _COUNTERS, _LOCK = "answers", "refusals", "counters", "node-lock"
-_RING = re.compile(rf"({_ANSWERS}|{_REFUSALS})-[0-9a-f]+-\d+-\d+")
+_RING_FILE = re.compile(rf"({_ANSWERS}|{_REFUSALS})-[0-9a-f]+-\d+-\d+")
 
 
 class Node:
@@ -194,11 +195,206 @@ def statistics(folder: Path) -> dict[str, int]:
         found = [path for path in rings(folder) if path.name.startswith(name)]
         if not found:
             raise CoordinatorError(f"{folder / name}: there is none")
-        ring = store.read(max(found, key=lambda path: path.stat().st_ctime))
+        ring = read(max(found, key=lambda path: path.stat().st_ctime))
         counts |= {f"{name}_{key}": value for key, value in ring.items()}
     return counts
 
 
 def rings(folder: Path) -> list[Path]:
     """Return the files with the entries of the workers that use ``folder``."""
-    return [path for path in folder.iterdir() if _RING.fullmatch(path.name)]
+    return [path for path in folder.iterdir() if _RING_FILE.fullmatch(path.name)]
+
+
+# The entries that the processes of a node share: a ring in a mapped file.
+#
+# New entries go where the oldest ones are. An entry that is read when it is about to be reached is
+# written anew, so the least recently used go first. A reader takes no lock: an entry that was
+# overwritten, torn by a killed writer or tampered with does not have its signature, and is none.
+#
+# The file is of a given size from the start, and is made anew with each epoch table.
+
+_HEADER_WORDS = 8
+_HEAD, _STORED, _RING = 0, 1, 2
+# The head is the position at which the next entry begins; it never goes back.
+_BUCKET = struct.Struct("<16sQQ")  # key, position + 1 (0: empty), length
+_PROBES = 4
+_SIGNATURE = 16
+
+# One process asks for all: key, deadline in nanoseconds, length of the process's name, the name.
+_FLIGHT = struct.Struct("<16sQB47s")
+_FLIGHTS = 256
+
+#: Bytes an entry takes on average, with one service in the catalog; sets the number of buckets.
+_USUAL = 1024
+
+
+class Store:
+    """Packed entries by key, for all processes with the same secret.
+
+    All but :meth:`get` and :meth:`asked` must be called under a lock over all processes.
+
+    :param path: of the file; an existing one of another size or secret is emptied
+    :param size: bytes for entries
+    :param secret: the epoch table's
+    :raises CoordinatorError: the file cannot be made or mapped
+    """
+
+    def __init__(self, path: Path, size: int, secret: bytes) -> None:
+        self._size = size
+        self._secret = secret
+        self._buckets = max(size // _USUAL * 2, 64)
+        self._flights_at = _HEADER_WORDS * 8 + 32
+        self._buckets_at = self._flights_at + _FLIGHTS * _FLIGHT.size
+        self._ring_at = self._buckets_at + self._buckets * _BUCKET.size
+        total = self._ring_at + size
+        self._file = Mapped(path, total)
+        self._map = self._file.map
+        self._words = memoryview(self._map)[: _HEADER_WORDS * 8].cast("Q")
+        self._owner = hashlib.blake2b(b"store", digest_size=32, key=secret).digest()
+        if not self._is_ours():
+            self._map[: self._ring_at] = bytes(self._ring_at)
+            self._map[_HEADER_WORDS * 8 : self._flights_at] = self._owner
+        self._words[_RING] = size
+
+    def is_whole(self) -> bool:
+        """Whether the file is still there, as long as it was, and for this secret."""
+        return self._file.is_there() and self._is_ours()
+
+    def _is_ours(self) -> bool:
+        return self._map[_HEADER_WORDS * 8 : self._flights_at] == self._owner
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return what was stored under ``key``, if it is still there and whole."""
+        found = self._find(key)
+        if found is None:
+            return None
+        position, length = found
+        start = self._ring_at + position % self._size
+        signed = self._map[start : start + length]
+        signature, packed = signed[:_SIGNATURE], signed[_SIGNATURE:]
+        return packed if signature == self._sign(key, packed) else None
+
+    def ages(self, key: bytes) -> bool:
+        """Whether the entry is in the older half of the ring, and should be stored again."""
+        found = self._find(key)
+        return found is not None and self._words[_HEAD] - found[0] > self._size // 2
+
+    def put(self, key: bytes, packed: bytes) -> bool:
+        """Store an entry; ``False`` if it is over an eighth of the ring."""
+        length = _SIGNATURE + len(packed)
+        if length > self._size // 8:
+            return False
+        head = self._words[_HEAD]
+        if head % self._size + length > self._size:
+            head += self._size - head % self._size  # an entry is in one piece
+        # The head first: from now on, what is overwritten below is out of the ring.
+        self._words[_HEAD] = head + length
+        start = self._ring_at + head % self._size
+        self._map[start : start + length] = self._sign(key, packed) + packed
+        at = self._bucket_for(key)
+        _BUCKET.pack_into(self._map, at, key, head + 1, length)
+        self._words[_STORED] += 1
+        return True
+
+    def drop(self, key: bytes) -> None:
+        """Forget an entry, if it is there."""
+        for at in self._probe(key):
+            if self._map[at : at + len(key)] == key:
+                self._map[at : at + _BUCKET.size] = bytes(_BUCKET.size)
+
+    def ask(self, key: bytes, seconds: float) -> bool:
+        """Take it upon this process to ask Keystone; ``False`` if another is about to.
+
+        :param seconds: after which others need not count on it any more
+        """
+        now = time.monotonic_ns()
+        free = -1
+        for at in self._flights(key):
+            other, deadline, length, name = _FLIGHT.unpack_from(self._map, at)
+            if deadline <= now or (other == key and _is_dead(name[:length])):
+                free = at
+            elif other == key:
+                return False
+        if free >= 0:
+            deadline = now + int(seconds * 1e9)
+            me = owners.process().encode()
+            _FLIGHT.pack_into(self._map, free, key, deadline, len(me), me)
+        return True  # with no room to say so, it asks all the same
+
+    def asked(self, key: bytes) -> bool:
+        """Whether some process is asking Keystone at present."""
+        now = time.monotonic_ns()
+        for at in self._flights(key):
+            other, deadline, length, name = _FLIGHT.unpack_from(self._map, at)
+            if other == key and deadline > now:
+                return not _is_dead(name[:length])
+        return False
+
+    def answered(self, key: bytes) -> None:
+        """Say that asking Keystone has ended, with an entry stored or not."""
+        for at in self._flights(key):
+            if self._map[at : at + len(key)] == key:
+                self._map[at : at + _FLIGHT.size] = bytes(_FLIGHT.size)
+
+    def _sign(self, key: bytes, packed: bytes) -> bytes:
+        signer = hashlib.blake2b(key, digest_size=_SIGNATURE, key=self._secret)
+        signer.update(packed)
+        return signer.digest()
+
+    def _probe(self, key: bytes) -> list[int]:
+        first = int.from_bytes(key[:8], "little")
+        return [
+            self._buckets_at + (first + n) % self._buckets * _BUCKET.size for n in range(_PROBES)
+        ]
+
+    def _find(self, key: bytes) -> tuple[int, int] | None:
+        for at in self._probe(key):
+            if self._map[at : at + len(key)] == key:
+                _, position, length = _BUCKET.unpack_from(self._map, at)
+                position -= 1
+                start = position % self._size
+                # Whatever is there: nothing but the ring is read.
+                if (
+                    position < 0
+                    or not _SIGNATURE <= length <= self._size - start
+                    or position + self._size < self._words[_HEAD]
+                ):
+                    return None
+                return position, length
+        return None
+
+    def _bucket_for(self, key: bytes) -> int:
+        """Return the bucket of ``key``, or else that of the oldest entry it may take."""
+        oldest, at_oldest = 2**64, -1
+        for at in self._probe(key):
+            other, position, _ = _BUCKET.unpack_from(self._map, at)
+            if other == key:
+                return at
+            if position < oldest:
+                oldest, at_oldest = position, at
+        return at_oldest
+
+    def _flights(self, key: bytes) -> list[int]:
+        first = int.from_bytes(key[8:16], "little")
+        return [
+            self._flights_at + (first + n) % _FLIGHTS * _FLIGHT.size for n in range(_PROBES)
+        ]
+
+
+def _is_dead(name: bytes) -> bool:
+    return owners.lives(name.decode("ascii", "replace")) is False
+
+
+def read(path: Path) -> dict[str, int]:
+    """Return counts by name from a file, without taking part.
+
+    :raises CoordinatorError: there is none, or it is not readable
+    """
+    try:
+        with path.open("rb") as file:
+            head, stored, size = struct.unpack("QQQ", file.read(24))
+    except OSError as error:
+        raise CoordinatorError(f"{path}: {error.strerror}") from None
+    except struct.error:
+        raise CoordinatorError(f"{path}: is too short") from None
+    return {"bytes": min(head, size), "bytes_limit": size, "stored": stored}

@@ -77,6 +77,9 @@ COORDINATOR = [
 
 TOKEN_CACHE_GROUP = "keyfront_token_cache"
 
+#: The part of ``memory`` that is for what Keystone computes for its own caches.
+KEYSTONE_SHARE = 0.25
+
 TOKEN_CACHE = [
     cfg.StrOpt(
         "path",

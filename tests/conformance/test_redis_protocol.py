@@ -18,8 +18,6 @@ import pytest
 pytest.register_assert_rewrite("unit.test_epoch_protocol")
 pytest.importorskip("redis")
 
-from unit.tokens.test_epoch_protocol import TAG_SETS, Protocol, run  # noqa: E402
-
 from keyfront.middleware.tokens.coordinator.redis import contact as redis_contact  # noqa: E402
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module  # noqa: E402
 from keyfront.middleware.tokens.coordinator.redis import scripts as redis_scripts  # noqa: E402
@@ -27,6 +25,7 @@ from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis  # no
 from support.clocks import Clock  # noqa: E402
 from support.redis_epochs import KEY, address  # noqa: E402
 from support.redis_servers import RedisServer, redis_server  # noqa: E402
+from unit.tokens.test_epoch_protocol import TAG_SETS, Protocol, run  # noqa: E402
 
 LONG_CHANGES = ("fill_at_once", "begin_a_change", "commit", "stamp_and_respond")
 

@@ -21,8 +21,8 @@ from typing import Any
 from unittest import mock
 
 from keyfront.errors import CoordinatorError
-from keyfront.gateway.keystone import cache_names as keystone_caches
-from keyfront.gateway.keystone.cache_names import CacheNames
+from keyfront.gateway.keystone import cache_regions as keystone_caches
+from keyfront.gateway.keystone.cache_regions import CacheNames
 from keyfront.middleware.tokens import epochs
 from keyfront.middleware.tokens.coordinator import local as shared_memory
 from keyfront.middleware.tokens.coordinator import table as table_module

@@ -41,11 +41,10 @@ from keystonemiddleware.auth_token import _user_plugin
 
 from ..coordinator.factory import coordinator_of
 from ..epochs import Coordinator
-from . import headers
+from . import validation as headers
 from .identity import IdentityServer
 from .memcached import guarded
-from .token_info import TokenInfo
-from .validation import Validation
+from .validation import TokenInfo, Validation
 from .validations import Prepared, Validations
 
 WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]

@@ -27,8 +27,7 @@ from keyfront.errors import CoordinatorError
 from .. import tags_header
 from ..epochs import Coordinator, Epoch, Slots
 from ..lru_cache import Memory
-from .token_info import pack
-from .validation import Refusal, Standing, Validation
+from .validation import Refusal, Standing, Validation, pack
 
 LOG = logging.getLogger(__name__)
 

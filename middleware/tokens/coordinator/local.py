@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 from keyfront.common.file_lock import LOCK_SECONDS, FileLock
 from keyfront.errors import CoordinatorError
@@ -71,6 +72,8 @@ class SharedMemory:
     :raises CoordinatorError: the folder or the table cannot be used; with ``create=False`` also
         when there is none
     """
+
+    may_be_away: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -131,6 +134,9 @@ class SharedMemory:
         if newest == DIRTY:
             self._recover_sometimes()
         return False
+
+    # There is no lease here.
+    fresh_now = fresh
 
     def snapshot(self) -> tuple[int, tuple[int, ...]]:
         """Return the generation, and the numbers of the slots of all fixed tags."""

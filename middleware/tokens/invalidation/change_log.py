@@ -243,7 +243,7 @@ class Changes:
     def begin(self, tags: Iterable[str], session: str = UNKNOWN) -> Mark | None:
         """Mark ``tags``; ``None`` where there is no table.
 
-        :param session: of the database connection, as ``owners.py`` has it
+        :param session: of the database connection, as ``mark_owners.py`` has it
         :raises CoordinatorError: nobody could be told; the change must not be committed
         """
         coordinator = registry.get(self.folder, self._trusted)

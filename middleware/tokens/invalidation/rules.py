@@ -182,7 +182,7 @@ RESOLVE: Final[Mapping[str, tuple[str, str, str, str]]] = {
 #: Columns an update of which alone changes no answer, by table, with the reason.
 #:
 #: ``user.last_active_at`` is among them only where Keystone disables nobody for inactivity
-#: (``engine_plugin.py``): to enable such a user, it writes that column alone
+#: (``sqlalchemy_plugin.py``): to enable such a user, it writes that column alone
 #: (``identity/backends/sql_model.py``, ``User.enabled``), and tokens of trusts this user gave turn
 #: valid again. Logins write it once a day.
 IRRELEVANT: Final[Mapping[str, Mapping[str, str]]] = {

@@ -120,7 +120,7 @@ def _another_process(config_file: Path, coordinator: Any) -> Finding:
     if said[:1] == ["plugin"]:
         return Finding(who, "write ?plugin=keyfront behind the URL, or it is seen after ttl")
     # A lease may have it that nothing has changed yet.
-    stands = getattr(coordinator, "fresh_now", coordinator.fresh)
+    stands = coordinator.fresh_now
     if said[:1] == ["nobody"] or stands(before, touched):
         where = said[1] if len(said) > 1 else "?"
         return Finding(who, f"it looks for the cache in {where}; set path to the workers' folder")

@@ -17,8 +17,8 @@ pytest.importorskip("redis")
 from keyfront.cli import main as cli
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.factory import coordinator_of
+from keyfront.middleware.tokens.coordinator.redis import contact as redis_outage
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
-from keyfront.middleware.tokens.coordinator.redis import outage as redis_outage
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.counters import HITS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Slots, slots

@@ -29,9 +29,8 @@ from keyfront.middleware.tokens.coordinator.redis import (
     outage as redis_outage,
 )
 from keyfront.middleware.tokens.coordinator.redis import server as redis_server_module
-from keyfront.middleware.tokens.coordinator.redis.contact import UNTOLD
+from keyfront.middleware.tokens.coordinator.redis.contact import RETRY_SECONDS, UNTOLD
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
-from keyfront.middleware.tokens.coordinator.redis.outage import RETRY_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.server import Link
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Slots
 from keyfront.middleware.tokens.invalidation.change_log import Changes, registry

@@ -14,8 +14,8 @@ pytest.importorskip("redis")
 import redis
 
 from keyfront.errors import CoordinatorError
+from keyfront.middleware.tokens.coordinator.redis import contact as redis_outage
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
-from keyfront.middleware.tokens.coordinator.redis import outage as redis_outage
 from keyfront.middleware.tokens.coordinator.redis import sentinels as redis_sentinels
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots

@@ -16,9 +16,8 @@ from dogpile.cache import api, make_region
 from dogpile.cache.backends.memory import MemoryPickleBackend
 from dogpile.cache.proxy import ProxyBackend
 
-from keyfront.gateway.keystone import cache_backend as keystone_memory
-from keyfront.gateway.keystone.cache_backend import FUNCTIONS, LEFT_OUT, KeystoneMemory
-from keyfront.gateway.keystone.cache_names import KINDS
+from keyfront.gateway.keystone import cache_regions as keystone_memory
+from keyfront.gateway.keystone.cache_regions import FUNCTIONS, KINDS, LEFT_OUT, KeystoneMemory
 from keyfront.middleware.tokens.request import Names, Request, current
 
 PROJECT = "keystone.resource.core:get_project|p:1.5"

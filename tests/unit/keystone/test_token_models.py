@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from keyfront.gateway.keystone import token_models as keystone_hooks
+from keyfront.gateway.keystone import token_cache as keystone_hooks
 from keyfront.middleware.tokens.request import Request, current
 
 

@@ -10,7 +10,7 @@ import pytest
 import webob.exc
 from keystonemiddleware.auth_token import _user_plugin
 
-from keyfront.middleware.tokens.authtoken import headers
+from keyfront.middleware.tokens.authtoken import validation as headers
 from keyfront.middleware.tokens.authtoken.middleware import AuthProtocol
 from support.authtoken_world import Answer, Keystone, World, environ, token_data
 

@@ -16,8 +16,8 @@ pytest.importorskip("sqlalchemy")
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import cache as keystone_filter
-from keyfront.middleware.tokens import dependencies
-from keyfront.middleware.tokens import settle as settling
+from keyfront.middleware.tokens import epochs as settling
+from keyfront.middleware.tokens import request as dependencies
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT

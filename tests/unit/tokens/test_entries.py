@@ -472,7 +472,7 @@ def test_packed_and_unpacked(
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damage_is_one_of_the_errors_that_readers_expect(data: st.DataObject) -> None:
-    """As node.py has them: a store signs entries, but another version may have packed them."""
+    """A ring signs entries, but another version may have packed them."""
     packed = bytearray(made().pack())
     change = data.draw(st.sampled_from(["cut", "flip"]))
     if change == "cut":

@@ -304,7 +304,7 @@ def migrated(folder: Path) -> dict[str, Any]:
 def test_every_table_of_keystone_is_in_the_map(tables: dict[str, Any]) -> None:
     assert len(tables) > 40
     missing = set(tables) - set(KEY_COLUMNS)
-    assert not missing, f"Keystone has tables that touches.py does not know: {sorted(missing)}"
+    assert not missing, f"Keystone has tables that rules.py does not know: {sorted(missing)}"
     gone = set(KEY_COLUMNS) - set(tables)
     # The models leave out what Keystone does not use.
     assert gone <= {"token", "alembic_version"}

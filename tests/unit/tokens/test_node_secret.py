@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.coordinator.node_secret import NAME, node_secret
+from keyfront.middleware.tokens.coordinator.redis.coordinator import NAME, node_secret
 
 
 def test_it_is_made_once(tmp_path: Path) -> None:

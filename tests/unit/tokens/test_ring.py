@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens import ring as module
-from keyfront.middleware.tokens.ring import Store
+from keyfront.middleware.tokens import node_cache as module
+from keyfront.middleware.tokens.node_cache import Store
 from support.clocks import Clock
 
 SECRET = b"s" * 32
@@ -355,7 +355,8 @@ def test_who_does_not_answer_is_not_waited_for_any_more(store: Store, clock: Clo
 def test_who_asks_and_dies_is_waited_for_no_longer(store: Store) -> None:
     """By others, at once: not for as long as it may take."""
     program = (
-        "import sys; from pathlib import Path; from keyfront.middleware.tokens.ring import Store\n"
+        "import sys; from pathlib import Path\n"
+        "from keyfront.middleware.tokens.node_cache import Store\n"
         f"store = Store(Path(sys.argv[1]), {SIZE}, bytes.fromhex(sys.argv[2]))\n"
         "assert store.ask(bytes.fromhex(sys.argv[3]), 3600)\n"
         "print(flush=True); input()"

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from keyfront.middleware.tokens import settle as settling
-from keyfront.middleware.tokens.epochs import Epoch
-from keyfront.middleware.tokens.settle import Settling
+from keyfront.middleware.tokens import epochs as settling
+from keyfront.middleware.tokens.epochs import Epoch, Settling
 
 
 class Clock:

@@ -3,7 +3,7 @@
 Keystone's nodes write it, the services' authtoken reads it. Each question to it is one round trip,
 or, with a lease, is answered by what this process heard of it at most a second ago.
 
-A table belongs to one life of one server (see ``redis_server.py``): after a restart, a failover,
+A table belongs to one life of one server (see ``server.py``): after a restart, a failover,
 an eviction or a flush the first writer makes a new generation, in which nothing older stands. In
 it no change begins before nobody can go by an older one any more.
 
@@ -15,20 +15,21 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from keyfront.common.file_lock import LOCK_SECONDS
 from keyfront.errors import CoordinatorError
 
 from ...epochs import ALL_SLOT, DIGEST, DIRTY, MARK_TAGS, Epoch, Mark, Slots, settled_by_age
 from ...invalidation.rules import FIXED
-from ..local import SLOTS
-from ..node_secret import node_secret
+from ..local import SLOTS, check_folder
 from .address import Address
 from .contact import LEASE_SECONDS, UNTOLD, Contact
 from .lease import Mirror, Poller
@@ -73,6 +74,8 @@ class Redis:
 
     It is not connected to before the first question.
     """
+
+    may_be_away: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -442,3 +445,49 @@ class Redis:
                         self._mirror.after_fork()
                     self._pid = pid
         return self._contact
+
+
+# A secret of this node, for what its workers share; it is never sent anywhere.
+
+NAME = "secret"
+_SIZE = 32
+
+
+def node_secret(folder: Path) -> bytes:
+    """Return the 32 random bytes in ``folder``, made with mode 0600 by the first who asks.
+
+    :raises CoordinatorError: the folder or the file cannot be used
+    """
+    check_folder(folder, make=True)
+    path = folder / NAME
+    try:
+        with suppress(FileNotFoundError):
+            return _read(path)
+        new = folder / f"{NAME}.{secrets.token_hex(8)}"
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, secrets.token_bytes(_SIZE))
+        finally:
+            os.close(fd)
+        try:
+            with suppress(FileExistsError):  # another was first
+                os.link(new, path)
+        finally:
+            new.unlink()
+        return _read(path)
+    except OSError as error:
+        raise CoordinatorError(f"{path}: {error.strerror}") from None
+
+
+def _read(path: Path) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise CoordinatorError(f"{path}: others may read it; remove it, then restart")
+        secret = os.read(fd, _SIZE + 1)
+    finally:
+        os.close(fd)
+    if len(secret) != _SIZE:
+        raise CoordinatorError(f"{path}: is not {_SIZE} bytes long; remove it, then restart")
+    return secret

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from keyfront.errors import CoordinatorError
-from keyfront.gateway.keystone.cache_names import KINDS, CacheNames
-from keyfront.middleware.tokens import settle as settling
+from keyfront.gateway.keystone.cache_regions import KINDS, CacheNames
+from keyfront.middleware.tokens import epochs as settling
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation import rules as touches
