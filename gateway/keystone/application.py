@@ -40,6 +40,7 @@ from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
 
 from ..error_body import error_body
 from . import token_cache as keystone_tokens
+from .database_loss import DatabaseLoss
 from .imports import import_keystone as _import
 from .imports import incompatible as _incompatible
 
@@ -82,24 +83,28 @@ _REPLACED = frozenset({"content-type", "content-length", "retry-after"})
 class KeystoneApplication:
     """A WSGI callable: forget the previous request of this thread, then call Keystone.
 
-    A change that its database hooks refused is answered 503 with ``Retry-After``.
+    A change that its database hooks refused is answered 503 with ``Retry-After``, and so is a
+    request that fails because the database is away.
 
     :param application: Keystone's WSGI application, middleware included
     :param request_store: the thread-local in which ``oslo_context`` keeps the request context
     :param begin: called with each request before Keystone reads anything for it
+    :param loss: told of each request that fails because the database is away
     """
 
-    __slots__ = ("_begin", "_request_store", "application")
+    __slots__ = ("_begin", "_loss", "_request_store", "application")
 
     def __init__(
         self,
         application: WSGIApplication,
         request_store: Any,
         begin: Callable[[Request], None] = lambda request: None,
+        loss: DatabaseLoss | None = None,
     ) -> None:
         self.application = application
         self._request_store = request_store
         self._begin = begin
+        self._loss = loss or DatabaseLoss()
 
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
@@ -129,26 +134,41 @@ class KeystoneApplication:
             body = self.application(environ, start)
         except Exception:
             # oslo.db hands on what a commit raises as an error of its own.
-            if not request.refused:
+            if not (request.refused or request.lost):
                 raise
         finally:
             current.reset(before)
         if request.refused:
-            close = getattr(body, "close", None)
-            if close is not None:
-                close()
-            headers = [(n, v) for n, v in (given or ("", ()))[1] if n.lower() not in _REPLACED]
-            headers += [("Content-Type", "application/json"), ("Retry-After", "1")]
             reason = f"The change was not completed because {request.refused}. Try again."
-            text = error_body(503, reason)
-            headers.append(("Content-Length", str(len(text))))
-            start_response("503 Service Unavailable", headers)
-            return [text]
+            return _unavailable(reason, given, body, start_response)
+        if request.lost and (not given or given[0].startswith("5")):
+            self._loss.tell(request.lost)
+            reason = "The database cannot be reached. Try again."
+            return _unavailable(reason, given, body, start_response)
         # Keystone's own 503 tells no time: when the directory of its users is away, for example.
         if given and given[0].startswith("503") and not _says_when(given[1]):
             given[1] = [*given[1], ("Retry-After", "1")]
         start_response(*given)
         return [*written, *body] if written else body
+
+
+def _unavailable(
+    reason: str, given: list[Any], body: Iterable[bytes], start_response: Callable[..., Any]
+) -> Iterable[bytes]:
+    """Answer 503 in place of what Keystone has given.
+
+    :param given: status and headers of Keystone's answer; empty if it raised
+    :param body: of that answer
+    """
+    close = getattr(body, "close", None)
+    if close is not None:
+        close()
+    headers = [(n, v) for n, v in (given or ("", ()))[1] if n.lower() not in _REPLACED]
+    headers += [("Content-Type", "application/json"), ("Retry-After", "1")]
+    text = error_body(503, reason)
+    headers.append(("Content-Length", str(len(text))))
+    start_response("503 Service Unavailable", headers)
+    return [text]
 
 
 def _says_when(headers: list[tuple[str, str]]) -> bool:
@@ -182,7 +202,9 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> Key
     )
     names = keystone_tokens.connect(database)
     application = refuse_deep(application, limit=_largest_body())
-    return KeystoneApplication(application, request_store, names.begin)
+    loss = DatabaseLoss()
+    loss.watch()
+    return KeystoneApplication(application, request_store, names.begin, loss)
 
 
 def _largest_body() -> int:

@@ -31,7 +31,7 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "garbage", "memory", "names", "own_name", "recorded", "recording"),
+        *("accepted", "garbage", "lost", "memory", "names", "own_name", "recorded", "recording"),
         *("reading", "reads", "refused", "since", "unsure", "until", "unvouched", "windows"),
     )
 
@@ -52,7 +52,7 @@ class Request:
         #: Keystone's caches.
         self.reads: set[str] = set()
         #: Whether what is read belongs to the answer. It does once the caller has been let in: what
-        #: his token needs is noted by its rows, see ``dependencies.py``.
+        #: his token needs is noted by its rows, see :func:`tags`.
         self.reading = False
         #: Where Keystone keeps what it has once computed for this request.
         self.memory = types.SimpleNamespace()
@@ -69,6 +69,8 @@ class Request:
         self.unvouched = False
         #: Why a change was not committed and should be tried again.
         self.refused = ""
+        #: What the driver said when the database could not be reached for it.
+        self.lost = ""
 
 
 current: contextvars.ContextVar[Request | None] = contextvars.ContextVar(
