@@ -64,10 +64,10 @@ def test_keystones_traces_of_it_are_not_logged(
 
 
 def test_a_line_a_second(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(database_loss, "time", clock)
+    times = iter((10.0, 10.2, 10.9, 11.0))
+    monkeypatch.setattr(database_loss, "time", SimpleNamespace(monotonic=lambda: next(times)))
     loss = DatabaseLoss()
-    for now in (10.0, 10.2, 10.9, 11.0):
+    for _ in range(4):
         loss.tell("refused")
     first, second = caplog.messages
     assert first == "the database cannot be reached, a request was answered 503: refused"
