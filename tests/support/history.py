@@ -13,7 +13,9 @@ A change without a good answer (503, the worker was killed) may have been made, 
 began, or never.
 
 As no value is written twice, it is known which change each read shows, and a value with the reads
-that show it is a *zone*: from the first end of any of its operations to the last beginning. If that
+that show it is a *zone*: from the first end of any of its operations to the last beginning. So of all
+reads of a value only the one that ended first and the one that began last are kept, and a history of
+millions takes as much memory as its changes. If that
 is forward in time, the register had the value all that while; if it is backward, at some moment of
 that while. A history of such values is linearizable if and only if no two forward
 zones overlap and no backward one lies within a forward one (P. Gibbons and E. Korach, Testing
@@ -60,8 +62,12 @@ class History:
     """What was read and changed, from any number of threads."""
 
     def __init__(self) -> None:
-        #: Those that have ended, and changes that never will.
-        self.operations: list[Operation] = []
+        #: How many reads of a register there are.
+        self.reads = 0
+        #: Changes that have ended, or never will.
+        self._changes: list[Operation] = []
+        # By register and value, the read that ended first and the one that began last.
+        self._reads: dict[tuple[str, object], tuple[Operation, Operation]] = {}
         #: What each register was when it was first spoken of.
         self._first: dict[str, object] = {}
         self._lock = threading.Lock()
@@ -74,9 +80,7 @@ class History:
     def read(self, began: float, where: str, values: Iterable[tuple[str, object]]) -> None:
         """Note a read that ends now, of any number of registers at once."""
         ended = time.monotonic()
-        found = [Operation(x, value, began, ended, where) for x, value in values]
-        with self._lock:
-            self.operations += found
+        self.merge([Operation(x, value, began, ended, where) for x, value in values])
 
     @contextmanager
     def change(self, register: str, value: object, where: str) -> Iterator[None]:
@@ -86,19 +90,29 @@ class History:
             yield
             ended = time.monotonic()
         finally:
-            with self._lock:
-                change = Operation(register, value, began, ended, where, writes=True)
-                self.operations.append(change)
+            self.merge([Operation(register, value, began, ended, where, writes=True)])
 
-    def merge(self, others: Iterable[Operation]) -> None:
-        """Add what was noted elsewhere, by the same clock."""
+    def merge(self, operations: Iterable[Operation]) -> None:
+        """Add operations, in any order."""
         with self._lock:
-            self.operations += others
+            for one in operations:
+                if one.writes:
+                    self._changes.append(one)
+                    continue
+                self.reads += 1
+                place = one.register, one.value
+                first, last = self._reads.get(place, (one, one))
+                if one.ended < first.ended:
+                    first = one
+                if one.began > last.began:
+                    last = one
+                self._reads[place] = first, last
 
     @property
-    def reads(self) -> int:
-        """How many reads of a register there are."""
-        return sum(1 for operation in self.operations if not operation.writes)
+    def operations(self) -> list[Operation]:
+        """The changes, and of the reads those that a fault can be seen by."""
+        kept = (read for both in self._reads.values() for read in dict.fromkeys(both))
+        return [*self._changes, *kept]
 
     def faults(self) -> list[str]:
         """Say what cannot have happened; nothing if all can."""

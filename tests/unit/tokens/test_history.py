@@ -109,6 +109,18 @@ def test_registers_are_apart() -> None:
     assert fault.startswith("a: ")
 
 
+def test_of_many_reads_few_are_kept() -> None:
+    reads = [read(0, began, began + 5) for began in range(1, 10_000)]
+    random.Random(5).shuffle(reads)
+    history = History()
+    history.start("r", 0)
+    history.merge([write(1, 500, 600), *reads, read(1, 700, 701)])
+    assert history.reads == 10_000
+    assert len(history.operations) < 10
+    (fault,) = history.faults()
+    assert "read of 0 at service, begun at 9999.000000" in fault
+
+
 def test_against_every_order() -> None:
     """Of small histories the same is found by trying all orders of their operations."""
     dice = random.Random(13)
