@@ -146,11 +146,13 @@ class Coordinator(Protocol):
         """
         ...
 
-    def mark(self, slots: Slots, owner: str = "") -> Mark:
+    def mark(self, slots: Slots, owner: str = "", *, late: bool = False) -> Mark:
         """Announce a change: until :meth:`stamp`, nothing that depends on ``slots`` is fresh.
 
         :param owner: who does it, as ``mark_owners.py`` has it: up to :data:`OWNER_BYTES` of ASCII;
             empty: whose commit is over when the mark is old enough
+        :param late: whether others may be told only when the table can be reached again, where
+            that is elsewhere: it makes no answer say too much
         :raises CoordinatorError: nobody could be told; then the change must not happen
         """
         ...

@@ -31,8 +31,9 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "garbage", "lost", "memory", "names", "own_name", "recorded", "recording"),
-        *("reading", "reads", "refused", "since", "unsure", "until", "unvouched", "windows"),
+        *("accepted", "created", "garbage", "lost", "memory", "names", "own_name", "recorded"),
+        *("recording", "reading", "reads", "refused", "since", "unsure", "until", "unvouched"),
+        "windows",
     )
 
     def __init__(self, *, recording: bool = False, since: object | None = None) -> None:
@@ -67,6 +68,8 @@ class Request:
         #: Whether it was given a database connection that may answer from the past: from then on
         #: nothing of it is kept for others.
         self.unvouched = False
+        #: The users that its transactions have created.
+        self.created: set[object] = set()
         #: Why a change was not committed and should be tried again.
         self.refused = ""
         #: What the driver said when the database could not be reached for it.

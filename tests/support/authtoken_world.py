@@ -112,7 +112,7 @@ class Epochs:
 
     settled = staticmethod(settled_by_age)
 
-    def mark(self, slots: Slots, owner: str = "") -> Mark:
+    def mark(self, slots: Slots, owner: str = "", *, late: bool = False) -> Mark:
         raise NotImplementedError
 
     def stamp(self, mark: Mark) -> None:

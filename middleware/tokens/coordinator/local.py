@@ -146,7 +146,7 @@ class SharedMemory:
             self._recover_sometimes()
         return table.generation, numbers
 
-    def mark(self, slots: Slots, owner: str = "") -> Mark:
+    def mark(self, slots: Slots, owner: str = "", *, late: bool = False) -> Mark:
         """Announce a change of ``slots``."""
         deadline = time.monotonic() + LOCK_SECONDS
         while True:

@@ -240,10 +240,13 @@ class Changes:
             self._folder = self._find()
         return self._folder
 
-    def begin(self, tags: Iterable[str], session: str = UNKNOWN) -> Mark | None:
+    def begin(
+        self, tags: Iterable[str], session: str = UNKNOWN, *, late: bool = False
+    ) -> Mark | None:
         """Mark ``tags``; ``None`` where there is no table.
 
         :param session: of the database connection, as ``mark_owners.py`` has it
+        :param late: whether others may be told of it late, see :func:`.rules.may_wait`
         :raises CoordinatorError: nobody could be told; the change must not be committed
         """
         coordinator = registry.get(self.folder, self._trusted)
@@ -264,7 +267,7 @@ class Changes:
                 found = slots(tags, coordinator.slot_count)
             except CoordinatorError:
                 found = _ALL  # whether it may be made all the same, the coordinator says
-            mark = coordinator.mark(found, me)
+            mark = coordinator.mark(found, me, late=late)
         except BaseException as error:
             under_way.discard(me)
             if not isinstance(error, CoordinatorError):

@@ -311,6 +311,34 @@ def tags(
     return frozenset(found)
 
 
+def may_wait(
+    table: str,
+    operation: str,
+    changed: Collection[str],
+    rows: Sequence[Row] | None,
+    created: Collection[object],
+) -> bool:
+    """Whether a write gives nobody less than he had, so that others may be told of it late.
+
+    So it is with what logins write: a user who is new to this Keystone, in whose name nobody can
+    have been given anything that still stands (to delete an earlier user of the same id was a
+    change that was told), and a membership verified again, which only lasts longer for it. Another
+    name, a group more or less, and grants are for others to know of first.
+
+    :param rows: as in :func:`tags`
+    :param created: users that this transaction or its request has created
+    """
+    if rows is None:
+        return False
+    if operation == "insert":
+        if table == "user":
+            return True
+        owned = ("federated_user", "nonlocal_user", "expiring_user_group_membership")
+        return table in owned and all(row.get("user_id") in created for row in rows)
+    renewed = table == "expiring_user_group_membership" and set(changed) == {"last_verified"}
+    return operation == "update" and renewed
+
+
 def _fixed(table: str, operation: str, changed: Collection[str]) -> frozenset[str] | None:
     """The tags of a write that are the same whatever its rows are; None if they are not."""
     if operation not in ("insert", "update", "delete"):

@@ -16,6 +16,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,23 @@ LOG = logging.getLogger(__name__)
 
 # In the info dictionary of a database connection: the tags of its transaction.
 _TAGS = "keyfront.tags"
+# The same: whether others may be told of it late.
+_LATENESS = "keyfront.lateness"
 # The same: the session that the server knows it by.
 _SESSION = "keyfront.session"
 # As an attribute of an execution context: the write that is being executed.
 _WRITE = "_keyfront_write"
+
+
+@dataclass(slots=True)
+class _Lateness:
+    """Whether others may be told of a transaction late.
+
+    :param created: the users that it inserts
+    """
+
+    created: set[object] = field(default_factory=set)
+    allowed: bool = True
 
 
 class Plugin(CreateEnginePlugin):
@@ -119,11 +133,23 @@ def _inactivity_counts() -> bool:
     return bool(keystone.CONF.security_compliance.disable_user_account_days_inactive)
 
 
+def _changes_nothing(write: Write, context: Any) -> bool:
+    """Whether an update of one column gives it a value that nothing goes by."""
+    if write.changed == _LAST_ACTIVE:
+        return not _inactivity_counts()
+    if write.table != "trust" or write.changed != {"remaining_uses"}:
+        return False
+    # How often a trust may still be used is shown by nothing that is kept; that it may not be used
+    # any more ends the tokens that it has given.
+    left = [parameters.get("remaining_uses") for parameters in context.compiled_parameters]
+    return bool(left) and all(isinstance(number, int) and number > 0 for number in left)
+
+
 def _before_execute(
     connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
 ) -> None:
     write = describe(context, statement)
-    if write is not None and write.changed == _LAST_ACTIVE and not _inactivity_counts():
+    if write is not None and _changes_nothing(write, context):
         return
     if write is None:
         request = current.get()
@@ -148,14 +174,23 @@ def _after_execute(
     if write.looked_up >= 0 and not (counted and cursor.rowcount == write.looked_up):
         rows = None  # rows of somebody else may have come in between
     tags = touches.tags(write.table, write.operation, write.changed, rows)
-    if tags:
-        connection.info.setdefault(_TAGS, set()).update(tags)
+    if not tags:
+        return
+    connection.info.setdefault(_TAGS, set()).update(tags)
+    lateness: _Lateness = connection.info.setdefault(_LATENESS, _Lateness())
+    request = current.get()
+    created = lateness.created | (request.created if request is not None else set())
+    if not touches.may_wait(write.table, write.operation, write.changed, rows, created):
+        lateness.allowed = False
+    elif write.table == "user" and rows:
+        lateness.created.update(row["id"] for row in rows)
 
 
 def _commit(
     connection: Any, commit: Callable[[Any], None], changes: Changes, dialect: str
 ) -> None:
     tags: set[str] | None = connection.info.pop(_TAGS, None)
+    lateness: _Lateness = connection.info.pop(_LATENESS, None) or _Lateness(allowed=False)
     if not tags:
         commit(connection)
         return
@@ -163,7 +198,7 @@ def _commit(
     here = dialect == "sqlite"  # the process itself commits
     session = owners.HERE if here else connection.info.get(_SESSION, owners.UNKNOWN)
     try:
-        mark = changes.begin(tags, session)
+        mark = changes.begin(tags, session, late=lateness.allowed)
     except CoordinatorError as error:
         LOG.error("a change was refused: %s", error)
         if request is not None:
@@ -186,6 +221,7 @@ def _commit(
         # What Keystone's caches hold from before is not for the rest of this request either, and
         # what it puts there may be from before another change that came in between.
         request.names, request.own_name = None, ""
+        request.created |= lateness.created
 
 
 # What a server answers to a COMMIT that it has not carried out: MariaDB's and MySQL's numbers of a
@@ -218,8 +254,13 @@ def _end(changes: Changes, mark: Any, tags: set[str]) -> None:
 def _forget(connection: Connection) -> None:
     # The info of an invalidated connection is gone, and asking for it would connect anew.
     if not connection.invalidated:
-        connection.info.pop(_TAGS, None)
+        _forget_info(connection.info)
 
 
 def _forget_record(dbapi_connection: Any, record: Any) -> None:
-    record.info.pop(_TAGS, None)
+    _forget_info(record.info)
+
+
+def _forget_info(info: dict[Any, Any]) -> None:
+    info.pop(_TAGS, None)
+    info.pop(_LATENESS, None)

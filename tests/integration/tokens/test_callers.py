@@ -11,7 +11,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from cryptography.fernet import Fernet
 
 from support.keystone_world import VALIDATE, Answer, Client, World, grant, random_name
 from support.keystones import keystone_state, serve_as_is
+from support.redis_servers import RedisServer, redis_server
 from support.served import PATIENCE, wait_for
 
 pytest.importorskip("keystone")
@@ -260,3 +262,63 @@ def test_a_login_needs_nobody_to_be_told(tmp_path: Path) -> None:
                 client.close()
             assert answer.status == 503
             assert answer.headers["Retry-After"]
+
+
+def test_what_logins_go_on_with_without_redis(tmp_path: Path) -> None:
+    """Those that take nothing from anybody: the others are refused until Redis is back."""
+    with redis_server(tmp_path / "redis") as redis:
+        extra = (
+            "[identity]\npassword_hash_rounds = 4\n[federation]\ndefault_authorization_ttl = 60\n"
+            f"[keyfront_token_cache]\ncoordinator = redis://127.0.0.1:{redis.port}\n"
+        )
+        state = keystone_state(tmp_path / "state", extra=extra)
+        with serve_as_is(state, "uwsgi") as served:
+            _log_in_without(redis, World(served.url, served.password))
+
+
+def _log_in_without(redis: RedisServer, world: World) -> None:
+    federation = world.federation()
+    group, other = world.group(), world.group()
+    for one in (group, other):
+        path = grant("projects", world.still_project, "groups", one, world.still_role)
+        world.call("PUT", path)
+    known, unknown = (replace(federation, user=random_name()) for _ in range(2))
+    known.login(group)
+    giver, taker = world.person(), world.user()
+    trust = world.trust(giver, taker, [world.still_role], remaining_uses=3)
+    used = [world.issue(taker, trust=trust)]
+    redis.kill()
+    for user in (known, unknown):
+        for _ in range(2):  # the second time it is renewed
+            token = world.rescope(user.login(group), world.still_project)
+            assert status(world, token) == 200
+    used.append(world.issue(taker, trust=trust))
+    assert [status(world, token) for token in used] == [200, 200]
+    refused = {
+        "another group": lambda: known.login(other),
+        "the last use": lambda: world.issue(taker, trust=trust),
+        "a change": world.project,
+    }
+    for name, deed in refused.items():
+        with pytest.raises(AssertionError, match=": 503 "):
+            deed()
+            pytest.fail(f"{name} was not refused")
+    assert [status(world, token) for token in used] == [200, 200]
+    redis.start()
+    wait_for(lambda: _done(lambda: known.login(other)), "Redis is found again")
+    world.issue(taker, trust=trust)
+    # The last use has ended what the trust gave.
+    assert {status(world, token) for token in used for _ in range(4)} == {404}
+
+
+def _done(deed: Callable[[], object]) -> bool:
+    try:
+        deed()
+    except AssertionError as error:
+        assert ": 503 " in str(error), error
+        return False
+    return True
+
+
+def status(world: World, token: str) -> int:
+    return ask(world, VALIDATE, {"X-Auth-Token": world.admin, "X-Subject-Token": token}).status

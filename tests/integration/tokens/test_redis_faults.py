@@ -439,6 +439,27 @@ def test_changes_that_are_allowed_without_redis(
     assert other.fresh(other.now(), entry(1))
 
 
+def test_a_change_that_may_be_told_of_late(
+    server: RedisServer, make: Make, clock: RedisClock, retries: Clock
+) -> None:
+    """It is made without Redis whatever the option says, and told of before anything is fresh."""
+    keystone, other = make(timeout=0.5), make()
+    change(keystone, 1)
+    filled = other.now()
+    server.stop()
+    with pytest.raises(CoordinatorError):
+        keystone.mark(some(1))
+    late = keystone.mark(some(1), late=True)
+    assert late == UNTOLD
+    keystone.stamp(late)
+    assert not keystone.fresh(filled, entry(9))
+    server.resume()
+    retries.later(RETRY_SECONDS)
+    assert not keystone.fresh(filled, entry(9))
+    assert not other.fresh(filled, entry(9))
+    assert keystone.fresh(keystone.now(), entry(9))
+
+
 @pytest.mark.parametrize("allow", [True, False])
 def test_a_process_that_starts_without_redis(
     server: RedisServer, make: Make, clock: RedisClock, tmp_path: Path, allow: bool

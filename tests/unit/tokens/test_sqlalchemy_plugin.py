@@ -74,6 +74,7 @@ class Recorder:
         self.told: list[tuple[str, Any]] = []
         self.owners: list[str] = []
         self.failing = ""
+        self.late = False
 
     def _tell(self, what: str, found: Any) -> Any:
         if what == self.failing:
@@ -81,8 +82,9 @@ class Recorder:
         self.told.append((what, found))
         return found
 
-    def mark(self, found: Slots, owner: str = "") -> Any:
+    def mark(self, found: Slots, owner: str = "", *, late: bool = False) -> Any:
         self.owners.append(owner)
+        self.late = late
         return Mark(1, len(self.owners), self._tell("mark", found))
 
     def stamp(self, mark: Any) -> None:

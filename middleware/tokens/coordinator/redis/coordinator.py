@@ -197,14 +197,14 @@ class Redis:
             self._recover_sometimes()
         return found.generation, tuple(DIRTY if n < 0 else n for n in found.numbers)
 
-    def mark(self, slots: Slots, owner: str = "") -> Mark:
+    def mark(self, slots: Slots, owner: str = "", *, late: bool = False) -> Mark:
         """Announce a change of ``slots``."""
         try:
             return self._mark(slots if len(slots) <= MARK_TAGS else _ALL, owner)
         except CoordinatorError as error:
-            if not self._allow or self._closed:
+            if not (self._allow or late) or self._closed:
                 raise
-            if not self._contact.owes:
+            if not (late or self._contact.owes):
                 LOG.error(
                     "%s; changes are made all the same: other nodes and services may go on with "
                     "answers from before for %s",
