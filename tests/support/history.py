@@ -13,9 +13,9 @@ A change without a good answer (503, the worker was killed) may have been made, 
 began, or never.
 
 As no value is written twice, it is known which change each read shows, and a value with the reads
-that show it is a *zone*: from the first end of any of its operations to the last beginning. So of all
-reads of a value only the one that ended first and the one that began last are kept, and a history of
-millions takes as much memory as its changes. If that
+that show it is a *zone*: from the first end of any of its operations to the last beginning. So of
+all reads of a value only the one that ended first and the one that began last are kept, and a
+history of millions takes as much memory as its changes. If a zone
 is forward in time, the register had the value all that while; if it is backward, at some moment of
 that while. A history of such values is linearizable if and only if no two forward
 zones overlap and no backward one lies within a forward one (P. Gibbons and E. Korach, Testing

@@ -53,6 +53,10 @@ _RECOVER = 100_000_000
 
 _ALL = Slots((ALL_SLOT,))
 
+#: Where a service has its folder if root has made this one for its user: in /dev/shm, anybody could
+#: make that folder first.
+PLACE = Path("/run/keyfront")
+
 _PREFIX = "epochs-"
 NAME = f"{_PREFIX}{DIGEST}"
 _TABLE = re.compile(rf"{_PREFIX}[0-9a-f]+")
@@ -433,7 +437,8 @@ def check_folder(
     if found.st_uid != os.geteuid() and (make or os.geteuid() != 0):
         raise CoordinatorError(
             f"{folder}: belongs to user {found.st_uid}, not to this process's user "
-            f"{os.geteuid()}; remove it or set path to another"
+            f"{os.geteuid()}; remove it, or have root make {PLACE} for this process's user, or set "
+            "path to another"
         )
     if trusted is not None and os.geteuid() == 0 and found.st_uid not in trusted:
         raise CoordinatorError(

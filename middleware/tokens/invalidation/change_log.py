@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -25,7 +26,14 @@ from typing import Any
 from keyfront.errors import CoordinatorError, OptionError
 
 from ..coordinator.factory import coordinator_of
-from ..coordinator.local import LEASE_SECONDS, NAME, SharedMemory, check_folder, end_others
+from ..coordinator.local import (
+    LEASE_SECONDS,
+    NAME,
+    PLACE,
+    SharedMemory,
+    check_folder,
+    end_others,
+)
 from ..coordinator.mark_owners import HERE, UNKNOWN, Settled, left, owner, under_way
 from ..epochs import ALL_SLOT, Coordinator, Mark, Slots, slots
 
@@ -46,11 +54,74 @@ _WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
 def default_folder(url: Any) -> Path:
     """Return the folder of a database's epoch table: the same for all who write to it.
 
-    In /dev/shm, where a mapped file is memory and nothing else; named after the database, without
-    user and password.
+    In :data:`PLACE`, if root has made it for the service's user: nobody else can make anything
+    there, or have it be found elsewhere. Else in /dev/shm, where a mapped file is memory and
+    nothing else, but where anybody may make the folder first. Named after the database, without
+    user and password. A folder that is there stays the one, for who has it and who comes later.
 
     :param url: a ``sqlalchemy.engine.URL``
     """
+    name = _name(url)
+    found = _present.get(name)
+    if found is None or not os.path.lexists(found):
+        found = _usual(name)
+        if _owner(found) == os.geteuid():
+            _present[name] = found
+    return found
+
+
+# Of each database, the folder that this process has found: it stays with that.
+_present: dict[str, Path] = {}
+
+
+def _usual(name: str) -> Path:
+    shared = _shared(name)
+    service = _place_owner()
+    if service is None:
+        return shared
+    private = PLACE / f"tokens-{name}"
+    if os.path.lexists(private):
+        return private
+    me, there = os.geteuid(), _owner(shared)
+    # A service that was started before the place was made goes on where it is.
+    if there in (me, service) or me not in (service, 0):
+        return shared
+    if there is not None:
+        LOG.warning(
+            "%s belongs to user %d and is not used, but %s: if a Keystone of the same database "
+            "runs as that user, neither hears of the other's changes",
+            *(shared, there, private),
+        )
+    return private
+
+
+def _shared(name: str) -> Path:
+    base = Path("/dev/shm")
+    if not os.access(base, os.W_OK | os.X_OK):
+        base = Path(tempfile.gettempdir())
+    return base / f"keyfront-{name}"
+
+
+def _place_owner() -> int | None:
+    """Return the user whose :data:`PLACE` is, if it is there and nobody else can write into it."""
+    try:
+        found = PLACE.lstat()
+    except OSError:
+        return None
+    # Of root's nobody knows whether the service is root, too.
+    own = stat.S_ISDIR(found.st_mode) and not stat.S_IMODE(found.st_mode) & 0o022
+    return found.st_uid if own and found.st_uid else None
+
+
+def _owner(folder: Path) -> int | None:
+    try:
+        return folder.lstat().st_uid
+    except OSError:
+        return None
+
+
+def _name(url: Any) -> str:
+    """Return what names a database, whoever connects to it."""
     database, backend = url.database, url.get_backend_name()
     if backend == "sqlite" and database:
         database = os.path.abspath(database)
@@ -63,11 +134,7 @@ def default_folder(url: Any) -> Path:
         database,
     ]
     which += [f"{key}={url.query[key]}" for key in _WHICH if key in url.query]
-    digest = hashlib.blake2b(repr(which).encode(), digest_size=8).hexdigest()
-    base = Path("/dev/shm")
-    if not os.access(base, os.W_OK | os.X_OK):
-        base = Path(tempfile.gettempdir())
-    return base / f"keyfront-{digest}"
+    return hashlib.blake2b(repr(which).encode(), digest_size=8).hexdigest()
 
 
 def folder_of(conf: Any, url: Any = None) -> Path:
@@ -109,13 +176,13 @@ def trusted_users(url: Any, folder: Path) -> set[int] | None:
     """Return the users whose epoch table root takes part in: its own, and the service's.
 
     Anybody may make a folder of that name in /dev/shm, and could hold its lock or cut its file
-    under root's ``keystone-manage``.
+    under root's ``keystone-manage``. What lies in :data:`PLACE` is of whom root made that for.
 
     :param url: of the database
     :param folder: of the table
-    :returns: ``None``, all of them, of a folder that an operator has named
+    :returns: ``None``, all of them, of a folder that only root and the service can have made
     """
-    if folder != default_folder(url):
+    if folder != _shared(_name(url)):
         return None
     keystone: Any = sys.modules.get("keystone.conf")
     found = {0}

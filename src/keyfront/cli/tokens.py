@@ -71,9 +71,10 @@ def cache(*, path: Path | None, config_file: Path | None) -> Cache:
         return Cache(path)
     if config_file is not None:
         return _configured(config_file)
-    found = [
-        Cache(Path(name)) for name in glob.glob("/dev/shm/keyfront-*") if _is_cache(Path(name))
-    ]
+    from keyfront.middleware.tokens.coordinators.shared_memory import PLACE
+
+    names = [*glob.glob("/dev/shm/keyfront-*"), *glob.glob(f"{PLACE}/tokens-*")]
+    found = [Cache(Path(name)) for name in names if _is_cache(Path(name))]
     served = _served()
     if served is not None and served.folder not in [one.folder for one in found]:
         found.append(served)
@@ -81,11 +82,12 @@ def cache(*, path: Path | None, config_file: Path | None) -> Cache:
         return found[0]
     if not found:
         raise CoordinatorError(
-            "no token cache in /dev/shm, and none of keyfront serve; is the service running? If "
+            f"no token cache in {PLACE} or /dev/shm, and none of keyfront serve; is the service "
+            "running? If "
             "its option path names another folder, give it with --path or --config-file"
         )
-    names = ", ".join(sorted(str(one.folder) for one in found))
-    raise OptionError("--path", "(not given)", f"one of {names}")
+    folders = ", ".join(sorted(str(one.folder) for one in found))
+    raise OptionError("--path", "(not given)", f"one of {folders}")
 
 
 def _served() -> Cache | None:

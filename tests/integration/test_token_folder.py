@@ -1,0 +1,220 @@
+"""Which folder the processes of one Keystone share, and that no other user can lead them apart.
+
+The service's user, root and a stranger are real users here; only ``/run/keyfront`` is elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from keyfront.middleware.tokens import changes
+from keyfront.middleware.tokens.coordinators.shared_memory import NAME, PLACE
+from served import PATIENCE
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+
+ROOT, SERVICE, STRANGER = 0, 65534, 65533
+
+# Imports first, as root: the checkout may be readable for nobody else.
+_ACTOR = """\
+import encodings.ascii, os, sys
+from pathlib import Path
+import sqlalchemy
+from keyfront.errors import CoordinatorError
+from keyfront.middleware.tokens import changes, engine_plugin, owners
+from keyfront.middleware.tokens.coordinators import shared_memory
+from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
+changes.PLACE = shared_memory.PLACE = Path(sys.argv[2])
+engine = sqlalchemy.create_engine(sys.argv[3])
+os.setgroups([])
+os.setgid(int(sys.argv[1]))
+os.setuid(int(sys.argv[1]))
+if sys.argv[4] == "change":
+    engine_plugin.attach(engine)
+    user = sqlalchemy.Table("user", sqlalchemy.MetaData(), sqlalchemy.Column("id", sqlalchemy.Text))
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.insert(user).values(id="u"))
+    sys.exit()
+folder = changes.default_folder(engine.url)
+shared_memory.check_folder(folder, make=True)
+table = shared_memory.SharedMemory(folder)
+epoch = table.now()
+print(folder, flush=True)
+for line in sys.stdin:
+    print(table.fresh(epoch, Slots([ALL_SLOT, *range(1024)])), flush=True)
+"""
+
+
+@dataclass
+class Machine:
+    """A database of the service's, and where its folder may lie.
+
+    :param place: stands for ``/run/keyfront``
+    :param shared: the folder in /dev/shm
+    """
+
+    base: Path
+    place: Path
+    url: str
+    shared: Path
+
+    @property
+    def private(self) -> Path:
+        return self.place / self.shared.name.replace("keyfront-", "tokens-")
+
+    def make_place(self, user: int = SERVICE, mode: int = 0o755) -> None:
+        self.place.mkdir(mode)
+        self.place.chmod(mode)
+        os.chown(self.place, user, user)
+
+    def squat(self) -> None:
+        """As a stranger, make the folder first."""
+        self.shared.mkdir(0o755)
+        (self.shared / NAME).touch()
+        for path in (self.shared / NAME, self.shared):
+            os.chown(path, STRANGER, STRANGER)
+
+    def start(self, user: int, deed: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", _ACTOR, str(user), str(self.place), self.url, deed],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    @contextmanager
+    def worker(self, user: int = SERVICE) -> Iterator[Worker]:
+        """One that has made what it shares, or found it."""
+        process = self.start(user, "share")
+        try:
+            assert process.stdout is not None
+            yield Worker(process, Path(process.stdout.readline().strip()))
+        finally:
+            process.communicate(timeout=PATIENCE)
+
+    def change(self, user: int) -> str:
+        """Change something as ``keystone-manage`` would; return what it complains of."""
+        _, errors = self.start(user, "change").communicate(timeout=PATIENCE)
+        return errors
+
+    def refusal(self, user: int = SERVICE) -> str:
+        """Why a worker does not start."""
+        process = self.start(user, "share")
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode != 0
+        return errors
+
+
+@dataclass
+class Worker:
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def hears_nothing(self) -> bool:
+        """Whether what it took at its start is still fresh."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip() == "True"
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    base = Path(tempfile.mkdtemp(prefix="keyfront-test-"))
+    base.chmod(0o755)
+    database = base / "database"
+    database.mkdir()
+    file = database / "db"
+    file.touch()
+    subprocess.run(
+        [sys.executable, "-c", "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute("
+         "'CREATE TABLE user (id TEXT)')", file], check=True,
+    )  # fmt: skip
+    for path in (database, file):
+        os.chown(path, SERVICE, SERVICE)
+    url = f"sqlite:///{file}"
+    shared = changes._shared(changes._name(make_url(url)))
+    try:
+        yield Machine(base, base / "place", url, shared)
+    finally:
+        shutil.rmtree(base)
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+def test_the_place_is_one_that_only_root_makes() -> None:
+    assert PLACE.parent == Path("/run")
+    assert changes.PLACE == PLACE
+
+
+def test_a_stranger_who_is_first_changes_nothing(machine: Machine) -> None:
+    """Neither before the service starts, nor between two of its processes, nor for root."""
+    machine.make_place()
+    machine.squat()
+    with machine.worker() as first, machine.worker() as second:
+        assert first.folder == second.folder == machine.private
+        shutil.rmtree(machine.shared)
+        with machine.worker() as third:
+            assert third.folder == machine.private
+        assert first.hears_nothing() and second.hears_nothing()
+        for user in (ROOT, SERVICE):
+            machine.squat()
+            with machine.worker() as fresh:
+                assert machine.change(user) == ""
+                assert not fresh.hears_nothing()
+            shutil.rmtree(machine.shared)
+        assert not first.hears_nothing() and not second.hears_nothing()
+
+
+def test_root_need_not_fear_a_stranger_before_the_service_starts(machine: Machine) -> None:
+    """As at the installation: nobody has kept anything."""
+    machine.make_place()
+    machine.squat()
+    assert "Error" not in machine.change(ROOT)
+    assert not machine.private.exists()
+
+
+def test_a_service_that_runs_elsewhere_stays_there(machine: Machine) -> None:
+    """The place may be made while it runs."""
+    with machine.worker() as first:
+        assert first.folder == machine.shared
+        machine.make_place()
+        with machine.worker() as second:
+            assert second.folder == machine.shared
+            assert machine.change(ROOT) == ""
+            assert not first.hears_nothing() and not second.hears_nothing()
+
+
+@pytest.mark.parametrize("place", ["none", "root's", "open to others", "a link"])
+def test_without_a_place_the_start_fails_and_says_what_to_do(machine: Machine, place: str) -> None:
+    if place == "root's":
+        machine.make_place(ROOT)
+    elif place == "open to others":
+        machine.make_place(mode=0o777)
+    elif place == "a link":
+        machine.place.symlink_to(machine.base / "database")
+    with machine.worker() as worker:
+        assert worker.folder == machine.shared
+    shutil.rmtree(machine.shared)
+    machine.squat()
+    said = machine.refusal()
+    assert f"{machine.shared}: belongs to user {STRANGER}" in said
+    assert f"have root make {machine.place} for this process's user" in said
+    # Nor is a change made that the service might not hear of.
+    for user in (ROOT, SERVICE):
+        assert f"belongs to user {STRANGER}" in machine.change(user)
+
+
+def test_another_users_service_does_not_go_its_own_way(machine: Machine) -> None:
+    machine.make_place()
+    with machine.worker() as worker:
+        assert worker.folder == machine.private
+        assert f"{machine.private}: belongs to user {SERVICE}" in machine.refusal(STRANGER)
