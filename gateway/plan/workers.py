@@ -101,7 +101,7 @@ def _processes(
     node_cache = sheet.put(
         "token_cache.node_memory", max(4, min(profile.node_cache, limit // _NODE_CACHE)), "MiB",
         f"profile {profile.name}: {profile.node_cache}, at most 1/{_NODE_CACHE} of {limit}",
-        "It is taken from /dev/shm, of which a container has 64 MiB by default",
+        "It is taken from /run or /dev/shm, of which a container has 64 MiB by default",
     )
     fixed = costs.SHARED + costs.OWN + node_cache + math.ceil(front)
     cache = profile.cache

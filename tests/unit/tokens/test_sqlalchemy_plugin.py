@@ -62,6 +62,25 @@ MEMBERSHIP = sa.Table(
     sa.Column("user_id", sa.String(64), primary_key=True),
     sa.Column("group_id", sa.String(64), primary_key=True),
 )
+FEDERATED = sa.Table(
+    "federated_user",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("user_id", sa.String(64)),
+)
+RENEWED = sa.Table(
+    "expiring_user_group_membership",
+    METADATA,
+    sa.Column("user_id", sa.String(64), primary_key=True),
+    sa.Column("group_id", sa.String(64), primary_key=True),
+    sa.Column("last_verified", sa.Integer),
+)
+TRUST = sa.Table(
+    "trust",
+    METADATA,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("remaining_uses", sa.Integer),
+)
 SERVICE = sa.Table("service", METADATA, sa.Column("id", sa.String(64), primary_key=True))
 
 
@@ -198,6 +217,95 @@ def test_what_changes_nothing(engine: sa.Engine, recorder: Recorder, statement: 
     with engine.begin() as connection:
         connection.execute(statement)
     assert recorder.told == []
+
+
+NEW = sa.insert(USER).values(id="u9")
+OF_NEW = sa.insert(FEDERATED).values(user_id="u9")
+GROUP_OF_NEW = sa.insert(RENEWED).values(user_id="u9", group_id="g")
+RENEWAL = sa.update(RENEWED).where(RENEWED.c.user_id == "u1")
+
+
+@pytest.mark.parametrize(
+    ("statements", "late"),
+    [
+        ([NEW], True),
+        ([NEW, OF_NEW, GROUP_OF_NEW], True),
+        ([OF_NEW], False),
+        ([GROUP_OF_NEW], False),
+        ([NEW, sa.insert(FEDERATED).values(user_id="u1")], False),
+        ([NEW, sa.insert(LOCAL).values(user_id="u9")], False),
+        ([NEW, sa.insert(SERVICE).values(id="s")], False),
+        ([sa.insert(SERVICE).values(id="s"), NEW], False),
+        ([RENEWAL.values(last_verified=2)], True),
+        ([RENEWAL.values(last_verified=2, group_id="h")], False),
+        ([sa.delete(RENEWED)], False),
+        ([sa.insert(USER).values([{"id": "u8"}, {"id": "u9"}])], False),
+        ([sa.update(USER).where(USER.c.id == "u1").values(extra="x")], False),
+    ],
+)
+def test_what_may_be_told_of_late(
+    engine: sa.Engine, recorder: Recorder, statements: list[Any], late: bool
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.insert(RENEWED).values(user_id="u1", group_id="g"))
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(statement)
+    assert recorder.late is late
+
+
+def test_who_is_new_in_a_request(engine: sa.Engine, recorder: Recorder) -> None:
+    """A federated user's first login is of several transactions."""
+
+    def log_in() -> None:
+        for statements in ([NEW, OF_NEW], [GROUP_OF_NEW]):
+            with engine.begin() as connection:
+                for statement in statements:
+                    connection.execute(statement)
+            assert recorder.late
+
+    assert in_request(log_in).created == {"u9"}
+
+    def log_in_again() -> None:
+        with engine.begin() as connection:
+            connection.execute(sa.insert(RENEWED).values(user_id="u9", group_id="h"))
+
+    in_request(log_in_again)
+    assert not recorder.late
+
+
+def test_who_was_not_created_is_not_new(engine: sa.Engine, recorder: Recorder) -> None:
+    def fail() -> None:
+        recorder.failing = "mark"
+        with pytest.raises(CoordinatorError), engine.begin() as connection:
+            connection.execute(NEW)
+
+    assert in_request(fail).created == set()
+    recorder.failing = ""
+    with engine.connect() as connection:
+        connection.execute(NEW)
+        connection.rollback()
+        connection.execute(GROUP_OF_NEW)
+        connection.commit()
+    assert not recorder.late
+
+
+@pytest.mark.parametrize("left", [2, 1, 0, -1, None, TRUST.c.remaining_uses - 1])
+def test_the_last_use_of_a_trust_alone_is_told(
+    engine: sa.Engine, recorder: Recorder, left: Any
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.insert(TRUST).values(id="t", remaining_uses=3))
+    recorder.told.clear()
+    with engine.begin() as connection:
+        # As Keystone writes it.
+        unused = (TRUST.c.id == "t", TRUST.c.remaining_uses == 3)
+        connection.execute(sa.update(TRUST).where(*unused).values(remaining_uses=left))
+    quiet = left in (1, 2) if isinstance(left, int) else False
+    assert recorder.told == ([] if quiet else told(*COMMON, "trusts", "trust:t"))
+    with engine.begin() as connection:
+        connection.execute(sa.update(TRUST).values(remaining_uses=2, id="t"))
+    assert recorder.told[-2:] == told(*EVERYTHING)
 
 
 def test_many_executions_of_one_statement(engine: sa.Engine, recorder: Recorder) -> None:
