@@ -5,6 +5,8 @@ nodes and both services, while workers are killed and frozen, Redis is killed, f
 and the database is frozen. Everything is written down, and ``history.py`` judges it. A longer run::
 
     KEYFRONT_HISTORY_READS=1000000 pytest -s tests/integration/tokens/test_history.py
+
+With ``KEYFRONT_HISTORY_SECONDS`` it ends after so long, however many it has read.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ pytestmark = pytest.mark.slow
 
 #: Answers that are read at least.
 READS = int(os.environ.get("KEYFRONT_HISTORY_READS", "1000"))
+SECONDS = float(os.environ.get("KEYFRONT_HISTORY_SECONDS", "inf"))
 PEOPLE = 2
 #: Seconds after which who waits for a change gives up; it may be made later.
 ANSWERED = 1.5
@@ -353,10 +356,12 @@ class Run:
                 threads.append(self.thread(work))
         for thread in threads:
             thread.start()
+        end = time.monotonic() + SECONDS
         try:
             while not self.over.is_set():
-                done = self.total >= reads and len(self.faults) >= FAULTS
-                if done and min(self.made.values()) > 2 and len(self.made) == KINDS:
+                done = self.total >= reads or time.monotonic() > end
+                done = done and len(self.faults) >= FAULTS and len(self.made) == KINDS
+                if done and min(self.made.values()) > 2:
                     break
                 time.sleep(PAUSE)
         finally:

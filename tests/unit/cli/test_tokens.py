@@ -17,6 +17,8 @@ from keyfront.middleware.tokens.counters import HITS, MISSES
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.node_cache import Node
 
+INNER = "/run/keyfront/tokens-*"
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -74,15 +76,18 @@ def test_no_cache_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], acti
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("place", ["/dev/shm/keyfront-*", INNER])
 def test_the_only_cache_is_found(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    place: str,
 ) -> None:
     found: list[str] = []
+    folders = {place: found}
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
-    monkeypatch.setattr(token_commands.glob, "glob", lambda pattern: found)
+    monkeypatch.setattr(token_commands.glob, "glob", lambda pattern: folders.get(pattern, []))
     assert cli.main(["tokens", "stats"]) == 2
     assert "is the service running?" in capsys.readouterr().err
     found.append(str(folder))
@@ -108,7 +113,7 @@ def test_a_folder_of_another_part_is_no_cache(
     (tmp_path / "file").touch()
     found = [str(folder), str(tmp_path / "keyfront-heartbeat-1000"), str(tmp_path / "file")]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
-    monkeypatch.setattr(token_commands.glob, "glob", lambda pattern: found)
+    monkeypatch.setattr(token_commands.glob, "glob", {"/dev/shm/keyfront-*": found, INNER: []}.get)
     assert cli.main(["tokens", "stats"]) == 0
     assert str(folder) in capsys.readouterr().out
     counts.close()
@@ -122,7 +127,7 @@ def test_a_cache_of_another_user_is_named(
 
     found = [str(tmp_path / name) for name in ("keyfront-1234", "keyfront-heartbeat-1000")]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
-    monkeypatch.setattr(token_commands.glob, "glob", lambda pattern: found)
+    monkeypatch.setattr(token_commands.glob, "glob", {"/dev/shm/keyfront-*": found, INNER: []}.get)
     monkeypatch.setattr(token_commands.Path, "stat", refused)
     assert token_commands.cache(path=None, config_file=None).folder == tmp_path / "keyfront-1234"
 
