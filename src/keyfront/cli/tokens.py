@@ -71,7 +71,7 @@ def cache(*, path: Path | None, config_file: Path | None) -> Cache:
         return Cache(path)
     if config_file is not None:
         return _configured(config_file)
-    from keyfront.middleware.tokens.coordinators.shared_memory import PLACE
+    from keyfront.middleware.tokens.coordinator.local import PLACE
 
     names = [*glob.glob("/dev/shm/keyfront-*"), *glob.glob(f"{PLACE}/tokens-*")]
     found = [Cache(Path(name)) for name in names if _is_cache(Path(name))]

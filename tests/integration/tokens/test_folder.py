@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-from keyfront.middleware.tokens import changes
-from keyfront.middleware.tokens.coordinators.shared_memory import NAME, PLACE
-from served import PATIENCE
+from keyfront.middleware.tokens.coordinator.local import NAME, PLACE
+from keyfront.middleware.tokens.invalidation import change_log as changes
+from support.served import PATIENCE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
 
@@ -32,8 +32,10 @@ import encodings.ascii, os, sys
 from pathlib import Path
 import sqlalchemy
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens import changes, engine_plugin, owners
-from keyfront.middleware.tokens.coordinators import shared_memory
+from keyfront.middleware.tokens.invalidation import change_log as changes
+from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin as engine_plugin
+from keyfront.middleware.tokens.coordinator import mark_owners as owners
+from keyfront.middleware.tokens.coordinator import local as shared_memory
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
 changes.PLACE = shared_memory.PLACE = Path(sys.argv[2])
 engine = sqlalchemy.create_engine(sys.argv[3])
