@@ -39,7 +39,7 @@ from keyfront.errors import ImportedTooEarlyError, PasteFileError
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
 
 from ..error_body import error_body
-from . import token_cache as keystone_tokens
+from . import token_cache
 from .database_loss import DatabaseLoss
 from .imports import import_keystone as _import
 from .imports import incompatible as _incompatible
@@ -196,11 +196,11 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> Key
     request_store = checked_request_store()
     check_server_core(core, middleware)
     make_token_request_local(middleware)
-    database = keystone_tokens.watch_database()
+    database = token_cache.watch_database()
     application = core.initialize_application(
         name="public", config_files=core._get_config_files(environment)
     )
-    names = keystone_tokens.connect(database)
+    names = token_cache.connect(database)
     application = refuse_deep(application, limit=_largest_body())
     loss = DatabaseLoss()
     loss.watch()

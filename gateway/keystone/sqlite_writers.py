@@ -22,7 +22,7 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
-from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin as engine_plugin
+from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin
 from keyfront.middleware.tokens.request import current
 
 from .imports import incompatible
@@ -42,7 +42,7 @@ _ATTACHED = "keyfront_sqlite"
 _BEGUN = "in_transaction"
 
 
-class Plugin(engine_plugin.Plugin):
+class Plugin(sqlalchemy_plugin.Plugin):
     """The plugin ``keyfront`` of SQLAlchemy's URLs (entry point ``sqlalchemy.plugins``)."""
 
     def engine_created(self, engine: Engine) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keyfront.common import fork as process
+from keyfront.common import fork
 from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
 from keyfront.middleware.tokens.request import basis_end, current
@@ -55,11 +55,11 @@ class Database:
 
         from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import attach
 
-        from . import sqlite_writers as sqlite
+        from . import sqlite_writers
         from .stale_reads import Connections
 
         attach(engine)
-        sqlite.attach(engine)
+        sqlite_writers.attach(engine)
         if engine.dialect.name != "sqlite":
             look = Connections(engine.dialect, bounded=_options()["settle"] > 0)
             event.listen(engine, "checkout", look)
@@ -96,8 +96,8 @@ def connect(database: Database) -> CacheNames:
     if database.factory._started and not is_attached(database.factory.get_writer_engine()):
         raise incompatible("its database engine was made before it could be watched")
     # Python's own fork hooks do the same, but uWSGI runs them only if its configuration says so.
-    process.registry.register("request identifiers", after=entries.begin_request_ids)
-    process.registry.register("token counters", after=counters.claim_all)
+    fork.registry.register("request identifiers", after=entries.begin_request_ids)
+    fork.registry.register("token counters", after=counters.claim_all)
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
     regions = list(_cache_regions())
     _keep_in_memory(regions)

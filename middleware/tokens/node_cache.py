@@ -16,7 +16,7 @@ from keyfront.common.mmap_file import Mapped
 from keyfront.errors import CoordinatorError
 
 from . import counters
-from .coordinator import mark_owners as owners
+from .coordinator import mark_owners
 from .counters import WAITS, Counters
 from .entries import FORM, Entry
 from .epochs import DIGEST
@@ -317,7 +317,7 @@ class Store:
                 return False
         if free >= 0:
             deadline = now + int(seconds * 1e9)
-            me = owners.process().encode()
+            me = mark_owners.process().encode()
             _FLIGHT.pack_into(self._map, free, key, deadline, len(me), me)
         return True  # with no room to say so, it asks all the same
 
@@ -382,7 +382,7 @@ class Store:
 
 
 def _is_dead(name: bytes) -> bool:
-    return owners.lives(name.decode("ascii", "replace")) is False
+    return mark_owners.lives(name.decode("ascii", "replace")) is False
 
 
 def read(path: Path) -> dict[str, int]:

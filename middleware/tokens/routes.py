@@ -2,7 +2,7 @@
 
 What a validation depends on is seen while Keystone answers (``dependencies.py``): the tokens. Any
 other read also shows rows that belong to neither token: of it the tables are noted that Keystone
-reads (``invalidation/sql_writes.py``, ``gateway/keystone/cache_regions.py``).
+reads (``invalidation/sqlalchemy_plugin.py``, ``gateway/keystone/cache_regions.py``).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from keyfront.common import programs as machine
+from keyfront.common import programs
 from support.fault_proxy import bind_stable
 from support.served import PATIENCE, as_ordinary_user
 from support.servers import _running
@@ -176,7 +176,7 @@ def get(port: int, path: str, **options: object) -> dict[str, Any]:
         connection.close()
 
 
-def _uwsgi(*options: str, program: Callable[[], str] = machine.uwsgi_program) -> Any:
+def _uwsgi(*options: str, program: Callable[[], str] = programs.uwsgi_program) -> Any:
     def command(place: Place) -> list[str]:
         return [
             program(), "--http-socket", "127.0.0.1:0", "--master", "--processes", "1",
@@ -194,7 +194,7 @@ def uwsgi_without_threads() -> str | None:
 
 def _apache(mpm: str, *, children: int, daemon_threads: int = 0) -> Any:
     def command(place: Place) -> list[str]:
-        program = machine.system_program(("apache2", "httpd"), "apache2-bin")
+        program = programs.system_program(("apache2", "httpd"), "apache2-bin")
         processes = (_PREFORK if mpm == "prefork" else _EVENT).format(children=children)
         daemon = _DAEMON if daemon_threads else _PYTHON
         with bind_stable() as bound:
@@ -203,8 +203,8 @@ def _apache(mpm: str, *, children: int, daemon_threads: int = 0) -> Any:
         config.write_text(
             _APACHE.format(
                 folder=place.folder, script=place.script, port=port, mpm=mpm,
-                modules=machine.apache_modules(f"mod_mpm_{mpm}.so", "apache2-bin"),
-                mod_wsgi=machine.mod_wsgi_module(), processes=processes,
+                modules=programs.apache_modules(f"mod_mpm_{mpm}.so", "apache2-bin"),
+                mod_wsgi=programs.mod_wsgi_module(), processes=processes,
                 daemon=daemon.format(threads=daemon_threads, home=sys.prefix),
             )
         )

@@ -21,10 +21,10 @@ from typing import Any
 from unittest import mock
 
 from keyfront.errors import CoordinatorError
-from keyfront.gateway.keystone import cache_regions as keystone_caches
+from keyfront.gateway.keystone import cache_regions
 from keyfront.gateway.keystone.cache_regions import CacheNames
 from keyfront.middleware.tokens import epochs
-from keyfront.middleware.tokens.coordinator import local as shared_memory
+from keyfront.middleware.tokens.coordinator import local
 from keyfront.middleware.tokens.coordinator import table as table_module
 from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, SharedMemory
 from keyfront.middleware.tokens.coordinator.table import Table
@@ -160,15 +160,15 @@ class _Shared(SharedMemory):
         number = self.world.new_file()
         memory = memoryview(self.world.files[number])
         now = self.world.clock.now
-        table = Table.make(memory, self._slot_count, now + shared_memory._SETTLE)
+        table = Table.make(memory, self._slot_count, now + local._SETTLE)
         if self.world.others(self._path.name):
-            table.mark(shared_memory._ALL, now)
+            table.mark(local._ALL, now)
         self.world.disk[self._path.name] = self.mapped = number
         return memory, (0, number)
 
     def _settle(self, table: Table) -> None:
         # A lease is over only when its time has passed, and here no time passes by itself.
-        until = max(table.settled, table.ended + shared_memory._LEASE + 1)
+        until = max(table.settled, table.ended + local._LEASE + 1)
         if until > self.world.clock.now:
             self.world.waiting[self.world.acting] = until
 
@@ -598,14 +598,14 @@ def cloud(rules: Rules, workers: dict[str, int], *, by_word: bool = False) -> It
             (table_module, "_FIRST_SLOT", last),
             (table_module, "boot_word", lambda: 1),
             (table_module, "secrets", random),
-            (keystone_caches, "secrets", random),
-            (shared_memory, "time", clock),
-            (shared_memory, "_others", lambda folder, name: made.others(name)),
+            (cache_regions, "secrets", random),
+            (local, "time", clock),
+            (local, "_others", lambda folder, name: made.others(name)),
             # whose folder is never as it was, so that it is looked into each time
-            (shared_memory, "check_folder", lambda folder, **options: SimpleNamespace(
+            (local, "check_folder", lambda folder, **options: SimpleNamespace(
                 st_mtime_ns=next(times)
             )),
-            (shared_memory, "FileLock", lambda path, create: _Lock(made)),
+            (local, "FileLock", lambda path, create: _Lock(made)),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         made.start(workers, by_word=by_word)

@@ -41,7 +41,7 @@ from keystonemiddleware.auth_token import _user_plugin
 
 from ..coordinator.factory import coordinator_of
 from ..epochs import Coordinator
-from . import validation as headers
+from . import validation
 from .identity import IdentityServer
 from .memcached import guarded
 from .validation import TokenInfo, Validation
@@ -123,7 +123,7 @@ class AuthProtocol(_Stock):
 
     def process_request(self, request: Any) -> Any:
         """Take the token's headers off a request, and put in those of the token it brings."""
-        request.headers.pop(headers.SYSTEM_SCOPE, None)
+        request.headers.pop(validation.SYSTEM_SCOPE, None)
         return super().process_request(request)
 
     def fetch_token(self, token: str, allow_expired: bool = False) -> Any:
@@ -152,8 +152,8 @@ class AuthProtocol(_Stock):
             for name in found.absent & environ.keys():
                 del environ[name]
         environ.update(found.ready)
-        info = environ[headers.TOKEN_INFO] = TokenInfo(found.packed, token)
-        environ[headers.TOKEN_AUTH] = _user_plugin.UserAuthPlugin(
+        info = environ[validation.TOKEN_INFO] = TokenInfo(found.packed, token)
+        environ[validation.TOKEN_AUTH] = _user_plugin.UserAuthPlugin(
             access.AccessInfoV3(info, token), None, session=self._session, auth=self._auth
         )
 
@@ -175,7 +175,7 @@ class AuthProtocol(_Stock):
     def _prepare(self, data: dict[str, Any], token: str) -> Prepared:
         """Make what a service is given of a token."""
         auth_ref = access.create(body=data, auth_token=token)
-        ready = headers.ready(auth_ref, catalog=self._include_service_catalog)
+        ready = validation.ready(auth_ref, catalog=self._include_service_catalog)
         credential = data["token"].get("application_credential")
         ruled = bool(credential) and credential.get("access_rules") is not None
         plain = self._is_plain and not ruled and self._needs_no_bind(auth_ref)

@@ -12,24 +12,27 @@ statement's kind. One whose change nobody could be told of is not committed.
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import event
+from sqlalchemy import event, select
 from sqlalchemy.engine import URL, Connection, CreateEnginePlugin, Engine
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
 
 from keyfront.errors import CoordinatorError
 
-from ..coordinator import mark_owners as owners
+from ..coordinator import mark_owners
 from ..request import current
-from . import rules as touches
+from . import rules
 from .change_log import PATH_PARAMETER, Changes, folder_here, registry, trusted_users
-from .sql_writes import Write, describe, look_up, reads
 
 LOG = logging.getLogger(__name__)
 
@@ -96,7 +99,7 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
         # Not when it is needed: in a transaction, a question that PostgreSQL refuses would have
         # the commit that follows do nothing, and say nothing.
         if _SESSION not in record.info:
-            record.info[_SESSION] = owners.session_of(dialect.name, connection)
+            record.info[_SESSION] = mark_owners.session_of(dialect.name, connection)
             with suppress(Exception):
                 connection.rollback()
 
@@ -170,17 +173,17 @@ def _after_execute(
     counted = not many or context.dialect.supports_sane_multi_rowcount
     if write.operation in ("update", "delete") and counted and cursor.rowcount == 0:
         return  # nothing was there to change
-    rows: Sequence[touches.Row] | None = write.rows
+    rows: Sequence[rules.Row] | None = write.rows
     if write.looked_up >= 0 and not (counted and cursor.rowcount == write.looked_up):
         rows = None  # rows of somebody else may have come in between
-    tags = touches.tags(write.table, write.operation, write.changed, rows)
+    tags = rules.tags(write.table, write.operation, write.changed, rows)
     if not tags:
         return
     connection.info.setdefault(_TAGS, set()).update(tags)
     lateness: _Lateness = connection.info.setdefault(_LATENESS, _Lateness())
     request = current.get()
     created = lateness.created | (request.created if request is not None else set())
-    if not touches.may_wait(write.table, write.operation, write.changed, rows, created):
+    if not rules.may_wait(write.table, write.operation, write.changed, rows, created):
         lateness.allowed = False
     elif write.table == "user" and rows:
         lateness.created.update(row["id"] for row in rows)
@@ -196,7 +199,7 @@ def _commit(
         return
     request = current.get()
     here = dialect == "sqlite"  # the process itself commits
-    session = owners.HERE if here else connection.info.get(_SESSION, owners.UNKNOWN)
+    session = mark_owners.HERE if here else connection.info.get(_SESSION, mark_owners.UNKNOWN)
     try:
         mark = changes.begin(tags, session, late=lateness.allowed)
     except CoordinatorError as error:
@@ -264,3 +267,189 @@ def _forget_record(dbapi_connection: Any, record: Any) -> None:
 def _forget_info(info: dict[Any, Any]) -> None:
     info.pop(_TAGS, None)
     info.pop(_LATENESS, None)
+
+
+# Statements of Keystone, its libraries and drivers that change no rows, as their first word.
+_HARMLESS_TEXT = re.compile(
+    r"\s*(SELECT|SHOW|PRAGMA|BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|SET|EXPLAIN|START)\b", re.I
+)
+
+
+_WORD = re.compile(r"\w+")
+
+
+@functools.lru_cache(maxsize=4096)
+def reads(statement: str) -> frozenset[str]:
+    """Return the tags of all tables that a statement may read.
+
+    Tables that are told apart by nothing have none: every answer depends on their writes.
+    """
+    words = set(_WORD.findall(statement))
+    found = {family for table, family in rules.FAMILY.items() if table in words}
+    return frozenset(found | ({rules.ANY} if "revocation_event" in words else set()))
+
+
+class Write(NamedTuple):
+    """A statement that writes."""
+
+    table: str
+    #: insert, update or delete
+    operation: str
+    #: Columns that an update assigns.
+    changed: frozenset[str]
+    #: The key columns of the rows, as ``rules.tags`` takes them; ``None`` if not known yet.
+    rows: Sequence[rules.Row] | None
+    #: How many rows :func:`look_up` found; -1 if it was not needed.
+    looked_up: int = -1
+
+
+#: A write to who knows what.
+UNKNOWN = Write("", "", frozenset(), None)
+
+
+def describe(context: Any, statement: str) -> Write | None:
+    """Return what an execution writes, or ``None`` if nothing.
+
+    :param context: SQLAlchemy's execution context
+    :param statement: its text, for statements that are only text
+    """
+    try:
+        return _describe(context, statement)
+    except (AttributeError, KeyError, TypeError) as error:
+        # Another SQLAlchemy than we know: nothing is lost but hits.
+        LOG.warning("a write is taken for a change of everything: %s", error)
+        return UNKNOWN
+
+
+def _describe(context: Any, statement: str) -> Write | None:
+    if context.isinsert:
+        operation = "insert"
+    elif context.isupdate:
+        operation = "update"
+    elif context.isdelete:
+        operation = "delete"
+    elif context.compiled is not None and not context.is_text and not context.isddl:
+        return None  # a SELECT; Keystone has none that writes
+    else:
+        return None if _HARMLESS_TEXT.match(statement) else UNKNOWN
+    compiled = context.compiled
+    table = getattr(getattr(compiled, "statement", None), "table", None)
+    if table is None:
+        return UNKNOWN
+    parameters = context.compiled_parameters
+    changed: frozenset[str] = frozenset()
+    if operation == "update":
+        changed = _assigned(compiled, table)
+    keys = rules.needed(table.name, operation, changed)
+    rows: Sequence[rules.Row] | None = None
+    if keys and operation == "insert":
+        rows = _inserted(compiled.statement, keys, parameters)
+        if rows is None:
+            return UNKNOWN
+    elif keys and changed.isdisjoint(keys):
+        rows = _pinned(compiled, table, keys, parameters)
+    elif keys:
+        return UNKNOWN  # Keystone never moves a row to another owner
+    return Write(table.name, operation, changed, rows)
+
+
+def look_up(connection: Connection, write: Write, context: Any) -> Write:
+    """Return ``write`` with its rows, found out in the database where they are not known.
+
+    Called before the write, in its transaction. Rows that cannot be found out stay ``None``.
+    """
+    keys = rules.needed(write.table, write.operation, write.changed)
+    if not keys:
+        return write
+    if write.rows is None:
+        table = context.compiled.statement.table
+        criteria = getattr(context.invoked_statement, "_where_criteria", None)
+        if not criteria:  # all rows of the table, or a statement of an unknown shape
+            return write
+        query = select(*(table.c[key] for key in keys)).where(*criteria)
+        query = query.limit(rules.LIMIT + 1)
+        if connection.dialect.name != "sqlite":
+            # What the write will see: the present rows, not those of an older snapshot.
+            query = query.with_for_update()
+        found: list[rules.Row] = []
+        for parameters in context.compiled_parameters:
+            found += [dict(row) for row in connection.execute(query, parameters).mappings()]
+            if len(found) > rules.LIMIT:
+                return write
+        write = write._replace(rows=found, looked_up=len(found))
+        if _pinned(context.compiled, table, table.primary_key.columns.keys(), ()) is not None:
+            # By primary key there is no row but these, however they are counted.
+            write = write._replace(looked_up=-1)
+    if write.table in rules.RESOLVE:
+        write = write._replace(rows=_resolve(connection, write, context))
+    return write
+
+
+def _resolve(connection: Connection, write: Write, context: Any) -> Sequence[rules.Row] | None:
+    """Add to each row the owner that it names by another table's number."""
+    own, other, number, wanted = rules.RESOLVE[write.table]
+    table = context.compiled.statement.table.metadata.tables.get(other)
+    rows = write.rows or ()
+    numbers = {row[own] for row in rows if isinstance(row.get(own), int)}
+    if table is None or not numbers or len(numbers) > rules.LIMIT:
+        return rows
+    query = select(table.c[number], table.c[wanted]).where(table.c[number].in_(numbers))
+    owners = {row[0]: row[1] for row in connection.execute(query)}
+    return [
+        {**row, wanted: owners[row[own]]} if row.get(own) in owners else row for row in rows
+    ]
+
+
+def _assigned(compiled: Any, table: Any) -> frozenset[str]:
+    """Return the columns that an update assigns; those it may assign where that is not sure."""
+    # From the parameters of the execution, and from values in the statement itself, which
+    # SQLAlchemy 2.0 keeps in two places.
+    statement = compiled.statement
+    ordered = dict(getattr(statement, "_ordered_values", None) or ())
+    assigned = [*(compiled.column_keys or ()), *(statement._values or ()), *ordered]
+    names = {str(getattr(key, "key", key)) for key in assigned}
+    return frozenset(names.intersection(table.c.keys()))
+
+
+def _inserted(
+    statement: Any, keys: Sequence[str], parameters: Sequence[Mapping[str, Any]]
+) -> Sequence[rules.Row] | None:
+    if statement.select is not None or statement._multi_values:
+        return None
+    computed = {
+        str(getattr(key, "key", key))
+        for key, value in (statement._values or {}).items()
+        if not isinstance(value, BindParameter)
+    }
+    if computed.intersection(keys):
+        return None
+    # A column that is not given is NULL: none of the key columns has a default.
+    return [{key: row.get(key) for key in keys} for row in parameters]
+
+
+def _pinned(
+    compiled: Any, table: Any, keys: Sequence[str], parameters: Sequence[Mapping[str, Any]]
+) -> Sequence[rules.Row] | None:
+    """Return the rows' keys if WHERE says what they are; ``None`` if they have to be looked up."""
+    names: dict[str, str] = {}
+    for criterion in _conjuncts(compiled.statement._where_criteria):
+        if not isinstance(criterion, BinaryExpression) or criterion.operator is not operators.eq:
+            continue
+        column, value = criterion.left, criterion.right
+        if (
+            isinstance(value, BindParameter)
+            and getattr(column, "table", None) is table
+            and value in compiled.bind_names
+        ):
+            names[str(column.key)] = compiled.bind_names[value]
+    if not names.keys() >= set(keys):
+        return None
+    return [{key: row.get(names[key]) for key in keys} for row in parameters]
+
+
+def _conjuncts(criteria: Sequence[Any]) -> Iterator[Any]:
+    for criterion in criteria:
+        if isinstance(criterion, BooleanClauseList) and criterion.operator is operators.and_:
+            yield from _conjuncts(criterion.clauses)
+        else:
+            yield criterion

@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from keyfront.middleware.tokens.coordinator.local import NAME, PLACE
-from keyfront.middleware.tokens.invalidation import change_log as changes
+from keyfront.middleware.tokens.invalidation import change_log
 from support.served import PATIENCE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
@@ -32,25 +32,25 @@ import encodings.ascii, os, sys
 from pathlib import Path
 import sqlalchemy
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.invalidation import change_log as changes
-from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin as engine_plugin
-from keyfront.middleware.tokens.coordinator import mark_owners as owners
-from keyfront.middleware.tokens.coordinator import local as shared_memory
+from keyfront.middleware.tokens.invalidation import change_log
+from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin
+from keyfront.middleware.tokens.coordinator import mark_owners
+from keyfront.middleware.tokens.coordinator import local
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
-changes.PLACE = shared_memory.PLACE = Path(sys.argv[2])
+change_log.PLACE = local.PLACE = Path(sys.argv[2])
 engine = sqlalchemy.create_engine(sys.argv[3])
 os.setgroups([])
 os.setgid(int(sys.argv[1]))
 os.setuid(int(sys.argv[1]))
 if sys.argv[4] == "change":
-    engine_plugin.attach(engine)
+    sqlalchemy_plugin.attach(engine)
     user = sqlalchemy.Table("user", sqlalchemy.MetaData(), sqlalchemy.Column("id", sqlalchemy.Text))
     with engine.begin() as connection:
         connection.execute(sqlalchemy.insert(user).values(id="u"))
     sys.exit()
-folder = changes.default_folder(engine.url)
-shared_memory.check_folder(folder, make=True)
-table = shared_memory.SharedMemory(folder)
+folder = change_log.default_folder(engine.url)
+local.check_folder(folder, make=True)
+table = local.SharedMemory(folder)
 epoch = table.now()
 print(folder, flush=True)
 for line in sys.stdin:
@@ -144,7 +144,7 @@ def machine() -> Iterator[Machine]:
     for path in (database, file):
         os.chown(path, SERVICE, SERVICE)
     url = f"sqlite:///{file}"
-    shared = changes._shared(changes._name(make_url(url)))
+    shared = change_log._shared(change_log._name(make_url(url)))
     try:
         yield Machine(base, base / "place", url, shared)
     finally:
@@ -154,7 +154,7 @@ def machine() -> Iterator[Machine]:
 
 def test_the_place_is_one_that_only_root_makes() -> None:
     assert PLACE.parent == Path("/run")
-    assert changes.PLACE == PLACE
+    assert change_log.PLACE == PLACE
 
 
 def test_a_stranger_who_is_first_changes_nothing(machine: Machine) -> None:

@@ -17,12 +17,12 @@ pytest.importorskip("redis")
 from keyfront.cli import main as cli
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.factory import coordinator_of
-from keyfront.middleware.tokens.coordinator.redis import contact as redis_outage
+from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.counters import HITS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Slots, slots
-from keyfront.middleware.tokens.invalidation import change_log as changes
+from keyfront.middleware.tokens.invalidation import change_log
 from keyfront.middleware.tokens.invalidation.change_log import Registry
 from keyfront.middleware.tokens.node_cache import Node
 from support.certificates import Certificates, certificates
@@ -133,7 +133,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def test_tls(made: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis_server(tls=made, config=["tls-auth-clients yes"]) as server:
         monkeypatch.setattr(module, "time", RedisClock(server))
-        monkeypatch.setattr(redis_outage, "time", Clock())
+        monkeypatch.setattr(contact, "time", Clock())
         mine = {
             "coordinator_cert_file": str(made.client.certificate),
             "coordinator_key_file": str(made.client.key),
@@ -219,9 +219,9 @@ def test_whoever_reads_the_configuration_takes_part(
     conf([], project="keystone", default_config_files=[str(configured)])
     monkeypatch.setitem(sys.modules, "keystone.conf", SimpleNamespace(CONF=conf))
     registry = Registry()
-    monkeypatch.setattr(changes, "registry", registry)
+    monkeypatch.setattr(change_log, "registry", registry)
     one = attach(server.url, create=False)
-    told = changes.Changes(lambda: tmp_path / "node")
+    told = change_log.Changes(lambda: tmp_path / "node")
     told.end(told.begin(["user:1"]), ["user:1"])
     epoch = one.now()
     every = slots(["all", "user:1"], one.slot_count)

@@ -14,7 +14,7 @@ pytest.importorskip("redis")
 import redis
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.coordinator.redis import contact as redis_outage
+from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis import sentinels as redis_sentinels
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
@@ -222,7 +222,7 @@ def test_they_are_asked_again_when_trust_has_ended(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(redis_sentinels, "time", clock)
-    monkeypatch.setattr(redis_outage, "time", Clock())
+    monkeypatch.setattr(contact, "time", Clock())
     keystone = shared.attach()
     epoch = keystone.now()
     asked = []

@@ -17,7 +17,7 @@ from keyfront.errors import (
     PasteFileError,
 )
 from keyfront.gateway.keystone import application as factory
-from keyfront.gateway.keystone import imports as compatibility
+from keyfront.gateway.keystone import imports
 
 needs_keystone = pytest.mark.skipif(
     importlib.util.find_spec("keystone") is None, reason="Keystone is not installed"
@@ -262,10 +262,10 @@ def test_files_that_keystone_is_given(
 
     monkeypatch.setattr(core, "initialize_application", initialize_application)
     # There is no Keystone behind this one to connect to the token cache.
-    monkeypatch.setattr(factory.keystone_tokens, "watch_database", lambda: "database")
+    monkeypatch.setattr(factory.token_cache, "watch_database", lambda: "database")
     names = types.SimpleNamespace(begin=lambda request: None)
     monkeypatch.setattr(
-        factory.keystone_tokens, "connect", lambda database: given.append(database) or names
+        factory.token_cache, "connect", lambda database: given.append(database) or names
     )
     try:
         application = factory.app_factory({"__file__": "x.ini"}, **options)
@@ -300,7 +300,7 @@ def test_without_keystone_the_command_to_install_it(monkeypatch: pytest.MonkeyPa
     def nothing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(compatibility.importlib, "import_module", nothing)
+    monkeypatch.setattr(imports.importlib, "import_module", nothing)
     with pytest.raises(MissingPartError, match=r"pip install 'keyfront\[keystone\]'"):
         factory.app_factory({})
 
@@ -339,7 +339,7 @@ def test_a_module_missing_below_keystone(
             return types.ModuleType(name)
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 
-    monkeypatch.setattr(compatibility.importlib, "import_module", partly)
+    monkeypatch.setattr(imports.importlib, "import_module", partly)
     with pytest.raises(expected, match=missing):
         factory.app_factory({})
 

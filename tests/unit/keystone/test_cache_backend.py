@@ -16,7 +16,7 @@ from dogpile.cache import api, make_region
 from dogpile.cache.backends.memory import MemoryPickleBackend
 from dogpile.cache.proxy import ProxyBackend
 
-from keyfront.gateway.keystone import cache_regions as keystone_memory
+from keyfront.gateway.keystone import cache_regions
 from keyfront.gateway.keystone.cache_regions import FUNCTIONS, KINDS, LEFT_OUT, KeystoneMemory
 from keyfront.middleware.tokens.request import Names, Request, current
 
@@ -94,7 +94,7 @@ def test_nothing_is_kept_outside_of_requests(memory: KeystoneMemory) -> None:
 
 def test_a_value_ends(memory: KeystoneMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: 100.0)
-    monkeypatch.setattr(keystone_memory, "time", clock)
+    monkeypatch.setattr(cache_regions, "time", clock)
     with request():
         memory.set(PROJECT, cached("x"))
         clock.monotonic = lambda: 129.9
@@ -140,7 +140,7 @@ def test_what_may_be_from_the_past_is_not_stored(wrapped: bool) -> None:
     region = make_region().configure("dogpile.cache.memory")
     if wrapped:
         region.wrap(ProxyBackend)
-    keystone_memory.use([region], KeystoneMemory(1 << 20, 30.0))
+    cache_regions.use([region], KeystoneMemory(1 << 20, 30.0))
     kept = region.actual_backend._cache
     with request() as one:
         region.set("before", "x")
@@ -160,7 +160,7 @@ def test_what_may_be_from_the_past_is_not_stored_as_bytes_either() -> None:
     region = make_region().configure("dogpile.cache.null")
     region.serializer = backend.serializer
     region.backend = backend
-    keystone_memory.use([region], KeystoneMemory(1 << 20, 30.0))
+    cache_regions.use([region], KeystoneMemory(1 << 20, 30.0))
     with request() as one:
         region.set("before", "x")
         one.unvouched = True
@@ -187,7 +187,7 @@ def test_each_function_that_keystone_caches_was_thought_of() -> None:
 
 def test_what_is_made_of_a_value_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(keystone_memory.time, "monotonic", lambda: now)
+    monkeypatch.setattr(cache_regions.time, "monotonic", lambda: now)
     memory = KeystoneMemory(1 << 20, 30.0)
     with request():
         memory.set(PROJECT, cached("old"))

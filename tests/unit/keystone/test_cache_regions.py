@@ -12,10 +12,10 @@ import pytest
 
 from keyfront.errors import CoordinatorError
 from keyfront.gateway.keystone.cache_regions import KINDS, CacheNames
-from keyfront.middleware.tokens import epochs as settling
+from keyfront.middleware.tokens import epochs
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
-from keyfront.middleware.tokens.invalidation import rules as touches
+from keyfront.middleware.tokens.invalidation import rules
 from keyfront.middleware.tokens.request import Request, current
 
 PROJECT = "keystone.resource.core:get_project|p"
@@ -100,8 +100,8 @@ def test_a_change_renames_what_it_may_concern(
 def test_every_family_counts_for_something() -> None:
     named = {tag for tags in KINDS.values() for tag in tags}
     # No function of these is known by its module: what they keep goes by every change.
-    assert {*touches.FAMILIES} - named == {"trusts", "oauth", "policies"}
-    assert named - {*touches.FAMILIES} == {touches.ANY, touches.CONTENT}
+    assert {*rules.FAMILIES} - named == {"trusts", "oauth", "policies"}
+    assert named - {*rules.FAMILIES} == {rules.ANY, rules.CONTENT}
 
 
 def test_what_is_read_out_of_a_cache_is_noted_for_the_answer(coordinator: SharedMemory) -> None:
@@ -114,7 +114,7 @@ def test_what_is_read_out_of_a_cache_is_noted_for_the_answer(coordinator: Shared
         assert request.reads == {"projects"}
         caches.tokens.key_mangler("token")
         caches.shared.key_mangler(OTHER)
-        assert request.reads == {"projects", touches.ANY, touches.CONTENT}
+        assert request.reads == {"projects", rules.ANY, rules.CONTENT}
 
 
 def test_all_names_are_from_the_beginning_of_the_request(coordinator: SharedMemory) -> None:
@@ -177,7 +177,7 @@ def test_nothing_is_shared_before_the_last_change_has_settled(
     """What is read of a database that is behind may lack the change that it is named by."""
     now = 1000.0
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(settling, "time", clock)
+    monkeypatch.setattr(epochs, "time", clock)
     caches = Caches(coordinator, settle=3.0)
     assert not set(caches.seen().values()) & set(caches.seen().values())
     now += 3.0

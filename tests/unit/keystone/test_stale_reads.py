@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from keyfront.gateway.keystone import stale_reads as guarantee
+from keyfront.gateway.keystone import stale_reads
 from keyfront.gateway.keystone.stale_reads import (
     Connections,
     mysql_doubt,
@@ -186,7 +186,7 @@ def test_one_that_is_not_vouched_for_is_asked_again_in_a_while(
 ) -> None:
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr(guarantee, "time", clock)
+    monkeypatch.setattr(stale_reads, "time", clock)
     look, server, record = listener("postgresql"), Server(), SimpleNamespace(info={})
     assert unvouched(look, server, record)
     server.reads_only = "off"

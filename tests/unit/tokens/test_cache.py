@@ -16,8 +16,7 @@ pytest.importorskip("sqlalchemy")
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import cache as keystone_filter
-from keyfront.middleware.tokens import epochs as settling
-from keyfront.middleware.tokens import request as dependencies
+from keyfront.middleware.tokens import epochs, request
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT
@@ -114,7 +113,7 @@ def test_what_a_change_touched_is_kept_when_it_has_settled(
 ) -> None:
     """The database may be behind by three seconds."""
     now = 1000.0
-    monkeypatch.setattr(settling, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(epochs, "time", SimpleNamespace(monotonic=lambda: now))
     world = World(tmp_path / "shared", settle=3.0)
 
     def asked(subject: str = "t") -> int:
@@ -447,17 +446,17 @@ def test_a_lost_table_makes_it_slower_only(world: World, monkeypatch: pytest.Mon
 def test_tags_of_a_trust_and_of_a_chain_of_trusts() -> None:
     users = [{"id": name, "domain_id": f"domain-{name}"} for name in ("giver", "taker")]
     token = model("t", trust_id="T1", trust={"id": "T1"}, trustor=users[0], trustee=users[1])
-    tags = set(dependencies.token_tags(token))
+    tags = set(request.token_tags(token))
     assert {"trust:t1", "user:giver", "user:taker", "grants:user:giver", "members:giver"} <= tags
     assert {"project:domain-giver", "project:domain-taker"} <= tags
     assert "trusts" not in tags
     token.trust["redelegated_trust_id"] = "T0"
-    assert {"trusts", "grants", "members", "users"} <= set(dependencies.token_tags(token))
+    assert {"trusts", "grants", "members", "users"} <= set(request.token_tags(token))
 
 
 def test_tags_of_other_tokens() -> None:
     def tags(**changed: Any) -> set[str]:
-        return set(dependencies.token_tags(model("t", **changed)))
+        return set(request.token_tags(model("t", **changed)))
 
     assert "appcred:ac" in tags(application_credential_id="AC")
     assert "oauth" in tags(access_token_id="x")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from keyfront.middleware.tokens.invalidation import rules as touches
+from keyfront.middleware.tokens.invalidation import rules
 from keyfront.middleware.tokens.invalidation.rules import (
     ALL,
     ANY,
@@ -235,12 +235,12 @@ def test_the_map_is_in_one_piece() -> None:
     assert not set(FAMILY) & set(UNDIVIDED)
     assert set(KEY_COLUMNS) == {*FAMILY, *UNDIVIDED, "revocation_event"}
     assert set(IRRELEVANT) <= set(FAMILY)
-    assert set(touches._PLAIN) | set(touches._ROW_TAGS) == {t for t, c in KEY_COLUMNS.items() if c}
-    assert not set(touches._PLAIN) & set(touches._ROW_TAGS)
+    assert set(rules._PLAIN) | set(rules._ROW_TAGS) == {t for t, c in KEY_COLUMNS.items() if c}
+    assert not set(rules._PLAIN) & set(rules._ROW_TAGS)
     for table, (own, _other, _equal, wanted) in RESOLVE.items():
         assert KEY_COLUMNS[table] == (own,)
-        assert touches._PLAIN[table][1] == wanted
-    for table, (_kind, column) in touches._PLAIN.items():
+        assert rules._PLAIN[table][1] == wanted
+    for table, (_kind, column) in rules._PLAIN.items():
         assert table in RESOLVE or KEY_COLUMNS[table] == (column,)
     for reasons in (UNDIVIDED, *IRRELEVANT.values()):
         assert all(reasons.values())
@@ -253,7 +253,7 @@ needs_keystone = pytest.mark.skipif(
     importlib.util.find_spec("keystone") is None, reason="Keystone is not installed"
 )
 
-# The one cascade whose tags differ from its parent's: see access_rule in touches._PLAIN.
+# The one cascade whose tags differ from its parent's: see access_rule in rules._PLAIN.
 LENT = ("access_rule", "application_credential_access_rule")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from keyfront.middleware.tokens.coordinator import mark_owners as owners
+from keyfront.middleware.tokens.coordinator import mark_owners
 from keyfront.middleware.tokens.coordinator.mark_owners import (
     HERE,
     UNKNOWN,
@@ -36,7 +36,7 @@ TELL = (
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(owners, "time", made)
+    monkeypatch.setattr(mark_owners, "time", made)
     return made
 
 
@@ -95,26 +95,26 @@ def settled(server: Server | None = None) -> Settled:
 
 
 def test_this_process_lives() -> None:
-    name = owners.process()
+    name = mark_owners.process()
     assert re.fullmatch(rf"[0-9a-f]{{12}}:{os.getpid()}:[0-9]+", name)
-    assert owners.lives(name)
-    assert len(owners.owner("0123456789ab/18446744073709551615")) <= OWNER_BYTES
+    assert mark_owners.lives(name)
+    assert len(mark_owners.owner("0123456789ab/18446744073709551615")) <= OWNER_BYTES
 
 
 def test_a_dead_process_and_another_one_with_its_number(dead: str) -> None:
-    assert owners.lives(dead) is False
-    node, number, start = owners.process().split(":")
-    assert owners.lives(f"{node}:{number}:{int(start) - 1}") is False
+    assert mark_owners.lives(dead) is False
+    node, number, start = mark_owners.process().split(":")
+    assert mark_owners.lives(f"{node}:{number}:{int(start) - 1}") is False
 
 
 def test_a_process_that_was_not_waited_for_is_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        name = f"{owners.process().split(':')[0]}:{child.pid}:{owners._start(child.pid)}"
-        assert owners.lives(name)
+        name = f"{mark_owners.process().split(':')[0]}:{child.pid}:{mark_owners._start(child.pid)}"
+        assert mark_owners.lives(name)
         child.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert owners.lives(name) is False
+        assert mark_owners.lives(name) is False
     finally:
         child.kill()
         child.communicate()
@@ -122,7 +122,7 @@ def test_a_process_that_was_not_waited_for_is_dead() -> None:
 
 @pytest.mark.parametrize("name", ["0123456789ab:1:5", "junk", "0123456789ab:x:5", ":"])
 def test_of_a_process_elsewhere_nothing_is_known(name: str) -> None:
-    assert owners.lives(name) is None
+    assert mark_owners.lives(name) is None
 
 
 def test_who_lives_says_it_himself(clock: Clock) -> None:
@@ -140,14 +140,14 @@ def test_who_lives_says_it_himself(clock: Clock) -> None:
 
 def test_what_a_process_is_not_at_any_more_it_settles_itself(clock: Clock) -> None:
     """The answer to its mark was lost, so that it made no change; or that to its stamp."""
-    me = owners.owner(HERE)
-    assert me != owners.owner(HERE)
+    me = mark_owners.owner(HERE)
+    assert me != mark_owners.owner(HERE)
     assert settled()(me, MARK_SECONDS)
-    owners.under_way.add(me)
+    mark_owners.under_way.add(me)
     try:
         assert not settled()(me, LONG)
     finally:
-        owners.under_way.discard(me)
+        mark_owners.under_way.discard(me)
 
 
 def test_a_dead_process_that_commits_itself_has_settled(clock: Clock, dead: str) -> None:
@@ -157,7 +157,7 @@ def test_a_dead_process_that_commits_itself_has_settled(clock: Clock, dead: str)
 
 def test_a_session_that_is_there_may_still_commit(clock: Clock, dead: str) -> None:
     server = Server()
-    session = owners.session_of("mysql", Server(number=5))
+    session = mark_owners.session_of("mysql", Server(number=5))
     judge = settled(server)
     for _ in range(3):
         assert not judge(f"{dead} {session}", LONG)
@@ -170,7 +170,7 @@ def test_a_session_that_is_there_may_still_commit(clock: Clock, dead: str) -> No
 
 def test_of_a_writer_elsewhere_the_session_counts(clock: Clock) -> None:
     server = Server()
-    session = owners.session_of("mysql", Server(number=5))
+    session = mark_owners.session_of("mysql", Server(number=5))
     judge = settled(server)
     assert not judge(f"0123456789ab:1:5 {session}", LONG)
     server.sessions.clear()
@@ -180,17 +180,17 @@ def test_of_a_writer_elsewhere_the_session_counts(clock: Clock) -> None:
 
 def test_a_commit_that_failed_is_over_with_its_session(clock: Clock) -> None:
     server = Server()
-    session = owners.session_of("mysql", Server(number=5))
+    session = mark_owners.session_of("mysql", Server(number=5))
     judge = settled(server)
-    assert not judge(owners.left(session), LONG)
+    assert not judge(mark_owners.left(session), LONG)
     server.sessions.clear()
     clock.later(2)
-    assert judge(owners.left(session), MARK_SECONDS)
+    assert judge(mark_owners.left(session), MARK_SECONDS)
 
 
 def test_the_database_is_not_asked_all_the_time(clock: Clock, dead: str) -> None:
     server = Server()
-    session = owners.session_of("mysql", Server(number=5))
+    session = mark_owners.session_of("mysql", Server(number=5))
     judge = settled(server)
     for _ in range(50):
         assert not judge(f"{dead} {session}", LONG)
@@ -204,7 +204,7 @@ def test_what_cannot_be_found_out_is_waited_for(
 ) -> None:
     server = Server(name="b" if why == "another server" else "a")
     server.away = why == "away"
-    session = UNKNOWN if why == "not known" else owners.session_of("mysql", Server(number=5))
+    session = UNKNOWN if why == "not known" else mark_owners.session_of("mysql", Server(number=5))
     judge = settled(None if why == "none" else server)
     for age in (MARK_SECONDS, MARK_SECONDS + 10, UNKNOWN_SECONDS - 1):
         assert not judge(f"{dead} {session}", age)
@@ -218,7 +218,8 @@ def test_what_cannot_be_found_out_is_waited_for(
 
 def test_sessions_of_servers_are_told_apart() -> None:
     a, b = Server(5), Server(5, name="b")
-    names = [owners.session_of(x, s) for x, s in (("mysql", a), ("postgresql", a), ("mysql", b))]
+    sessions = (("mysql", a), ("postgresql", a), ("mysql", b))
+    names = [mark_owners.session_of(kind, server) for kind, server in sessions]
     assert all(re.fullmatch("[0-9a-f]{12}/5", name) for name in names)
     assert names[0] == names[1] != names[2]
 
@@ -226,6 +227,6 @@ def test_sessions_of_servers_are_told_apart() -> None:
 def test_the_session_behind_a_proxy_is_not_known() -> None:
     server = Server(5)
     server.greeted = 99
-    assert owners.session_of("mysql", server) == UNKNOWN
-    assert owners.session_of("oracle", server) == UNKNOWN
-    assert owners.session_of("mysql", object()) == UNKNOWN
+    assert mark_owners.session_of("mysql", server) == UNKNOWN
+    assert mark_owners.session_of("oracle", server) == UNKNOWN
+    assert mark_owners.session_of("mysql", object()) == UNKNOWN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keyfront.middleware.tokens.coordinator.redis import lease as redis_mirror
+from keyfront.middleware.tokens.coordinator.redis import lease
 from keyfront.middleware.tokens.coordinator.redis.lease import Mirror, Poller
 from keyfront.middleware.tokens.epochs import Epoch, Slots
 from support.clocks import Clock
@@ -15,7 +15,7 @@ BOTH = Slots((0, 100))
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(redis_mirror, "time", clock)
+    monkeypatch.setattr(lease, "time", clock)
     return clock
 
 

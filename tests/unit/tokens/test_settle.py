@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keyfront.middleware.tokens import epochs as settling
+from keyfront.middleware.tokens import epochs
 from keyfront.middleware.tokens.epochs import Epoch, Settling
 
 
@@ -16,7 +16,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(settling, "time", clock)
+        monkeypatch.setattr(epochs, "time", clock)
 
 
 @pytest.fixture

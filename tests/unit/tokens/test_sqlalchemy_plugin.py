@@ -19,22 +19,10 @@ pytest.importorskip("sqlalchemy")
 import sqlalchemy as sa
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.coordinator import local as shared_memory
-from keyfront.middleware.tokens.coordinator import mark_owners as owners
+from keyfront.middleware.tokens.coordinator import local, mark_owners
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import Mark, Slots, slots
-from keyfront.middleware.tokens.invalidation import (
-    change_log as changes,
-)
-from keyfront.middleware.tokens.invalidation import (
-    rules as touches,
-)
-from keyfront.middleware.tokens.invalidation import (
-    sql_writes as writes,
-)
-from keyfront.middleware.tokens.invalidation import (
-    sqlalchemy_plugin as engine_plugin,
-)
+from keyfront.middleware.tokens.invalidation import change_log, rules, sqlalchemy_plugin
 from keyfront.middleware.tokens.request import Request, current
 
 METADATA = sa.MetaData()
@@ -119,10 +107,10 @@ class Recorder:
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[Recorder]:
     recorder = Recorder()
-    (tmp_path / shared_memory.NAME).touch()
-    changes.registry.set(tmp_path, recorder)  # type: ignore[arg-type]
+    (tmp_path / local.NAME).touch()
+    change_log.registry.set(tmp_path, recorder)  # type: ignore[arg-type]
     yield recorder
-    changes.registry.forget(tmp_path)
+    change_log.registry.forget(tmp_path)
 
 
 @pytest.fixture
@@ -137,7 +125,7 @@ def engine(tmp_path: Path, recorder: Recorder) -> Iterator[sa.Engine]:
         connection.execute(sa.insert(PASSWORD), [{"id": 7, "local_user_id": 2}])
         members = [{"user_id": "u1", "group_id": "g"}, {"user_id": "u2", "group_id": "g"}]
         connection.execute(sa.insert(MEMBERSHIP), members)
-    engine_plugin.attach(engine, tmp_path)
+    sqlalchemy_plugin.attach(engine, tmp_path)
     yield engine
     engine.dispose()
 
@@ -147,8 +135,8 @@ def told(*tags: str) -> list[tuple[str, Slots]]:
     return [("mark", found), ("stamp", found)]
 
 
-EVERYTHING = tuple(touches.EVERYTHING)
-COMMON = (touches.ANY, touches.CONTENT)
+EVERYTHING = tuple(rules.EVERYTHING)
+COMMON = (rules.ANY, rules.CONTENT)
 
 
 @pytest.mark.parametrize(
@@ -433,9 +421,9 @@ def failed_commit(tmp_path: Path, dialect: str, error: BaseException) -> bool:
     info = {"keyfront.tags": {"catalog"}, "keyfront.session": "server/5"}
     driver = SimpleNamespace(close=closed.set)
     connection = SimpleNamespace(info=info, dbapi_connection=driver)
-    told_of = changes.Changes(lambda: tmp_path)
+    told_of = change_log.Changes(lambda: tmp_path)
     with pytest.raises(type(error)):
-        engine_plugin._commit(connection, commit, told_of, dialect)
+        sqlalchemy_plugin._commit(connection, commit, told_of, dialect)
     return closed.is_set()
 
 
@@ -473,9 +461,9 @@ def test_a_commit_of_which_nothing_is_known_is_left_to_its_session(
     assert failed_commit(tmp_path, dialect, error)
     found = slots(["catalog"], Recorder.slot_count)
     assert [what for what, _ in recorder.told] == ["mark", "mark", "stamp"]
-    assert recorder.owners[0].startswith(f"{owners.process()} server/5#")
-    assert recorder.owners[1:] == [owners.left("server/5")]
-    assert not owners.under_way
+    assert recorder.owners[0].startswith(f"{mark_owners.process()} server/5#")
+    assert recorder.owners[1:] == [mark_owners.left("server/5")]
+    assert not mark_owners.under_way
     assert {tuple(getattr(x, "slots", x)) for _, x in recorder.told} == {tuple(found)}
 
 
@@ -485,10 +473,10 @@ def test_nothing_is_asked_in_a_transaction_that_is_to_be_committed(
     """PostgreSQL would answer its COMMIT by a rollback, without an error, had it refused that."""
     committed = []
     connection = SimpleNamespace(info={"keyfront.tags": {"catalog"}})  # no driver to be asked
-    told_of = changes.Changes(lambda: tmp_path)
-    engine_plugin._commit(connection, committed.append, told_of, "postgresql")
+    told_of = change_log.Changes(lambda: tmp_path)
+    sqlalchemy_plugin._commit(connection, committed.append, told_of, "postgresql")
     assert committed == [connection]
-    assert recorder.owners[0].startswith(f"{owners.process()} {owners.UNKNOWN}#")
+    assert recorder.owners[0].startswith(f"{mark_owners.process()} {mark_owners.UNKNOWN}#")
 
 
 def test_a_folder_of_somebody_else_is_left_alone(
@@ -499,10 +487,10 @@ def test_a_folder_of_somebody_else_is_left_alone(
     folder.mkdir(0o700)
     (folder / "epochs-0123456789ab").touch()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    told_of = changes.Changes(lambda: folder, lambda: {os.stat(folder).st_uid + 1})
+    told_of = change_log.Changes(lambda: folder, lambda: {os.stat(folder).st_uid + 1})
     told_of.end(told_of.begin(["users"]), ["users"])
     assert (folder / "epochs-0123456789ab").exists()
-    told_of = changes.Changes(lambda: folder, lambda: {os.stat(folder).st_uid})
+    told_of = change_log.Changes(lambda: folder, lambda: {os.stat(folder).st_uid})
     told_of.end(told_of.begin(["users"]), ["users"])
     assert not (folder / "epochs-0123456789ab").exists()
 
@@ -511,31 +499,31 @@ def test_a_mark_that_could_not_be_stamped_is_with_the_next_change(
     recorder: Recorder, tmp_path: Path
 ) -> None:
     """Its process lives, so nobody else takes it away."""
-    told_of = changes.Changes(lambda: tmp_path)
-    mark = told_of.begin(["catalog"], owners.HERE)
+    told_of = change_log.Changes(lambda: tmp_path)
+    mark = told_of.begin(["catalog"], mark_owners.HERE)
     recorder.failing = "stamp"
     with pytest.raises(CoordinatorError):
         told_of.end(mark, ["catalog"])
     recorder.failing = ""
     recorder.told.clear()
-    told_of.end(told_of.begin(["users"], owners.HERE), ["users"])
+    told_of.end(told_of.begin(["users"], mark_owners.HERE), ["users"])
     assert mark is not None
     assert recorder.told[0] == ("stamp", mark.slots)
     assert len(recorder.told) == 3
-    assert not owners.under_way
+    assert not mark_owners.under_way
 
 
 def test_a_change_that_is_under_way_is_known_to_be(recorder: Recorder, tmp_path: Path) -> None:
-    told_of = changes.Changes(lambda: tmp_path)
+    told_of = change_log.Changes(lambda: tmp_path)
     one, other = told_of.begin(["catalog"]), told_of.begin(["catalog"])
-    assert owners.under_way == set(recorder.owners)
+    assert mark_owners.under_way == set(recorder.owners)
     told_of.end(one, ["catalog"])
-    assert owners.under_way == {recorder.owners[1]}
+    assert mark_owners.under_way == {recorder.owners[1]}
     told_of.end(other, ["catalog"])
     recorder.failing = "mark"
     with pytest.raises(CoordinatorError):
         told_of.begin(["catalog"])
-    assert not owners.under_way
+    assert not mark_owners.under_way
 
 
 def test_what_keystone_caches_is_found_anew_after_a_change(
@@ -554,7 +542,7 @@ def test_what_keystone_caches_is_found_anew_after_a_change(
 def test_attaching_twice_tells_once(
     engine: sa.Engine, recorder: Recorder, tmp_path: Path
 ) -> None:
-    engine_plugin.attach(engine, tmp_path)
+    sqlalchemy_plugin.attach(engine, tmp_path)
     with engine.begin() as connection:
         connection.execute(sa.insert(SERVICE).values(id="s"))
     assert recorder.told == told(*COMMON, "catalog")
@@ -564,7 +552,7 @@ def test_an_unknown_sqlalchemy_costs_hits_only(caplog: pytest.LogCaptureFixture)
     class Context:
         isinsert = True
 
-    assert writes.describe(Context(), "INSERT") is writes.UNKNOWN
+    assert sqlalchemy_plugin.describe(Context(), "INSERT") is sqlalchemy_plugin.UNKNOWN
     assert "change of everything" in caplog.text
 
 
@@ -575,7 +563,7 @@ def test_a_keystone_that_is_imported_only_has_no_say(
     imported = types.SimpleNamespace(CONF=cfg.ConfigOpts())
     monkeypatch.setitem(sys.modules, "keystone.conf", imported)
     url = sa.make_url(f"sqlite:///{tmp_path}/db")
-    assert changes.folder_here(url) == changes.default_folder(url)
+    assert change_log.folder_here(url) == change_log.default_folder(url)
 
 
 @pytest.mark.parametrize(
@@ -587,27 +575,27 @@ def test_a_keystone_that_is_imported_only_has_no_say(
     ],
 )
 def test_one_database_has_one_folder(one: str, other: str) -> None:
-    folder = changes.default_folder(sa.make_url(one))
-    assert folder == changes.default_folder(sa.make_url(other))
+    folder = change_log.default_folder(sa.make_url(one))
+    assert folder == change_log.default_folder(sa.make_url(other))
     for differs in ("mysql://localhost/x", "mysql://localhost:3307/k", "mysql://elsewhere/k"):
-        assert folder != changes.default_folder(sa.make_url(differs))
+        assert folder != change_log.default_folder(sa.make_url(differs))
 
 
 def test_whose_table_root_trusts(tmp_path: Path) -> None:
     database = tmp_path / "db"
     database.touch()
     url = sa.make_url(f"sqlite:///{database}")
-    assert changes.trusted_users(url, changes.default_folder(url)) == {0, os.geteuid()}
-    assert changes.trusted_users(url, tmp_path) is None
+    assert change_log.trusted_users(url, change_log.default_folder(url)) == {0, os.geteuid()}
+    assert change_log.trusted_users(url, tmp_path) is None
     server = sa.make_url("mysql://localhost/keystone")
-    trusted = changes.trusted_users(server, changes.default_folder(server))
+    trusted = change_log.trusted_users(server, change_log.default_folder(server))
     assert trusted is not None and 0 in trusted
 
 
 def test_changes_that_nobody_hears_are_mentioned_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told_of = changes.Changes(lambda: tmp_path / "none")
+    told_of = change_log.Changes(lambda: tmp_path / "none")
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             told_of.end(told_of.begin(["users"]), ["users"])
@@ -618,7 +606,7 @@ def test_changes_that_nobody_hears_are_mentioned_once(
 @pytest.mark.parametrize("path", [True, False])
 def test_the_plugin_of_a_url(tmp_path: Path, path: bool) -> None:
     url = sa.make_url(f"sqlite:///{tmp_path}/db?plugin=keyfront")
-    folder = changes.default_folder(url)
+    folder = change_log.default_folder(url)
     if path:
         folder = tmp_path / "shared"
         url = url.update_query_dict({"keyfront_path": str(folder)})
@@ -628,7 +616,7 @@ def test_the_plugin_of_a_url(tmp_path: Path, path: bool) -> None:
     )
     engine = sa.create_engine(url)
     try:
-        assert engine_plugin.is_attached(engine)
+        assert sqlalchemy_plugin.is_attached(engine)
         assert dict(engine.url.query) == {}
         METADATA.create_all(engine)  # no table, nobody to tell, and none is made
         assert not folder.exists()
@@ -642,7 +630,7 @@ def test_the_plugin_of_a_url(tmp_path: Path, path: bool) -> None:
         assert coordinator.statistics()["changes"] == 1
     finally:
         engine.dispose()
-        changes.registry.forget(folder)
+        change_log.registry.forget(folder)
         if folder.exists():
             for file in folder.iterdir():
                 file.unlink()
@@ -651,7 +639,7 @@ def test_the_plugin_of_a_url(tmp_path: Path, path: bool) -> None:
 
 def test_a_table_made_during_a_commit_hears_of_it(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
-    source = changes.Changes(lambda: folder)
+    source = change_log.Changes(lambda: folder)
     mark = source.begin(["catalog"])
     assert mark is None
     coordinator = SharedMemory(folder)
@@ -660,7 +648,7 @@ def test_a_table_made_during_a_commit_hears_of_it(tmp_path: Path) -> None:
         source.end(mark, ["catalog"])
         assert not coordinator.fresh(epoch, services)
     finally:
-        changes.registry.forget(folder)
+        change_log.registry.forget(folder)
 
 
 def test_a_table_made_anew_during_a_commit_hears_of_it(
@@ -670,28 +658,28 @@ def test_a_table_made_anew_during_a_commit_hears_of_it(
     monkeypatch.setattr(SharedMemory, "_settle", lambda self, table: None)
     folder = tmp_path / "shared"
     SharedMemory(folder).touch(slots(["all"], 4096))
-    monkeypatch.setattr(shared_memory.Table, "settled", 0)
-    source = changes.Changes(lambda: folder)
+    monkeypatch.setattr(local.Table, "settled", 0)
+    source = change_log.Changes(lambda: folder)
     made: list[SharedMemory] = []
 
     def wait(seconds: float) -> None:
         made.append(SharedMemory(folder))  # a worker, meanwhile
 
-    monkeypatch.setattr(changes.time, "sleep", wait)
+    monkeypatch.setattr(change_log.time, "sleep", wait)
     try:
         mark = source.begin(["catalog"])
         assert mark is not None
-        (folder / shared_memory.NAME).unlink()
+        (folder / local.NAME).unlink()
         source.end(mark, ["catalog"])
         (worker,) = made
         assert worker.statistics()["changes"] == 1
     finally:
-        changes.registry.forget(folder)
+        change_log.registry.forget(folder)
 
 
 def test_one_database_has_one_folder_whoever_connects() -> None:
     def folder(url: str) -> Path:
-        return changes.default_folder(sa.make_url(url))
+        return change_log.default_folder(sa.make_url(url))
 
     one = folder("mysql+pymysql://keystone:a@db:3306/keystone")
     assert one == folder("mysql://other:b@db:3306/keystone?charset=utf8&plugin=keyfront")
@@ -714,9 +702,9 @@ def test_one_database_has_one_folder_whoever_connects() -> None:
     ],
 )
 def test_what_a_statement_reads(statement: str, expected: set[str]) -> None:
-    assert writes.reads(statement) == expected
+    assert sqlalchemy_plugin.reads(statement) == expected
 
 
 def test_every_table_that_is_told_apart_is_found() -> None:
-    for table, family in touches.FAMILY.items():
-        assert family in writes.reads(f'SELECT x.id FROM "{table}" AS x')
+    for table, family in rules.FAMILY.items():
+        assert family in sqlalchemy_plugin.reads(f'SELECT x.id FROM "{table}" AS x')
