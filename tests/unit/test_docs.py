@@ -3,6 +3,7 @@
 Needs nothing but pytest, so that the docs environment of tox stays small.
 """
 
+import ast
 import re
 import textwrap
 from pathlib import Path
@@ -68,3 +69,23 @@ def test_python_in_documents_compiles(document: Path) -> None:
         if language in (["python"], ["py"]) and not code.lstrip().startswith(">>>"):
             line = text.count("\n", 0, match.start()) + 1
             compile(code, f"{name_of(document)}:{line}", "exec")
+
+
+def logged() -> str:
+    """All texts that keyfront logs, with what is filled in left as it is written."""
+    found = []
+    for folder in ("middleware", "gateway", "src"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return "\n".join(found)
+
+
+def test_the_lines_of_the_log_are_those_that_are_logged() -> None:
+    document = (ROOT / "docs/running.md").read_text(encoding="utf-8")
+    table = document[document.index("| line | what it means") :]
+    lines = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(lines) > 20
+    texts = logged()
+    assert [line for line in lines if line not in texts] == []
