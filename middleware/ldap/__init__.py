@@ -9,7 +9,7 @@
                     search_base="ou=People,dc=example,dc=org",
                     tls=TLS(ca_file="/etc/ssl/certs/example.pem"))
 
-Keystone has it by ``[identity] driver = keyfront_ldap`` (``keystone_driver.py``), other services by
+Keystone has it by ``[identity] driver = keyfront_ldap`` (``keystone/driver.py``), other services by
 the paste filter ``ldap_auth``. ``keyfront ldap check`` tells what works on which server.
 """
 

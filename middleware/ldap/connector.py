@@ -1,46 +1,40 @@
-"""Connects to servers, for the pools of a directory and for looking whether one is up."""
+"""Opens, checks and closes the connections of a directory's pools, and tells the servers of them.
+
+A :class:`Dialer` connects to one address of one server. A connector opens a connection for a pool:
+to the best server that can be reached, and ready for use.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 
-from keyfront.errors import DirectoryUnavailableError
+from keyfront.errors import (
+    DirectoryAnswerError,
+    DirectoryError,
+    DirectoryProtocolError,
+    DirectoryTimeoutError,
+    DirectoryUnavailableError,
+)
 
-from .protocol.addresses import Address
-from .protocol.connection import Connection
-from .protocol.requests import Message
-from .protocol.session import Entry, Reference
+from .monitor import Monitor
+from .protocol.connection import FAST_BIND, Connection
 from .protocol.tls import TLS
+from .protocol.transport import Address
 from .protocol.urls import ServerURL
+from .servers import ServerSet
+from .service_account import ServiceAccount
 
-
-class PoolConnection(Connection):
-    """A connection that knows whether any part of an answer to a search has come.
-
-    :ivar heard: since it was last set to ``False``
-    """
-
-    __slots__ = ("heard",)
-
-    heard: bool
-
-    def _search(self, items: list[Entry | Reference], request: bytes, size_limit: int) -> Message:
-        try:
-            done = super()._search(items, request, size_limit)
-        except DirectoryUnavailableError:
-            if items or self._decoder.pending:
-                self.heard = True
-            raise
-        self.heard = True
-        return done
+# A server is not blamed if whoever asked waited for less than this.
+_FAIR_SECONDS = 0.2
 
 
 class Dialer:
-    """How servers are connected to.
+    """Connects to one address of a server, with the options of a pool.
 
-    :param connect_timeout: seconds for a server
-    :param operation_timeout: seconds for each operation on the connections made
+    :param connect_timeout: seconds for a server, above 0
+    :param operation_timeout: seconds for each operation on the connections made, above 0
     """
 
     def __init__(self, tls: TLS, connect_timeout: float, operation_timeout: float) -> None:
@@ -48,21 +42,21 @@ class Dialer:
         self.connect_timeout = connect_timeout
         self.operation_timeout = operation_timeout
 
-    def connect(self, url: ServerURL, address: Address, seconds: float) -> PoolConnection:
-        """Connect to one address, with TLS if that is wanted, and no more."""
-        made = PoolConnection.connect(
+    def connect(self, url: ServerURL, address: Address, seconds: float) -> Connection:
+        """Connect to one address within ``seconds``, with TLS if that is wanted, and no more.
+
+        :raises DirectoryUnavailableError: nobody answered there, or TLS failed
+        """
+        return Connection.connect(
             url,
             tls=self.tls,
             connect_timeout=seconds,
             timeout=None if math.isinf(self.operation_timeout) else self.operation_timeout,
             address=address,
         )
-        assert isinstance(made, PoolConnection)
-        made.heard = False
-        return made
 
     def probe(self, url: ServerURL, address: Address, seconds: float) -> None:
-        """See whether a server is up, without a BIND.
+        """See within ``seconds`` whether a server is up, without a BIND.
 
         :raises DirectoryUnavailableError: it is not
         """
@@ -72,3 +66,218 @@ class Dialer:
             made.ping(deadline - time.monotonic())
         finally:
             made.close()
+
+
+class Connector:
+    """The base of both kinds of connectors (:class:`.pool.Connector`).
+
+    :param servers: the servers that connections lead to
+    :param dialer: connects to one of them
+    :param monitor: told when a server may have gone down
+    """
+
+    def __init__(self, servers: ServerSet, dialer: Dialer, monitor: Monitor) -> None:
+        self._servers = servers
+        self._dialer = dialer
+        self._monitor = monitor
+        self._check_timeout = min(dialer.connect_timeout, dialer.operation_timeout)
+        # Opened ahead, see `prepare`.
+        self._spares: deque[Connection] = deque()
+        self._closed = False
+
+    def open(self, seconds: float) -> Connection:
+        """Open a connection to the best server that can be reached within ``seconds``.
+
+        :raises DirectoryUnavailableError: no server answered in time
+        :raises DirectoryAnswerError: one did, and refused
+        """
+        return self._take_fresh_spare() or self._open(seconds)
+
+    def prepare(self) -> None:
+        """Open a connection that the next :meth:`open` returns without waiting.
+
+        :raises DirectoryError: as :meth:`open`
+        """
+        if not self._spares:
+            self._spares.append(self._open(self._dialer.connect_timeout))
+        if self._closed:
+            self.close_spares()
+
+    def close(self, connection: Connection) -> None:
+        """Close a connection that was opened here."""
+        self._servers.released(connection.url)
+        connection.close()
+
+    def abandon(self, connection: Connection) -> None:
+        """Close the descriptor of a connection that is the parent process's."""
+        connection.close()
+
+    def close_spares(self) -> None:
+        """Close what was opened ahead and not used; from now on, all of it."""
+        self._closed = True
+        while (spare := self._take_spare()) is not None:
+            self.close(spare)
+
+    def check(self, connection: Connection) -> None:
+        """Ask a connection's server for a sign of life.
+
+        :raises DirectoryUnavailableError: there is none
+        """
+        since = time.monotonic()
+        try:
+            connection.ping(self._check_timeout)
+        except DirectoryUnavailableError as error:
+            self.failed(connection, error, since)
+            raise
+
+    def is_stale(self, connection: Connection) -> bool:
+        """Return whether an idle connection is lost, or leads to a server that is down while
+        another is up; costs no round trip."""
+        if connection.readable():
+            return True
+        avoided = self._monitor.avoided
+        return bool(avoided) and connection.url in avoided
+
+    def is_fit(self, connection: Connection) -> bool:
+        """Return whether a connection that comes back may be lent again."""
+        return connection.usable
+
+    def answered(self, connection: Connection) -> None:
+        """Note that an operation was answered, be it by a refusal."""
+        if self._servers.any_down:
+            self._servers.succeeded(connection.url)
+
+    def failed(
+        self, connection: Connection, error: DirectoryUnavailableError, since: float
+    ) -> None:
+        """Note that an operation was not answered, and tell the servers if one is to blame.
+
+        :param since: when the operation began, by ``time.monotonic()``
+        """
+        fair = min(_FAIR_SECONDS, self._check_timeout)
+        hurried = isinstance(error, DirectoryTimeoutError) and time.monotonic() - since < fair
+        if not (hurried or is_lost(connection, error)):
+            self._servers.failed(connection.url, error, since=since)
+            self._monitor.update()
+
+    def after_fork(self) -> None:
+        """Let go of what the parent opened."""
+        while (spare := self._take_spare()) is not None:
+            spare.close()
+
+    def _make_ready(self, made: Connection, deadline: float) -> None:
+        """Do what comes before its use; at least, have the server answer something.
+
+        A stopped server accepts TCP connections. Better to learn that now, while another one can
+        be asked, than from a BIND, which is sent once.
+        """
+        raise NotImplementedError
+
+    def _open(self, seconds: float) -> Connection:
+        try:
+            made = self._servers.open(self._connect, seconds)
+        finally:
+            self._monitor.update()
+        self._monitor.opened(made.url)
+        return made
+
+    def _connect(self, url: ServerURL, address: Address, seconds: float) -> Connection:
+        deadline = time.monotonic() + seconds
+        # The server before this one may just have failed: it is probed while this one is tried.
+        self._monitor.update()
+        made = self._dialer.connect(url, address, seconds)
+        try:
+            self._make_ready(made, deadline)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _take_fresh_spare(self) -> Connection | None:
+        while (spare := self._take_spare()) is not None:
+            if not self.is_stale(spare):
+                return spare
+            self.close(spare)
+        return None
+
+    def _take_spare(self) -> Connection | None:
+        try:
+            return self._spares.popleft()
+        except IndexError:
+            return None
+
+
+class SearchConnector(Connector):
+    """Connections to search with, bound as the service.
+
+    :param account: the service's identity, shared with nobody
+    """
+
+    def __init__(
+        self, servers: ServerSet, dialer: Dialer, monitor: Monitor, account: ServiceAccount
+    ) -> None:
+        super().__init__(servers, dialer, monitor)
+        self.account = account
+
+    def is_fit(self, connection: Connection) -> bool:
+        """Return whether a connection that comes back may be lent again: not if somebody made it
+        another's; nor is what ldap3 left there for the next one."""
+        connection.forget()
+        return connection.usable and connection.bound_as == self.account.bound_as
+
+    def after_fork(self) -> None:
+        """Let go of what the parent opened, and of what its threads hold."""
+        super().after_fork()
+        self.account.after_fork()
+
+    def _open(self, seconds: float) -> Connection:
+        deadline = time.monotonic() + seconds
+        with self.account.attempt(seconds):
+            return super()._open(deadline - time.monotonic())
+
+    def _make_ready(self, made: Connection, deadline: float) -> None:
+        self.account.assume(made, deadline - time.monotonic())
+
+
+class LoginConnector(Connector):
+    """Connections to log in over, whoever they are bound as.
+
+    :param fast_bind: use Active Directory's fast bind; ``"auto"``: where a server has it
+    """
+
+    def __init__(
+        self, servers: ServerSet, dialer: Dialer, monitor: Monitor, fast_bind: bool | str
+    ) -> None:
+        super().__init__(servers, dialer, monitor)
+        self._fast_bind = fast_bind
+        # What the servers said of fast bind.
+        self._fast: dict[ServerURL, bool] = {}
+
+    def _make_ready(self, made: Connection, deadline: float) -> None:
+        fast = self._fast.get(made.url)
+        if self._fast_bind != "auto":
+            fast = bool(self._fast_bind)
+        elif fast is None:
+            fast = made.supports(FAST_BIND, timeout=deadline - time.monotonic())
+            self._fast[made.url] = fast
+        if fast:
+            # Before any BIND (MS-ADTS 3.1.1.3.4.2.2).
+            self._begin_fast_bind(made, deadline - time.monotonic())
+        elif not (made.searches or made.url.scheme == "ldaps" or self._dialer.tls.start_tls):
+            made.ping(deadline - time.monotonic())
+
+    def _begin_fast_bind(self, made: Connection, seconds: float) -> None:
+        try:
+            made.fast_bind(timeout=seconds)
+        except DirectoryAnswerError:
+            # Of several servers at one address, not all may have it.
+            if self._fast_bind != "auto":
+                raise
+            self._fast[made.url] = False
+
+
+def is_lost(connection: Connection, error: DirectoryError) -> bool:
+    """Return whether a connection ended, which says nothing of its server: many end idle ones."""
+    if isinstance(error, (DirectoryTimeoutError, DirectoryProtocolError)):
+        return False
+    return connection.transport.is_readable()

@@ -1,8 +1,7 @@
-"""What works with a directory server, found out step by step.
+"""Examines a directory server step by step, for ``LDAPPool.check()`` and ``keyfront ldap check``.
 
-It is for ``LDAPPool.check()`` and ``keyfront ldap check``, which look the same way: it connects as
-the pool does, with the same checks of certificates, and changes nothing. A password is sent only
-over a connection that passed them.
+It connects as the pool does, with the same checks of certificates, and changes nothing. A password
+is sent only over a connection that passed them.
 """
 
 from __future__ import annotations
@@ -15,16 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
-from keyfront.errors import CredentialsError, DirectoryAnswerError, DirectoryError, OptionError
+from keyfront.errors import DirectoryAnswerError, DirectoryError, OptionError
 
 from .connector import Dialer
-from .protocol.addresses import Address, Addresses
-from .protocol.connection import FAST_BIND, Connection
-from .protocol.requests import PAGED_RESULTS, PASSWORD_POLICY
-from .protocol.session import START_TLS, TAKEN, BindAnswer
-from .protocol.transport import Transport
+from .protocol.connection import FAST_BIND, TAKEN, BindAnswer, Connection
+from .protocol.requests import PAGED_RESULTS, PASSWORD_POLICY, START_TLS
+from .protocol.transport import Address, Addresses, Transport
 from .protocol.urls import ServerURL
-from .service_account import ServiceIdentity
+from .service_account import ServiceAccount
 
 T = TypeVar("T")
 State = Literal["ok", "failed", "warning", "note"]
@@ -50,12 +47,12 @@ _OFFERS = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One step: what was looked at, how it is, and the figures for programs.
+    """The outcome of one step, with a text for people and figures for programs.
 
     :ivar name: ``connect``, ``TLS``, ``certificate``, ``bind``, ``server``, ``naming contexts``,
-        what the server may offer, ``search``, ``page``, ``ping``
-    :ivar text: for people, in one line; quotes what the server says as it is
-    :ivar data: ``milliseconds`` if something was done that takes time, and what the step found
+        the name of something that a server may offer, ``search``, ``page``, ``ping``
+    :ivar text: one line for people; quotes what the server says as it is
+    :ivar data: ``milliseconds`` if the step takes time, and what it found, by name
     """
 
     name: str
@@ -66,7 +63,7 @@ class Check:
 
 @dataclass(slots=True)
 class ServerReport:
-    """What was found out about one server.
+    """The outcome of all steps for one server.
 
     Of its properties, ``None`` stands for what was not tried, or is not known.
 
@@ -97,7 +94,7 @@ class ServerReport:
 
     @property
     def server(self) -> str:
-        """Its URL."""
+        """The server's URL."""
         return self.url.text
 
     @property
@@ -161,7 +158,7 @@ class ServerReport:
         return self._found("search", "milliseconds", float)
 
     def _found(self, name: str, key: str, kind: type[T]) -> T | None:
-        """What a step found: its last line, after those of addresses that did not answer."""
+        """Return what a step found: its last line, after those of addresses that did not answer."""
         found = [x.data[key] for x in self.checks if x.name == name and key in x.data]
         return found[-1] if found and isinstance(found[-1], kind) else None
 
@@ -173,12 +170,12 @@ class ServerReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """How servers are examined, all alike.
+    """The terms on which all servers are examined.
 
     :ivar dialer: connects to them
-    :ivar dn: whom to bind as; empty for nobody
-    :ivar bind: sends the BIND, with a password that only it knows; ``None`` if there was none
-    :ivar base: where to search; by default what the server names first
+    :ivar dn: DN to bind; empty for nobody
+    :ivar bind: sends the BIND, with a password that only it knows; returns ``None`` if it sent none
+    :ivar base: DN to search; by default the first that the server names
     """
 
     dialer: Dialer
@@ -187,29 +184,21 @@ class Terms:
     base: str | None = None
 
     @classmethod
-    def of_pool(cls, dialer: Dialer, service: ServiceIdentity, base: str | None) -> Terms:
-        """Those of a pool: a BIND that is refused counts as one of the pool's own."""
+    def of_pool(cls, dialer: Dialer, account: ServiceAccount, base: str | None) -> Terms:
+        """Return the terms of a pool: a BIND that is refused counts as one of the pool's own."""
 
         def bind(connection: Connection) -> BindAnswer | None:
-            if not service.dn:
+            if not account.dn:
                 return None
-            service.begin(dialer.connect_timeout)
-            try:
-                service.assume(connection, dialer.connect_timeout)
-            except CredentialsError as error:
-                service.refused(error)
-                raise
-            except BaseException:
-                service.failed()
-                raise
-            service.accepted()
+            with account.attempt(dialer.connect_timeout):
+                account.assume(connection, dialer.connect_timeout)
             return TAKEN
 
-        return cls(dialer=dialer, dn=service.dn, bind=bind, base=base)
+        return cls(dialer=dialer, dn=account.dn, bind=bind, base=base)
 
 
 def examine(url: ServerURL, terms: Terms) -> ServerReport:
-    """Find out what works with one server, over connections of its own; raises no error for it."""
+    """Examine one server over connections of its own; what does not work is in the report."""
     report = ServerReport(url)
     connection = _connect(report, terms.dialer)
     if connection is None:
@@ -305,7 +294,7 @@ def _bind(report: ServerReport, connection: Connection, terms: Terms) -> None:
 
 
 def _ask_about(report: ServerReport, connection: Connection, terms: Terms) -> None:
-    """What the server says of itself, in its root entry (RFC 4512 section 5.1)."""
+    """Read what the server says of itself, in its root entry (RFC 4512 section 5.1)."""
     found = connection.search("", 0, attributes=_ABOUT).entries
     about = {
         name.lower(): [value.decode("utf-8", "replace") for value in values]
@@ -340,7 +329,7 @@ def _search(report: ServerReport, connection: Connection, terms: Terms) -> None:
 
 
 def _page(report: ServerReport, connection: Connection, terms: Terms) -> None:
-    """Two pages of one entry each, as a long list would be fetched (RFC 2696)."""
+    """Fetch two pages of one entry each, as a long list would be fetched (RFC 2696)."""
     base = report._found("search", "base", str)
     if base is None or not report._found("paged results", "offered", bool):
         return

@@ -15,6 +15,7 @@ the answer, and when nobody can be asked that is an error of its own, never a wr
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -23,22 +24,70 @@ from typing import Any, Literal, Self
 
 from keyfront.errors import (
     CredentialsError,
+    DirectoryAnswerError,
     DirectoryUnavailableError,
+    OptionError,
 )
 
 from . import ranges
-from .connector import Dialer, PoolConnection
+from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
 from .diagnose import ServerReport, Terms, examine
-from .loan import Loan
-from .monitor import Health
+from .monitor import Monitor
 from .names import Identity, Names, octets
-from .opener import LoginOpener, ServiceOpener, is_lost
-from .pool import ConnectionPool
-from .protocol.session import SearchAnswer
+from .pool import ConnectionPool, Lease
+from .protocol.connection import Connection, SearchAnswer
 from .protocol.tls import TLS
+from .protocol.urls import ServerURL
 from .servers import ServerSet, ServerState
-from .service_account import ServiceIdentity
-from .tally import Tally
+from .service_account import ServiceAccount
+
+_COUNTS = (
+    *("searches", "searches_retried", "searches_failed"),
+    *("logins", "binds", "credentials_refused", "logins_failed"),
+)
+
+
+class DirectoryLease(Lease[Connection]):
+    """Lends a connection for the length of a ``with`` block, and tells its server's fate.
+
+    :param pool: the pool that the connection is of
+    :param connector: told whether the server answered
+    :param timeout: seconds to wait for a connection; ``None`` for the pool's
+    """
+
+    __slots__ = ("_connector", "_since")
+
+    def __init__(
+        self,
+        pool: ConnectionPool[Connection],
+        connector: Connector,
+        timeout: float | None = None,
+    ) -> None:
+        self._pool = pool
+        self._connector = connector
+        self._timeout = timeout
+
+    def __enter__(self) -> Connection:
+        connection = self._connection = self._pool.checkout(self._timeout)
+        self._since = time.monotonic()
+        return connection
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        connection = self._connection
+        try:
+            if isinstance(error, DirectoryUnavailableError):
+                # It may have come from elsewhere.
+                if error.server == connection.server and not connection.usable:
+                    self._connector.failed(connection, error, self._since)
+            elif connection.usable and (error is None or isinstance(error, DirectoryAnswerError)):
+                self._connector.answered(connection)
+        finally:
+            super().__exit__(kind, error, trace)
 
 
 class LDAPPool:
@@ -47,10 +96,11 @@ class LDAPPool:
     All times are seconds; ``math.inf`` stands for never. All methods may be called by any thread
     or greenlet. In a forked child it has connections of its own.
 
-    :param urls: of the servers, in the order of preference; one text may name several, with commas
-        or spaces between. A name stands for all its addresses.
-    :param bind_dn: whom to search as; by default nobody (anonymous)
-    :param bind_password: kept, since connections are opened at any time, and shown nowhere
+    :param urls: URLs of the servers, in the order of preference; one text may name several, with
+        commas or spaces between. A name stands for all its addresses.
+    :param bind_dn: DN to search as; by default nobody (anonymous)
+    :param bind_password: its password; kept, since connections are opened at any time, and shown
+        nowhere
     :param tls: certificates and StartTLS
     :param strategy: ``ordered``: the first server that is up; ``balanced``: the one with the
         fewest connections of this pool
@@ -58,25 +108,26 @@ class LDAPPool:
     :param max_size: connections for searching, at least 1
     :param auth_min_size: connections for logins that are kept open, 0 to ``auth_max_size``
     :param auth_max_size: connections for logins, at least 1: so many may log in at once
-    :param timeout: to wait for a connection, above 0; opening it included
+    :param timeout: seconds to wait for a connection, opening it included; above 0
     :param max_waiting: requests that may wait for each kind of connection; 0 for any number
-    :param max_lifetime: a connection's age at which it is closed, less up to 5 %, above 0
+    :param max_lifetime: age at which a connection is closed, less up to 5 %; above 0
     :param auth_max_lifetime: the same for logins; by default as ``max_lifetime``
-    :param max_idle: after which an unused connection is closed, above 0. Choose less than what the
-        servers and firewalls allow: Active Directory closes after 900.
+    :param max_idle: seconds after which an unused connection is closed, above 0. Choose less than
+        what the servers and firewalls allow: Active Directory closes after 900.
     :param check_after: idle seconds after which a connection is asked for a sign of life before it
         is used, which is one round trip; 0 or more
-    :param connect_timeout: to connect to a server, all its addresses and TLS included, above 0
-    :param operation_timeout: for the answer to an operation, above 0
-    :param user_dn: the DN of every user, with ``{}`` for the name; see :class:`.authenticate.Names`
-    :param search_base: where to search for the user of a name; without both, what is given to
-        :meth:`authenticate` is bound as it is
-    :param user_filter: by which to search there, with ``{}`` for the name
+    :param connect_timeout: seconds to connect to a server, all its addresses and TLS included;
+        above 0, and finite
+    :param operation_timeout: seconds for the answer to an operation, above 0
+    :param user_dn: DN of every user, with ``{}`` for the name; see :class:`.names.Names`
+    :param search_base: DN below which the user of a name is searched; without both, what is given
+        to :meth:`authenticate` is bound as it is
+    :param user_filter: filter of that search, with ``{}`` for the name
     :param password_policy: ask the server why a login fails, and when a password expires
     :param fast_bind: use Active Directory's fast bind for logins; ``auto``: where the server has it
     :param fail_back: close connections to a worse server when a better one is up again, bit by bit
-    :param name: of the pool, for messages and threads; by default the first server's
-    :param open: open it at once; else :meth:`open` is for later
+    :param name: name of the pool, for messages and threads; by default the first server's
+    :param open: open it at once; otherwise :meth:`open` does
     :raises OptionError: a value is out of its range, or two contradict each other
     """
 
@@ -110,7 +161,7 @@ class LDAPPool:
         open: bool = True,
     ) -> None:
         try:
-            service = ServiceIdentity(bind_dn, bind_password)
+            account = ServiceAccount(bind_dn, bind_password)
         finally:
             # The traceback of an error below keeps this frame.
             del bind_password
@@ -130,8 +181,8 @@ class LDAPPool:
         ranges.sizes(auth_min_size, auth_max_size, "auth_")
         ranges.count("max_waiting", max_waiting)
         ranges.one_of("fast_bind", fast_bind, "auto", True, False)
-        self._urls = ranges.servers(urls)
-        tls = ranges.secured(tls, self._urls)
+        self._urls = _parsed(urls)
+        tls = _checked(tls, self._urls)
         self._names = Names(user_dn=user_dn, search_base=search_base, user_filter=user_filter)
         self._search_base = search_base
         self._password_policy = password_policy
@@ -139,27 +190,29 @@ class LDAPPool:
         self.name = name or self._urls[0].host
         self._servers = ServerSet(self._urls, strategy=strategy, connect_timeout=connect_timeout)
         self._dialer = Dialer(tls, connect_timeout, operation_timeout)
-        self._health = Health(
+        self._monitor = Monitor(
             self._servers, self._dialer.probe, name=self.name, fail_back=fail_back,
             wait=connect_timeout,
         )  # fmt: skip
-        self._search_opener = ServiceOpener(self._servers, self._dialer, self._health, service)
-        self._login_opener = LoginOpener(self._servers, self._dialer, self._health, fast_bind)
+        basis = (self._servers, self._dialer, self._monitor)
+        self._search_connector = SearchConnector(*basis, account)
+        self._login_connector = LoginConnector(*basis, fast_bind)
         common: dict[str, Any] = {
             "max_waiting": max_waiting,
             "max_idle": max_idle,
             "check_after": check_after,
         }
         self._search_pool = self._make_pool(
-            "search", self._search_opener,
+            "search", self._search_connector,
             min_size=min_size, max_size=max_size, max_lifetime=max_lifetime, **common,
         )  # fmt: skip
         self._auth_pool = self._make_pool(
-            "auth", self._login_opener,
+            "auth", self._login_connector,
             min_size=auth_min_size, max_size=auth_max_size, max_lifetime=auth_max_lifetime,
             **common,
         )  # fmt: skip
-        self._tally = Tally()
+        self._counts = dict.fromkeys(_COUNTS, 0)
+        self._counts_lock = threading.Lock()
         _all.add(self)
         if open:
             self.open()
@@ -190,24 +243,24 @@ class LDAPPool:
         a DN, or whatever else the server binds, such as a UPN. The password is nowhere when this
         returns or raises. Who does not exist, or not once, is refused sooner than who gives a wrong
         password, by the round trip of the BIND: whoever can measure that learns which names there
-        are. With ``user_dn`` it is sent for
-        both.
+        are. With ``user_dn`` it is sent for both.
 
         :param password: text is sent in UTF-8; an empty one is refused, and not sent
-        :param timeout: for the answer to the BIND; by default ``operation_timeout``. Finding the
-            user has ``operation_timeout``, and a free connection the pool's ``timeout``.
+        :param timeout: seconds for the answer to the BIND; by default ``operation_timeout``.
+            Finding the user has ``operation_timeout``, and a free connection the pool's
+            ``timeout``.
         :raises CredentialsError: refused because of the user; its ``verdict`` says why, but
             ``WRONG_PASSWORD`` and ``UNKNOWN_USER`` are for the log only: show neither
         :raises DirectoryUnavailableError: nobody answered, or the service's own identity was
             refused: nothing is known of the user
         :raises DirectoryAnswerError: a server refused BINDs as such, as without TLS
         """
-        self._tally.add("logins")
+        self._count("logins")
         try:
             secret = octets(password)
             dn = self._names.find(dn_or_name, self.search)
-            with Loan(self._auth_pool, self._login_opener) as connection:
-                self._tally.add("binds")
+            with DirectoryLease(self._auth_pool, self._login_connector) as connection:
+                self._count("binds")
                 answer = connection.bind(
                     dn, secret, timeout=timeout, password_policy=self._password_policy
                 )
@@ -215,10 +268,10 @@ class LDAPPool:
                     dn, dn_or_name, connection.server, answer.password_expiring, answer.grace
                 )
         except CredentialsError:
-            self._tally.add("credentials_refused")
+            self._count("credentials_refused")
             raise
         except DirectoryUnavailableError:
-            self._tally.add("logins_failed")
+            self._count("logins_failed")
             raise
         finally:
             # Of an error's frames, none may still have it.
@@ -239,23 +292,22 @@ class LDAPPool:
         page_size: int = 0,
         timeout: float | None = None,
     ) -> SearchAnswer:
-        """Search as the service; parameters as of :meth:`.connection.Connection.search`.
+        """Search as the service; the parameters are those of :meth:`.connection.Connection.search`.
 
         It is sent again, once, if its connection turns out to be dead before any of the answer
         came. All pages come over one connection.
 
-        :param timeout: for all of the answer; by default ``operation_timeout``
+        :param timeout: seconds for all of the answer; by default ``operation_timeout``
         :raises DirectoryUnavailableError: nobody answered, or no connection was free in time
         :raises CredentialsError: the service itself was refused: ``bind_dn``, ``bind_password``
         :raises DirectoryAnswerError: a server refused, or a limit was reached
-        :raises FilterError: the filter is none
+        :raises FilterError: ``filter`` is not one
         """
-        self._tally.add("searches")
+        self._count("searches")
         retried = False
         try:
             while True:
                 with self.connection() as connection:
-                    connection.heard = False
                     try:
                         return connection.search(
                             base, scope, filter, attributes,
@@ -266,23 +318,23 @@ class LDAPPool:
                         if retried or connection.heard or not is_lost(connection, error):
                             raise
                 retried = True
-                self._tally.add("searches_retried")
+                self._count("searches_retried")
         except DirectoryUnavailableError:
-            self._tally.add("searches_failed")
+            self._count("searches_failed")
             raise
 
-    def connection(self, timeout: float | None = None) -> Loan:
+    def connection(self, timeout: float | None = None) -> DirectoryLease:
         """Return a context manager that lends a connection, bound as the service.
 
         It is a :class:`.connection.Connection`, whose ``ldap3`` does what it does not. Nothing
         that is done over it is ever repeated. If it is bound as somebody else, it is closed when it
         comes back.
 
-        :param timeout: to wait for one; by default the pool's
+        :param timeout: seconds to wait for one; by default the pool's
         :raises DirectoryUnavailableError: none was to be had
         :raises CredentialsError: the service itself was refused
         """
-        return Loan(self._search_pool, self._search_opener, timeout)
+        return DirectoryLease(self._search_pool, self._search_connector, timeout)
 
     def check(self) -> list[ServerReport]:
         """Try each server, one after the other, and tell what works; opens connections of its own.
@@ -290,7 +342,7 @@ class LDAPPool:
         Not for a program in service: it asks servers that are known to be down as well, and waits
         for them.
         """
-        terms = Terms.of_pool(self._dialer, self._search_opener.identity, self._search_base)
+        terms = Terms.of_pool(self._dialer, self._search_connector.account, self._search_base)
         return [examine(url, terms) for url in self._urls]
 
     # Its life
@@ -311,7 +363,7 @@ class LDAPPool:
     def wait(self, timeout: float | None = None) -> None:
         """Wait until ``min_size`` and ``auth_min_size`` connections are open.
 
-        :param timeout: by default the pool's
+        :param timeout: seconds; by default the pool's
         :raises PoolTimeoutError: they are not; names the last error
         :raises PoolClosedError: it is closed
         """
@@ -327,61 +379,97 @@ class LDAPPool:
             it comes back
         """
         deadline = time.monotonic() + timeout
-        self._health.stop()
+        self._monitor.stop()
         done = self._search_pool.close(timeout)
         done &= self._auth_pool.close(max(deadline - time.monotonic(), 0.0))
-        self._health.join(max(deadline - time.monotonic(), 0.0))
-        self._search_opener.close_spares()
-        self._login_opener.close_spares()
+        self._monitor.join(max(deadline - time.monotonic(), 0.0))
+        self._search_connector.close_spares()
+        self._login_connector.close_spares()
         return done
 
     # What it tells
 
     @property
     def servers(self) -> list[ServerState]:
-        """What is known of each server, in the order given."""
+        """The state of each server as far as it is known, in the order given."""
         return self._servers.states()
 
     def get_stats(self) -> dict[str, int | float]:
         """Return sizes as they are, and counts since the start or since they were last popped.
 
         Those of the two pools begin with ``search_`` and ``auth_``, see
-        :meth:`.pool.ConnectionPool.get_stats`; the others are named in ``tally.py``.
+        :meth:`.pool.ConnectionPool.get_stats`. The others are ``servers_up``, ``servers_down``;
+        ``searches`` by :meth:`search`, of these ``searches_retried`` were sent a second time, as
+        the first connection was dead, and ``searches_failed`` ended in an outage; ``logins`` by
+        :meth:`authenticate`, whatever came of them, ``binds`` of users that these sent,
+        ``credentials_refused`` for those that ended with a verdict on the user, and
+        ``logins_failed`` for those that ended in an outage: nothing is known of the user.
         """
         return self._statistics(pop=False)
 
     def pop_stats(self) -> dict[str, int | float]:
-        """Like :meth:`get_stats`, and begin to count anew."""
+        """Return what :meth:`get_stats` does, and begin to count anew."""
         return self._statistics(pop=True)
 
     def _statistics(self, *, pop: bool) -> dict[str, int | float]:
         states = self._servers.states()
         up = sum(state.state == "up" for state in states)
         found: dict[str, int | float] = {"servers_up": up, "servers_down": len(states) - up}
-        found |= self._tally.read(pop=pop)
+        with self._counts_lock:
+            found |= self._counts
+            if pop:
+                self._counts = dict.fromkeys(_COUNTS, 0)
         for prefix, pool in (("search", self._search_pool), ("auth", self._auth_pool)):
             numbers = pool.pop_stats() if pop else pool.get_stats()
             found |= {f"{prefix}_{name}": value for name, value in numbers.items()}
         return found
 
-    # Within
+    def _count(self, name: str) -> None:
+        with self._counts_lock:
+            self._counts[name] += 1
 
     def _make_pool(
-        self, kind: str, opener: ServiceOpener | LoginOpener, **options: Any
-    ) -> ConnectionPool[PoolConnection]:
-        pool = ConnectionPool(
-            opener.open, opener.close, check=opener.ping, usable=opener.is_fit,
-            stale=opener.is_stale, abandon=PoolConnection.close, name=f"{self.name}-{kind}",
-            timeout=self._timeout, **options,
-        )  # fmt: skip
-        self._health.watch(pool, opener)
+        self, kind: str, connector: Connector, **options: Any
+    ) -> ConnectionPool[Connection]:
+        pool = ConnectionPool[Connection](
+            connector, name=f"{self.name}-{kind}", timeout=self._timeout, **options
+        )
+        self._monitor.watch(pool, connector)
         return pool
 
     def _after_fork(self) -> None:
-        self._health.after_fork()
-        self._search_opener.after_fork()
-        self._login_opener.after_fork()
-        self._tally.after_fork()
+        self._monitor.after_fork()
+        self._search_connector.after_fork()
+        self._login_connector.after_fork()
+        # With a lock that no thread of the parent holds.
+        self._counts_lock = threading.Lock()
+        self._counts = dict.fromkeys(_COUNTS, 0)
+
+
+def _parsed(urls: str | Sequence[str]) -> list[ServerURL]:
+    """Read URLs: a sequence, or one text with commas or spaces between them.
+
+    :raises OptionError: there is none, or one is no URL of an LDAP server
+    """
+    texts = urls.replace(",", " ").split() if isinstance(urls, str) else urls
+    found = list(dict.fromkeys(ServerURL.parse(text, "urls") for text in texts))
+    if not found:
+        raise OptionError("urls", "(none)", "at least one LDAP URL")
+    return found
+
+
+def _checked(tls: TLS | None, urls: Sequence[ServerURL]) -> TLS:
+    """Return the options of TLS, after a look whether they go with the URLs and the files exist.
+
+    :raises OptionError: StartTLS is wanted where it cannot be, or a file cannot be read
+    """
+    tls = TLS() if tls is None else tls
+    for url in urls:
+        if tls.start_tls and url.scheme != "ldap":
+            raise OptionError("start_tls", True, f"off with {url.scheme}:// ({url.text})")
+    if tls.start_tls or any(url.scheme == "ldaps" for url in urls):
+        tls.context()
+    return tls
 
 
 _all: weakref.WeakSet[LDAPPool] = weakref.WeakSet()

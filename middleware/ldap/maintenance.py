@@ -1,20 +1,25 @@
-"""What a pool's workers do: close what is too old, find what is dead, keep the minimum open."""
+"""The background threads of a pool, and what they do so that no caller has to wait for it.
+
+They close what is too old, find what is dead, and keep the minimum open. Where ``threading`` is
+monkey-patched they are greenlets.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import random
-from collections.abc import Callable
-from typing import Generic, TypeVar
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
 
 from keyfront.errors import KeyfrontError, PoolClosedError
 
-from .places import Member, Places
-from .stock import Stock
+if TYPE_CHECKING:
+    from .pool import ConnectionPool, Member, State
 
 LOG = logging.getLogger(__name__)
-
-C = TypeVar("C")
 
 #: The longest pause between two attempts to open a connection, in seconds.
 MAX_RETRY_DELAY = 60.0
@@ -26,121 +31,228 @@ RETRY_JITTER = 0.1
 SWEEP_SECONDS = 60.0
 
 
-class Upkeep(Generic[C]):
-    """The upkeep of one pool, whose parameters these are."""
+def run(pool: ConnectionPool[Any], state: State[Any]) -> float:
+    """Do all that is due for a pool.
 
-    def __init__(
-        self,
-        stock: Stock[C],
-        *,
-        name: str,
-        min_size: int,
-        max_idle: float,
-        check_after: float,
-        open_timeout: float,
-        retry_delay: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._stock = stock
-        self._name = name
-        self._min_size = min_size
-        self._max_idle = max_idle
-        self._check_after = check_after
-        self._open_timeout = open_timeout
-        self._retry_delay = retry_delay
-        self._clock = clock
+    :return: seconds until there is more to do
+    """
+    try:
+        _sweep(pool, state)
+        while _open_one(pool, state):
+            pass
+        return _delay(pool, state)
+    except Exception:
+        LOG.exception("%s: the maintenance failed", pool.name)
+        return pool.retry_delay
 
-    def run(self, places: Places[C]) -> float:
-        """Do all that is due; return the seconds until there is more."""
+
+def _sweep(pool: ConnectionPool[Any], state: State[Any]) -> None:
+    """Close what nobody wanted for ``max_idle``, and look at the other idle connections."""
+    now = pool.clock()
+    with state.lock:
+        # Two would evict one too many.
+        if state.sweeping or not state.idle:
+            return
+        state.sweeping = True
+    try:
+        while unwanted := _take_unwanted(pool, state, now):
+            pool.drop(state, unwanted, evicted=True)
+        with state.lock:
+            members = list(state.idle)
+            # Those that stay are asked before the server finds them idle for too long.
+            check_after = pool.check_after if state.suspect else pool.max_idle
+            state.suspect = False
+        for member in members:
+            pool.examine(state, member, check_after)
+    finally:
+        state.sweeping = False
+
+
+def _take_unwanted(
+    pool: ConnectionPool[Any], state: State[Any], now: float
+) -> Member[Any] | None:
+    with state.lock:
+        if state.idle and state.size > pool.min_size:
+            longest = state.idle[0]
+            if now - longest.idle_since >= pool.max_idle:
+                state.lend_this(longest)
+                return longest
+    return None
+
+
+def _open_one(pool: ConnectionPool[Any], state: State[Any]) -> bool:
+    """Open one connection if there are too few; return whether to look again."""
+    with state.lock:
+        if (
+            not state.is_open
+            or state.size >= pool.min_size
+            or (state.failures and pool.clock() < state.retry_at)
+        ):
+            return False
+        state.size += 1
+    failures = state.failures
+    opened, failure = False, None
+    try:
+        opened = pool.open_counted(state, pool.timeout, lend=False) is not None
+    except PoolClosedError:
+        pass
+    except Exception as error:
+        failure = error
+    if failure is not None:
         try:
-            self._sweep(places, self._clock())
-            while self._grow(places):
-                pass
-            return self._delay(places, self._clock())
-        except Exception:
-            LOG.exception("%s: the upkeep failed", self._name)
-            return self._retry_delay
-
-    def _sweep(self, places: Places[C], now: float) -> None:
-        with places.lock:
-            # Two would evict one too many.
-            if places.sweeping or not places.idle:
-                return
-            places.sweeping = True
-        try:
-            while unwanted := self._take_unwanted(places, now):
-                self._stock.drop(places, unwanted, evicted=True)
-            with places.lock:
-                members = list(places.idle)
-                # Those that stay are asked before the server finds them idle for too long.
-                check_after = self._check_after if places.suspect else self._max_idle
-                places.suspect = False
-            for member in members:
-                self._stock.examine(places, member, check_after)
+            _put_off(pool, state, failures, failure)
         finally:
-            places.sweeping = False
+            failure = None  # or it would hold this frame, and this frame it
+    elif opened and failures:
+        LOG.info("%s: connections can be opened again", pool.name)
+    return opened
 
-    def _take_unwanted(self, places: Places[C], now: float) -> Member[C] | None:
-        with places.lock:
-            if places.idle and places.size > self._min_size:
-                longest = places.idle[0]
-                if now - longest.idle_since >= self._max_idle:
-                    places.borrow(longest)
-                    return longest
-        return None
 
-    def _grow(self, places: Places[C]) -> bool:
-        """Open one connection if there are too few; return whether to look again."""
-        with places.lock:
-            if (
-                not places.is_open
-                or places.size >= self._min_size
-                or (places.failures and self._clock() < places.retry_at)
-            ):
-                return False
-            places.size += 1
-        failures = places.failures
-        member, failure = None, None
+def _put_off(
+    pool: ConnectionPool[Any], state: State[Any], failures: int, error: Exception
+) -> None:
+    """Try again later. Not called while ``error`` is handled: oslo.log would add it again."""
+    delay = min(pool.retry_delay * 2.0 ** min(failures, 60), MAX_RETRY_DELAY)
+    delay *= 1 + RETRY_JITTER * (2 * random.random() - 1)
+    with state.lock:
+        state.failures = failures + 1
+        state.retry_at = pool.clock() + delay
+    if not failures:
+        # What is none of ours may need its trace.
+        trace = None if isinstance(error, KeyfrontError) else error
+        LOG.warning("%s: cannot open a connection: %s", pool.name, error, exc_info=trace)
+
+
+def _delay(pool: ConnectionPool[Any], state: State[Any]) -> float:
+    """Return the seconds until something is due."""
+    now = pool.clock()
+    with state.lock:
+        due = now + min(SWEEP_SECONDS, pool.max_idle / 8)
+        for member in () if state.sweeping else state.idle:
+            due = min(due, member.expires_at, member.alive_at + pool.max_idle)
+            if state.size > pool.min_size:
+                due = min(due, member.idle_since + pool.max_idle)
+        if state.size < pool.min_size:
+            due = min(due, state.retry_at)
+        # Never a busy loop, should something be due that cannot be done.
+        return max(due - now, 0.01)
+
+
+class Owner(Protocol):
+    """An object that workers work for."""
+
+    def work(self, worker: Worker) -> float | None:
+        """Do all that is due; return the seconds until there is more, ``None`` if never."""
+        ...
+
+
+class Worker:
+    """One daemon thread. It refers to its owner weakly, and ends when that is gone.
+
+    :param owner: asked for work again and again
+    :param name: name of the thread
+    """
+
+    def __init__(self, owner: Owner, name: str) -> None:
+        #: The process it runs in: a greenlet goes on in a forked child, where it must end.
+        self.pid = os.getpid()
+        #: Whether it does nothing any more, and another may take its place.
+        self.ended = False
+        # A lock and no condition: what wakes it may be the garbage collector, in a thread that
+        # holds any lock.
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+        self._owner = weakref.ref(owner, self._owner_is_gone)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Let it begin. Where no thread can be started, it has ended instead."""
+        started = False
         try:
-            member = self._stock.open(places, self._open_timeout)
-        except PoolClosedError:
-            return False
-        except Exception as error:
-            failure = error
-        if failure is not None:
+            self._thread.start()
+            started = True
+        except RuntimeError:
+            pass  # at the process's end, or at its limit: the pool does without
+        finally:
+            self.ended = not started
+
+    def wake(self) -> None:
+        """Have it look for work now. Never waits."""
+        if self._asleep.locked():
             try:
-                self._put_off(places, failures, failure)
-            finally:
-                failure = None  # or it would hold this frame, and this frame it
-        if member is None:
-            return False
-        if failures:
-            LOG.info("%s: connections can be opened again", self._name)
-        self._stock.pass_on(places, member)
-        return True
+                self._asleep.release()
+            except RuntimeError:
+                pass  # another woke it at the same instant
 
-    def _put_off(self, places: Places[C], failures: int, error: Exception) -> None:
-        """Try again later. Not called while ``error`` is handled: oslo.log would add it again."""
-        delay = min(self._retry_delay * 2.0 ** min(failures, 60), MAX_RETRY_DELAY)
-        delay *= 1 + RETRY_JITTER * (2 * random.random() - 1)
-        with places.lock:
-            places.failures = failures + 1
-            places.retry_at = self._clock() + delay
-        if not failures:
-            # What is none of ours may need its trace.
-            trace = None if isinstance(error, KeyfrontError) else error
-            LOG.warning("%s: cannot open a connection: %s", self._name, error, exc_info=trace)
+    def join(self, timeout: float) -> None:
+        """Wait at most ``timeout`` seconds until it has ended."""
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            self._thread.join(min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
-    def _delay(self, places: Places[C], now: float) -> float:
-        with places.lock:
-            due = now + min(SWEEP_SECONDS, self._max_idle / 8)
-            for member in () if places.sweeping else places.idle:
-                due = min(due, member.expires_at)
-                if self._stock.checks:
-                    due = min(due, member.alive_at + self._max_idle)
-                if places.size > self._min_size:
-                    due = min(due, member.idle_since + self._max_idle)
-            if places.size < self._min_size:
-                due = min(due, places.retry_at)
-            # Never a busy loop, should something be due that cannot be done.
-            return max(due - now, 0.01)
+    def _owner_is_gone(self, _: weakref.ref[Any]) -> None:
+        self.wake()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                owner = self._owner()
+                delay = None if owner is None else owner.work(self)
+                owner = None  # while it sleeps, nothing of the pool is held
+                if delay is None:
+                    return
+                self._asleep.acquire(timeout=delay)
+        finally:
+            self.ended = True
+
+
+class Workers:
+    """The workers of a pool in one process.
+
+    :param name: name of the pool, to name the threads by
+    :param count: threads to be kept running, 0 or more
+    """
+
+    def __init__(self, name: str, count: int) -> None:
+        self.count = count
+        self._name = name
+        self._workers: list[Worker] = []
+        self._lock = threading.Lock()
+
+    def in_child(self) -> Workers:
+        """Return those of a forked child, where none of the parent's runs."""
+        return Workers(self._name, self.count)
+
+    def start(self, owner: Owner) -> None:
+        """Start those that are missing; costs little if none is."""
+        workers = self._workers
+        if len(workers) == self.count and not any(worker.ended for worker in workers):
+            return
+        new = []
+        with self._lock:
+            workers = [worker for worker in self._workers if not worker.ended]
+            while len(workers) < self.count:
+                worker = Worker(owner, f"keyfront-ldap-{self._name}-{len(workers) + 1}")
+                workers.append(worker)
+                new.append(worker)
+            self._workers = workers
+        try:
+            while new:
+                new[0].start()
+                del new[0]
+        finally:
+            for worker in new:  # not reached, as a greenlet was killed here
+                worker.ended = True
+
+    def wake(self) -> None:
+        """Wake all."""
+        for worker in self._workers:
+            worker.wake()
+
+    def join(self, timeout: float) -> None:
+        """Wait at most ``timeout`` seconds until all have ended."""
+        deadline = time.monotonic() + timeout
+        for worker in self._workers:
+            worker.join(deadline - time.monotonic())
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._workers

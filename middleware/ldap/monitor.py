@@ -1,4 +1,4 @@
-"""Watches over the servers of a directory in the background: back up, and back to the best one."""
+"""Watches the servers of a directory in the background: up again, and back to the best one."""
 
 from __future__ import annotations
 
@@ -6,35 +6,39 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from keyfront.errors import DirectoryError
 
+from .maintenance import Worker, Workers
 from .pool import ConnectionPool
-from .protocol.addresses import Address
 from .protocol.connection import Connection
+from .protocol.transport import Address
 from .protocol.urls import ServerURL
 from .servers import ServerSet
-from .workers import Crew, Worker
-
-if TYPE_CHECKING:
-    from .opener import Opener
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds between two looks at the servers when all are up; a failure rings.
+#: Seconds between two looks at the servers when all are up; a failure wakes the worker.
 IDLE_SECONDS = 30.0
 # The same while one is down, or connections are still to be moved.
 _SHORTEST, _LONGEST = 0.01, 1.0
 
 
-class Health:
-    """One worker, started when a server is first found down. It keeps no pool alive.
+class _Prepares(Protocol):
+    def prepare(self) -> None:
+        """Open a connection that the pool's next one is."""
 
-    :param probe: sees whether a server is up, without a BIND
-    :param name: of the pool
-    :param fail_back: whether connections to a worse server are closed when a better one is up
+
+class Monitor:
+    """Watches the servers with one worker, started when one is first down. It keeps no pool alive.
+
+    :param servers: the servers of the directory
+    :param probe: sees whether a server is up, without a BIND; see :meth:`.ServerSet.check`
+    :param name: name of the directory's pool
+    :param fail_back: close connections to a worse server when a better one is up
     :param wait: seconds for a pool to replace a connection
+    :ivar avoided: servers that are down while there is another
     """
 
     def __init__(
@@ -48,58 +52,60 @@ class Health:
     ) -> None:
         self._servers = servers
         self._probe = probe
-        self._name = f"{name}-health"
         self._fail_back = fail_back
         self._wait = wait
+        self._name = f"{name}-health"
         self._watched: list[_Watched] = []
-        self._crew = Crew(self._name, 1)
+        self._workers = Workers(self._name, 1)
         self._closed = False
         self._lock = threading.Lock()
         self._down: frozenset[ServerURL] = frozenset()
         # Whether a connection was opened that no pool has yet, and that should lead elsewhere.
         self._unsettled = False
-        #: Servers that are down while there is another.
         self.avoided: frozenset[ServerURL] = frozenset()
 
-    def watch(self, pool: ConnectionPool[Any], opener: Opener) -> None:
+    def watch(self, pool: ConnectionPool[Any], connector: _Prepares) -> None:
         """Close connections of this pool when they should lead to another server."""
-        self._watched.append(_Watched(pool, opener))
+        self._watched.append(_Watched(pool, connector))
 
-    def look(self) -> None:
-        """Take in what is known of the servers by now; after any failure, or a connect."""
+    def update(self) -> None:
+        """Read what is known of the servers by now; to be called after a failure or a connect."""
         before = self._down
-        self._take_in()
+        self._read_states()
         if self._down and not self._closed:
-            self._crew.start(self)
+            self._workers.start(self)
             if self._down != before:
-                self._crew.ring()
+                self._workers.wake()
 
     def opened(self, url: ServerURL) -> None:
-        """Take in where a new connection leads; a better server may have come up meanwhile."""
+        """Note where a new connection leads; a better server may have come up meanwhile."""
         if self._fail_back and not (self._closed or self._servers.preferred(url)):
             self._unsettled = True
-            self._crew.start(self)
-            self._crew.ring()
+            self._workers.start(self)
+            self._workers.wake()
 
     def stop(self) -> None:
         """Have the worker end."""
         self._closed = True
-        self._crew.ring()
+        self._workers.wake()
 
     def join(self, timeout: float) -> None:
-        """Wait until it has ended."""
-        self._crew.join(timeout)
+        """Wait at most ``timeout`` seconds until the worker has ended."""
+        self._workers.join(timeout)
 
     def after_fork(self) -> None:
         """Begin without a worker: the parent's is not here."""
-        self._crew = Crew(self._name, 1)
+        self._workers = self._workers.in_child()
         self._lock = threading.Lock()
         for watched in self._watched:
             watched.leaving = weakref.WeakSet()
 
     def work(self, worker: Worker) -> float | None:
-        """Called by the worker only."""
-        if self._closed or worker not in self._crew:
+        """Probe what is down and move connections, for the worker, which alone calls this.
+
+        :return: seconds until there is more to do, ``None`` if that is never
+        """
+        if self._closed or worker not in self._workers:
             return None
         unsettled, self._unsettled = self._unsettled, False
         try:
@@ -112,9 +118,9 @@ class Health:
         unsettled = unsettled or any(watched.leaving for watched in self._watched)
         return _LONGEST if unsettled else IDLE_SECONDS
 
-    def _take_in(self) -> None:
+    def _read_states(self) -> None:
         with self._lock:
-            # Of two who look at once, the last one knows.
+            # Of two who read at once, the last one knows.
             states = self._servers.states()
             down = frozenset(state.url for state in states if state.state != "up")
             self._down = down
@@ -123,26 +129,29 @@ class Health:
     def _check(self) -> None:
         before = self._down
         self._servers.check(self._probe)
-        self._take_in()
+        self._read_states()
         for watched in self._watched:
-            pool, opener = watched.pool(), watched.opener()
-            if pool is None or opener is None:
+            pool, connector = watched.pool(), watched.connector()
+            if pool is None or connector is None:
                 continue
             pool.retire(lambda connection: connection.url in self.avoided)
             if before - self._down:
                 # What lived through the outage may be dead and not know it.
                 pool.check()
             if self._fail_back:
-                self._move(watched.leaving, pool, opener)
+                self._move(watched.leaving, pool, connector)
 
     def _move(
-        self, leaving: weakref.WeakSet[Connection], pool: ConnectionPool[Any], opener: Opener
+        self,
+        leaving: weakref.WeakSet[Connection],
+        pool: ConnectionPool[Any],
+        connector: _Prepares,
     ) -> None:
         """Close connections that should lead to a better server, never fewer than ``min_size``."""
         while not self._closed:
             moving = [
                 connection
-                for connection in _connections(pool)
+                for connection in pool.connections()
                 if not self._servers.preferred(connection.url) and connection not in leaving
             ]
             if not moving:
@@ -155,7 +164,7 @@ class Health:
                     if still_here:
                         return  # these come back first
                     if not stats["lent"] and pool.min_size < pool.max_size:
-                        opener.prepare()
+                        connector.prepare()
                     spare = 1
                 chosen = set(moving[:spare])
                 leaving.update(chosen)
@@ -169,21 +178,9 @@ class Health:
 class _Watched:
     """A pool, with its connections that are to end when they come back."""
 
-    __slots__ = ("leaving", "opener", "pool")
+    __slots__ = ("connector", "leaving", "pool")
 
-    def __init__(self, pool: ConnectionPool[Any], opener: Opener) -> None:
+    def __init__(self, pool: ConnectionPool[Any], connector: _Prepares) -> None:
         self.pool = weakref.ref(pool)
-        self.opener = weakref.ref(opener)
+        self.connector = weakref.ref(connector)
         self.leaving: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def _connections(pool: ConnectionPool[Any]) -> list[Any]:
-    """Those of a pool by now, idle ones first."""
-    found: list[Any] = []
-
-    def note(connection: Any) -> bool:
-        found.append(connection)
-        return False
-
-    pool.retire(note)
-    return found

@@ -1,4 +1,4 @@
-"""From what a user types to the DN that is bound as, and what a login returns."""
+"""Finds the DN for the name that a user typed, and describes a user who logged in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from keyfront.errors import (
 )
 
 from .protocol import search_filter as filters
-from .protocol.session import SearchAnswer
+from .protocol.connection import SearchAnswer
+from .protocol.requests import password_octets
 
 _SIZE_LIMIT_EXCEEDED = 4
 # More than RFC 4514 section 2.4 asks for: "=", which may be, and controls, since libldap and slapd
@@ -28,9 +29,9 @@ _SPECIAL |= {x: f"\\{x:02x}" for x in (*range(32), 127)}
 class Identity:
     """A user whose password a server took.
 
-    :ivar dn: what was bound as: a DN, or a UPN where such are used
-    :ivar name: as it was given
-    :ivar server: the URL of the server that took it
+    :ivar dn: the name that was bound: a DN, or a UPN where such are used
+    :ivar name: the name as it was given
+    :ivar server: URL of the server that took the password
     :ivar password_expiring: seconds until the password expires, if the server says that it will
     :ivar grace: logins left with an expired password, if the server says so
     """
@@ -43,17 +44,17 @@ class Identity:
 
 
 class Names:
-    """How the name of a user leads to what is bound as.
+    """Finds the DN to bind for the name of a user.
 
     Where ``user_dn`` or ``search_base`` is given, the text is always a name: whoever may log in is
     decided there, and a user must not get around that by typing a DN.
 
-    :param user_dn: the DN of all users, with ``{}`` for the name, for example
+    :param user_dn: DN of every user, with ``{}`` for the name, for example
         ``uid={},ou=People,dc=example,dc=org``; the name is escaped (RFC 4514). Without a ``=`` it
         is no DN but what Active Directory takes as well, for example ``{}@example.org``.
-    :param search_base: where to search for users instead
-    :param user_filter: by which to search, with ``{}`` for the name, which is escaped (RFC 4515)
-    :raises OptionError: a template is none, or both ways are given
+    :param search_base: DN below which users are searched instead
+    :param user_filter: filter of that search, with ``{}`` for the name, which is escaped (RFC 4515)
+    :raises OptionError: a template lacks its ``{}``, or both ways are given
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class Names:
         self._user_filter = user_filter
 
     def find(self, name: str, search: Callable[..., SearchAnswer]) -> str:
-        """Return what to bind as.
+        """Return the DN to bind, or whatever else the server binds.
 
-        :param search: of the pool
+        :param search: the pool's :meth:`.directory.LDAPPool.search`
         :raises CredentialsError: there is nobody of this name, or more than one
         :raises DirectoryUnavailableError: the directory cannot be searched
         """
@@ -103,7 +104,7 @@ class Names:
 
 
 def escape_dn(value: str) -> str:
-    """A value for the text of a DN (RFC 4514 section 2.4): it means nothing but itself."""
+    """Escape a value for the text of a DN (RFC 4514 section 2.4): it means nothing but itself."""
     text = value.translate(_SPECIAL)
     if value.endswith(" "):
         text = f"{text[:-1]}\\ "
@@ -113,20 +114,17 @@ def escape_dn(value: str) -> str:
 
 
 def octets(password: str | bytes) -> bytes:
-    """A password as it is sent (RFC 4513 section 5.1.3).
+    """Return a password as it is sent (RFC 4513 section 5.1.3).
 
     :raises CredentialsError: it is empty, which a server would take for a wish to be nobody and
         accept for any user (RFC 4513 section 5.1.2), or no UTF-8 can express it
     :raises TypeError: it is neither text nor bytes
     """
-    secret: bytes | None
+    secret: bytes | None = None
     try:
-        if isinstance(password, bytes):
-            secret = password
-        elif isinstance(password, str):
-            secret = _encoded(password)
-        else:
+        if not isinstance(password, (str, bytes)):
             raise TypeError(f"a password is text or bytes, not {type(password).__name__}")
+        secret = password_octets(password)
         if secret:
             return secret
         reason = "it is empty" if secret is not None else "it cannot be written in UTF-8"
@@ -139,13 +137,6 @@ def octets(password: str | bytes) -> bytes:
         secret = None
 
 
-def _encoded(password: str) -> bytes | None:
-    try:
-        return password.encode()
-    except UnicodeEncodeError:
-        return None
-
-
 def _unknown() -> CredentialsError:
     return CredentialsError(
         Verdict.UNKNOWN_USER, diagnostic="no entry, or more than one, has this name"
@@ -153,7 +144,7 @@ def _unknown() -> CredentialsError:
 
 
 def _is_text(name: str, errors: str) -> bool:
-    """Whether any directory can have it."""
+    """Return whether any directory can have such a name."""
     try:
         name.encode("utf-8", errors)
     except UnicodeEncodeError:

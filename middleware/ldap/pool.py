@@ -1,9 +1,14 @@
-"""A pool of connections that are costly to open. It knows nothing of what they are for.
+"""A bounded pool of connections that are costly to open, with the options of psycopg_pool.
 
-Checking out takes microseconds while a connection is idle, and the one used last is lent first, so
+Checking out takes microseconds while a connection is idle. The one used last is lent first, so
 that those that are not needed grow old and are closed. If none is idle, the caller opens one,
-unless ``max_size`` are there; then it waits in turn. No lock is held while a connection is opened,
+unless ``max_size`` exist; then it waits in turn. No lock is held while a connection is opened,
 checked or closed.
+
+A connection is counted in ``size`` before it is opened and until it is closed, so there are never
+more than ``max_size``. Whoever gives up a connection, or its count, hands it to the longest waiter;
+hence while anybody waits, nothing is idle and ``size`` is ``max_size``. Whatever is raised, by
+whatever call, neither is lost.
 
 Each process has connections of its own: in a forked child the pool is empty at first. Where
 ``threading`` is monkey-patched by gevent or eventlet before the pool is made, the same code runs
@@ -12,67 +17,294 @@ on greenlets.
 
 from __future__ import annotations
 
+import bisect
+import enum
 import logging
 import os
+import random
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
-from keyfront.errors import OptionError, PoolTimeoutError
+from keyfront.errors import PoolClosedError, PoolFullError, PoolTimeoutError
 
-from .counts import Counts
-from .lease import Lease
-from .maintenance import Upkeep
-from .places import Grant, Member, Places
-from .stock import Found, Stock
-from .waiting import Queue
-from .workers import Crew, Worker
+from . import maintenance, ranges
+from .maintenance import Worker, Workers
 
 LOG = logging.getLogger(__name__)
 
 C = TypeVar("C")
+
+#: Connections that are opened together do not end together: up to this part of their lifetime is
+#: taken off, at random.
+LIFETIME_JITTER = 0.05
+
+
+class Connector(Protocol[C]):
+    """Opens, checks and closes a pool's connections; a pool knows nothing else of them."""
+
+    def open(self, seconds: float) -> C:
+        """Return a new connection within ``seconds``, or raise."""
+
+    def close(self, connection: C) -> None:
+        """Close a connection, without waiting for the network."""
+
+    def abandon(self, connection: C) -> None:
+        """Close the descriptor that a forked child inherits; the connection is the parent's."""
+
+    def check(self, connection: C) -> None:
+        """Ask the server over an idle connection for a sign of life; raise if there is none."""
+
+    def is_stale(self, connection: C) -> bool:
+        """Return whether an idle connection is seen to be dead; costs no round trip."""
+
+    def is_fit(self, connection: C) -> bool:
+        """Return whether a connection that comes back may be lent again."""
+
+
+class Member(Generic[C]):
+    """A connection of the pool with its dates, by the pool's clock."""
+
+    __slots__ = ("alive_at", "connection", "expires_at", "idle_since", "lent_at", "retired")
+
+    def __init__(self, connection: C, now: float, expires_at: float) -> None:
+        self.connection = connection
+        self.expires_at = expires_at
+        self.idle_since = now
+        self.lent_at = now
+        #: When it was last known to work.
+        self.alive_at = now
+        #: Whether it is to be closed when it is next seen.
+        self.retired = False
+
+
+class _Grant(enum.Enum):
+    """What a waiter gets other than a connection."""
+
+    OPEN = "leave to open a connection, which is counted already"
+    CLOSED = "nothing: the pool was closed"
+    MOVED = "nothing: this is a forked child, which has a state of its own"
+
+
+class _Found(enum.Enum):
+    """What looking at a connection shows."""
+
+    FIT = "it may be lent"
+    UNFIT = "it was closed at sight"
+    DEAD = "it was closed as it did not answer, which may have taken long"
+
+
+_FIT = _Found.FIT
+
+
+class _Waiter(Generic[C]):
+    """A thread that waits. Whoever takes it from the queue sets its grant, once, and wakes it."""
+
+    __slots__ = ("grant", "signal")
+
+    def __init__(self) -> None:
+        self.grant: Member[C] | _Grant | None = None
+        self.signal = threading.Lock()
+        self.signal.acquire()
+
+
+class _Counts:
+    """Sums since the pool was opened, or since they were last popped; times in seconds."""
+
+    __slots__ = (
+        *("closed", "errors", "evicted", "expired", "lost", "open_errors", "opened", "queued"),
+        *("requests", "used", "waited"),
+    )
+
+    def __init__(self) -> None:
+        self.requests = self.queued = self.errors = self.opened = self.open_errors = 0
+        self.closed = self.lost = self.expired = self.evicted = 0
+        self.used = self.waited = 0.0
+
+
+class State(Generic[C]):
+    """The state of a pool in one process. All is read and changed under ``lock``.
+
+    :param min_size: connections below which the workers are woken
+    :param workers: the background threads of this process, not yet started
+    """
+
+    def __init__(self, min_size: int, workers: Workers) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        #: Notified of each new connection, and of each one closed once the pool is closed.
+        self.changed = threading.Condition(self.lock)
+        self.opened = False
+        self.closed = False
+        #: Connections that exist: idle, lent, being opened or being closed.
+        self.size = 0
+        #: In the order of ``idle_since``; the last is lent next.
+        self.idle: list[Member[C]] = []
+        #: By the identity of the connection; also those that the pool itself examines.
+        self.lent: dict[int, Member[C]] = {}
+        self.waiters: OrderedDict[_Waiter[C], None] = OrderedDict()
+        self.workers = workers
+        self.counts = _Counts()
+        #: Whether one of the workers is looking through the idle connections.
+        self.sweeping = False
+        #: Whether a connection was found dead only after it had been asked: others may be, too.
+        self.suspect = False
+        #: Failed attempts of the workers to open a connection, since the last that succeeded.
+        self.failures = 0
+        #: When the workers may try again, by the pool's clock.
+        self.retry_at = 0.0
+        self.last_error = ""
+        #: The states of forked children by process id, in their memory only.
+        self.children: dict[int, State[C]] = {}
+        #: What the parent had lent at the fork: a checkin of these is right, and does nothing.
+        self.inherited: dict[int, C] = {}
+        self._min_size = min_size
+
+    @property
+    def is_open(self) -> bool:
+        """Whether connections may be checked out."""
+        return self.opened and not self.closed
+
+    def lend(self) -> Member[C]:
+        """Lend the connection that was idle for the shortest time."""
+        member = self.idle.pop()
+        self.lent[id(member.connection)] = member
+        return member
+
+    def lend_this(self, member: Member[C]) -> bool:
+        """Lend this connection if it is idle, and return whether it is."""
+        if member not in self.idle:
+            return False
+        self.idle.remove(member)
+        self.lent[id(member.connection)] = member
+        return True
+
+    def put(self, member: Member[C]) -> None:
+        """Hand a connection that is not lent to the longest waiter, or keep it idle."""
+        if self.waiters:
+            self.lent[id(member.connection)] = member
+            self._wake(member)
+        elif self.idle and self.idle[-1].idle_since > member.idle_since:
+            bisect.insort(self.idle, member, key=lambda other: other.idle_since)
+        else:
+            self.idle.append(member)
+
+    def subtract(self) -> None:
+        """Count one connection less, or let the longest waiter open one in its stead."""
+        if self.waiters:
+            self._wake(_Grant.OPEN)
+            return
+        self.size -= 1
+        if self.closed:
+            self.changed.notify_all()
+        elif self.size < self._min_size:
+            self.workers.wake()
+
+    def close(self) -> None:
+        """Lend no more, and fail all who wait."""
+        self.closed = True
+        while self.waiters:
+            self._wake(_Grant.CLOSED)
+        self.workers.wake()
+        self.changed.notify_all()
+
+    def _wake(self, grant: Member[C] | _Grant) -> None:
+        waiter, _ = self.waiters.popitem(last=False)
+        waiter.grant = grant
+        waiter.signal.release()
+
+    def in_child(self) -> State[C]:
+        """Return the empty state of this forked child.
+
+        It takes no lock: a thread of the parent may have held any, and nobody here would release
+        it.
+        """
+        child = self.children.get(os.getpid())
+        if child is None:
+            child = State[C](self._min_size, self.workers.in_child())
+            child.opened, child.closed = self.opened, self.closed
+            for member in list(self.lent.values()):
+                child.inherited[id(member.connection)] = member.connection
+            child = self.children.setdefault(child.pid, child)
+        return child
+
+    def leave_to_child(self) -> list[C]:
+        """Return the parent's connections, once, and send on those who wait in this child.
+
+        Only greenlets still wait there; of threads, none but the forking one lives on.
+        """
+        members = []
+        # One by one, as two threads of the child may both be at it.
+        with suppress(IndexError):
+            while True:
+                members.append(self.idle.pop())
+        with suppress(KeyError):
+            while True:
+                members.append(self.lent.popitem()[1])
+        with suppress(KeyError):
+            while True:
+                self._wake(_Grant.MOVED)
+        return [member.connection for member in members]
+
+
+class Lease(Generic[C]):
+    """A context manager, for one use, that lends a connection for the length of its block.
+
+    :param timeout: seconds to wait for a connection; ``None`` for the pool's
+    """
+
+    __slots__ = ("_connection", "_pool", "_timeout")
+
+    def __init__(self, pool: ConnectionPool[C], timeout: float | None = None) -> None:
+        self._pool = pool
+        self._timeout = timeout
+
+    def __enter__(self) -> C:
+        self._connection = self._pool.checkout(self._timeout)
+        return self._connection
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A killed greenlet or an interrupt may have left half an answer in the connection.
+        killed = kind is not None and not issubclass(kind, Exception)
+        self._pool.checkin(self._connection, killed)
 
 
 class ConnectionPool(Generic[C]):
     """At most ``max_size`` connections, lent to one thread at a time.
 
     It must be opened before use, and closed after it; both may be left to a ``with`` block. All
-    times are seconds. ``math.inf`` stands for never.
+    times are seconds; ``math.inf`` stands for never.
 
-    :param open: returns a new connection within the seconds it is given, or raises
-    :param close: closes a connection, without waiting for the network
-    :param check: asks the server over a connection; raises if it does not work
-    :param usable: whether a connection that comes back may be lent again
-    :param stale: whether a connection is seen to be dead without asking; called at every checkout
-    :param abandon: closes what a forked child inherits: its descriptor only, as the connection is
-        still the parent's; without it they are just forgotten
-    :param name: for messages, and in the names of the worker threads
+    :param connector: opens, checks and closes connections
+    :param name: named in messages, and in the names of the worker threads
     :param min_size: connections that the workers keep open, 0 to ``max_size``
-    :param max_size: at least 1
-    :param timeout: for a checkout, opening included
+    :param max_size: connections that may exist, at least 1
+    :param timeout: seconds for a checkout, opening included; above 0
     :param max_waiting: threads that may wait at a time; 0 for any number
-    :param max_lifetime: a connection's age at which it is closed, less up to 5 %
-    :param max_idle: after which an unused connection is closed, or, if it is one of ``min_size``,
-        checked: choose less than what the server allows
+    :param max_lifetime: age at which a connection is closed, less up to 5 %; above 0
+    :param max_idle: seconds after which an unused connection is closed, or, if it is one of
+        ``min_size``, checked; above 0. Choose less than what the server allows.
     :param check_after: idle seconds after which a connection is checked before it is lent
     :param workers: background threads; with 0, :meth:`maintain` must be called now and then
-    :param retry_delay: before the workers try again to open a connection; doubled each time up to
-        a minute
-    :param clock: what time it is
+    :param retry_delay: seconds until the workers try again to open a connection, above 0; doubled
+        each time up to a minute
+    :param clock: returns seconds that never go back
     :raises OptionError: a value is out of range
     """
 
     def __init__(
         self,
-        open: Callable[[float], C],
-        close: Callable[[C], None],
+        connector: Connector[C],
         *,
-        check: Callable[[C], None] | None = None,
-        usable: Callable[[C], bool] = lambda connection: True,
-        stale: Callable[[C], bool] = lambda connection: False,
-        abandon: Callable[[C], None] = lambda connection: None,
         name: str = "pool",
         min_size: int = 1,
         max_size: int = 10,
@@ -85,48 +317,32 @@ class ConnectionPool(Generic[C]):
         retry_delay: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        for option, number, least in (
-            ("max_size", max_size, 1),
-            ("max_waiting", max_waiting, 0),
-            ("check_after", check_after, 0),
-            ("workers", workers, 0),
-        ):
-            if not number >= least:
-                raise OptionError(option, number, f"{least} or more")
-        if not 0 <= min_size <= max_size:
-            raise OptionError("min_size", min_size, f"from 0 to max_size ({max_size})")
+        ranges.sizes(min_size, max_size)
+        for option, number in (("max_waiting", max_waiting), ("workers", workers)):
+            ranges.count(option, number)
         for option, seconds in (
             ("timeout", timeout),
             ("max_lifetime", max_lifetime),
             ("max_idle", max_idle),
             ("retry_delay", retry_delay),
         ):
-            if not seconds > 0:  # not a number is neither
-                raise OptionError(option, seconds, "more than 0 seconds")
+            ranges.above_zero(option, seconds)
+        ranges.zero_or_more("check_after", check_after)
         self.name = name
         self.min_size = min_size
         self.max_size = max_size
-        self._usable = usable
-        self._timeout = timeout
-        self._check_after = check_after
-        self._workers = workers
-        self._clock = clock
-        self._stock = Stock(
-            open, close, check=check, stale=stale, abandon=abandon, name=name,
-            max_lifetime=max_lifetime, clock=clock,
-        )
-        self._queue = Queue(
-            self._stock, name=name, max_size=max_size, max_waiting=max_waiting, clock=clock
-        )
-        self._upkeep = Upkeep(
-            self._stock, name=name, min_size=min_size, max_idle=max_idle, check_after=check_after,
-            open_timeout=timeout, retry_delay=retry_delay, clock=clock,
-        )
-        self._places: Places[C] = Places(min_size, Crew(name, workers))
+        self.timeout = timeout
+        self.max_idle = max_idle
+        self.check_after = check_after
+        self.retry_delay = retry_delay
+        self.clock = clock
+        self._connector = connector
+        self._max_waiting = max_waiting
+        self._max_lifetime = max_lifetime
+        self._state: State[C] = State(min_size, Workers(name, workers))
 
     def __repr__(self) -> str:
-        places = self._places
-        return f"<{type(self).__name__} {self.name}: {places.size} of {self.max_size}>"
+        return f"<{type(self).__name__} {self.name}: {self._state.size} of {self.max_size}>"
 
     def __enter__(self) -> Self:
         self.open()
@@ -140,7 +356,7 @@ class ConnectionPool(Generic[C]):
     ) -> None:
         self.close()
 
-    # Using it
+    # Checking out and in
 
     def connection(self, timeout: float | None = None) -> Lease[C]:
         """Return a context manager that lends a connection; see :meth:`checkout`.
@@ -161,24 +377,26 @@ class ConnectionPool(Generic[C]):
         :raises PoolFullError: ``max_waiting`` others wait already
         :raises PoolClosedError: the pool is closed, or becomes closed meanwhile
         """
-        places = self._places
-        if places.pid != os.getpid():
-            places = self._inherit()
-        now = self._clock()
-        with places.lock:
-            places.counts.requests += 1
-            member = places.lend() if places.idle else None
+        state = self._state
+        if state.pid != os.getpid():
+            state = self._begin_in_child()
+        now = self.clock()
+        member = found = None
+        with state.lock:
+            state.counts.requests += 1
+            if state.idle:
+                member = state.idle.pop()
+                state.lent[id(member.connection)] = member
         try:
-            found = None
             if member is not None:
                 member.lent_at = now
-                found = self._stock.look(places, member, self._check_after)
-                if found is Found.FIT:
+                found = self._look(state, member, now, self.check_after)
+                if found is _FIT:
                     return member.connection
-            return self._checkout_slowly(places, now, timeout, found)
+            return self._checkout_slowly(state, now, timeout, found)
         except BaseException:
-            with places.lock:
-                places.counts.errors += 1
+            with state.lock:
+                state.counts.errors += 1
             raise
 
     def checkin(self, connection: C, discard: bool = False) -> None:
@@ -187,80 +405,278 @@ class ConnectionPool(Generic[C]):
         :param discard: close it, whatever it looks like
         :raises ValueError: it is not lent by this pool, or was given back before
         """
-        places = self._places
-        if places.pid != os.getpid():
-            places = self._inherit()
+        state = self._state
+        if state.pid != os.getpid():
+            state = self._begin_in_child()
         keep = False
         try:
-            keep = not discard and self._usable(connection)
+            keep = not discard and self._connector.is_fit(connection)
         finally:
-            now = self._clock()
+            now = self.clock()
             expired = False
-            with places.lock:
-                member = places.lent.pop(id(connection), None)
+            with state.lock:
+                member = state.lent.pop(id(connection), None)
                 if member is not None:
-                    places.counts.used += now - member.lent_at
+                    state.counts.used += now - member.lent_at
                     expired = now >= member.expires_at
-                    if keep and not (expired or member.retired or places.closed):
+                    if keep and not (expired or member.retired or state.closed):
                         member.idle_since = member.alive_at = now
-                        places.put(member)
+                        state.put(member)
                         member = None
-                elif places.inherited.pop(id(connection), None) is None:
+                elif state.inherited.pop(id(connection), None) is None:
                     raise ValueError(f"{self.name}: this connection is not lent by the pool")
             if member is not None:
-                self._stock.drop(places, member, expired=expired)
+                self.drop(state, member, expired=expired)
 
     def _checkout_slowly(
-        self, places: Places[C], now: float, timeout: float | None, found: Found | None
+        self, state: State[C], now: float, timeout: float | None, found: _Found | None
     ) -> C:
-        """Lend another connection than the one that was found unfit, whose place is still ours."""
-        timeout = self._timeout if timeout is None else timeout
+        """Lend a connection other than the first idle one.
+
+        :param found: how that one was unfit: it is closed and still counted, so that another may
+            be opened; ``None`` if none was idle
+        """
+        timeout = self.timeout if timeout is None else timeout
         deadline = now + timeout
         while True:
-            grant: Member[C] | Grant = Grant.PLACE
+            grant: Member[C] | _Grant = _Grant.OPEN
             if found is None:
-                grant = self._queue.take(places, deadline, timeout)
-            elif found is Found.DEAD:
+                grant = self._wait_in_turn(state, deadline, timeout)
+            elif found is _Found.DEAD:
                 # Asking the next may take as long again: that is for the workers.
-                places.suspect = True
-                places.crew.ring()
+                state.suspect = True
+                state.workers.wake()
             else:
-                with places.lock:
-                    if places.idle:
-                        grant = places.lend()
-                        places.give_back()
-            if grant is Grant.PLACE:
-                opened = self._open_into_place(places, deadline, timeout)
+                with state.lock:
+                    if state.idle:
+                        grant = state.lend()
+                        state.subtract()
+            if grant is _Grant.OPEN:
+                opened = self._open_in_time(state, deadline, timeout)
                 if opened is not None:
                     return opened.connection
-                grant = Grant.MOVED
-            if grant is Grant.MOVED:
-                places, found = self._here(), None
-            elif grant is Grant.CLOSED:
-                raise self._stock.closed_error(places)
+                grant = _Grant.MOVED
+            if grant is _Grant.MOVED:
+                state, found = self._here(), None
+            elif grant is _Grant.CLOSED:
+                raise self._closed_error(state)
             else:
                 assert isinstance(grant, Member)
-                grant.lent_at = self._clock()
-                found = self._stock.look(places, grant, self._check_after)
-                if found is Found.FIT:
+                grant.lent_at = self.clock()
+                found = self._look(state, grant, grant.lent_at, self.check_after)
+                if found is _FIT:
                     return grant.connection
 
-    def _open_into_place(
-        self, places: Places[C], deadline: float, timeout: float
-    ) -> Member[C] | None:
-        """Open a connection into a place that is ours, or give that back."""
+    def _wait_in_turn(
+        self, state: State[C], deadline: float, timeout: float
+    ) -> Member[C] | _Grant:
+        """Return an idle connection or leave to open one, or wait in turn for either."""
+        waiter: _Waiter[C] = _Waiter()
+        began = self.clock()
         try:
-            left = deadline - self._clock()
-            if left <= 0:
-                raise self._queue.timeout_error(places, timeout)
-            places.crew.start(self)
+            with state.lock:
+                if not state.is_open:
+                    raise self._closed_error(state)
+                if state.idle:
+                    return state.lend()
+                if began >= deadline:
+                    raise self._timeout_error(state, timeout)
+                if state.size < self.max_size:
+                    state.size += 1
+                    return _Grant.OPEN
+                waiting = len(state.waiters)
+                if self._max_waiting and waiting >= self._max_waiting:
+                    raise PoolFullError(
+                        f"{self.name}: all {self.max_size} connections are in use and {waiting} "
+                        "requests wait already, which is max_waiting"
+                    )
+                state.waiters[waiter] = None
+                state.counts.queued += 1
+            waiter.signal.acquire(timeout=min(deadline - began, threading.TIMEOUT_MAX))
+            with state.lock:
+                state.counts.waited += self.clock() - began
+                if waiter.grant is None:
+                    del state.waiters[waiter]
+                    raise self._timeout_error(state, timeout)
+                return waiter.grant
         except BaseException:
-            with places.lock:
-                places.give_back()
+            # What was granted at this very moment is handed on.
+            with state.lock:
+                state.waiters.pop(waiter, None)
+                grant = waiter.grant
+                if grant is _Grant.OPEN:
+                    state.subtract()
+            if isinstance(grant, Member):
+                self._put_back(state, grant)
             raise
-        return self._stock.open(places, left)
 
-    # Its life
+    def _open_in_time(
+        self, state: State[C], deadline: float, timeout: float
+    ) -> Member[C] | None:
+        """Open a connection that is counted already; see :meth:`open_counted`."""
+        try:
+            left = deadline - self.clock()
+            if left <= 0:
+                raise self._timeout_error(state, timeout)
+            state.workers.start(self)
+        except BaseException:
+            with state.lock:
+                state.subtract()
+            raise
+        return self.open_counted(state, left, lend=True)
+
+    # Opening, examining and closing one connection: what may touch the network
+
+    def open_counted(self, state: State[C], seconds: float, *, lend: bool) -> Member[C] | None:
+        """Open a connection that ``size`` counts already; if anything is raised, it does no more.
+
+        :param seconds: time to open it
+        :param lend: lend it to the caller; otherwise it goes to the longest waiter or is idle
+        :return: ``None`` if the process was forked meanwhile, and this is the child
+        :raises PoolClosedError: the pool was closed meanwhile
+        """
+        try:
+            connection = self._connector.open(seconds)
+        except BaseException as error:
+            with state.lock:
+                state.counts.open_errors += 1
+                state.last_error = str(error) or type(error).__name__
+                state.subtract()
+            raise
+        now = self.clock()
+        lifetime = self._max_lifetime * (1 - LIFETIME_JITTER * random.random())
+        member = Member(connection, now, now + lifetime)
+        closed = False
+        try:
+            with state.lock:
+                here = state.pid == os.getpid()
+                if here:
+                    closed = state.closed
+                    state.counts.opened += 1
+                    state.failures, state.last_error = 0, ""
+                    # In one step: who waits for it to be open finds it where it belongs.
+                    if lend or closed:
+                        state.lent[id(connection)] = member
+                    else:
+                        state.put(member)
+                    state.changed.notify_all()
+        except BaseException:
+            self.drop(state, member)
+            raise
+        if not here:
+            self._abandon(connection)
+            return None
+        if closed:
+            self.drop(state, member)
+            raise self._closed_error(state)
+        return member
+
+    def examine(self, state: State[C], member: Member[C], check_after: float) -> None:
+        """Look at a connection if it is idle, and keep it so if it works.
+
+        :param check_after: seconds without a sign of life after which the server is asked
+        """
+        with state.lock:
+            idle = state.lend_this(member)
+        if not idle:
+            return
+        if self._look(state, member, self.clock(), check_after) is _FIT:
+            self._put_back(state, member)
+        else:
+            with state.lock:
+                state.subtract()
+
+    def drop(
+        self, state: State[C], member: Member[C], *, expired: bool = False, evicted: bool = False
+    ) -> None:
+        """Close a lent connection, and count one less.
+
+        :param expired: count it among those that reached ``max_lifetime``
+        :param evicted: count it among those that nobody wanted for ``max_idle``
+        """
+        self._discard(state, member, expired=expired, evicted=evicted)
+        with state.lock:
+            state.subtract()
+
+    def _look(
+        self, state: State[C], member: Member[C], now: float, check_after: float
+    ) -> _Found:
+        """See whether a lent connection works, and else close it: it is still counted then."""
+        lost = expired = asked = False
+        try:
+            if member.retired:
+                pass
+            elif now >= member.expires_at:
+                expired = True
+            elif self._connector.is_stale(member.connection):
+                lost = True
+            elif now - member.alive_at < check_after:
+                return _FIT
+            else:
+                asked = True
+                self._connector.check(member.connection)
+                member.alive_at = self.clock()
+                return _FIT
+        except Exception as error:
+            lost = True
+            if asked:
+                LOG.info("%s: a connection was lost while it was idle: %s", self.name, error)
+        except BaseException:
+            self.drop(state, member)
+            raise
+        self._discard(state, member, lost=lost, expired=expired)
+        return _Found.DEAD if asked else _Found.UNFIT
+
+    def _put_back(self, state: State[C], member: Member[C]) -> None:
+        """Hand a lent connection that was not used to the longest waiter, or keep it idle."""
+        with state.lock:
+            if state.is_open and not member.retired:
+                del state.lent[id(member.connection)]
+                state.put(member)
+                return
+        self.drop(state, member)
+
+    def _discard(
+        self,
+        state: State[C],
+        member: Member[C],
+        *,
+        lost: bool = False,
+        expired: bool = False,
+        evicted: bool = False,
+    ) -> None:
+        """Close a lent connection; it is still counted, unless something is raised."""
+        with state.lock:
+            state.lent.pop(id(member.connection), None)
+            counts = state.counts
+            counts.closed += 1
+            counts.lost += lost
+            counts.expired += expired
+            counts.evicted += evicted
+        try:
+            self._connector.close(member.connection)
+        except Exception as error:
+            LOG.debug("%s: closing a connection: %s", self.name, error)
+        except BaseException:
+            with state.lock:
+                state.subtract()
+            raise
+
+    def _abandon(self, connection: C) -> None:
+        with suppress(Exception):
+            self._connector.abandon(connection)
+
+    def _closed_error(self, state: State[C]) -> PoolClosedError:
+        told = "is closed" if state.closed else "was not opened; call open() first"
+        return PoolClosedError(f"{self.name}: the pool {told}")
+
+    def _timeout_error(self, state: State[C], timeout: float) -> PoolTimeoutError:
+        return PoolTimeoutError(
+            f"{self.name}: no connection became free within {timeout:.3g} s: "
+            f"{state.size} of {self.max_size} are in use and {len(state.waiters)} requests wait"
+        )
+
+    # The pool's own life
 
     @property
     def closed(self) -> bool:
@@ -272,13 +688,13 @@ class ConnectionPool(Generic[C]):
 
         :raises PoolClosedError: it was closed; a closed pool stays closed
         """
-        places = self._here()
-        with places.lock:
-            if places.closed:
-                raise self._stock.closed_error(places)
-            places.opened = True
+        state = self._here()
+        with state.lock:
+            if state.closed:
+                raise self._closed_error(state)
+            state.opened = True
         if self.min_size:
-            places.crew.start(self)
+            state.workers.start(self)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until ``min_size`` connections are open.
@@ -287,22 +703,23 @@ class ConnectionPool(Generic[C]):
         :raises PoolTimeoutError: they are not; names the last error
         :raises PoolClosedError: the pool is closed, or becomes closed meanwhile
         """
-        places = self._here()
-        timeout = self._timeout if timeout is None else timeout
-        if not self._workers:
+        state = self._here()
+        timeout = self.timeout if timeout is None else timeout
+        if not state.workers.count:
             self.maintain()
             timeout = 0.0  # nobody else would open any
-        with places.changed:
-            places.changed.wait_for(
-                lambda: not places.is_open or places.connections >= self.min_size,
+        with state.changed:
+            state.changed.wait_for(
+                lambda: not state.is_open or len(state.idle) + len(state.lent) >= self.min_size,
                 min(timeout, threading.TIMEOUT_MAX),
             )
-            if not places.is_open:
-                raise self._stock.closed_error(places)
-            if places.connections < self.min_size:
-                reason = f": {places.last_error}" if places.last_error else ""
+            if not state.is_open:
+                raise self._closed_error(state)
+            count = len(state.idle) + len(state.lent)
+            if count < self.min_size:
+                reason = f": {state.last_error}" if state.last_error else ""
                 raise PoolTimeoutError(
-                    f"{self.name}: {places.connections} of {self.min_size} connections are open "
+                    f"{self.name}: {count} of {self.min_size} connections are open "
                     f"after {timeout:g} s{reason}"
                 )
 
@@ -313,51 +730,57 @@ class ConnectionPool(Generic[C]):
 
         :return: whether all connections are closed and the workers have been told
         """
-        places = self._here()
+        state = self._here()
         deadline = time.monotonic() + timeout
-        with places.lock:
-            places.close()
+        with state.lock:
+            state.close()
         while True:
-            with places.lock:
-                idle = places.lend() if places.idle else None
+            with state.lock:
+                idle = state.lend() if state.idle else None
             if idle is None:
                 break
-            self._stock.drop(places, idle)
-        with places.changed:
+            self.drop(state, idle)
+        with state.changed:
             left = min(max(deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)
-            done = places.changed.wait_for(lambda: places.size == 0, left)
-            size = places.size
-        places.crew.join(deadline - time.monotonic())
+            done = state.changed.wait_for(lambda: state.size == 0, left)
+            size = state.size
+        state.workers.join(deadline - time.monotonic())
         if not done:
             LOG.warning("%s: closed, but %d connections are still in use", self.name, size)
         return done
 
     def check(self) -> None:
         """Look at each idle connection now, ask the server over it, and close the dead ones."""
-        places = self._here()
-        with places.lock:
-            members = list(places.idle)
+        state = self._here()
+        with state.lock:
+            members = list(state.idle)
         for member in members:
-            self._stock.examine(places, member, 0.0)
+            self.examine(state, member, 0.0)
+
+    def connections(self) -> list[C]:
+        """Return the connections there are, idle ones first, without those being opened."""
+        state = self._here()
+        with state.lock:
+            return [member.connection for member in (*state.idle, *state.lent.values())]
 
     def retire(self, predicate: Callable[[C], bool]) -> int:
-        """Close the connections of which ``predicate`` is true: now, or when they come back.
+        """Close the connections for which ``predicate`` is true: now, or when they come back.
 
         What is being opened meanwhile is not asked about.
 
-        :return: how many there are
+        :return: the number of these connections
         """
-        places = self._here()
-        with places.lock:
-            members = [*places.idle, *places.lent.values()]
+        state = self._here()
+        with state.lock:
+            members = [*state.idle, *state.lent.values()]
         chosen = [member for member in members if predicate(member.connection)]
         for member in chosen:
             member.retired = True
         for member in chosen:
-            with places.lock:
-                found = places.borrow(member)
+            with state.lock:
+                found = state.lend_this(member)
             if found:
-                self._stock.drop(places, member)
+                self.drop(state, member)
         return len(chosen)
 
     def maintain(self) -> float:
@@ -365,57 +788,73 @@ class ConnectionPool(Generic[C]):
 
         :return: seconds until there is more to do
         """
-        return self._upkeep.run(self._here())
+        return maintenance.run(self, self._here())
+
+    def work(self, worker: Worker) -> float | None:
+        """Do what is due, for a worker, which alone calls this.
+
+        :return: seconds until there is more to do, ``None`` if that is never
+        """
+        state = self._state
+        if worker.pid != os.getpid() or worker not in state.workers or not state.is_open:
+            return None
+        return maintenance.run(self, state)
 
     def get_stats(self) -> dict[str, int | float]:
         """Return sizes as they are, and counts since the start or since they were last popped.
 
-        ``lent`` includes connections that the pool itself examines; what is neither idle nor lent
-        of ``size`` is being opened or closed.
+        Sizes: ``size``, ``idle``, ``lent`` (also those that the pool itself examines; what is
+        neither is being opened or closed), ``waiting``, ``max_size``. By the counts an operator
+        sizes the pool: ``requests``, of these ``requests_queued`` had to wait for another's
+        connection, ``requests_wait_ms`` in all, and ``requests_errors`` ended without one;
+        ``opened``, ``open_errors``, ``closed`` for whatever reason, of these ``lost`` were found
+        dead before they were lent, ``expired`` had reached ``max_lifetime``, and ``idle_evicted``
+        nobody wanted for ``max_idle``; ``usage_ms`` connections were lent, in all.
         """
         return self._statistics(pop=False)
 
     def pop_stats(self) -> dict[str, int | float]:
-        """Like :meth:`get_stats`, and begin to count anew."""
+        """Return what :meth:`get_stats` does, and begin to count anew."""
         return self._statistics(pop=True)
 
     def _statistics(self, *, pop: bool) -> dict[str, int | float]:
-        places = self._here()
-        with places.lock:
-            counts = places.counts
+        state = self._here()
+        with state.lock:
+            counts = state.counts
             if pop:
-                places.counts = Counts()
+                state.counts = _Counts()
             return {
-                "size": places.size,
-                "idle": len(places.idle),
-                "lent": len(places.lent),
-                "waiting": len(places.waiters),
+                "size": state.size,
+                "idle": len(state.idle),
+                "lent": len(state.lent),
+                "waiting": len(state.waiters),
                 "max_size": self.max_size,
-                **counts.statistics(),
+                "requests": counts.requests,
+                "requests_queued": counts.queued,
+                "requests_wait_ms": round(counts.waited * 1000),
+                "requests_errors": counts.errors,
+                "opened": counts.opened,
+                "open_errors": counts.open_errors,
+                "closed": counts.closed,
+                "lost": counts.lost,
+                "expired": counts.expired,
+                "idle_evicted": counts.evicted,
+                "usage_ms": round(counts.used * 1000),
             }
 
-    # Processes and threads
+    def _here(self) -> State[C]:
+        """Return the state of this process."""
+        state = self._state
+        return state if state.pid == os.getpid() else self._begin_in_child()
 
-    def _here(self) -> Places[C]:
-        """Return the places of this process."""
-        places = self._places
-        return places if places.pid == os.getpid() else self._inherit()
-
-    def _inherit(self) -> Places[C]:
-        """Begin with empty places in a forked child."""
-        parents = self._places
+    def _begin_in_child(self) -> State[C]:
+        """Begin with an empty state in a forked child."""
+        parents = self._state
         if parents.pid == os.getpid():
             return parents
-        places = self._places = parents.inherit()
-        for connection in parents.desert():
-            self._stock.abandon(connection)
-        if places.is_open and self.min_size:
-            places.crew.start(self)
-        return places
-
-    def work(self, worker: Worker) -> float | None:
-        """Called by the workers only."""
-        places = self._places
-        if worker.pid != os.getpid() or worker not in places.crew or not places.is_open:
-            return None
-        return self._upkeep.run(places)
+        state = self._state = parents.in_child()
+        for connection in parents.leave_to_child():
+            self._abandon(connection)
+        if state.is_open and self.min_size:
+            state.workers.start(self)
+        return state

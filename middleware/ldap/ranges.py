@@ -1,43 +1,14 @@
-"""What the options of a directory pool may be; errors name option, value and range."""
+"""Checks of options against their ranges; the errors name option, value and range."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 from keyfront.errors import OptionError
 
-from .protocol.tls import TLS
-from .protocol.urls import ServerURL
-
-
-def servers(urls: str | Sequence[str]) -> list[ServerURL]:
-    """Read URLs: a sequence, or one text with commas or spaces between them.
-
-    :raises OptionError: there is none, or one is no URL of an LDAP server
-    """
-    texts = urls.replace(",", " ").split() if isinstance(urls, str) else urls
-    found = list(dict.fromkeys(ServerURL.parse(text, "urls") for text in texts))
-    if not found:
-        raise OptionError("urls", "(none)", "at least one LDAP URL")
-    return found
-
-
-def secured(tls: TLS | None, urls: Sequence[ServerURL]) -> TLS:
-    """Return the options of TLS, after a look whether they go with the URLs and the files exist.
-
-    :raises OptionError: StartTLS is wanted where it cannot be, or a file cannot be read
-    """
-    tls = TLS() if tls is None else tls
-    for url in urls:
-        if tls.start_tls and url.scheme != "ldap":
-            raise OptionError("start_tls", True, f"off with {url.scheme}:// ({url.text})")
-    if tls.start_tls or any(url.scheme == "ldaps" for url in urls):
-        tls.context()
-    return tls
-
 
 def above_zero(option: str, value: float) -> float:
-    """Check a time.
+    """Return a number of seconds above 0, ``math.inf`` included.
 
     :raises OptionError: it is no number above 0
     """
@@ -47,7 +18,7 @@ def above_zero(option: str, value: float) -> float:
 
 
 def zero_or_more(option: str, value: float) -> float:
-    """Check a time that may be none.
+    """Return a number of seconds from 0, ``math.inf`` included.
 
     :raises OptionError: it is no number, or below 0
     """
@@ -57,11 +28,11 @@ def zero_or_more(option: str, value: float) -> float:
 
 
 def finite(option: str, value: float) -> float:
-    """Check a time that may not be without end.
+    """Return a number of seconds above 0 that is not infinite.
 
     :raises OptionError: it is no number above 0, or infinite
     """
-    if above_zero(option, value) == float("inf"):
+    if above_zero(option, value) == math.inf:
         raise OptionError(option, value, "a number of seconds above 0, and finite")
     return value
 
@@ -69,7 +40,7 @@ def finite(option: str, value: float) -> float:
 def sizes(minimum: int, maximum: int, prefix: str = "") -> None:
     """Check a pair of sizes.
 
-    :param prefix: of the options' names
+    :param prefix: beginning of both options' names
     :raises OptionError: the maximum is below 1, or the minimum negative or above it
     """
     low, high = f"{prefix}min_size", f"{prefix}max_size"
@@ -80,9 +51,9 @@ def sizes(minimum: int, maximum: int, prefix: str = "") -> None:
 
 
 def count(option: str, value: int) -> int:
-    """Check a whole number.
+    """Return a whole number from 0.
 
-    :raises OptionError: it is none, or below 0
+    :raises OptionError: it is no whole number, or below 0
     """
     if not _is_count(value) or value < 0:
         raise OptionError(option, value, "a whole number, 0 or more")

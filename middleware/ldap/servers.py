@@ -1,9 +1,9 @@
 """The LDAP servers of a pool: which one is asked next, and which ones are left alone.
 
-Each server has a breaker (``breaker.py``). Who needs a connection gets one to a server that is up,
-and pays at most once for finding out that one is down; whether it is up again is asked in the
-background. In the log a server that goes down is one line, with the reason and when it is tried
-next, and one that is back is another, with how long it was down.
+Each server has a circuit breaker. Who needs a connection gets one to a server that is up, and pays
+at most once for finding out that one is down; whether it is up again is asked in the background.
+In the log a server that goes down is one line, with the reason and when it is tried next, and one
+that is back is another, with how long it was down.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from keyfront.errors import (
     OptionError,
 )
 
-from .breaker import Attempt, Breaker, State
-from .protocol.addresses import Address, Addresses, Resolve, look_up
+from . import ranges
+from .protocol.transport import Address, Addresses, Resolve, look_up
 from .protocol.urls import ServerURL
 
 LOG = logging.getLogger(__name__)
@@ -38,16 +38,220 @@ SLOW_START_SECONDS = 30.0
 _FAIR_SECONDS = 0.25
 
 C = TypeVar("C")
+State = Literal["up", "down", "probing"]
+
+
+class Attempt:
+    """Leave to ask a server once; its outcome has to be told to the breaker that gave it."""
+
+    __slots__ = ("began",)
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+
+
+class Breaker:
+    """The circuit breaker of one server. Its owner holds a lock around each call, and logs.
+
+    It is closed while its server is taken for up, opens at the first failure, and lets one attempt
+    through when its time has come (half-open): if that succeeds the server is up, if not the next
+    one has to wait longer. So a server that is down is probed by one caller at a time,
+    ``retry_delay`` seconds after it went down and then after twice as long each time.
+
+    Only such a probe brings it up again. What else still comes from a server that is down, late
+    connects and answers on older connections, does not: of a server that takes no new connections
+    while it serves old ones, half of the users would wait for the next failure, again and again.
+
+    :param retry_delay: seconds from a failure to the first probe, above 0
+    :param max_retry_delay: seconds, the most that doubling leads to
+    :param jitter: part by which a delay is made longer or shorter, 0 to below 1, so that many
+        processes do not ask at once
+    :param clock: returns seconds that never go back
+    :param random: makes the jitter
+    """
+
+    __slots__ = (
+        "_clock",
+        "_delay",
+        "_down_since",
+        "_due",
+        "_failed_at",
+        "_jitter",
+        "_max_retry_delay",
+        "_probe",
+        "_random",
+        "_retry_delay",
+        "_up_since",
+        "_urgent",
+        "failures",
+        "last_error",
+    )
+
+    def __init__(
+        self,
+        *,
+        retry_delay: float,
+        max_retry_delay: float,
+        jitter: float,
+        clock: Callable[[], float],
+        random: random_module.Random,
+    ) -> None:
+        self._retry_delay = retry_delay
+        self._max_retry_delay = max_retry_delay
+        self._jitter = jitter
+        self._clock = clock
+        self._random = random
+        #: Failures since it was last up; those that only confirm the first are not counted.
+        self.failures = 0
+        #: Why it failed last; kept when it is up again.
+        self.last_error: str | None = None
+        self._up_since = float("-inf")
+        self._down_since: float | None = None
+        self._failed_at = 0.0
+        self._delay = 0.0
+        self._due = 0.0
+        self._urgent = False
+        self._probe: Attempt | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the server is taken for up."""
+        return self._down_since is None
+
+    @property
+    def state(self) -> State:
+        """``up``, ``down``, or ``probing`` while one asks whether it is up again."""
+        if self._down_since is None:
+            return "up"
+        return "down" if self._probe is None else "probing"
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the answer to a probe that runs is worth waiting for, see :meth:`hasten`."""
+        return self._urgent and self._probe is not None
+
+    @property
+    def retry_in(self) -> float | None:
+        """Seconds until it may be probed; ``None`` while it is up or being probed."""
+        if self._down_since is None or self._probe is not None:
+            return None
+        return max(self._due - self._clock(), 0.0)
+
+    @property
+    def seconds_up(self) -> float:
+        """Seconds that it has been up; infinite for one that never was down, 0 for one that is."""
+        return self._clock() - self._up_since if self._down_since is None else 0.0
+
+    def attempt(self) -> Attempt | None:
+        """Return leave to ask the server, or ``None`` if it is down and not to be asked now.
+
+        If it is down this is the one probe: there is no other before its outcome was told.
+        """
+        now = self._clock()
+        if self._down_since is None:
+            return Attempt(now)
+        if self._probe is not None or now < self._due:
+            return None
+        self._probe = Attempt(now)
+        return self._probe
+
+    def succeeded(self, attempt: Attempt) -> float | None:
+        """Note that a server answered.
+
+        :return: the seconds that it was down, if it is up again by this
+        """
+        if attempt is not self._probe or self._down_since is None:
+            return None
+        now = self._clock()
+        lasted = now - self._down_since
+        self._probe = self._down_since = None
+        self._urgent = False
+        self._up_since = now
+        self.failures = 0
+        return lasted
+
+    def failed(self, attempt: Attempt, reason: str) -> bool:
+        """Note that a server could not be asked.
+
+        :param reason: one line, without a secret
+        :return: whether it is down from now on
+        """
+        if attempt is self._probe:
+            self._probe = None
+            self._urgent = False
+            self._fail(reason, min(self._delay * 2 or self._retry_delay, self._max_retry_delay))
+            return False
+        return self._open(attempt.began, reason, self._retry_delay)
+
+    def lost(self, reason: str, since: float | None = None) -> bool:
+        """Note that a connection got no answer.
+
+        A single operation may have been too much for a server that is well otherwise, so the
+        first probe is due at once; but not over and over, if probes succeed and operations fail.
+
+        :param reason: one line, without a secret
+        :param since: when the operation began, by the clock
+        :return: whether the server is down from now on
+        """
+        now = self._clock()
+        steady = now - self._up_since >= self._retry_delay
+        opened = self._open(now if since is None else since, reason, self._retry_delay)
+        if opened and steady:
+            self._delay, self._due, self._urgent = 0.0, now, True
+        return opened
+
+    def abandoned(self, attempt: Attempt) -> None:
+        """Note that an attempt ended and nothing was learnt by it."""
+        if attempt is self._probe:
+            self._probe = None
+
+    def answered(self) -> None:
+        """Note that an older connection got an answer: the next probe need not wait for long."""
+        if self._down_since is not None:
+            self._due = min(self._due, self._failed_at + self._retry_delay)
+
+    def hasten(self) -> None:
+        """Let the next probe begin at once, and have others wait for its answer, this once.
+
+        It is for the moment in which the last server that was up is lost, and what is known of
+        this one is old. Nothing happens if it failed less than ``retry_delay`` ago.
+        """
+        now = self._clock()
+        if self._down_since is not None and now - self._failed_at >= self._retry_delay:
+            self._due = now
+            self._urgent = True
+
+    def after_fork(self) -> None:
+        """Forget the probe of a thread that is the parent's."""
+        self._probe = None
+
+    def _open(self, began: float, reason: str, delay: float) -> bool:
+        if self._down_since is not None:
+            self.last_error = reason
+            return False
+        if began < self._up_since:
+            return False  # what began before it was up again says nothing of now
+        self._down_since = self._clock()
+        self._fail(reason, delay)
+        return True
+
+    def _fail(self, reason: str, delay: float) -> None:
+        now = self._clock()
+        self.failures += 1
+        self.last_error = reason
+        self._failed_at = now
+        self._delay = delay
+        self._due = now + delay * self._random.uniform(1 - self._jitter, 1 + self._jitter)
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """What is known of a server.
+    """The state of a server as far as it is known.
 
-    :param failures: since it was last up
-    :param last_error: why it failed last; kept when it is up again
-    :param connections: open ones, and those being opened
-    :param retry_in: seconds until it is tried again; ``None`` if it is up or being tried
+    :ivar failures: failed attempts since it was last up
+    :ivar last_error: reason of the last failure; kept when it is up again
+    :ivar connections: connections that are open or being opened
+    :ivar retry_in: seconds until it is tried again; ``None`` if it is up or being tried
     """
 
     url: ServerURL
@@ -73,18 +277,19 @@ class ServerSet:
 
     No lock is held while a server, the resolver or the log is waited for.
 
-    :param urls: at least one; one given twice counts once
+    :param urls: the servers, at least one; one given twice counts once
     :param strategy: ``ordered``: the first one that is up, in the order given; ``balanced``: the
         one of those that are up with the fewest connections of this set
     :param connect_timeout: seconds for a server to be connected to, all its addresses, their
         lookup and TLS included; above 0
     :param retry_delay: seconds until a server that went down is tried again; above 0
     :param max_retry_delay: seconds, the most that this doubles to
-    :param jitter: 0 to below 1, of the delay, up or down
-    :param clock: seconds that never go back
-    :param resolve: from a name and a port to addresses, as :func:`.addresses.look_up`
-    :param random: for jitter and ties
+    :param jitter: part of the delay, up or down, that is left to chance, 0 to below 1
+    :param clock: returns seconds that never go back
+    :param resolve: finds the addresses of a name and a port, as :func:`.transport.look_up`
+    :param random: decides jitter and ties
     :raises OptionError: one is out of its range
+    :ivar any_down: whether a server is down; read without a lock
     """
 
     def __init__(
@@ -102,11 +307,9 @@ class ServerSet:
     ) -> None:
         if not urls:
             raise OptionError("urls", "", "at least one LDAP URL")
-        if strategy not in ("ordered", "balanced"):
-            raise OptionError("strategy", strategy, "ordered or balanced")
-        for name, value in (("connect_timeout", connect_timeout), ("retry_delay", retry_delay)):
-            if not 0 < value < float("inf"):
-                raise OptionError(name, value, "a number of seconds above 0")
+        ranges.one_of("strategy", strategy, "ordered", "balanced")
+        ranges.finite("connect_timeout", connect_timeout)
+        ranges.finite("retry_delay", retry_delay)
         if not retry_delay <= max_retry_delay < float("inf"):
             raise OptionError("max_retry_delay", max_retry_delay, f"{retry_delay:g} s or more")
         if not 0 <= jitter < 1:
@@ -132,6 +335,7 @@ class ServerSet:
             for url in dict.fromkeys(urls)
         ]
         self._by_url = {server.url: server for server in self._servers}
+        self.any_down = False
         _all.add(self)
 
     def open(
@@ -146,13 +350,13 @@ class ServerSet:
 
         What ``connect`` returns counts as a connection to that server until :meth:`released`.
 
-        :param connect: given a URL, one of its addresses and the seconds it may take. It should
-            wait for an answer of LDAP: a stopped server still accepts TCP connections
+        :param connect: called with a URL, one of its addresses and the seconds it may take. It
+            should wait for an answer of LDAP: a stopped server still accepts TCP connections
         :param timeout: seconds for all servers together; less than ``connect_timeout`` for each
             is shared among those that are up
         :raises DirectoryUnavailableError: no server; names each, why, and when it is tried next
         :raises DirectoryTimeoutError: the same, and there was no time to try them all
-        :raises DirectoryAnswerError: of ``connect``: the server answered, and refused
+        :raises DirectoryAnswerError: raised by ``connect``: the server answered, and refused
         """
         deadline = None if timeout is None else self._clock() + timeout
         tried: list[_Server] = []
@@ -173,13 +377,13 @@ class ServerSet:
         raise self._unavailable(kinds, reasons, deadline)
 
     def released(self, url: ServerURL) -> None:
-        """Take in that a connection that :meth:`open` returned is closed."""
+        """Note that a connection that :meth:`open` returned is closed."""
         server = self._by_url[url]
         with self._changed:
             server.connections = max(server.connections - 1, 0)
 
     def failed(self, url: ServerURL, error: DirectoryError, *, since: float | None = None) -> None:
-        """Take in that an operation on a connection failed for a reason that concerns the server.
+        """Note that an operation on a connection failed for a reason that concerns the server.
 
         That is: it got no answer in time, or none that is LDAP, or "busy" or "unavailable". Not:
         the connection was found closed, as servers do with idle ones; whether such a server is
@@ -192,10 +396,10 @@ class ServerSet:
             return
         server = self._by_url[url]
         reason = _reason(server, error)
-        self._take(server, reason, lambda: server.breaker.lost(reason, since))
+        self._note_failure(server, reason, lambda: server.breaker.lost(reason, since))
 
     def succeeded(self, url: ServerURL) -> None:
-        """Take in that an operation on a connection got an answer; costs nothing if all is well.
+        """Note that an operation on a connection got an answer; costs little if all is well.
 
         A server that is down is not up by this, but need not wait long for its next probe.
         """
@@ -206,10 +410,10 @@ class ServerSet:
             server.breaker.answered()
 
     def preferred(self, url: ServerURL) -> bool:
-        """Whether connections to this server should be kept.
+        """Return whether connections to this server should be kept; takes no lock.
 
-        Not if it is down or, where order counts, an earlier one is up; unless none is up at all.
-        Takes no lock.
+        They should not if it is down or, where order counts, an earlier one is up; unless none is
+        up at all.
         """
         up = [server.url for server in self._servers if server.breaker.is_up]
         if self._balanced:
@@ -300,14 +504,15 @@ class ServerSet:
         return self._random.choice(ties)
 
     def _load(self, server: _Server, up: list[_Server]) -> int:
-        """Return a server's connections; for one that is back, as many as another has, at first.
+        """Return the number of connections by which a server is chosen.
 
-        It has none, and would be given every new connection until it had as many. So it has the
-        share of any other, and more and more often the truth is told.
+        A server that is back has none, and would be given every new connection until it had as
+        many as the others. So at first it counts as having as many as the least loaded of them,
+        and ever more often, over ``SLOW_START_SECONDS``, as having what it has.
         """
-        told = server.breaker.seconds_up / SLOW_START_SECONDS
+        true_share = server.breaker.seconds_up / SLOW_START_SECONDS
         others = [other.connections for other in up if other is not server]
-        if not others or self._random.random() < told:
+        if not others or self._random.random() < true_share:
             return server.connections
         return max(server.connections, min(others))
 
@@ -347,24 +552,31 @@ class ServerSet:
             self._abandon(server, attempt)
         else:
             reason = _reason(server, error)
-            self._take(server, reason, lambda: server.breaker.failed(attempt, reason))
+            self._note_failure(server, reason, lambda: server.breaker.failed(attempt, reason))
 
     def _end_well(self, server: _Server, attempt: Attempt) -> None:
         if server.breaker.is_up:
             return  # nothing that it did not know
         with self._changed:
             lasted = server.breaker.succeeded(attempt)
-            self._changed.notify_all()
+            self._note_change()
         if lasted is not None:
             LOG.info("%s is back, after %.1f s", server.url.text, lasted)
 
     def _abandon(self, server: _Server, attempt: Attempt) -> None:
         with self._changed:
             server.breaker.abandoned(attempt)
-            self._changed.notify_all()
+            self._note_change()
 
-    def _take(self, server: _Server, reason: str, failed: Callable[[], bool]) -> None:
-        """Take in a failure, by a call that returns whether the server is down from now on."""
+    def _note_change(self) -> None:
+        self.any_down = not all(server.breaker.is_up for server in self._servers)
+        self._changed.notify_all()
+
+    def _note_failure(self, server: _Server, reason: str, failed: Callable[[], bool]) -> None:
+        """Tell the breaker of a failure, and the log if the server is down from now on.
+
+        :param failed: tells the breaker, and returns whether the server is down from now on
+        """
         with self._changed:
             went_down = failed()
             retry_in = server.breaker.retry_in or 0.0
@@ -372,7 +584,7 @@ class ServerSet:
                 # What is known of the others may be a minute old.
                 for other in self._servers:
                     other.breaker.hasten()
-            self._changed.notify_all()
+            self._note_change()
         if went_down:
             LOG.warning(
                 "%s is down: %s; it is tried again %s",

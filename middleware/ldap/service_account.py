@@ -1,4 +1,4 @@
-"""Whom a pool searches as: the service's DN and its password, kept in this one place.
+"""The identity that a pool searches with: the service's DN and its password, kept in one place.
 
 A password that the directory refuses is not offered again and again: many directories would lock
 the service's account, for everybody who uses it.
@@ -8,33 +8,40 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from keyfront.errors import CredentialsError, DirectoryTimeoutError, OptionError
 
 from .protocol.connection import Connection
+from .protocol.requests import password_octets
 
 #: Seconds for which a refused identity is not offered again. They double with each refusal.
 HOLD_SECONDS = 10.0
 MAX_HOLD_SECONDS = 300.0
 
 
-class ServiceIdentity:
+class ServiceAccount:
     """An identity for the pool's own use; without a DN it is nobody (anonymous).
 
     Until it has been accepted once, and after a refusal, one BIND at a time tells; who comes
     meanwhile waits for the outcome.
 
-    :param dn: or what else the server takes for one; empty for nobody
-    :param password: text is sent in UTF-8
+    :param dn: DN to bind, or what else the server takes for one; empty for nobody
+    :param password: its password; text is sent in UTF-8
     :raises OptionError: only one of the two is given, or there is no UTF-8 for the password
+    :ivar bound_as: ``bound_as`` of a connection that has this identity
     """
 
-    __slots__ = ("_accepted", "_changed", "_error", "_hold", "_password", "_trying", "_until", "dn")
+    __slots__ = (
+        *("_accepted", "_changed", "_error", "_hold", "_password", "_trying", "_until"),
+        *("bound_as", "dn"),
+    )
 
     def __init__(self, dn: str, password: str | bytes) -> None:
         try:
             given = bool(password)
-            secret = password if isinstance(password, bytes) else _octets(password)
+            secret = password_octets(password)
             if secret is None:
                 raise OptionError("bind_password", "(hidden)", "text that UTF-8 can express")
             if dn and not given:
@@ -43,6 +50,7 @@ class ServiceIdentity:
             if given and not dn:
                 raise OptionError("bind_dn", "(not set)", "set, as bind_password is")
             self.dn = dn
+            self.bound_as = dn or None
             self._password = secret
         finally:
             del password
@@ -55,30 +63,46 @@ class ServiceIdentity:
         self._changed = threading.Condition(threading.Lock())
 
     def __repr__(self) -> str:
-        return f"<ServiceIdentity {self.dn!r}>"
+        return f"<ServiceAccount {self.dn!r}>"
 
     def __reduce__(self) -> str:
         raise TypeError("a service identity is not copied or pickled: it has a password")
 
-    @property
-    def bound_as(self) -> str | None:
-        """``bound_as`` of a connection that has this identity."""
-        return self.dn or None
-
     def assume(self, connection: Connection, timeout: float) -> None:
-        """Take on this identity, by one BIND; nobody needs none, but an answer is waited for.
+        """Give a connection this identity, by one BIND; nobody needs none, but is answered too.
 
-        :raises CredentialsError: refused; others as :meth:`.connection.Connection.bind`
+        :param timeout: seconds for the answer
+        :raises CredentialsError: it was refused
+        :raises DirectoryUnavailableError: nobody answered
         """
         if self.dn:
             connection.bind(self.dn, self._password, timeout=timeout)
         else:
             connection.ping(timeout)
 
-    def begin(self, seconds: float) -> None:
-        """Ask for leave to send a BIND; its end has to be told, by one of the methods below.
+    @contextmanager
+    def attempt(self, seconds: float) -> Iterator[None]:
+        """Have leave to send a BIND in a block, whose outcome is noted.
 
-        :param seconds: to wait for another's BIND, if that is to tell first
+        :param seconds: time to wait for another's BIND, if that is to tell first
+        :raises CredentialsError: it is refused, or was refused a while ago and is not offered yet
+        :raises DirectoryTimeoutError: another's BIND took too long
+        """
+        self.begin(seconds)
+        try:
+            yield
+        except CredentialsError as error:
+            self.refused(error)
+            raise
+        except BaseException:
+            self.failed()
+            raise
+        self.accepted()
+
+    def begin(self, seconds: float) -> None:
+        """Get leave to send a BIND; its outcome has to be told, by one of the methods below.
+
+        :param seconds: time to wait for another's BIND, if that is to tell first
         :raises CredentialsError: it was refused a while ago, and is not offered again yet
         :raises DirectoryTimeoutError: the other's took too long
         """
@@ -100,7 +124,7 @@ class ServiceIdentity:
                     )
 
     def accepted(self) -> None:
-        """Tell that the server took it."""
+        """Note that the server took the BIND."""
         if self._accepted:
             return
         with self._changed:
@@ -111,7 +135,7 @@ class ServiceIdentity:
             self._changed.notify_all()
 
     def refused(self, error: CredentialsError) -> None:
-        """Tell that the server refused it: for a while, nobody offers it again."""
+        """Note that the server refused it: for a while, nobody offers it again."""
         if not self.dn:
             return
         with self._changed:
@@ -125,7 +149,7 @@ class ServiceIdentity:
             self._changed.notify_all()
 
     def failed(self) -> None:
-        """Tell that nothing was learnt: the server did not answer the BIND."""
+        """Note that nothing was learnt: the server did not answer the BIND."""
         if self._accepted:
             return
         with self._changed:
@@ -138,22 +162,13 @@ class ServiceIdentity:
         self._trying = False
 
 
-def _octets(password: str) -> bytes | None:
-    try:
-        return password.encode()
-    except UnicodeEncodeError:
-        return None
-    finally:
-        del password
-
-
 def _again(error: CredentialsError, seconds: float) -> CredentialsError:
     told = f"{error.diagnostic}; " if error.diagnostic else ""
     return _copied(error, f"{told}it is not offered again for {seconds:.0f} s")
 
 
 def _copied(error: CredentialsError, diagnostic: str) -> CredentialsError:
-    """The same error without its traceback, which would keep frames."""
+    """Return the same error without its traceback, which would keep frames."""
     return CredentialsError(
         error.verdict,
         error.code,

@@ -23,11 +23,13 @@ can be read by everybody between, so the service must be reached over HTTPS.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import re
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -40,9 +42,8 @@ from keyfront.errors import (
     PoolTimeoutError,
 )
 
-from . import wsgi_options as ldap_auth_options
+from . import wsgi_options
 from .directory import LDAPPool
-from .http_basic import TOKENS, credentials, is_secure, shown, strip
 from .protocol.tls import TLS
 from .protocol.urls import ServerURL
 from .wsgi_options import PublicPath
@@ -74,16 +75,39 @@ _MESSAGES = {
     503: ("Service Unavailable", "Logins cannot be checked at present; try again later."),
 }
 
+#: Characters of the header, at most.
+MAX_CREDENTIALS = 8192
+
+# What names a user, or rights of one, begins so in the environ: all headers that auth_token of
+# keystonemiddleware removes, those of proxies that authenticate, and what a server in front may
+# have set, as nobody but the filter says who the user is. X_User and X-User are the same there.
+_IDENTITY = (
+    *("HTTP_X_USER", "HTTP_X_PROJECT", "HTTP_X_TENANT", "HTTP_X_DOMAIN", "HTTP_X_ROLE"),
+    *("HTTP_X_SERVICE", "HTTP_X_IDENTITY", "HTTP_X_IS_ADMIN", "HTTP_X_TRUST", "HTTP_X_GROUP"),
+    *("HTTP_OPENSTACK_SYSTEM_SCOPE", "HTTP_REMOTE_", "HTTP_X_REMOTE_USER", "HTTP_X_AUTH"),
+    *("HTTP_X_FORWARDED_USER", "HTTP_X_FORWARDED_EMAIL", "HTTP_X_FORWARDED_GROUPS"),
+    *("HTTP_X_FORWARDED_PREFERRED_USERNAME", "HTTP_X_FORWARDED_ACCESS_TOKEN"),
+    *("HTTP_X_STORAGE_TOKEN", "HTTP_AUTHORIZATION", "REDIRECT_HTTP_AUTHORIZATION"),
+    *("REMOTE_USER", "REDIRECT_REMOTE_USER", "AUTH_TYPE", "REDIRECT_AUTH_TYPE"),
+)
+#: Those that prove something, to whoever validates them.
+TOKENS = frozenset({"HTTP_X_AUTH_TOKEN", "HTTP_X_STORAGE_TOKEN", "HTTP_X_SERVICE_TOKEN"})
+
+# RFC 7617 section 2: in neither name nor password. With those of Latin-1.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Nothing to a directory (RFC 4518 section 2.2), so that a name with them is another's.
+_IGNORED = re.compile("[\u034f\u1806\u180b-\u180f\ufe00-\ufe0f\ufffc\ufffd]")
+
 
 class LDAPAuth:
-    """The filter.
+    """The filter: asks for HTTP Basic credentials, and checks them with a pool.
 
-    :param application: what it stands in front of
+    :param application: WSGI application that it stands in front of
     :param make_pool: makes the pool; called once, for the first login
-    :param realm: what the user is told to log in to
-    :param lower_case: whether names are used in lower case
-    :param public_paths: what needs no login
-    :param keep_tokens: whether tokens go on to the application
+    :param realm: realm that the user is told to log in to
+    :param lower_case: use names in lower case
+    :param public_paths: requests that need no login
+    :param keep_tokens: let tokens go on to the application
     """
 
     def __init__(
@@ -135,7 +159,7 @@ class LDAPAuth:
             self.pool.close(timeout)
 
     def _log_in(self, environ: Mapping[str, Any]) -> str | int:
-        """The user's name; 0 if there is none, or the seconds after which to try again."""
+        """Return the user's name; 0 if refused, or the seconds after which to try again."""
         found = credentials(environ.get("HTTP_AUTHORIZATION"))
         if found is None:
             return 0
@@ -208,10 +232,82 @@ class LDAPAuth:
         )
 
 
-class Outage:
-    """Has the log say when logins cannot be checked, and when they can again: a line for each.
+def credentials(header: str | None) -> tuple[str, str] | None:
+    """Return name and password of an ``Authorization`` header (RFC 7617), ``None`` without them.
 
-    :param clock: seconds that never go back
+    The name ends at the first colon, and neither may have control characters. Both are
+    in UTF-8, as the challenge says; what cannot be that is taken for Latin-1, which clients that do
+    not read the challenge send. It is one or the other, as the one login must not become two.
+
+    A directory sees no difference between names that differ in compatibility forms, in spaces
+    around or doubled, or in characters that do not show (RFC 4518). A service does, so only one of
+    them is accepted; but see ``name_case``.
+    """
+    if header is None or len(header) > MAX_CREDENTIALS:
+        return None
+    scheme, _, token = header.strip(" \t").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        data = base64.b64decode(token.strip(" "), validate=True)
+    except ValueError:
+        return None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    name, _, password = text.partition(":")
+    name = unicodedata.normalize("NFC", name)
+    if not password or not _is_name(name) or _CONTROL.search(password):
+        return None
+    return name, password
+
+
+def _is_name(name: str) -> bool:
+    if not name or not name.isprintable() or name != " ".join(name.split()):
+        return False
+    return name.isascii() or (
+        unicodedata.normalize("NFKC", name) == name and not _IGNORED.search(name)
+    )
+
+
+def strip(environ: dict[str, Any], kept: frozenset[str] = frozenset()) -> None:
+    """Remove from the environ all that stands for an identity, and the password.
+
+    :param kept: keys that stay nevertheless
+    """
+    for key in [key for key in environ if key.startswith(_IDENTITY)]:
+        if key not in kept:
+            del environ[key]
+    raw = environ.get("headers_raw")
+    if raw:  # eventlet's server has them twice
+        names = ((header, "HTTP_" + header[0].upper().replace("-", "_")) for header in raw)
+        environ["headers_raw"] = tuple(
+            header for header, name in names if name in kept or not name.startswith(_IDENTITY)
+        )
+
+
+def is_secure(environ: Mapping[str, Any]) -> bool:
+    """Return whether the client speaks HTTPS: to us, or as it says to a proxy in front."""
+    if environ.get("wsgi.url_scheme") == "https":
+        return True
+    forwarded = environ.get("HTTP_X_FORWARDED_PROTO", "").partition(",")[0]
+    return (
+        forwarded.strip().lower() == "https"
+        or "proto=https" in environ.get("HTTP_FORWARDED", "").replace('"', "").lower()
+    )
+
+
+def shown(name: str) -> str:
+    """Return a name as the log may have it: one line, of at most 100 characters."""
+    name = "".join(x if x.isprintable() and x != "'" else "?" for x in name[:101])
+    return name if len(name) <= 100 else f"{name[:100]}..."
+
+
+class Outage:
+    """Logs when logins cannot be checked, and when they can again: a line for each.
+
+    :param clock: returns seconds that never go back
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -222,7 +318,10 @@ class Outage:
         self._count = 0
 
     def failed(self, reason: str) -> None:
-        """Take in that a login could not be checked."""
+        """Note that a login could not be checked.
+
+        :param reason: one line for the log
+        """
         now = self._clock()
         with self._lock:
             first = self._since is None
@@ -235,7 +334,7 @@ class Outage:
             LOG.error("ldap_auth: logins are answered 503: %s", reason)
 
     def answered(self) -> None:
-        """Take in that one was checked. The outage is over if no other failed for a while."""
+        """Note that a login was checked. The outage is over if no other failed for a while."""
         if self._since is None:
             return
         now = self._clock()
@@ -257,11 +356,11 @@ def filter_factory(
     Options and files are checked here; nothing is connected to before the first login, so that a
     server may load the pipeline and fork afterwards.
 
-    :param local_conf: options, see ``keyfront.middleware.ldap.wsgi_options``
+    :param local_conf: options by name, see ``keyfront.middleware.ldap.wsgi_options``
     :raises OptionError: an option is unknown, missing or out of its range, or a file that one names
         cannot be used
     """
-    values = ldap_auth_options.read(local_conf)
+    values = wsgi_options.read(local_conf)
     arguments = pool_arguments(values)
 
     def build(application: WSGIApplication) -> LDAPAuth:
@@ -280,10 +379,10 @@ def filter_factory(
 def pool_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of :class:`~.directory.LDAPPool` that options stand for.
 
-    :param values: of all options, by :func:`keyfront.middleware.ldap.wsgi_options.read`
+    :param values: values of all options, by :func:`keyfront.middleware.ldap.wsgi_options.read`
     :raises OptionError: one is out of its range, or a file cannot be used
     """
-    name = ldap_auth_options.FILTER
+    name = wsgi_options.FILTER
     servers = [ServerURL.parse(text, f"{name}: urls") for text in values["urls"]]
     try:
         tls = TLS(

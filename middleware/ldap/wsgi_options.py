@@ -1,4 +1,4 @@
-"""The options of the ``ldap_auth`` filter: what its section in a paste file may hold.
+"""The options of the ``ldap_auth`` filter, which a section of a paste file sets.
 
 They need no oslo.config, so that the filter serves any WSGI service. Those that the library's
 :class:`~keyfront.middleware.ldap.LDAPPool` has as well are named as there. Times are seconds.
@@ -22,16 +22,16 @@ _LONGEST_SECRET = 8192
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _METHOD = re.compile(r"[A-Z]+")
-_NAMES_OF_A_PLACE = "with one {} where the name goes"
+_WITH_NAME = "with one {} where the name goes"
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """An option of the section.
 
-    :ivar read: from the text to the value; raises ``ValueError``
+    :ivar read: turns the text into the value; raises ``ValueError``
     :ivar allowed: the values it takes, in words
-    :ivar help: what it is for
+    :ivar help: its purpose, in a sentence or two
     """
 
     read: Callable[[str], Any]
@@ -44,7 +44,7 @@ class Option:
 class PublicPath:
     """Requests that need no login.
 
-    :ivar methods: of HTTP; empty for all
+    :ivar methods: methods of HTTP; empty for all
     :ivar path: the path, or with ``below`` what it begins with, up to a slash
     """
 
@@ -171,7 +171,7 @@ OPTIONS: dict[str, Option] = {
     "user_dn": Option(
         _read_template,
         None,
-        f"a DN {_NAMES_OF_A_PLACE}, such as uid={{}},ou=People,dc=example,dc=org",
+        f"a DN {_WITH_NAME}, such as uid={{}},ou=People,dc=example,dc=org",
         "Whom to log in as. A login takes one round trip. Either this or search_base is needed.",
     ),
     "search_base": _text(
@@ -272,9 +272,9 @@ OPTIONS: dict[str, Option] = {
 
 
 def read(local: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of all options by name; ``bind_password`` is that of the file, too.
+    """Return the values of all options by name; ``bind_password`` may come from its file.
 
-    :param local: the section of the paste file
+    :param local: section of the paste file
     :raises OptionError: an option is unknown, missing, contradicts another or is out of its
         range, or the password's file cannot be used; a password is never repeated
     """
@@ -336,7 +336,7 @@ def _error(name: str, value: object, allowed: str) -> OptionError:
 def read_secret(option: str, path: str) -> str:
     """Return the password that is in a file, without the end of its line.
 
-    :param option: what names the file, for the error
+    :param option: name of the option that names the file, for the error
     :raises OptionError: it is no file, cannot be read, is readable for everybody or writable for
         its group, is empty, or holds what is no password
     """

@@ -119,19 +119,16 @@ class Server:
     def abandon(self, connection: Connection) -> None:
         self.abandoned.append(connection)
 
-    def stale(self, connection: Connection) -> bool:
+    def is_stale(self, connection: Connection) -> bool:
         self.on_stale(connection)
         return connection.stale
 
-    def usable(self, connection: Connection) -> bool:
+    def is_fit(self, connection: Connection) -> bool:
         return not connection.broken
 
     def pool(self, **options: Any) -> ConnectionPool[Connection]:
         options = {"min_size": 0, "timeout": PATIENCE, "retry_delay": 0.01, **options}
-        return ConnectionPool(
-            self.open, self.close, check=self.check, usable=self.usable, stale=self.stale,
-            abandon=self.abandon, **options,
-        )
+        return ConnectionPool(self, **options)
 
 
 def fail(_: object) -> None:

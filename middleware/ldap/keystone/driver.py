@@ -27,9 +27,9 @@ from keystone.identity.backends.ldap import common, core
 
 from keyfront.errors import CredentialsError, DirectoryError, OptionError
 
+from ..protocol.requests import password_octets
 from . import options
-from .handler import PoolHandler
-from .pools import DriverPool
+from .handler import DriverPool, PoolHandler
 
 LOG = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class Identity(core.Identity):
         """
         refused = _("Invalid user / password")
         # An empty password would be an unauthenticated bind, which succeeds: RFC 4513 5.1.2.
-        secret = _encoded(password)
+        secret = password_octets(password) if isinstance(password, (str, bytes)) else None
         if not user_id or not secret:
             raise AssertionError(refused)
         try:
@@ -255,18 +255,6 @@ def _add_retry_after(response: Any) -> Any:
     return response
 
 
-def _encoded(password: object) -> bytes:
-    """A password as it is sent (RFC 4513 section 5.1.3); empty when there can be no such."""
-    if isinstance(password, bytes):
-        return password
-    if not isinstance(password, str):
-        return b""
-    try:
-        return password.encode()
-    except UnicodeEncodeError:
-        return b""
-
-
 def _log_warnings(dn: str, identity: Any) -> None:
     if identity.grace is not None:
         LOG.info("LDAP login of %s: password expired, %s more logins", dn, identity.grace)
@@ -275,7 +263,7 @@ def _log_warnings(dn: str, identity: Any) -> None:
 
 
 def _searches_of_this_request() -> dict[Any, Any] | None:
-    """The searches that this HTTP request did so far; ``None`` outside of one."""
+    """Return the searches that this HTTP request did so far; ``None`` outside of one."""
     if not flask.has_request_context():
         return None
     kept = getattr(flask.g, _SEARCHES, None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import ldap
@@ -14,7 +12,6 @@ from keyfront.errors import (
     DirectoryError,
     DirectoryTimeoutError,
     FilterError,
-    OptionError,
 )
 
 # By result code; NO_UNIQUE_ENTRY is python-ldap's own and has the code of its base class.
@@ -55,7 +52,7 @@ _TEXTS = {
 def translated(error: DirectoryError) -> Exception:
     """Return the exception that python-ldap would have raised, with its dictionary.
 
-    ``desc`` and ``result`` are libldap's; ``info`` is what the server said, or the line of
+    In it, ``desc`` and ``result`` are libldap's; ``info`` is what the server said, or the line of
     ``error``, which names the server.
     """
     if isinstance(error, DirectoryAnswerError):
@@ -82,9 +79,10 @@ def translated(error: DirectoryError) -> Exception:
 
 
 def made(kind: Any, info: str = "") -> Exception:
-    """Return an exception of python-ldap's of which no server knows.
+    """Return an exception of python-ldap's for what no server answered.
 
-    :param info: more about it
+    :param kind: one of python-ldap's classes
+    :param info: text that says more about it
     """
     about = {"result": kind.errnum, "desc": _TEXTS[kind.errnum], "ctrls": []}
     return _new(kind, about | ({"info": info} if info else {}))
@@ -95,18 +93,7 @@ def _new(kind: type[Exception], about: dict[str, Any]) -> Exception:
 
 
 def _in_words(name: str) -> str:
-    """``noSuchObject`` as libldap puts it: ``No such object``."""
+    """Return a name such as ``noSuchObject`` as libldap puts it: ``No such object``."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z ]+", name)
     lower = " ".join(x if x.isupper() and len(x) > 1 else x.lower() for x in words)
     return lower[:1].upper() + lower[1:]
-
-
-@contextlib.contextmanager
-def python_ldap_errors() -> Iterator[None]:
-    """Raise python-ldap's exceptions instead of ours; the cause is ours."""
-    try:
-        yield
-    except DirectoryError as error:
-        raise translated(error) from error.with_traceback(None)
-    except OptionError as error:
-        raise made(ldap.PARAM_ERROR, str(error)) from None

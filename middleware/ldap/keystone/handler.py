@@ -1,4 +1,4 @@
-"""What Keystone's LDAP identity code calls, answered by the pool instead of python-ldap.
+"""Answers Keystone's LDAP identity code from the pool, in the manner of python-ldap.
 
 Keystone speaks python-ldap: its argument order, its results, its exception classes. The handler
 here speaks it too, so that Keystone's code above runs unchanged. One is made for each operation
@@ -12,26 +12,99 @@ This module imports Keystone and python-ldap; both are there wherever Keystone's
 from __future__ import annotations
 
 import contextlib
+import logging
+import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import ldap
 import ldap.controls.libldap
 from keystone.identity.backends.ldap import common
 
-from keyfront.errors import DirectoryAnswerError
+from keyfront.errors import DirectoryAnswerError, DirectoryError, OptionError
 
 from ..directory import LDAPPool
-from .errors import made, python_ldap_errors
-from .pools import DriverPool
+from .errors import made, translated
+from .options import pool_arguments
+
+LOG = logging.getLogger(__name__)
 
 _PAGED = ldap.controls.libldap.SimplePagedResultsControl
 
-class PagedSearch:
-    """One paged search: what to ask, the connection it is asked on, and where it stands.
 
-    :param pool: whence the connection comes
+class DriverPool:
+    """The pool of one driver, made when it is first asked for.
+
+    Each driver has a pool of its own, made from its own configuration: nothing is shared by URL or
+    kept by the process, so two domains on one server may differ in CA, identity and size. It is
+    made late so that a server which loads Keystone and then forks opens nothing in the parent.
+
+    :param conf: the configuration of Keystone, or of one of its domains
+    """
+
+    def __init__(self, conf: Any) -> None:
+        self._conf = conf
+        self._pool: LDAPPool | None = None
+        self._lock = threading.Lock()
+        self._warn()
+
+    def get(self) -> LDAPPool:
+        """Return the pool.
+
+        :raises OptionError: an option is out of its range, or two contradict each other
+        """
+        pool = self._pool
+        if pool is None:
+            # Nothing under the lock waits: a new pool connects when it is used.
+            with self._lock:
+                pool = self._pool
+                if pool is None:
+                    pool = self._pool = LDAPPool(**pool_arguments(self._conf))
+                    # A domain's driver is replaced when its configuration changes. At the end of
+                    # the process the kernel closes what is open.
+                    weakref.finalize(self, pool.close, 0.0).atexit = False
+        return pool
+
+    def is_service(self, who: str, password: str) -> bool:
+        """Return whether these are what the pool binds with before it searches."""
+        ldap = self._conf.ldap
+        if not (ldap.user and ldap.password):
+            return not who
+        return bool(who == ldap.user and password == ldap.password)
+
+    def check(self) -> None:
+        """Check the options without connecting.
+
+        :raises OptionError: as :meth:`get`
+        """
+        pool_arguments(self._conf)
+
+    def _warn(self) -> None:
+        if self._conf.ldap.chase_referrals:
+            LOG.warning(
+                "[ldap] chase_referrals = true: referrals are not followed, since the service's "
+                "credentials would go to whatever server they name"
+            )
+        if self._conf.ldap.debug_level:
+            LOG.info("[ldap] debug_level has no effect: libldap is not in use")
+
+
+@contextlib.contextmanager
+def python_ldap_errors() -> Iterator[None]:
+    """Raise python-ldap's exceptions instead of ours; the cause is ours."""
+    try:
+        yield
+    except DirectoryError as error:
+        raise translated(error) from error.with_traceback(None)
+    except OptionError as error:
+        raise made(ldap.PARAM_ERROR, str(error)) from None
+
+
+class PagedSearch:
+    """One paged search: its request, its connection, and how far it has come.
+
+    :param pool: lends the connection
     :param request: arguments of ``Connection.search_page`` but page size and cookie
     """
 
@@ -51,7 +124,11 @@ class PagedSearch:
         return not self._release.alive
 
     def page(self) -> tuple[Any, bytes | None]:
-        """Ask for the next page; with size 0, have the server forget the rest (RFC 2696)."""
+        """Ask for the next page; with size 0, have the server forget the rest (RFC 2696).
+
+        :return: what was found, and the cookie for the page after it; ``None`` if the server does
+            not page
+        """
         try:
             answer, cookie = self.connection.search_page(
                 **self.request, page_size=self.size, cookie=self.cookie
@@ -85,6 +162,7 @@ class PlainSearch:
 class PoolHandler(common.LDAPHandler):
     """Keystone's ``LDAPHandler`` interface on the pool of a driver.
 
+    :param source: the pool
     :param always_bind: send a BIND for the identity of the service as well, to check its password
     """
 
@@ -126,7 +204,7 @@ class PoolHandler(common.LDAPHandler):
     def simple_bind_s(
         self, who: str = "", cred: str = "", serverctrls: Any = None, clientctrls: Any = None
     ) -> None:
-        """As the pool's own identity: nothing, the pool binds when it connects. Else: one BIND.
+        """Send one BIND, but none for the pool's own identity, as which it binds when it connects.
 
         Without a name it is the pool's identity too: Keystone's code binds so where it is given
         none, and then the pool has none either.
@@ -155,7 +233,7 @@ class PoolHandler(common.LDAPHandler):
         attrlist: Sequence[str] | None = None,
         attrsonly: int = 0,
     ) -> list[tuple[Any, Any]]:
-        """Search and wait for all of it; a list as python-ldap returns it.
+        """Search and wait for all of it; return a list as python-ldap does.
 
         :raises ldap.LDAPError: as python-ldap
         """
@@ -288,7 +366,7 @@ def _check(texts: Iterable[Any]) -> None:
 
 
 def _in_order(items: list[Any]) -> list[tuple[Any, Any]]:
-    """As python-ldap has it: references to other servers come after the entries."""
+    """Return items as python-ldap does: references to other servers after the entries."""
     return sorted(items, key=_is_reference)
 
 
@@ -297,12 +375,12 @@ def _is_reference(item: tuple[Any, Any]) -> bool:
 
 
 def _default_dereference() -> int:
-    """What ``alias_dereferencing = default`` means: ldap.conf, which python-ldap has read."""
+    """Return what ``alias_dereferencing = default`` means: ldap.conf's, which python-ldap read."""
     return int(ldap.get_option(ldap.OPT_DEREF))
 
 
 def _raise_result(connection: Any) -> None:
-    """Raise what the last operation by ldap3 was answered, unless it is a success."""
+    """Raise the answer to the last operation by ldap3, unless it is a success."""
     result = connection.ldap3.result
     if result["result"] != 0:
         raise DirectoryAnswerError(

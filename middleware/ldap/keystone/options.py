@@ -1,14 +1,42 @@
-"""The options of Keystone's LDAP driver besides those of ``[ldap]``: ``[keyfront_ldap]``."""
+"""Defines the options ``[keyfront_ldap]`` of Keystone's LDAP driver, and turns all into a pool's.
+
+How the options of ``[ldap]`` are meant here, where that needs a word:
+
+* ``pool_connection_timeout``, when positive, bounds connecting and every answer, and wins over
+  ``[keyfront_ldap] connect_timeout`` and ``operation_timeout``. Its default, -1, does not mean
+  "for ever" but lets those two decide. Without ``use_pool`` a positive ``connection_timeout``
+  bounds connecting.
+* ``use_pool = false`` and ``use_auth_pool = false``: the connection is closed after each use.
+  It still is a pool, with the same bound on connections, waiting and health of servers.
+* ``pool_retry_max`` and ``pool_retry_delay``: a server that cannot be reached is asked again
+  after the delay, then after growing ones, whoever needs it meanwhile; a request tries every
+  server and address once and never sleeps.
+* ``debug_level`` is for libldap, which is not in use: no effect.
+* ``chase_referrals``: referrals are never followed, least of all with credentials.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from oslo_config import cfg
 
 from keyfront.common.options import values_of
+from keyfront.errors import OptionError
+
+from ..protocol.tls import TLS
+from ..protocol.urls import ServerURL
 
 LDAP_GROUP = "keyfront_ldap"
+
+# In seconds; what is older when it comes back is closed.
+_CLOSE_AFTER_USE = 1e-6
+
+# What a pool calls them, and what the operator does.
+_NAMES = {"ca_file": "[ldap] tls_cacertfile", "ca_dir": "[ldap] tls_cacertdir"}
+
+_FAST_BIND = {"auto": "auto", "always": True, "never": False}
 
 LDAP = [
     cfg.FloatOpt(
@@ -117,3 +145,90 @@ def ldap(conf: cfg.ConfigOpts) -> dict[str, Any]:
     """
     register_ldap(conf)
     return values_of(conf, LDAP_GROUP, LDAP)
+
+
+def pool_arguments(conf: Any) -> dict[str, Any]:
+    """Return the arguments of :class:`keyfront.middleware.ldap.LDAPPool` that ``conf`` stands for.
+
+    :param conf: a loaded configuration with the groups ``[ldap]`` and ``[keyfront_ldap]``
+    :raises OptionError: an option is out of its range, or two contradict each other
+    """
+    stock, own = conf.ldap, ldap(conf)
+    urls = [url for url in re.split(r"[\s,]+", stock.url or "") if url]
+    if not urls:
+        raise OptionError("[ldap] url", stock.url, "one or more URLs, divided by commas")
+    servers = [ServerURL.parse(url, "[ldap] url") for url in urls]
+
+    connect_timeout, operation_timeout = own["connect_timeout"], own["operation_timeout"]
+    if stock.use_pool and stock.pool_connection_timeout > 0:
+        connect_timeout = operation_timeout = float(stock.pool_connection_timeout)
+    elif not stock.use_pool and stock.connection_timeout > 0:
+        connect_timeout = float(stock.connection_timeout)
+
+    strategy = own["strategy"] or ("balanced" if stock.randomize_urls else "ordered")
+    use_auth_pool = stock.use_pool and stock.use_auth_pool
+    return {
+        "urls": urls,
+        "bind_dn": stock.user if stock.user and stock.password else "",
+        "bind_password": stock.password if stock.user and stock.password else "",
+        "tls": _tls(stock, servers),
+        "strategy": strategy,
+        "min_size": _minimum("min_size", own, "pool_size", stock) if stock.use_pool else 0,
+        "max_size": stock.pool_size,
+        "auth_min_size": _minimum("auth_min_size", own, "auth_pool_size", stock)
+        if use_auth_pool
+        else 0,
+        "auth_max_size": stock.auth_pool_size,
+        "timeout": own["checkout_timeout"],
+        "max_waiting": own["max_waiting"],
+        "max_lifetime": float(stock.pool_connection_lifetime)
+        if stock.use_pool
+        else _CLOSE_AFTER_USE,
+        "auth_max_lifetime": float(stock.auth_pool_connection_lifetime)
+        if use_auth_pool
+        else _CLOSE_AFTER_USE,
+        "max_idle": own["max_idle"],
+        "check_after": own["check_after"],
+        "connect_timeout": connect_timeout,
+        "operation_timeout": operation_timeout,
+        "password_policy": own["password_policy"],
+        "fast_bind": _FAST_BIND[own["fast_bind"]],
+        "fail_back": own["fail_back"],
+    }
+
+
+def _minimum(name: str, own: dict[str, Any], bound: str, stock: Any) -> int:
+    size, limit = own[name], stock[bound]
+    if size > limit:
+        raise OptionError(
+            f"[{LDAP_GROUP}] {name}", size, f"at most [ldap] {bound} ({limit})"
+        )
+    return int(size)
+
+
+def _tls(stock: Any, servers: list[ServerURL]) -> TLS:
+    secure = [server.text for server in servers if server.scheme == "ldaps"]
+    if stock.use_tls and secure:
+        raise OptionError(
+            "[ldap] use_tls", "true", f"false with {secure[0]}: ldaps is TLS from the start"
+        )
+    if not (stock.use_tls or secure):
+        return TLS()
+    if not (stock.tls_cacertfile or stock.tls_cacertdir or stock.tls_req_cert == "never"):
+        raise OptionError(
+            "[ldap] tls_cacertfile",
+            "(not set)",
+            "set, or tls_cacertdir, when use_tls is true or the URL is ldaps",
+        )
+    tls = TLS(
+        ca_file=stock.tls_cacertfile,
+        ca_dir=None if stock.tls_cacertfile else stock.tls_cacertdir,
+        verify=stock.tls_req_cert,
+        start_tls=stock.use_tls,
+    )
+    try:
+        tls.context()  # reads the files; connections use the same
+    except OptionError as error:
+        name = _NAMES.get(error.option, error.option)
+        raise OptionError(name, error.value, error.allowed) from None
+    return tls

@@ -1,5 +1,8 @@
 """One connection to one directory server, for one thread at a time.
 
+Its messages are numbered, sent, answered in time and matched; one operation at a time. Whatever
+ends one early leaves the connection unusable, for nobody knows what is still to come.
+
 It speaks what the pool needs (BIND, search, StartTLS, extended operations) directly in BER; the
 rest of LDAP goes through :attr:`Connection.ldap3`, on the same socket. Nothing is ever repeated,
 and no referral is followed. No password outlives the call it was given to.
@@ -7,15 +10,18 @@ and no referral is followed. No password outlives the call it was given to.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from keyfront.errors import (
     CredentialsError,
     DirectoryAnswerError,
     DirectoryError,
+    DirectoryProtocolError,
     DirectoryTimeoutError,
     DirectoryTLSError,
+    DirectoryUnavailableError,
     OptionError,
     Verdict,
 )
@@ -23,8 +29,8 @@ from keyfront.errors import (
 from . import requests as messages
 from . import result_codes as verdicts
 from . import search_filter as filters
-from .requests import Message, ProtocolError
-from .session import START_TLS, TAKEN, BindAnswer, Entry, Reference, SearchAnswer, Session
+from .ber import MAX_INT
+from .requests import START_TLS, Decoder, Message, ProtocolError, password_octets
 from .tls import TLS
 from .transport import Address, Transport
 from .urls import ServerURL
@@ -43,8 +49,50 @@ _ABILITIES = (
 )
 
 
-class Connection(Session):
-    """Made by :meth:`connect`. Operations raise, besides what each tells:
+Entry = tuple[str, dict[str, list[bytes]]]
+Reference = tuple[None, list[str]]
+
+
+class BindAnswer(NamedTuple):
+    """What the server said about a password it took (draft-behera-ldap-password-policy)."""
+
+    #: Seconds until it expires, if that is soon.
+    password_expiring: int | None = None
+    #: Logins left, if it has expired.
+    grace: int | None = None
+
+
+TAKEN = BindAnswer()
+
+
+class SearchAnswer:
+    """The result of a search, in the order of arrival.
+
+    :ivar items: ``(dn, {attribute: [values]})`` of entries and ``(None, [urls])`` of references
+    """
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: list[Entry | Reference]) -> None:
+        self.items = items
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Entries only."""
+        return [
+            (dn, found) for dn, found in self.items if dn is not None and isinstance(found, dict)
+        ]
+
+    @property
+    def referrals(self) -> list[str]:
+        """URLs where more is to be found; nobody asks there."""
+        return [url for dn, found in self.items if dn is None for url in found]
+
+
+class Connection:
+    """A connection to one server, made by :meth:`connect`.
+
+    Operations raise, besides what each tells:
 
     - :class:`DirectoryTimeoutError`, :class:`DirectoryProtocolError` or another
       :class:`DirectoryUnavailableError`: the server is away, ended the connection, or says ``busy``
@@ -56,19 +104,31 @@ class Connection(Session):
 
     :ivar url: the server
     :ivar server: the server as messages name it
-    :ivar opened_at: when, by ``time.monotonic()``
+    :ivar opened_at: when it was opened, by ``time.monotonic()``
     :ivar usable: ``False`` while an operation is under way, and for good if one did not end well
     :ivar bound_as: the DN of the last BIND if that was taken; always ``None`` with fast bind, which
         leaves the connection anonymous
     :ivar binds: BINDs sent
     :ivar searches: searches sent, each page counted
+    :ivar heard: whether any part of the answer to the last search has come
     """
 
-    __slots__ = ("_abilities", "_fast", "_ldap3", "binds", "bound_as", "searches", "url")
+    __slots__ = (
+        *("__weakref__", "_abilities", "_decoder", "_fast", "_id", "_ldap3", "_timeout"),
+        *("binds", "bound_as", "heard", "opened_at", "searches", "server", "transport", "url"),
+        "usable",
+    )
 
     def __init__(self, transport: Transport, url: ServerURL, timeout: float | None) -> None:
-        super().__init__(transport, url.text, timeout)
+        self.transport = transport
         self.url = url
+        self.server = url.text
+        self.opened_at = time.monotonic()
+        self.usable = True
+        self.heard = False
+        self._timeout = timeout
+        self._decoder = Decoder()
+        self._id = 0
         self.bound_as: str | None = None
         self.binds = self.searches = 0
         self._abilities: frozenset[str] | None = None
@@ -83,14 +143,14 @@ class Connection(Session):
         tls: TLS,
         connect_timeout: float,
         timeout: float | None = None,
-        address: Address | None = None,
+        address: Address = None,
     ) -> Connection:
         """Connect, with TLS if the URL or ``tls`` says so; nobody is bound yet.
 
         :param connect_timeout: seconds for all of it, but not for finding a name's addresses
         :param timeout: seconds for each operation later on, ``None`` for no limit
-        :param address: one of ``socket.getaddrinfo``; by default the name's addresses in turn.
-            Whichever it is, the certificate must be for the name in the URL.
+        :param address: ``sockaddr`` of ``socket.getaddrinfo``; by default the name's addresses in
+            turn. Whichever it is, the certificate must be for the name in the URL.
         :raises DirectoryUnavailableError: nobody is there, or not in time
         :raises DirectoryTLSError: TLS or StartTLS failed, or the certificate is not trusted
         :raises OptionError: ``tls`` names bad files, or StartTLS is for another kind of URL
@@ -126,9 +186,9 @@ class Connection(Session):
         An empty password is refused here: servers take it for a wish to be anonymous and say yes to
         any name (RFC 4513 section 5.1.2). So is a password without a name.
 
-        :param dn: or what else the server takes for one
+        :param dn: DN to bind, or what else the server takes for one
         :param password: text is sent in UTF-8
-        :param allow_anonymous: whether both may be empty, to become nobody
+        :param allow_anonymous: let both be empty, to become nobody
         :param password_policy: ask for warnings and reasons
         :raises CredentialsError: refused because of the user, with the reason if the server tells
         """
@@ -136,7 +196,7 @@ class Connection(Session):
         secret: bytes | None
         # No frame that the traceback of an error keeps may still have the password.
         try:
-            secret = password if isinstance(password, bytes) else _octets(password)
+            secret = password_octets(password)
             nobody = allow_anonymous and not dn and not secret
             if secret is None or not ((dn and secret) or nobody):
                 raise _never_sent(self.server, dn, secret)
@@ -171,8 +231,11 @@ class Connection(Session):
     def extended(
         self, oid: str, value: bytes | None = None, *, timeout: float | None = None
     ) -> tuple[str | None, bytes | None]:
-        """Send an extended operation (RFC 4511 section 4.12); returns OID and value of the answer.
+        """Send an extended operation (RFC 4511 section 4.12).
 
+        :param oid: OID of the operation
+        :param value: its value, in BER
+        :return: OID and value of the answer
         :raises OptionError: it is StartTLS, which :meth:`connect` does
         """
         if oid == START_TLS:
@@ -205,16 +268,18 @@ class Connection(Session):
         """Search (RFC 4511 section 4.5), and wait for all of it.
 
         :param scope: 0 the base itself, 1 the entries right below it, 2 the base and all below
-        :param filter: in the form of RFC 4515
-        :param attributes: to be returned; ``None`` for all user attributes, ``["1.1"]`` for none
-        :param attrs_only: without their values
+        :param filter: filter in the form of RFC 4515
+        :param attributes: attributes to be returned; ``None`` for all user attributes, ``["1.1"]``
+            for none
+        :param attrs_only: return attributes without their values
         :param size_limit: entries at most, for the server and for us; 0 for no limit of ours
         :param time_limit: whole seconds that the server may take; 0 for no limit of ours
-        :param dereference: aliases, 0 never, 1 below the base, 2 the base, 3 always
+        :param dereference: aliases followed: 0 never, 1 below the base, 2 the base, 3 always
         :param page_size: fetch so many entries at a time (RFC 2696); 0 all at once
-        :raises FilterError: the filter is none
+        :raises FilterError: ``filter`` is not one
         :raises DirectoryAnswerError: refused, or a limit was reached; what came is not kept
         """
+        self.heard = False
         encoded = filters.encode(filter)
         options: dict[str, Any] = {
             "attrs_only": attrs_only,
@@ -255,12 +320,13 @@ class Connection(Session):
         dereference: int = 0,
         timeout: float | None = None,
     ) -> tuple[SearchAnswer, bytes]:
-        """Fetch one page (RFC 2696), and the cookie for the next one; empty after the last.
+        """Fetch one page of results (RFC 2696).
 
         The cookie is good on this connection only. All other arguments are those of
         :meth:`search`, and must be the same for each page.
 
         :param page_size: entries at most; 0 with a cookie lets the server forget the rest
+        :return: what was found, and the cookie for the next page, which is empty after the last
         """
         request = messages.search_request(
             self.next_id(),
@@ -280,11 +346,11 @@ class Connection(Session):
         return SearchAnswer(items), self._cookie(done)
 
     def ping(self, timeout: float | None = None) -> None:
-        """Ask the server for nothing, to see that it answers; a refusal is an answer as well."""
+        """Ask the server for an empty entry, to see that it answers; a refusal is an answer too."""
         self._ask_root(("1.1",), timeout)
 
     def supports(self, oid: str, *, timeout: float | None = None) -> bool:
-        """Whether the server says it has a control, an extended operation or a feature.
+        """Return whether the server says it has a control, an extended operation or a feature.
 
         It is asked once; if it refuses to tell, it has none.
         """
@@ -296,6 +362,48 @@ class Connection(Session):
                 for value in values
             )
         return oid in self._abilities
+
+    def readable(self) -> bool:
+        """Return whether the idle connection can be read from, which means that it is lost.
+
+        Asks nobody and does not wait. A connection that was readable is not usable any more.
+        """
+        if self.usable and (self._decoder.pending or self.transport.is_readable()):
+            self.usable = False
+        return not self.usable
+
+    def next_id(self) -> int:
+        """Return the number of the next message (RFC 4511 section 4.1.1.1)."""
+        self._id = self._id % MAX_INT + 1
+        return self._id
+
+    def lend(self) -> None:
+        """Begin an operation of ldap3's, which encodes, sends and reads it."""
+        self._begin(None)
+        if self._decoder.pending:
+            raise self._broken("bytes that answer nothing")
+
+    def give_back(self, rest: bytes) -> None:
+        """End an operation of ldap3's, with the bytes that came after its answer."""
+        self._decoder.feed(rest)
+        self.usable = True
+
+    def check_unasked(self, message: Message) -> None:
+        """Ignore a message that answers nothing that is under way, or raise.
+
+        :raises DirectoryUnavailableError: the server says that it ends the connection
+        :raises ProtocolError: it answers nothing that was ever asked
+        """
+        if message.is_notice:
+            said = verdicts.refusal(message, "").message
+            raise DirectoryUnavailableError(
+                f"the server ends the connection: {said}", server=self.server
+            )
+        # late answers to what was abandoned, and notices of a kind we do not know (section 4.4)
+        if not (
+            0 < message.id < self._id or (message.id == 0 and message.tag == messages.EXTENDED)
+        ):
+            raise ProtocolError(f"{message!r} answers nothing that was asked")
 
     @property
     def ldap3(self) -> Any:
@@ -326,8 +434,88 @@ class Connection(Session):
         state = "usable" if self.usable else "not usable"
         return f"<Connection {self.server} as {self.bound_as!r}, {state}>"
 
+    def _begin(self, timeout: float | None) -> None:
+        """Begin an operation. Whatever ends it early leaves the connection unusable."""
+        if not self.usable:
+            raise DirectoryUnavailableError("the connection is lost or closed", server=self.server)
+        seconds = self._timeout if timeout is None else timeout
+        if seconds is not None and seconds <= 0:
+            raise DirectoryTimeoutError("no time was left to ask", server=self.server)
+        self.usable = False
+        self.transport.begin(seconds)
+
+    def _collect(self, items: list[Entry | Reference], size_limit: int) -> Message:
+        """Add what a search finds to ``items``, and return its last message."""
+        left = -1
+        if size_limit:
+            left = size_limit - sum(1 for item in items if item[0] is not None)
+        target, decoder, transport = self._id, self._decoder, self.transport
+        broken = ""
+        try:
+            while True:
+                message = decoder.next()
+                if message is None:
+                    decoder.feed(transport.receive())
+                elif message.id != target:
+                    self.check_unasked(message)
+                elif message.tag == messages.ENTRY:
+                    if not left:
+                        break
+                    left -= 1
+                    items.append((message.dn, message.attributes))
+                elif message.tag == messages.DONE:
+                    return message
+                elif message.tag == messages.REFERENCE:
+                    items.append((None, message.urls))
+                elif message.tag != messages.INTERMEDIATE:
+                    raise ProtocolError(f"a search was answered by {message!r}")
+        except ProtocolError as error:
+            broken = str(error)
+        if broken:
+            raise self._broken(broken)
+        self._abandon()
+        raise DirectoryAnswerError(
+            4, verdicts.name_of(4), f"more than {size_limit} entries came", server=self.server
+        )
+
+    def _answer(self, tag: int) -> Message:
+        """Return the one answer to what was just sent."""
+        broken = ""
+        try:
+            while True:
+                message = self._decoder.next()
+                if message is None:
+                    self._decoder.feed(self.transport.receive())
+                elif message.id != self._id:
+                    self.check_unasked(message)
+                elif message.tag == tag:
+                    return message
+                elif message.tag != messages.INTERMEDIATE:
+                    raise ProtocolError(f"{message!r} came instead of tag {tag}")
+        except ProtocolError as error:
+            broken = str(error)
+        raise self._broken(broken)
+
+    def _refuse(self, refused: DirectoryError | None) -> None:
+        """End an operation that was answered: with an error, if it was refused."""
+        self.usable = not isinstance(refused, DirectoryUnavailableError)
+        if refused is not None:
+            raise refused
+
+    def _broken(self, what: str) -> DirectoryProtocolError:
+        return DirectoryProtocolError(f"its answer is no LDAP: {what}", server=self.server)
+
+    def _abandon(self) -> None:
+        """Spare the server the rest of a search (RFC 4511 section 4.11), if it hears at once."""
+        target = self._id
+        try:
+            self.transport.begin(0.0)
+            self.transport.send(messages.abandon_request(self.next_id(), target))
+        except DirectoryUnavailableError:
+            pass
+
     def _start_tls(self) -> None:
-        """RFC 4511 section 4.14; nothing else is outstanding."""
+        """Ask for TLS (RFC 4511 section 4.14); nothing else is outstanding."""
         self.transport.send(messages.extended_request(self.next_id(), START_TLS))
         message = self._answer(messages.EXTENDED)
         if message.code:
@@ -351,14 +539,18 @@ class Connection(Session):
         return SearchAnswer(items)
 
     def _search(self, items: list[Entry | Reference], request: bytes, size_limit: int) -> Message:
-        """Do the search that was begun: add what is found to ``items``, return how it ended."""
+        """Do the search that was begun: add what is found to ``items``, return its last message."""
         self.searches += 1
         self.transport.send(request)
         try:
             done = self._collect(items, size_limit)
-        except DirectoryTimeoutError:
-            self._abandon()
+        except DirectoryUnavailableError as error:
+            if items or self._decoder.pending:
+                self.heard = True
+            if isinstance(error, DirectoryTimeoutError):
+                self._abandon()
             raise
+        self.heard = True
         self._refuse(verdicts.refusal(done, self.server) if done.code else None)
         return done
 
@@ -374,7 +566,7 @@ class Connection(Session):
     def _judge(
         self, message: Message, secret: bytes, password_policy: bool
     ) -> tuple[DirectoryError | None, BindAnswer]:
-        """What the answer to a BIND says."""
+        """Return the error that the answer to a BIND stands for, and what the server said."""
         said = (message.diagnostic, message.matched_dn, *message.referrals)
         shown = secret.decode("utf-8", "replace")
         quote = not shown or not any(shown in each for each in said)
@@ -391,14 +583,6 @@ class Connection(Session):
 
 def _page(size: int, cookie: bytes) -> bytes:
     return messages.controls(messages.paged_control(size, cookie))
-
-
-def _octets(password: str) -> bytes | None:
-    """A password in UTF-8; ``None`` if it cannot be in any directory."""
-    try:
-        return password.encode()
-    except UnicodeEncodeError:
-        return None
 
 
 def _never_sent(server: str, dn: str, secret: bytes | None) -> CredentialsError:

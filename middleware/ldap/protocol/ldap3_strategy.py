@@ -16,8 +16,7 @@ from ldap3.utils.asn1 import encode
 from keyfront.errors import DirectoryError, DirectoryProtocolError
 
 from .ber import SEQUENCE, ProtocolError, read_length
-from .requests import MAX_MESSAGE, Decoder
-from .session import START_TLS
+from .requests import MAX_MESSAGE, START_TLS, Decoder
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -126,7 +125,7 @@ class SharedStrategy(SyncStrategy):
         decoded = decoder.next()
         if decoded is None or decoded.id != 0:
             return True
-        self._ours.look_at(decoded)
+        self._ours.check_unasked(decoded)
         return False
 
     def _give_back(self) -> None:

@@ -59,6 +59,7 @@ __all__ = [
     "PAGED_RESULTS",
     "PASSWORD_POLICY",
     "REFERENCE",
+    "START_TLS",
     "Control",
     "Decoder",
     "Message",
@@ -71,11 +72,15 @@ __all__ = [
     "extended_request",
     "paged_control",
     "paged_cookie",
+    "password_octets",
     "password_policy",
     "password_policy_control",
     "search_request",
     "unbind_request",
 ]
+
+#: The extended operation after which all is encrypted (RFC 4511 section 4.14).
+START_TLS = "1.3.6.1.4.1.1466.20037"
 
 _SCOPES = {
     (scope, aliases): bytes((ENUMERATED, 1, scope, ENUMERATED, 1, aliases))
@@ -84,6 +89,20 @@ _SCOPES = {
 }
 _FALSE = bytes((BOOLEAN, 1, 0))
 _NO_LIMITS = bytes((INTEGER, 1, 0, INTEGER, 1, 0)) + _FALSE
+
+
+def password_octets(password: str | bytes) -> bytes | None:
+    """Return a password as it is sent (RFC 4513 section 5.1.3).
+
+    :return: ``None`` if it cannot be written in UTF-8, so that no directory has it
+    """
+    try:
+        return password if isinstance(password, bytes) else password.encode()
+    except UnicodeEncodeError:
+        return None
+    finally:
+        # Of an error's frames, none may still have it.
+        del password
 
 
 def bind_request(message_id: int, dn: str, password: bytes, controls: bytes = b"") -> bytes:

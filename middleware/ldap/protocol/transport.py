@@ -1,18 +1,24 @@
-"""The socket under an LDAP connection: TCP, TLS or local, no wait on it longer than its operation.
+"""The socket under an LDAP connection, and the addresses of a server's name, tried one by one.
 
-Sockets are blocking with a timeout, so that the same code waits in a thread, or in a greenlet of a
-process that gevent or eventlet patched.
+No wait on a socket (TCP, TLS or local) is longer than its operation. Sockets are blocking with a
+timeout, so that the same code waits in a thread, or in a greenlet of a process that gevent or
+eventlet patched.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import ssl
+import threading
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 from keyfront.errors import (
+    DirectoryAnswerError,
     DirectoryError,
     DirectoryTimeoutError,
     DirectoryTLSError,
@@ -29,14 +35,20 @@ _KEEPALIVE = (60, 10, 3)
 # Certificate errors of OpenSSL that another CA would cure.
 _UNKNOWN_CA = frozenset((2, 18, 19, 20, 21))
 
-Address = tuple[Any, ...]
-"""What ``socket.getaddrinfo`` calls ``sockaddr``."""
+#: The ``sockaddr`` of ``socket.getaddrinfo``; ``None`` for a socket file, which its URL names.
+Address = tuple[Any, ...] | None
+Resolve = Callable[[str, int], Sequence[tuple[Any, ...]]]
+
+C = TypeVar("C")
+
+# So many addresses are named in an error.
+_NAMED = 4
 
 
 class Transport:
     """One socket. Its errors are :class:`DirectoryUnavailableError` and subclasses.
 
-    :param url: of the server
+    :param url: URL of the server
     """
 
     __slots__ = ("_deadline", "_pid", "_seconds", "_socket", "_timeout", "_url")
@@ -56,14 +68,14 @@ class Transport:
         return self._socket
 
     def begin(self, seconds: float | None) -> None:
-        """Start an operation, which ends or fails within so many seconds, ``None`` for any."""
+        """Begin an operation, which ends or fails within ``seconds``; ``None`` for no limit."""
         self._seconds = seconds
         self._deadline = None if seconds is None else time.monotonic() + seconds
         if seconds != self._timeout and self._socket is not None:
             self._timeout = seconds
             self._socket.settimeout(seconds)
 
-    def connect(self, address: Address | None = None) -> None:
+    def connect(self, address: Address = None) -> None:
         """Connect, to one address or to those of the URL's name in turn."""
         url = self._url
         if url.scheme == "ldapi":
@@ -160,7 +172,7 @@ class Transport:
             raise failed
 
     def receive(self) -> bytes:
-        """What has come, at least a byte."""
+        """Wait for bytes and return them, at least one."""
         try:
             connected = self._open()
             if self._deadline is not None:
@@ -177,13 +189,14 @@ class Transport:
         raise failed
 
     def is_readable(self) -> bool:
-        """Whether something has come, or the connection is lost; asks nobody and does not wait."""
+        """Return whether something has come, or the connection is lost; waits for neither."""
         connected = self._socket
         if connected is None:
             return True
-        self._timeout = 0.0
         try:
-            connected.settimeout(0.0)
+            if self._timeout != 0.0:
+                self._timeout = 0.0
+                connected.settimeout(0.0)
             if isinstance(connected, ssl.SSLSocket):
                 # What has come may be for TLS only: session tickets, new keys.
                 connected.recv(1)
@@ -252,7 +265,7 @@ class Transport:
 
 
 def _explain(error: OSError | ValueError) -> str:
-    """What to tell of a failed handshake."""
+    """Return the text that tells why a handshake failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         advice = "; set ca_file to the CA" if error.verify_code in _UNKNOWN_CA else ""
         return f"its certificate is not accepted: {error.verify_message}{advice}"
@@ -261,3 +274,160 @@ def _explain(error: OSError | ValueError) -> str:
     if isinstance(error, OSError):
         return f"TLS failed: {error.strerror or str(error)}"
     return f"TLS failed: {error}"
+
+
+def look_up(host: str, port: int) -> list[tuple[Any, ...]]:
+    """Return a name's addresses, in the order in which the system prefers them (RFC 6724).
+
+    :raises OSError: there are none, or the resolver does not answer
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [item[4] for item in found]
+
+
+def alternate(addresses: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return addresses, each once, IPv6 and IPv4 in turn (RFC 8305 section 4).
+
+    The family of the first one keeps the lead, and each family its order.
+    """
+    unique = list(dict.fromkeys(addresses))
+    lead = [address for address in unique if len(address) == len(unique[0])]
+    rest = [address for address in unique if len(address) != len(unique[0])]
+    turns = zip_longest(lead, rest)
+    return [address for turn in turns for address in turn if address is not None]
+
+
+class Addresses:
+    """The addresses of one server. Threads may use it at once; nothing waits for another.
+
+    A name is looked up anew for each connection, so a change in DNS is followed at once. One
+    address of several that does not answer costs its share of the time and no more, and the address
+    that answered last is tried first.
+
+    :param url: URL of the server
+    :param resolve: returns the addresses of a name and a port; may raise ``OSError``
+    :param clock: returns seconds that never go back
+    """
+
+    __slots__ = ("_clock", "_good", "_resolve", "_url")
+
+    def __init__(
+        self, url: ServerURL, *, resolve: Resolve = look_up, clock: Callable[[], float]
+    ) -> None:
+        self._url = url
+        self._resolve = resolve
+        self._clock = clock
+        self._good: Address = None
+
+    def reach(self, call: Callable[[ServerURL, Address, float], C], seconds: float) -> C:
+        """Return what ``call`` returns for the first address with which it does not fail.
+
+        Each address may take a fair share of the time that the ones before it have left, and the
+        last one all of it. The name's lookup is part of that time.
+
+        :param call: called with the URL, an address and the seconds it may take
+        :param seconds: time for all of it
+        :raises DirectoryUnavailableError: no address answers, with the reason of each; or the
+            name has none
+        :raises DirectoryTimeoutError: the same, and at least one used up its time
+        """
+        deadline = self._clock() + seconds
+        addresses = self._now(seconds)
+        kinds: set[type[DirectoryError]] = set()
+        reasons: list[str] = []
+        for number, address in enumerate(addresses):
+            left = deadline - self._clock()
+            if left <= 0:
+                kinds.add(DirectoryTimeoutError)
+                reasons.append(f"no time left for {len(addresses) - number} more")
+                break
+            try:
+                result = call(self._url, address, left / (len(addresses) - number))
+            except DirectoryAnswerError:
+                self._good = address
+                raise
+            except (DirectoryUnavailableError, OSError) as error:
+                kinds.add(_kind(error))
+                reasons.append(self._reason(error, address))
+            else:
+                self._good = address
+                return result
+        if len(reasons) > _NAMED:
+            reasons[_NAMED - 1 :] = [f"and {len(reasons) - _NAMED + 1} more addresses"]
+        kind: type[DirectoryError] = DirectoryUnavailableError
+        if len(kinds) == 1:
+            kind = kinds.pop()
+        elif DirectoryTimeoutError in kinds:
+            kind = DirectoryTimeoutError
+        raise kind("; ".join(reasons), server=self._url.text)
+
+    def _now(self, seconds: float) -> Sequence[Address]:
+        if self._url.scheme == "ldapi":
+            return [None]
+        addresses: list[Address] = [*alternate(self._found(seconds))]
+        good = self._good
+        if good in addresses:
+            addresses.remove(good)
+            addresses.insert(0, good)
+        return addresses
+
+    def _found(self, seconds: float) -> Sequence[tuple[Any, ...]]:
+        host, port = self._url.host, self._url.port
+        found: list[Sequence[tuple[Any, ...]]] = []
+        reasons: list[str] = []
+        done = threading.Event()
+
+        def ask() -> None:
+            try:
+                found.append(self._resolve(host, port))
+            except Exception as error:  # not only OSError: UnicodeError for what can be no name
+                reasons.append(_words(error))
+            finally:
+                done.set()
+
+        if _is_numeric(host):
+            ask()
+        else:
+            # A resolver that hangs cannot be interrupted, only left alone; its own limit is
+            # often 10 s and more for each name.
+            try:
+                threading.Thread(target=ask, name="keyfront-ldap-lookup", daemon=True).start()
+            except RuntimeError:  # no thread to be had
+                ask()
+            if not done.wait(seconds):
+                raise DirectoryTimeoutError(
+                    f"no answer to the lookup of {host} within {seconds:.3g} s",
+                    server=self._url.text,
+                )
+        if not found or not found[0]:
+            reason = reasons[0] if reasons else "it has no address"
+            raise DirectoryUnavailableError(
+                f"the lookup of {host} failed: {reason}", server=self._url.text
+            )
+        return found[0]
+
+    def _reason(self, error: Exception, address: Address) -> str:
+        words = _words(error).removeprefix(f"{self._url.text}: ")
+        if address is None or _is_numeric(self._url.host):
+            return words
+        host = f"[{address[0]}]" if len(address) == 4 else address[0]
+        return f"{host}: {words}"
+
+
+def _kind(error: Exception) -> type[DirectoryError]:
+    if isinstance(error, DirectoryUnavailableError):
+        return type(error)
+    return DirectoryTimeoutError if isinstance(error, TimeoutError) else DirectoryUnavailableError
+
+
+def _words(error: Exception) -> str:
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return strerror or str(error) or type(error).__name__
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

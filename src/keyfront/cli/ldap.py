@@ -20,8 +20,7 @@ from keyfront.errors import OptionError
 from keyfront.middleware.ldap import diagnose as probe
 from keyfront.middleware.ldap.connector import Dialer
 from keyfront.middleware.ldap.diagnose import FAILED, NOTE, OK, WARNING, ServerReport
-from keyfront.middleware.ldap.protocol.connection import Connection
-from keyfront.middleware.ldap.protocol.session import BindAnswer
+from keyfront.middleware.ldap.protocol.connection import BindAnswer, Connection
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.ldap.wsgi_options import read_secret

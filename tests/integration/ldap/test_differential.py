@@ -22,8 +22,7 @@ from ldap.controls.libldap import SimplePagedResultsControl
 from oslo_config import cfg
 
 from keyfront.middleware.ldap.keystone.driver import DirectoryUnavailable, Handler, Identity
-from keyfront.middleware.ldap.keystone.handler import PoolHandler
-from keyfront.middleware.ldap.keystone.pools import DriverPool
+from keyfront.middleware.ldap.keystone.handler import DriverPool, PoolHandler
 from support.directory import Directory, User, directory
 from support.served import PATIENCE
 

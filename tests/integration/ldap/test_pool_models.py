@@ -199,7 +199,7 @@ class TestAfterFork(PoolSuite):
             release, held = threading.Event(), threading.Event()
 
             def hold() -> None:
-                with pool._places.lock:
+                with pool._state.lock:
                     held.set()
                     release.wait(PATIENCE)
 
@@ -272,6 +272,15 @@ class Sockets:
     def abandon(self, connection: socket.socket) -> None:
         connection.close()
 
+    def check(self, connection: socket.socket) -> None:
+        pass
+
+    def is_stale(self, connection: socket.socket) -> bool:
+        return False
+
+    def is_fit(self, connection: socket.socket) -> bool:
+        return True
+
 
 @pytest.fixture
 def sockets() -> Iterator[Sockets]:
@@ -282,9 +291,7 @@ def sockets() -> Iterator[Sockets]:
 
 
 def test_a_child_says_nothing_over_what_it_inherits(sockets: Sockets) -> None:
-    pool = ConnectionPool(
-        sockets.open, sockets.close, abandon=sockets.abandon, min_size=0, max_size=2
-    )
+    pool = ConnectionPool(sockets, min_size=0, max_size=2)
     pool.open()
     idle, lent = pool.checkout(), pool.checkout()
     pool.checkin(idle)
@@ -315,9 +322,7 @@ def test_a_child_says_nothing_over_what_it_inherits(sockets: Sockets) -> None:
 
 
 def test_the_block_in_which_was_forked_may_be_left(sockets: Sockets) -> None:
-    pool = ConnectionPool(
-        sockets.open, sockets.close, abandon=sockets.abandon, min_size=0, max_size=1
-    )
+    pool = ConnectionPool(sockets, min_size=0, max_size=1)
     pool.open()
     with pool.connection() as connection:
         lease = pool.connection()
@@ -335,9 +340,7 @@ def test_the_block_in_which_was_forked_may_be_left(sockets: Sockets) -> None:
 
 
 def test_a_grandchild_and_a_closed_pool(sockets: Sockets) -> None:
-    pool = ConnectionPool(
-        sockets.open, sockets.close, abandon=sockets.abandon, min_size=1, max_size=2
-    )
+    pool = ConnectionPool(sockets, min_size=1, max_size=2)
     pool.open()
     pool.wait()
 

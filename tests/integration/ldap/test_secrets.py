@@ -26,7 +26,7 @@ from keyfront.errors import (
 )
 from keyfront.middleware.ldap import LDAPPool
 from keyfront.middleware.ldap.protocol.tls import TLS
-from keyfront.middleware.ldap.service_account import ServiceIdentity
+from keyfront.middleware.ldap.service_account import ServiceAccount
 from support.directory import Directory, directory
 from support.fault_proxy import FaultProxy
 from support.served import PATIENCE
@@ -167,7 +167,7 @@ def refusal(pool: LDAPPool, name: str, password: Callable[[], Any], **options: A
 def only_the_service_keeps_one(pool: LDAPPool) -> None:
     (held,) = holders(services)
     (holder,) = [x for x in gc.get_referrers(held.what) if x is not held]
-    assert isinstance(holder, ServiceIdentity)
+    assert isinstance(holder, ServiceAccount)
 
 
 def test_after_a_login(pool: LDAPPool) -> None:
@@ -210,7 +210,7 @@ def test_after_an_outage(
     if warm:
         pool.authenticate(d.users[0].dn, secret())
     else:
-        pool._login_opener._ping_timeout = pool._dialer.connect_timeout = SHORT
+        pool._login_connector._check_timeout = pool._dialer.connect_timeout = SHORT
         pool._servers._connect_timeout = SHORT
     FAULTS[fault](proxy)
     error = refusal(pool, d.users[0].dn, secret, timeout=SHORT)
@@ -279,7 +279,7 @@ def test_a_refused_service(d: Directory, kind: str) -> None:
     assert holders(secret) == []
     (held,) = holders(wrong)
     (holder,) = [x for x in gc.get_referrers(held.what) if x is not held]
-    assert isinstance(holder, ServiceIdentity)
+    assert isinstance(holder, ServiceAccount)
     assert wrong() not in repr(holder) + repr(errors) + repr(reports) + repr(pool)
     pool.close()
 

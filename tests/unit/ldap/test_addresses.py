@@ -22,7 +22,7 @@ from keyfront.errors import (
     DirectoryUnavailableError,
     Verdict,
 )
-from keyfront.middleware.ldap.protocol.addresses import Addresses, alternate, look_up
+from keyfront.middleware.ldap.protocol.transport import Addresses, alternate, look_up
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from support.clocks import Clock
 from support.served import PATIENCE

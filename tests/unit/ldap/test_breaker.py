@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfront.middleware.ldap.breaker import Attempt, Breaker
+from keyfront.middleware.ldap.servers import Attempt, Breaker
 from support.clocks import Clock
 
 

@@ -37,8 +37,7 @@ from keyfront.errors import (
     PoolTimeoutError,
     Verdict,
 )
-from keyfront.middleware.ldap import LDAPPool
-from keyfront.middleware.ldap import monitor as health
+from keyfront.middleware.ldap import LDAPPool, monitor
 from keyfront.middleware.ldap import service_account as service
 from keyfront.middleware.ldap.names import Names, escape_dn, octets
 from keyfront.middleware.ldap.protocol.ber import (
@@ -48,10 +47,9 @@ from keyfront.middleware.ldap.protocol.ber import (
     read_header,
     read_number,
 )
-from keyfront.middleware.ldap.protocol.connection import FAST_BIND
-from keyfront.middleware.ldap.protocol.session import SearchAnswer
+from keyfront.middleware.ldap.protocol.connection import FAST_BIND, SearchAnswer
 from keyfront.middleware.ldap.protocol.tls import TLS
-from keyfront.middleware.ldap.service_account import HOLD_SECONDS, MAX_HOLD_SECONDS, ServiceIdentity
+from keyfront.middleware.ldap.service_account import HOLD_SECONDS, MAX_HOLD_SECONDS, ServiceAccount
 from support.served import PATIENCE
 
 SERVICE, SECRET = "cn=service,dc=x", "service-pässwörd"
@@ -443,7 +441,7 @@ def test_a_refused_service_is_not_offered_again_for_longer_and_longer(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(service, "time", types.SimpleNamespace(monotonic=clock.monotonic))
-    identity = ServiceIdentity(SERVICE, SECRET)
+    identity = ServiceAccount(SERVICE, SECRET)
     refused = CredentialsError(Verdict.LOCKED, diagnostic="too often", server="ldap://x:389")
     offered = []
     for _ in range(3600):
@@ -471,7 +469,7 @@ def test_a_refused_service_is_not_offered_again_for_longer_and_longer(
 
 
 def test_the_first_bind_of_the_service_is_waited_for() -> None:
-    identity = ServiceIdentity(SERVICE, SECRET)
+    identity = ServiceAccount(SERVICE, SECRET)
     identity.begin(PATIENCE)
     with pytest.raises(DirectoryTimeoutError, match=r"cn=service,dc=x"):
         identity.begin(0.01)
@@ -488,7 +486,7 @@ def test_the_first_bind_of_the_service_is_waited_for() -> None:
 
 
 def test_the_services_password_is_not_shown_or_copied() -> None:
-    identity = ServiceIdentity(SERVICE, SECRET)
+    identity = ServiceAccount(SERVICE, SECRET)
     assert SERVICE in repr(identity)
     assert SECRET not in repr(identity)
     with pytest.raises(TypeError):
@@ -852,7 +850,7 @@ def test_connections_to_a_server_that_is_down_are_not_tried(
 def test_each_outage_rouses_the_health_worker(
     server: Server, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "IDLE_SECONDS", 10 * PATIENCE)
+    monkeypatch.setattr(monitor, "IDLE_SECONDS", 10 * PATIENCE)
     pool = make(server)
     for _ in range(2):
         server.stop()
@@ -986,7 +984,7 @@ def test_stats_are_numbers_in_one_row(server: Server, make: Any) -> None:
 
 def fork_with(pool: LDAPPool) -> int:
     """Fork as if other threads held the locks; they are not there to let go of them."""
-    locks = (pool._tally._lock, pool._search_opener.identity._changed, pool._health._lock)
+    locks = (pool._counts_lock, pool._search_connector.account._changed, pool._monitor._lock)
     for lock in locks:
         lock.acquire()
     child = os.fork()
@@ -1036,7 +1034,7 @@ def test_a_forked_child_has_connections_of_its_own(server: Server, second: Serve
 
 def test_a_fork_amid_the_first_bind_of_the_service(server: Server, make: Any) -> None:
     pool = make(server, max_size=1)
-    identity = pool._search_opener.identity
+    identity = pool._search_connector.account
     identity.begin(PATIENCE)  # by a thread that is not in the child
     child = fork_with(pool)
     if child == 0:

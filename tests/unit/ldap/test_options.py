@@ -12,8 +12,8 @@ from oslo_config import cfg
 
 from keyfront.errors import OptionError
 from keyfront.middleware.ldap.keystone import options
-from keyfront.middleware.ldap.keystone.options import LDAP, LDAP_GROUP
-from keyfront.middleware.ldap.keystone.pools import DriverPool, pool_arguments
+from keyfront.middleware.ldap.keystone.handler import DriverPool
+from keyfront.middleware.ldap.keystone.options import LDAP, LDAP_GROUP, pool_arguments
 from keyfront.options import list_opts
 from support.certificates import certificates
 

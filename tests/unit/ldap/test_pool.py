@@ -40,10 +40,9 @@ from keyfront.errors import (  # noqa: E402
     PoolClosedError,
     PoolTimeoutError,
 )
-from keyfront.middleware.ldap import places as places_module  # noqa: E402
+from keyfront.middleware.ldap import pool as pool_module  # noqa: E402
 from keyfront.middleware.ldap.maintenance import MAX_RETRY_DELAY, SWEEP_SECONDS  # noqa: E402
-from keyfront.middleware.ldap.pool import ConnectionPool  # noqa: E402
-from keyfront.middleware.ldap.stock import LIFETIME_JITTER  # noqa: E402
+from keyfront.middleware.ldap.pool import LIFETIME_JITTER, ConnectionPool  # noqa: E402
 from support.clocks import Clock  # noqa: E402
 
 
@@ -76,13 +75,13 @@ def make(server: Server, clock: Clock) -> Callable[..., ConnectionPool[Connectio
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_size": 0}, "max_size = 0: must be 1 or more"),
-        ({"min_size": 5, "max_size": 3}, r"min_size = 5: must be from 0 to max_size \(3\)"),
-        ({"min_size": -1}, "min_size = -1: must be from 0"),
-        ({"max_waiting": -1}, "max_waiting = -1: must be 0 or more"),
-        ({"workers": -1}, "workers = -1: must be 0 or more"),
-        ({"check_after": -0.5}, "check_after = -0.5: must be 0 or more"),
-        ({"timeout": 0}, "timeout = 0: must be more than 0 seconds"),
+        ({"max_size": 0}, "max_size = 0: must be a whole number, 1 or more"),
+        ({"min_size": 5, "max_size": 3}, r"= 5: must be a whole number from 0 to max_size \(3\)"),
+        ({"min_size": -1}, "min_size = -1: must be a whole number from 0"),
+        ({"max_waiting": -1}, "max_waiting = -1: must be a whole number, 0 or more"),
+        ({"workers": -1}, "workers = -1: must be a whole number, 0 or more"),
+        ({"check_after": -0.5}, "check_after = -0.5: must be a number of seconds, 0 or more"),
+        ({"timeout": 0}, "timeout = 0: must be a number of seconds above 0"),
         ({"max_lifetime": math.nan}, "max_lifetime = nan"),
         ({"max_idle": -1}, "max_idle = -1"),
         ({"retry_delay": 0}, "retry_delay = 0"),
@@ -266,17 +265,13 @@ def test_a_lent_connection_lets_one_more_idle_go(make: Any, server: Server, cloc
 
 
 def test_workers_have_no_more_to_do_than_needed(server: Server, clock: Clock) -> None:
-    """Nothing that is due for ever, such as a check that is not to be had."""
-    pool = ConnectionPool(
-        server.open, server.close, min_size=1, max_idle=80.0, workers=0, clock=clock.monotonic
-    )
+    """Nothing is due for ever, such as a check that was just made."""
+    pool = ConnectionPool(server, min_size=1, max_idle=80.0, workers=0, clock=clock.monotonic)
     pool.open()
     for _ in range(5):
         assert pool.maintain() == 10.0
         clock.later(80)
-    pool = ConnectionPool(
-        server.open, server.close, min_size=1, max_idle=1e6, workers=0, clock=clock.monotonic
-    )
+    pool = ConnectionPool(server, min_size=1, max_idle=1e6, workers=0, clock=clock.monotonic)
     pool.open()
     assert pool.maintain() == SWEEP_SECONDS
 
@@ -338,6 +333,45 @@ def test_without_workers_a_wait_opens(make: Any, server: Server) -> None:
         pool.wait()
 
 
+def test_who_waits_for_the_minimum_finds_it_idle(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no moment at which the wait is over and the connection is not idle yet."""
+    seen = []
+
+    class Watched:
+        """A lock that looks, each time it is free again, at what anybody could see then."""
+
+        def __init__(self) -> None:
+            self._lock = Lock()
+            self.acquire, self.locked = self._lock.acquire, self._lock.locked
+            self.looking = False
+
+        def __enter__(self) -> bool:
+            return self.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.release()
+
+        def release(self) -> None:
+            self._lock.release()
+            if not self.looking:
+                self.looking = True
+                stats = pool.get_stats()
+                if stats["idle"] + stats["lent"]:
+                    seen.append(stats["idle"])
+                self.looking = False
+
+    Lock = threading.Lock
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Lock", Watched)
+        pool = server.pool(min_size=1, workers=0)
+        pool.open()
+    pool.maintain()
+    assert seen
+    assert set(seen) == {1}
+
+
 def test_the_counts(make: Any, clock: Clock) -> None:
     pool = make(max_size=4)
     with pool.connection():
@@ -374,13 +408,13 @@ def rigged(monkeypatch: pytest.MonkeyPatch, then: Callable[[], bool]) -> None:
     """The next who waits calls ``then``."""
     rig: list[Signal] = [Signal(then)]
 
-    class Waiter(places_module.Waiter[Any]):
+    class Waiter(pool_module._Waiter[Any]):
         def __init__(self) -> None:
             super().__init__()
             if rig:
                 self.signal = rig.pop()  # type: ignore[assignment]
 
-    monkeypatch.setattr("keyfront.middleware.ldap.waiting.Waiter", Waiter)
+    monkeypatch.setattr(pool_module, "_Waiter", Waiter)
 
 
 @pytest.mark.parametrize("discard", [False, True])
@@ -504,12 +538,14 @@ def test_no_thread_can_be_started(server: Server, monkeypatch: pytest.MonkeyPatc
     assert pool.close()
 
 
-def test_a_usable_that_raises_drops(make: Any, server: Server) -> None:
+def test_a_fitness_that_raises_drops(
+    make: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stumble(connection: Connection) -> bool:
         raise ZeroDivisionError
 
-    pool = ConnectionPool(server.open, server.close, usable=stumble, min_size=0, workers=0)
-    pool.open()
+    monkeypatch.setattr(server, "is_fit", stumble)
+    pool = make()
     connection = pool.checkout()
     with pytest.raises(ZeroDivisionError):
         pool.checkin(connection)

@@ -134,7 +134,7 @@ def state(servers: ServerSet, url: ServerURL) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strategy": "random"}, "strategy = random: must be ordered or balanced"),
+        ({"strategy": "random"}, "strategy = random: must be one of ordered, balanced"),
         ({"connect_timeout": 0}, "connect_timeout = 0: must be a number of seconds above 0"),
         ({"connect_timeout": float("inf")}, "connect_timeout = inf"),
         ({"connect_timeout": float("nan")}, "connect_timeout = nan"),

@@ -31,14 +31,16 @@ from keyfront.errors import (
 )
 from keyfront.middleware.ldap import wsgi as ldap_filter
 from keyfront.middleware.ldap import wsgi_options as ldap_auth_options
-from keyfront.middleware.ldap.http_basic import (
+from keyfront.middleware.ldap.wsgi import (
     MAX_CREDENTIALS,
+    LDAPAuth,
+    Outage,
     credentials,
+    filter_factory,
     is_secure,
     shown,
     strip,
 )
-from keyfront.middleware.ldap.wsgi import LDAPAuth, Outage, filter_factory
 from keyfront.middleware.ldap.wsgi_options import OPTIONS
 from support.served import PATIENCE
 
