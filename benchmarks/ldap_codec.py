@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
 from keyfront.middleware.ldap.protocol import requests as messages
+from keyfront.middleware.ldap.protocol import responses
 from keyfront.middleware.ldap.protocol import search_filter as filters
 
 from .goals import MET, MISSED
@@ -92,11 +93,11 @@ def _framed(operation: bytes) -> bytes:
 
 def read(wire: bytes) -> list[dict[str, list[bytes]]]:
     """The attributes of all entries, by ours."""
-    decoder = messages.Decoder()
+    decoder = responses.Decoder()
     decoder.feed(wire)
     found = []
     while (message := decoder.next()) is not None:
-        if message.tag == messages.ENTRY:
+        if message.tag == responses.ENTRY:
             found.append(message.attributes)
     return found
 

@@ -74,7 +74,7 @@ def test_checkout_against_ldappool(paired: Any, pool: LDAPPool, theirs: Any) -> 
         with theirs.connection(SERVICE_DN, SERVICE_PASSWORD):
             pass
 
-    paired(ours, ldappools, limit=4)
+    paired(ours, ldappools, limit=2.5)
 
 
 def test_login_against_ldappool(paired: Any, pool: LDAPPool, theirs: Any) -> None:

@@ -18,7 +18,8 @@ from keyfront.errors import DirectoryAnswerError, DirectoryError, OptionError
 
 from .connector import Dialer
 from .protocol.connection import FAST_BIND, TAKEN, BindAnswer, Connection
-from .protocol.requests import PAGED_RESULTS, PASSWORD_POLICY, START_TLS
+from .protocol.controls import PAGED_RESULTS, PASSWORD_POLICY
+from .protocol.requests import START_TLS
 from .protocol.transport import Address, Addresses, Transport
 from .protocol.urls import ServerURL
 from .service_account import ServiceAccount

@@ -83,7 +83,7 @@ class Member(Generic[C]):
 
 
 class _Grant(enum.Enum):
-    """What a waiter gets other than a connection."""
+    """The things that a waiter gets instead of a connection."""
 
     OPEN = "leave to open a connection, which is counted already"
     CLOSED = "nothing: the pool was closed"
@@ -91,7 +91,7 @@ class _Grant(enum.Enum):
 
 
 class _Found(enum.Enum):
-    """What looking at a connection shows."""
+    """The outcomes of looking at a connection."""
 
     FIT = "it may be lent"
     UNFIT = "it was closed at sight"
@@ -433,8 +433,8 @@ class ConnectionPool(Generic[C]):
     ) -> C:
         """Lend a connection other than the first idle one.
 
-        :param found: how that one was unfit: it is closed and still counted, so that another may
-            be opened; ``None`` if none was idle
+        :param found: UNFIT or DEAD as the idle one that was closed, which is still counted, so that
+            another may be opened; ``None`` if none was idle
         """
         timeout = self.timeout if timeout is None else timeout
         deadline = now + timeout

@@ -11,11 +11,8 @@ from ldap3.protocol.convert import build_controls_list
 from ldap3.utils.asn1 import encode
 
 from keyfront.middleware.ldap.protocol.ber import MAX_INT
-from keyfront.middleware.ldap.protocol.requests import (
-    NOTICE_OF_DISCONNECTION,
-    PAGED_RESULTS,
-    PASSWORD_POLICY,
-)
+from keyfront.middleware.ldap.protocol.controls import PAGED_RESULTS, PASSWORD_POLICY
+from keyfront.middleware.ldap.protocol.responses import NOTICE_OF_DISCONNECTION
 
 ids = st.integers(0, MAX_INT)
 texts = st.text(st.characters(codec="utf-8"), max_size=20)

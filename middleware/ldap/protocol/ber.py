@@ -1,4 +1,4 @@
-"""BER, as far as LDAP needs it: writing and reading elements (RFC 4511 section 5.1, X.690).
+"""Writes and reads BER elements, as far as LDAP needs them (RFC 4511 section 5.1, X.690).
 
 Lengths are definite, strings are primitive, tags are one byte; lengths need not be the shortest
 possible when read (Active Directory always sends four bytes). Nothing here keeps anything.
@@ -27,11 +27,11 @@ _SHORT = tuple(bytes((number,)) for number in range(128))
 
 
 class ProtocolError(ValueError):
-    """What was received is no LDAP; the connection cannot be used any more."""
+    """Raised for received bytes that are no LDAP; the connection cannot be used any more."""
 
 
 def length(size: int) -> bytes:
-    """The length octets for ``size`` bytes of content, as short as possible."""
+    """Return the length octets for ``size`` bytes of content, as short as possible."""
     if size < 128:
         return _SHORT[size]
     count = (size.bit_length() + 7) >> 3
@@ -39,7 +39,7 @@ def length(size: int) -> bytes:
 
 
 def element(tag: int, content: bytes) -> bytes:
-    """A whole element.
+    """Return a whole element.
 
     :param tag: the identifier octet, 0 to 255
     """
@@ -50,14 +50,14 @@ def element(tag: int, content: bytes) -> bytes:
 
 
 def number(value: int) -> bytes:
-    """The content octets of an INTEGER or ENUMERATED of 0 or more."""
+    """Return the content octets of an INTEGER or ENUMERATED of 0 or more."""
     return value.to_bytes((value.bit_length() >> 3) + 1, "big")
 
 
 def text(value: str, what: str) -> bytes:
-    """A text in UTF-8.
+    """Return a text in UTF-8.
 
-    :param what: what it is, for the error
+    :param what: name of the text in the error
     :raises OptionError: it holds half of a UTF-16 pair, which no UTF-8 can express
     """
     try:
@@ -71,7 +71,7 @@ def text(value: str, what: str) -> bytes:
 
 
 def limit(option: str, value: int) -> int:
-    """The value of an option that LDAP sends as a number.
+    """Return the value of an option that LDAP sends as a number, 0 to ``MAX_INT``.
 
     :raises OptionError: it is out of range
     """
@@ -81,15 +81,16 @@ def limit(option: str, value: int) -> int:
 
 
 def read_text(content: bytes) -> str:
-    """The text of a name, DN or URL; what is no UTF-8 goes back the same by :func:`text`."""
+    """Return the text of a name, DN or URL; what is no UTF-8 goes back the same by :func:`text`."""
     return content.decode("utf-8", "surrogateescape")
 
 
 def read_header(data: bytes, at: int, end: int) -> tuple[int, int, int]:
     """Read the head of the element at ``at``.
 
-    :param end: where what it is part of ends
-    :returns: its tag, where its content begins and where it ends
+    :param at: offset of the element
+    :param end: offset at which the data that it is part of end
+    :return: its tag, and the offsets at which its content begins and ends
     :raises ProtocolError: it does not end before ``end``, or has no definite length
     """
     start = at + 2
@@ -109,8 +110,9 @@ def read_header(data: bytes, at: int, end: int) -> tuple[int, int, int]:
 def read_length(data: bytes, at: int, first: int) -> tuple[int, int]:
     """Read a length of the long form.
 
-    :param at: after its first byte, ``first``, which is above 127
-    :returns: the length, and where the content begins; the caller holds it against the end
+    :param at: offset after its first byte
+    :param first: that byte, above 127
+    :return: the length, and the offset of the content; the caller holds it against the end
     :raises ProtocolError: it is indefinite or absurd
     """
     count = first & 0x7F
@@ -122,7 +124,7 @@ def read_length(data: bytes, at: int, first: int) -> tuple[int, int]:
 def read_element(data: bytes, at: int, end: int, tag: int) -> tuple[bytes, int]:
     """Read an element that must have this tag.
 
-    :returns: its content, and where the next one begins
+    :return: its content, and the offset at which the next one begins
     :raises ProtocolError: there is none, or another one
     """
     found, start, stop = read_header(data, at, end)
@@ -132,7 +134,7 @@ def read_element(data: bytes, at: int, end: int, tag: int) -> tuple[bytes, int]:
 
 
 def read_number(content: bytes) -> int:
-    """The value of an INTEGER or ENUMERATED.
+    """Return the value of an INTEGER or ENUMERATED.
 
     :raises ProtocolError: it is not from 0 to ``MAX_INT``, as all of LDAP's are
     """

@@ -26,11 +26,13 @@ from keyfront.errors import (
     Verdict,
 )
 
+from . import controls, responses
 from . import requests as messages
 from . import result_codes as verdicts
 from . import search_filter as filters
-from .ber import MAX_INT
-from .requests import START_TLS, Decoder, Message, ProtocolError, password_octets
+from .ber import MAX_INT, ProtocolError
+from .requests import START_TLS, password_octets
+from .responses import Decoder, Message
 from .tls import TLS
 from .transport import Address, Transport
 from .urls import ServerURL
@@ -39,7 +41,7 @@ from .urls import ServerURL
 FAST_BIND = "1.2.840.113556.1.4.1781"
 
 _ANYTHING = filters.encode("(objectClass=*)")
-_POLICY = messages.controls(messages.password_policy_control())
+_POLICY = controls.encode(controls.password_policy_control())
 # What a server says it can do (RFC 4512 section 5.1; the last one is Microsoft's).
 _ABILITIES = (
     "supportedControl",
@@ -200,12 +202,12 @@ class Connection:
             nobody = allow_anonymous and not dn and not secret
             if secret is None or not ((dn and secret) or nobody):
                 raise _never_sent(self.server, dn, secret)
-            controls = _POLICY if password_policy else b""
-            request = messages.bind_request(self.next_id(), dn, secret, controls)
+            asked = _POLICY if password_policy else b""
+            request = messages.bind_request(self.next_id(), dn, secret, asked)
             self._begin(timeout)
             self.binds += 1
             self.transport.send(request)
-            message = self._answer(messages.BIND)
+            message = self._answer(responses.BIND)
             if message.code or message.controls:
                 refused, answer = self._judge(message, secret, password_policy)
             else:
@@ -247,7 +249,7 @@ class Connection:
         finally:
             # it may be a change of a password
             del request, value
-        message = self._answer(messages.EXTENDED)
+        message = self._answer(responses.EXTENDED)
         self._refuse(verdicts.refusal(message, self.server) if message.code else None)
         return message.oid, message.value
 
@@ -401,7 +403,7 @@ class Connection:
             )
         # late answers to what was abandoned, and notices of a kind we do not know (section 4.4)
         if not (
-            0 < message.id < self._id or (message.id == 0 and message.tag == messages.EXTENDED)
+            0 < message.id < self._id or (message.id == 0 and message.tag == responses.EXTENDED)
         ):
             raise ProtocolError(f"{message!r} answers nothing that was asked")
 
@@ -458,16 +460,16 @@ class Connection:
                     decoder.feed(transport.receive())
                 elif message.id != target:
                     self.check_unasked(message)
-                elif message.tag == messages.ENTRY:
+                elif message.tag == responses.ENTRY:
                     if not left:
                         break
                     left -= 1
                     items.append((message.dn, message.attributes))
-                elif message.tag == messages.DONE:
+                elif message.tag == responses.DONE:
                     return message
-                elif message.tag == messages.REFERENCE:
+                elif message.tag == responses.REFERENCE:
                     items.append((None, message.urls))
-                elif message.tag != messages.INTERMEDIATE:
+                elif message.tag != responses.INTERMEDIATE:
                     raise ProtocolError(f"a search was answered by {message!r}")
         except ProtocolError as error:
             broken = str(error)
@@ -490,7 +492,7 @@ class Connection:
                     self.check_unasked(message)
                 elif message.tag == tag:
                     return message
-                elif message.tag != messages.INTERMEDIATE:
+                elif message.tag != responses.INTERMEDIATE:
                     raise ProtocolError(f"{message!r} came instead of tag {tag}")
         except ProtocolError as error:
             broken = str(error)
@@ -517,7 +519,7 @@ class Connection:
     def _start_tls(self) -> None:
         """Ask for TLS (RFC 4511 section 4.14); nothing else is outstanding."""
         self.transport.send(messages.extended_request(self.next_id(), START_TLS))
-        message = self._answer(messages.EXTENDED)
+        message = self._answer(responses.EXTENDED)
         if message.code:
             refused = verdicts.refusal(message, "").message
             raise DirectoryTLSError(f"StartTLS was refused: {refused}", server=self.server)
@@ -557,7 +559,7 @@ class Connection:
     def _cookie(self, done: Message) -> bytes:
         broken = ""
         try:
-            return messages.paged_cookie(done.controls) or b""
+            return controls.paged_cookie(done.controls) or b""
         except ProtocolError as error:
             broken = str(error)
         self.usable = False
@@ -574,7 +576,7 @@ class Connection:
         broken = ""
         try:
             refused = verdicts.bind_refusal(message, self.server, quote=quote)
-            policy = messages.password_policy(message.controls) if password_policy else None
+            policy = controls.password_policy(message.controls) if password_policy else None
             return refused, BindAnswer(policy.expiring, policy.grace) if policy else TAKEN
         except ProtocolError as error:
             broken = str(error)
@@ -582,7 +584,7 @@ class Connection:
 
 
 def _page(size: int, cookie: bytes) -> bytes:
-    return messages.controls(messages.paged_control(size, cookie))
+    return controls.encode(controls.paged_control(size, cookie))
 
 
 def _never_sent(server: str, dn: str, secret: bytes | None) -> CredentialsError:

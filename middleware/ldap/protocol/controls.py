@@ -1,4 +1,4 @@
-"""Controls: what a request asks for besides, and what an answer tells (RFC 4511 section 4.1.11).
+"""Encodes and decodes controls: extras of requests and answers (RFC 4511 section 4.1.11).
 
 Two are known here: results by pages (RFC 2696) and the password policy
 (draft-behera-ldap-password-policy).
@@ -32,7 +32,7 @@ Control = tuple[str, bool, bytes | None]
 
 
 def control(oid: str, critical: bool = False, value: bytes | None = None) -> bytes:
-    """One control, for :func:`controls` (RFC 4511 section 4.1.11)."""
+    """Encode one control, for :func:`encode` (RFC 4511 section 4.1.11)."""
     parts = [element(OCTETS, text(oid, "OID"))]
     if critical:
         parts.append(TRUE)
@@ -41,16 +41,16 @@ def control(oid: str, critical: bool = False, value: bytes | None = None) -> byt
     return element(SEQUENCE, b"".join(parts))
 
 
-def controls(*encoded: bytes) -> bytes:
-    """The controls of a request; nothing if there is none."""
+def encode(*encoded: bytes) -> bytes:
+    """Encode the controls of a request; empty if there is none."""
     return element(0xA0, b"".join(encoded)) if encoded else b""
 
 
 def paged_control(size: int, cookie: bytes, critical: bool = True) -> bytes:
-    """Ask for a page of results (RFC 2696).
+    """Encode the wish for a page of results (RFC 2696).
 
-    :param size: entries, 0 with a cookie to give up
-    :param cookie: empty for the first page
+    :param size: entries of the page; 0 with a cookie to give up the rest
+    :param cookie: cookie of the page before; empty for the first page
     :raises OptionError: the size is out of range
     """
     value = element(INTEGER, number(limit("page_size", size))) + element(OCTETS, cookie)
@@ -58,7 +58,7 @@ def paged_control(size: int, cookie: bytes, critical: bool = True) -> bytes:
 
 
 def password_policy_control() -> bytes:
-    """Ask what the password policy has to say (draft-behera-ldap-password-policy section 6.1)."""
+    """Encode the wish to hear of the password policy (draft-behera-ldap-password-policy 6.1)."""
     return _PASSWORD_POLICY_CONTROL
 
 
@@ -66,7 +66,7 @@ _PASSWORD_POLICY_CONTROL = control(PASSWORD_POLICY)
 
 
 def _find(controls: Iterable[Control], oid: str) -> tuple[bytes, int, int] | None:
-    """The value of a control, and where the content of its sequence begins and ends."""
+    """Return the value of a control, and the offsets of its sequence's content in it."""
     for name, _, value in controls:
         if name == oid:
             if value is None:
@@ -79,7 +79,7 @@ def _find(controls: Iterable[Control], oid: str) -> tuple[bytes, int, int] | Non
 
 
 def paged_cookie(controls: Iterable[Control]) -> bytes | None:
-    """The cookie for the next page (RFC 2696): empty after the last, ``None`` without pages.
+    """Return the cookie for the next page (RFC 2696): empty after the last, ``None`` without pages.
 
     :raises ProtocolError: the control is broken
     """
@@ -92,7 +92,7 @@ def paged_cookie(controls: Iterable[Control]) -> bytes | None:
 
 
 class PasswordPolicy(NamedTuple):
-    """What the password policy says (draft-behera-ldap-password-policy section 6.2)."""
+    """The password policy's answer to a bind (draft-behera-ldap-password-policy section 6.2)."""
 
     warning: tuple[int, int] | None
     """0 and the seconds until the password expires, or 1 and the logins left after it has."""
@@ -111,7 +111,7 @@ class PasswordPolicy(NamedTuple):
 
 
 def password_policy(controls: Iterable[Control]) -> PasswordPolicy | None:
-    """What the password policy says of a bind, ``None`` if nothing.
+    """Return what the password policy says about a bind, ``None`` if nothing.
 
     :raises ProtocolError: the control is broken
     """

@@ -1,4 +1,4 @@
-"""An ``ldap3.Connection`` on the socket of one of ours, for what ours does not speak.
+"""Makes an ``ldap3.Connection`` on the socket of one of ours, for what ours does not speak.
 
 It takes message numbers from our sequence and bytes from our transport, so that both can be used in
 turn. Whatever goes wrong in it leaves our connection unusable.
@@ -16,7 +16,8 @@ from ldap3.utils.asn1 import encode
 from keyfront.errors import DirectoryError, DirectoryProtocolError
 
 from .ber import SEQUENCE, ProtocolError, read_length
-from .requests import MAX_MESSAGE, START_TLS, Decoder
+from .requests import START_TLS
+from .responses import MAX_MESSAGE, Decoder
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -60,7 +61,7 @@ class SharedStrategy(SyncStrategy):
         self._outstanding: dict[int, Any] = {}
 
     def open(self, reset_usage: bool = True, read_server_info: bool = True) -> None:
-        """Refused: it is open from the start, and when it is lost the pool has another one."""
+        """Refuse: it is open from the start, and when it is lost the pool has another one."""
         raise DirectoryError("it cannot be opened again", server=self._ours.server)
 
     def send(self, message_type: str, request: Any, controls: Any = None) -> Any:
@@ -102,7 +103,7 @@ class SharedStrategy(SyncStrategy):
             self.connection.request = None
 
     def receiving(self) -> list[bytes]:
-        """One whole message that answers something."""
+        """Return one whole message that answers something."""
         broken = ""
         try:
             while True:
@@ -139,7 +140,7 @@ class SharedStrategy(SyncStrategy):
 
 
 def _size(data: bytearray) -> int:
-    """Bytes of the message that begins here, 0 if that is not known yet."""
+    """Return the bytes of the message that begins here, 0 if that is not known yet."""
     if len(data) < 2:
         return 0
     if data[0] != SEQUENCE:

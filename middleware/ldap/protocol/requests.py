@@ -1,4 +1,4 @@
-"""LDAP messages (RFC 4511 section 4): the requests, in BER; with the answers and controls, by name.
+"""Encodes LDAP requests (RFC 4511 section 4).
 
 Requests are put together directly from their bytes; ldap3 spends two thirds of a search on building
 its own. They are byte for byte what ldap3 and libldap send.
@@ -16,68 +16,12 @@ from .ber import (
     INTEGER,
     OCTETS,
     TRUE,
-    ProtocolError,
     element,
     length,
     limit,
     number,
     text,
 )
-from .controls import (
-    PAGED_RESULTS,
-    PASSWORD_POLICY,
-    Control,
-    PasswordPolicy,
-    control,
-    controls,
-    paged_control,
-    paged_cookie,
-    password_policy,
-    password_policy_control,
-)
-from .responses import (
-    BIND,
-    DONE,
-    ENTRY,
-    EXTENDED,
-    INTERMEDIATE,
-    MAX_MESSAGE,
-    NOTICE_OF_DISCONNECTION,
-    REFERENCE,
-    Decoder,
-    Message,
-)
-
-__all__ = [
-    "BIND",
-    "DONE",
-    "ENTRY",
-    "EXTENDED",
-    "INTERMEDIATE",
-    "MAX_MESSAGE",
-    "NOTICE_OF_DISCONNECTION",
-    "PAGED_RESULTS",
-    "PASSWORD_POLICY",
-    "REFERENCE",
-    "START_TLS",
-    "Control",
-    "Decoder",
-    "Message",
-    "PasswordPolicy",
-    "ProtocolError",
-    "abandon_request",
-    "bind_request",
-    "control",
-    "controls",
-    "extended_request",
-    "paged_control",
-    "paged_cookie",
-    "password_octets",
-    "password_policy",
-    "password_policy_control",
-    "search_request",
-    "unbind_request",
-]
 
 #: The extended operation after which all is encrypted (RFC 4511 section 4.14).
 START_TLS = "1.3.6.1.4.1.1466.20037"
@@ -106,9 +50,9 @@ def password_octets(password: str | bytes) -> bytes | None:
 
 
 def bind_request(message_id: int, dn: str, password: bytes, controls: bytes = b"") -> bytes:
-    """A simple bind, version 3 (RFC 4511 section 4.2). Whether it may be empty, others decide.
+    """Encode a simple bind, version 3 (RFC 4511 section 4.2); the caller refuses empty passwords.
 
-    :param controls: by :func:`controls`
+    :param controls: controls encoded by :func:`.controls.encode`
     :raises OptionError: the DN cannot be written in UTF-8
     """
     try:
@@ -140,17 +84,17 @@ def search_request(
     dereference: int = 0,
     controls: bytes = b"",
 ) -> bytes:
-    """A search (RFC 4511 section 4.5.1).
+    """Encode a search (RFC 4511 section 4.5.1).
 
     :param scope: 0 the entry itself, 1 those right below, 2 all below and itself, 3 all below
-    :param filter: by :func:`.filters.encode`
-    :param attributes: to return; none or an empty sequence for all user attributes, ``("1.1",)``
-        for none
-    :param attrs_only: without their values
+    :param filter: filter encoded by :func:`.search_filter.encode`
+    :param attributes: attributes to return; ``None`` or an empty sequence for all user attributes,
+        ``("1.1",)`` for none
+    :param attrs_only: return attributes without their values
     :param size_limit: entries, 0 for as many as the server gives
     :param time_limit: seconds for the server, 0 for as many as it takes
-    :param dereference: aliases, 0 never, 1 below the base, 2 the base, 3 always
-    :param controls: by :func:`controls`
+    :param dereference: aliases followed: 0 never, 1 below the base, 2 the base, 3 always
+    :param controls: controls encoded by :func:`.controls.encode`
     :raises OptionError: an argument is out of its range
     """
     try:
@@ -193,19 +137,19 @@ def search_request(
 
 
 def unbind_request(message_id: int) -> bytes:
-    """The end of a connection (RFC 4511 section 4.3); nothing answers it."""
+    """Encode the end of a connection (RFC 4511 section 4.3); nothing answers it."""
     return _message(message_id, b"\x42", b"", b"")
 
 
 def abandon_request(message_id: int, target: int) -> bytes:
-    """Give up the operation ``target`` (RFC 4511 section 4.11); nothing answers it."""
+    """Encode giving up the operation ``target`` (RFC 4511 section 4.11); nothing answers it."""
     return _message(message_id, b"\x50", number(target), b"")
 
 
 def extended_request(
     message_id: int, oid: str, value: bytes | None = None, controls: bytes = b""
 ) -> bytes:
-    """An extended operation (RFC 4511 section 4.12)."""
+    """Encode an extended operation (RFC 4511 section 4.12)."""
     body = element(0x80, text(oid, "OID"))
     if value is not None:
         body += element(0x81, value)

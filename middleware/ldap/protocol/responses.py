@@ -1,4 +1,4 @@
-"""What a directory server answers (RFC 4511 section 4), out of a stream of bytes.
+"""Decodes the answers of a directory server (RFC 4511 section 4) from a stream of bytes.
 
 Answers are read in one pass, and no further than somebody needs: an entry costs a list per
 attribute and a ``bytes`` per value.
@@ -37,7 +37,7 @@ MAX_MESSAGE = 64 << 20
 
 
 class Message:
-    """An answer. Which attributes it has depends on its tag; asking for others is an error.
+    """An answer. Its attributes depend on its tag; asking for others is an error.
 
     All have ``controls``. An entry (4) has ``dn`` and ``attributes``; descriptions are spelled as
     the server does, and those it sends twice are joined. A reference (19) has ``urls``. An
@@ -88,12 +88,12 @@ class Message:
 
 
 class Decoder:
-    """Answers out of a stream of bytes, cut in any way.
+    """Decodes answers from a stream of bytes that is cut in any way.
 
     A byte is copied a fixed number of times, however small the chunks are. Once it has raised, it
     raises the same again and keeps nothing.
 
-    :param max_message: bytes of an answer, at most. It is held against what the answer claims, so
+    :param max_message: most bytes of an answer. It is held against what the answer claims, so
         that no more is ever waited for. Reading one of many small values takes some times its size.
     """
 
@@ -111,11 +111,11 @@ class Decoder:
 
     @property
     def pending(self) -> int:
-        """Bytes that were fed and are not part of an answer given out."""
+        """The number of bytes that were fed and are not part of an answer given out."""
         return len(self._data) - self._at + len(self._tail)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what was received."""
+        """Add bytes that were received."""
         if self._error is not None:
             return
         if self._tail or self._at < len(self._data):
@@ -125,7 +125,7 @@ class Decoder:
             self._at = 0
 
     def next(self) -> Message | None:
-        """The next answer, or ``None`` if it is not all there.
+        """Return the next answer, or ``None`` if it is not all there.
 
         :raises ProtocolError: what was received is no LDAP, or too large
         """

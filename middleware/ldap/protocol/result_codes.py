@@ -1,4 +1,4 @@
-"""What a server's refusal means: a verdict on a user, an outage, or a mistake in the set-up.
+"""Turns a server's refusal into an error: a verdict on a user, an outage, or a wrong set-up.
 
 Servers agree on result codes (RFC 4511 appendix A) and little else. Read here besides are the
 password policy control, the controls of the Netscape family, the codes Active Directory and Samba
@@ -144,12 +144,12 @@ _NETSCAPE_EXPIRED = "2.16.840.1.113730.3.4.4"
 
 
 def name_of(code: int) -> str:
-    """The name of a result code."""
+    """Return the name of a result code."""
     return NAMES.get(code, "an unknown result code")
 
 
 def refusal(message: Message, server: str) -> DirectoryError:
-    """The error for a result other than success, of anything but a BIND.
+    """Return the error for a result other than success, of anything but a BIND.
 
     ``busy`` and ``unavailable`` are an outage; the rest is an answer.
     """
@@ -159,12 +159,12 @@ def refusal(message: Message, server: str) -> DirectoryError:
 
 
 def bind_refusal(message: Message, server: str, *, quote: bool = True) -> DirectoryError | None:
-    """The error for a BIND's result; ``None`` if the user is let in.
+    """Return the error for a BIND's result; ``None`` if the user is let in.
 
     With a password that must be changed first, a server may say success and then allow nothing but
     the change (draft-behera-ldap-password-policy section 6.2): that is a refusal as well.
 
-    :param quote: whether the error may repeat the server's words
+    :param quote: let the error repeat the server's words
     :raises ProtocolError: the password policy control is broken
     """
     code = message.code

@@ -1,4 +1,4 @@
-"""Search filters: the text of RFC 4515 to the bytes of RFC 4511, and how to put a value into one.
+"""Encodes search filters, from the text of RFC 4515 to RFC 4511, and escapes values for them.
 
 What libldap takes is taken, so that the filters of a working configuration go on working: a single
 comparison without parentheses, spaces between parts, RFC 1960's ``\\*`` for ``\\2a``, ``(&)`` and
@@ -54,12 +54,13 @@ _SHOWN = 60
 
 
 def encode(filter: str) -> bytes:
-    """A filter as a search request holds it (RFC 4511 section 4.5.1.7).
+    """Encode a filter as a search request holds it (RFC 4511 section 4.5.1.7).
 
     The time it takes grows with the length of the text, and up to ``MAX_DEPTH`` with its depth.
 
-    :param filter: for example ``(&(objectClass=person)(uid=...))``; values by :func:`escape`
-    :raises FilterError: it is no filter; shows where
+    :param filter: text such as ``(&(objectClass=person)(uid=...))``, with values that
+        :func:`escape` returned
+    :raises FilterError: it is no filter; shows the position
     """
     at = _skip(filter, 0)
     end = len(filter.rstrip(_SPACES))
@@ -105,10 +106,10 @@ def encode(filter: str) -> bytes:
 
 
 def escape(value: str | bytes) -> str:
-    """A value for a filter's text (RFC 4515 section 3): it is compared, and means nothing else.
+    """Escape a value for a filter's text (RFC 4515 section 3): it means nothing but itself.
 
-    :param value: text, of which only what has a meaning is escaped; or bytes, of which also all
-        that is not ASCII is
+    :param value: text, in which only characters with a meaning are escaped; or bytes, in which
+        those that are not ASCII are escaped too
     """
     if isinstance(value, str):
         return value.translate(_ESCAPED)
@@ -122,9 +123,9 @@ def _skip(text: str, at: int) -> int:
 
 
 def _comparison(filter: str, text: str, at: int) -> tuple[bytes, int]:
-    """One comparison and where it ends, after its parenthesis.
+    """Encode one comparison; return it with the offset after its parenthesis.
 
-    :param filter: the whole, for the error
+    :param filter: the whole filter, for the error
     """
     match = _COMPARISON.match(text, at)
     if match is None:
@@ -171,12 +172,12 @@ def _extensible(filter: str, text: str, at: int) -> tuple[bytes, int]:
 
 
 def _modern(value: str) -> str:
-    """The value with RFC 1960's escapes as RFC 4515's, so that all stars are wildcards."""
+    """Return a value with RFC 1960's escapes as RFC 4515's, so that all stars are wildcards."""
     return _OLD_ESCAPE.sub(lambda match: escape(match[1]), value) if "\\" in value else value
 
 
 def _value(filter: str, at: int, value: str) -> bytes:
-    """The bytes of a value without RFC 1960's escapes; those of RFC 4515 are known to be whole."""
+    """Return the bytes of a value with RFC 4515's escapes only, which are known to be whole."""
     try:
         content = value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -187,7 +188,7 @@ def _value(filter: str, at: int, value: str) -> bytes:
 
 
 def _reason(text: str, at: int) -> str:
-    """Why there is no comparison."""
+    """Return the reason why there is no comparison."""
     stop = min((i for i in (text.find(")", at), text.find("(", at)) if i >= 0), default=len(text))
     part = text[at:stop]
     left, sign, _ = part.partition("=")

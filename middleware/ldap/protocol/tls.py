@@ -1,4 +1,4 @@
-"""How connections to a directory are encrypted, and what a server must show to be trusted."""
+"""The options of TLS for connections to a directory, and the context they make."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TLS:
             raise OptionError("client_key", self.client_key, "given together with client_cert")
 
     def context(self) -> ssl.SSLContext:
-        """The context of all connections with these options: at least TLS 1.2, with SNI.
+        """Return the context of all connections with these options: at least TLS 1.2, with SNI.
 
         The first call reads the files, which takes some 20 ms with the CAs of the system; files
         that are changed later are not read again.

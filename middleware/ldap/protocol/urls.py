@@ -1,4 +1,4 @@
-"""Addresses of directory servers: ``ldap://``, ``ldaps://`` and ``ldapi://`` (RFC 4516)."""
+"""Reads the URLs of directory servers: ``ldap://``, ``ldaps://`` and ``ldapi://`` (RFC 4516)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_PATH = 107
 
 @dataclass(frozen=True, slots=True)
 class ServerURL:
-    """One server.
+    """The URL of one server.
 
     :ivar scheme: ``ldap``, ``ldaps`` (TLS from the first byte) or ``ldapi`` (a local socket)
     :ivar host: a name or an address without brackets; the path of the socket for ``ldapi``
@@ -41,7 +41,7 @@ class ServerURL:
 
         A base DN, attributes or a filter after the host are refused, as they would be ignored.
 
-        :param option: what the operator wrote it into, for the error
+        :param option: name of the option that it was written into, for the error
         :raises OptionError: it is no such URL
         """
         scheme, _, rest = text.strip().partition("://")
@@ -69,7 +69,7 @@ class ServerURL:
 
     @property
     def tls_name(self) -> str:
-        """What the server's certificate must be for: without the interface of a link-local
+        """The name that the server's certificate must be for: without the interface of a link-local
         address, and without the dot that ends an absolute name."""
         return self.host.partition("%")[0].rstrip(".")
 
@@ -78,7 +78,7 @@ class ServerURL:
 
 
 def _path(quoted: str) -> str:
-    """The path of a local socket; empty if it is none."""
+    """Return the path of a local socket; empty if it is none."""
     path = urllib.parse.unquote(quoted, errors="surrogateescape")
     size = len(path.encode("utf-8", "surrogateescape"))
     fits = path.startswith("/") and "\0" not in path and size <= _LONGEST_PATH
@@ -86,7 +86,7 @@ def _path(quoted: str) -> str:
 
 
 def _address(text: str) -> str:
-    """An IPv6 address, with an interface if one is given (RFC 6874); empty if it is none."""
+    """Return an IPv6 address, with its interface if given (RFC 6874); empty if it is none."""
     try:
         return str(ipaddress.IPv6Address(text.replace("%25", "%")))
     except ValueError:
@@ -94,7 +94,7 @@ def _address(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    """A name or an IPv4 address in ASCII; empty if it is none."""
+    """Return a name or an IPv4 address in ASCII; empty if it is none."""
     try:
         name = text.encode("idna").decode("ascii")
     except UnicodeError:

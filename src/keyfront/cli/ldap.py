@@ -1,4 +1,4 @@
-"""What ``keyfront ldap check`` does: ask directory servers, one by one, what works with them.
+"""``keyfront ldap check``: asks directory servers, one by one, what works with them.
 
 The password of ``--bind-dn`` comes from a file or a terminal, never from the command line, which
 every user of the machine can read.
@@ -40,12 +40,13 @@ _SPELLED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is the same for all servers.
+    """The options of the command, the same for all servers.
 
-    :ivar bind_dn: whom to bind as; empty for nobody
-    :ivar password: of it
-    :ivar base: where to search; by default what the server names first
-    :ivar timeout: seconds for each step
+    :ivar tls: certificates and StartTLS
+    :ivar bind_dn: DN to bind as; empty for nobody
+    :ivar password: password of ``bind_dn``
+    :ivar base: DN to search; by default the first that the server names
+    :ivar timeout: seconds for each step, 0.01 to 600
     """
 
     tls: TLS
@@ -55,7 +56,7 @@ class Options:
     timeout: float = 5.0
 
     def bind(self, connection: Connection) -> BindAnswer:
-        """Bind, be it as nobody, and ask what the password policy says."""
+        """Send one BIND, be it as nobody, and ask what the password policy says."""
         return connection.bind(
             self.bind_dn,
             self.password,
@@ -73,7 +74,14 @@ def options(
     base: str | None,
     timeout: str,
 ) -> Options:
-    """Return the options of a command line, and ask for the password if there is no file.
+    """Return the options of a command line; the password is asked for if there is no file.
+
+    :param ca_file: path of a PEM file of CAs
+    :param start_tls: encrypt ``ldap://`` connections by StartTLS
+    :param bind_dn: DN to bind as; ``None`` for nobody
+    :param password_file: path of a file with its password
+    :param base: DN to search; by default the first that the server names
+    :param timeout: seconds for each step, as text
 
     :raises OptionError: one is out of its range, or contradicts another
     """
@@ -119,15 +127,20 @@ def _password(bind_dn: str, file: Path | None) -> str:
 
 
 def examine(url: ServerURL, chosen: Options) -> ServerReport:
-    """Find out what works with one server."""
+    """Examine one server and return what works with it."""
     dialer = Dialer(chosen.tls, chosen.timeout, chosen.timeout)
     terms = probe.Terms(dialer=dialer, dn=chosen.bind_dn, bind=chosen.bind, base=chosen.base)
     return probe.examine(url, terms)
 
 
 def check(urls: Sequence[str], chosen: Options, out: TextIO, *, as_json: bool = False) -> int:
-    """Look at each server and print what works; returns 0, or 1 if something failed.
+    """Examine each server and print what works.
 
+    :param urls: URLs of the servers
+    :param chosen: options of the command
+    :param out: stream for the tables, or for the JSON
+    :param as_json: print a list of ``{"url", "ok", "checks"}`` instead of tables
+    :return: exit status: 0, or 1 if something failed
     :raises OptionError: one is no URL, or not one for StartTLS
     """
     servers = [ServerURL.parse(text, "URL") for text in urls]
@@ -161,7 +174,10 @@ def _marks(out: TextIO) -> dict[str, str]:
 
 
 def table(report: ServerReport, marks: dict[str, str] | None = None) -> str:
-    """The report for people: a line for each check, none wider than 80 columns."""
+    """Return the report for people: a line for each check, none wider than 80 columns.
+
+    :param marks: sign for each state of a check
+    """
     marks = marks or _MARKS
     lines = [report.url.text]
     for check in report.checks:

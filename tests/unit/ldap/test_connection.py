@@ -27,6 +27,7 @@ from keyfront.errors import (
     OptionError,
     Verdict,
 )
+from keyfront.middleware.ldap.protocol import controls, responses
 from keyfront.middleware.ldap.protocol import requests as messages
 from keyfront.middleware.ldap.protocol.ber import element, number
 from keyfront.middleware.ldap.protocol.connection import FAST_BIND, Connection
@@ -74,7 +75,7 @@ NOTICE = result(
     EXTENDED,
     52,
     "going down for maintenance",
-    more=element(0x8A, messages.NOTICE_OF_DISCONNECTION.encode()),
+    more=element(0x8A, responses.NOTICE_OF_DISCONNECTION.encode()),
 )
 
 
@@ -276,7 +277,7 @@ def test_a_dn_that_cannot_be_sent() -> None:
 
 
 def policy(value: bytes) -> bytes:
-    return messages.controls(messages.control(messages.PASSWORD_POLICY, value=value))
+    return controls.encode(controls.control(controls.PASSWORD_POLICY, value=value))
 
 
 def test_warnings_of_the_password_policy() -> None:
@@ -296,7 +297,7 @@ def test_warnings_of_the_password_policy() -> None:
         with pytest.raises(DirectoryProtocolError):
             connection.bind(DN, SECRET, password_policy=True)
         is_lost(connection)
-    wanted = messages.controls(messages.password_policy_control())
+    wanted = controls.encode(controls.password_policy_control())
     assert heard()[0] == messages.bind_request(1, DN, SECRET.encode(), wanted)
 
 
@@ -403,7 +404,7 @@ def test_arguments_that_cannot_be_sent() -> None:
 
 def cookie(value: bytes) -> bytes:
     body = element(0x30, element(2, number(0)) + element(4, value))
-    return messages.controls(messages.control(messages.PAGED_RESULTS, value=body))
+    return controls.encode(controls.control(controls.PAGED_RESULTS, value=body))
 
 
 def test_pages_until_there_are_no_more() -> None:
@@ -419,7 +420,7 @@ def test_pages_until_there_are_no_more() -> None:
     asked = [
         messages.search_request(
             id, "dc=x", 2, b"\x87\x0bobjectClass", None,
-            controls=messages.controls(messages.paged_control(1, value)),
+            controls=controls.encode(controls.paged_control(1, value)),
         )
         for id, value in ((1, b""), (2, b"next"), (3, b"last"))
     ]  # fmt: skip
@@ -438,7 +439,7 @@ def test_one_page_and_its_cookie() -> None:
 
 
 def test_pages_that_are_broken_or_fail_halfway() -> None:
-    broken = messages.controls(messages.control(messages.PAGED_RESULTS, value=b"\x30\x7f"))
+    broken = controls.encode(controls.control(controls.PAGED_RESULTS, value=b"\x30\x7f"))
     with talk(says(result(1, DONE, controls=broken))) as (connection, _):
         with pytest.raises(DirectoryProtocolError):
             connection.search("dc=x", page_size=1)

@@ -19,10 +19,11 @@ from ldap3.utils.asn1 import encode
 
 from keyfront.benchmarks import ldap_codec
 from keyfront.errors import OptionError
+from keyfront.middleware.ldap.protocol import controls
 from keyfront.middleware.ldap.protocol import requests as messages
 from keyfront.middleware.ldap.protocol import search_filter as filters
-from keyfront.middleware.ldap.protocol.ber import MAX_INT
-from keyfront.middleware.ldap.protocol.requests import PASSWORD_POLICY, ProtocolError
+from keyfront.middleware.ldap.protocol.ber import MAX_INT, ProtocolError
+from keyfront.middleware.ldap.protocol.controls import PASSWORD_POLICY
 from support.ldap_samples import blobs, ids, long_texts, texts, triples, whole
 from support.served import PATIENCE
 
@@ -33,7 +34,7 @@ from support.served import PATIENCE
     ids, texts.filter(bool), st.text(st.characters(codec="ascii"), min_size=1), st.lists(triples)
 )
 @example(1, "cn=x", "p" * 300, [])
-def test_bind_is_that_of_ldap3(message_id: int, dn: str, password: str, controls: Any) -> None:
+def test_bind_is_that_of_ldap3(message_id: int, dn: str, password: str, asked: Any) -> None:
     # ldap3 makes SASLprep of a password; libldap and we send what was typed.
     try:
         operation = bind_operation(3, SIMPLE, dn, password)
@@ -43,9 +44,9 @@ def test_bind_is_that_of_ldap3(message_id: int, dn: str, password: str, controls
         message_id,
         dn,
         password.encode(),
-        messages.controls(*(messages.control(*c) for c in controls)),
+        controls.encode(*(controls.control(*c) for c in asked)),
     )
-    assert ours == whole(message_id, "bindRequest", operation, controls)
+    assert ours == whole(message_id, "bindRequest", operation, asked)
 
 
 @given(ids, texts, st.binary())
@@ -79,9 +80,9 @@ def test_search_is_that_of_ldap3(
     operation = search_operation(
         base, text, scope, dereference, attributes, size_limit, time_limit, attrs_only, False, False
     )
-    controls = []
+    asked = []
     if page is not None:
-        controls = [paged_search_control(page[2], page[0], page[1])]
+        asked = [paged_search_control(page[2], page[0], page[1])]
     ours = messages.search_request(
         message_id,
         base,
@@ -92,9 +93,9 @@ def test_search_is_that_of_ldap3(
         size_limit=size_limit,
         time_limit=time_limit,
         dereference=dereference,
-        controls=messages.controls(*([messages.paged_control(*page)] if page else [])),
+        controls=controls.encode(*([controls.paged_control(*page)] if page else [])),
     )
-    assert ours == whole(message_id, "searchRequest", operation, controls)
+    assert ours == whole(message_id, "searchRequest", operation, asked)
 
 
 @given(ids, ids, st.none() | blobs)
@@ -134,7 +135,7 @@ def test_requests_are_those_of_libldap() -> None:
 
     policy = [PasswordPolicyControl()]
     number, sent = of_libldap(lambda c: c.simple_bind("cn=č", "sécret", serverctrls=policy))
-    ours = messages.controls(messages.password_policy_control())
+    ours = controls.encode(controls.password_policy_control())
     assert sent == messages.bind_request(number, "cn=č", "sécret".encode(), ours)
 
     text = "(&(objectClass=person)(uid=č*))"
@@ -155,12 +156,12 @@ def test_requests_are_those_of_libldap() -> None:
         attrs_only=True,
         size_limit=2000,
         time_limit=300,
-        controls=messages.controls(messages.paged_control(100, b"\x00c")),
+        controls=controls.encode(controls.paged_control(100, b"\x00c")),
     )
 
 
 def test_no_control_is_nothing() -> None:
-    assert messages.controls() == b""
+    assert controls.encode() == b""
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_no_control_is_nothing() -> None:
         ("dereference", lambda: messages.search_request(1, "", 0, b"", None, dereference=4)),
         ("size_limit", lambda: messages.search_request(1, "", 0, b"", None, size_limit=-1)),
         ("time_limit", lambda: messages.search_request(1, "", 0, b"", None, time_limit=2**31)),
-        ("page_size", lambda: messages.paged_control(-1, b"")),
+        ("page_size", lambda: controls.paged_control(-1, b"")),
         ("search base", lambda: messages.search_request(1, "\ud800", 0, b"", None)),
         ("attribute", lambda: messages.search_request(1, "", 0, b"", ["\ud800"])),
     ],
@@ -202,14 +203,14 @@ def test_a_refused_bind_does_not_keep_the_password() -> None:
 @given(ids, blobs)
 def test_a_cookie_of_ldap3(size: int, cookie: bytes) -> None:
     value = bytes(paged_search_control(False, size, cookie)["controlValue"])
-    assert messages.paged_cookie([("1.2", True, b""), (messages.PAGED_RESULTS, False, value)]) == (
+    assert controls.paged_cookie([("1.2", True, b""), (controls.PAGED_RESULTS, False, value)]) == (
         cookie
     )
 
 
 def test_no_controls() -> None:
-    assert messages.paged_cookie([]) is None
-    assert messages.password_policy([("1.2.3", False, b"junk")]) is None
+    assert controls.paged_cookie([]) is None
+    assert controls.password_policy([("1.2.3", False, b"junk")]) is None
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_password_policies(
     value: str | None, warning: tuple[int, int] | None, error: int | None
 ) -> None:
     content = None if value is None else bytes.fromhex(value)
-    found = messages.password_policy([(PASSWORD_POLICY, False, content)])
+    found = controls.password_policy([(PASSWORD_POLICY, False, content)])
     assert found is not None
     assert found == (warning, error)
     assert found.expiring == (warning[1] if warning and warning[0] == 0 else None)
@@ -250,24 +251,24 @@ def test_password_policies_of_python_ldap(
         content["error"] = error
     if not warning and error is None:
         content.clear()
-    assert messages.password_policy([(PASSWORD_POLICY, False, encode(content))]) == (warning, error)
+    assert controls.password_policy([(PASSWORD_POLICY, False, encode(content))]) == (warning, error)
 
 
 @pytest.mark.parametrize("value", ["", "31", "3001", "3003020105", "30050401780201"])
 def test_broken_controls(value: str) -> None:
     content = bytes.fromhex(value)
     with pytest.raises(ProtocolError):
-        messages.paged_cookie([(messages.PAGED_RESULTS, False, content)])
+        controls.paged_cookie([(controls.PAGED_RESULTS, False, content)])
     for broken in ("", "31", "3002a001", "3003810180", "3005a003800180"):
         with pytest.raises(ProtocolError):
-            messages.password_policy([(PASSWORD_POLICY, False, bytes.fromhex(broken))])
+            controls.password_policy([(PASSWORD_POLICY, False, bytes.fromhex(broken))])
 
 
 def test_a_control_is_that_of_ldap3() -> None:
     for critical in (False, True):
         for value in (None, b"", b"x" * 200):
             theirs = encode(build_control("1.2.3", critical, value, encode_control_value=False))
-            assert messages.control("1.2.3", critical, value) == theirs
+            assert controls.control("1.2.3", critical, value) == theirs
 
 
 def test_the_benchmark(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
