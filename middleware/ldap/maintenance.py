@@ -24,8 +24,8 @@ LOG = logging.getLogger(__name__)
 #: The longest pause between two attempts to open a connection, in seconds.
 MAX_RETRY_DELAY = 60.0
 
-#: Part of a pause by which it is longer or shorter, at random: processes do not try in step.
-RETRY_JITTER = 0.1
+# Part of a pause by which it is longer or shorter, at random: processes do not try in step.
+_RETRY_JITTER = 0.1
 
 #: Seconds after which the idle connections are looked at, at the latest.
 SWEEP_SECONDS = 60.0
@@ -113,7 +113,7 @@ def _put_off(
 ) -> None:
     """Try again later. Not called while ``error`` is handled: oslo.log would add it again."""
     delay = min(pool.retry_delay * 2.0 ** min(failures, 60), MAX_RETRY_DELAY)
-    delay *= 1 + RETRY_JITTER * (2 * random.random() - 1)
+    delay *= 1 + _RETRY_JITTER * (2 * random.random() - 1)
     with state.lock:
         state.failures = failures + 1
         state.retry_at = pool.clock() + delay

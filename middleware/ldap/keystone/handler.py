@@ -91,7 +91,7 @@ class DriverPool:
 
 
 @contextlib.contextmanager
-def python_ldap_errors() -> Iterator[None]:
+def _python_ldap_errors() -> Iterator[None]:
     """Raise python-ldap's exceptions instead of ours; the cause is ours."""
     try:
         yield
@@ -152,7 +152,7 @@ class PagedSearch:
         self._release()
 
 
-class PlainSearch:
+class _PlainSearch:
     """One search asked for by ``search_ext`` without paging: nothing until it is waited for."""
 
     def __init__(self, request: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ class PoolHandler(common.LDAPHandler):
         # Of a connection that checked a password nothing else may be asked.
         self._searching = False
         pool = self._source.get()
-        with python_ldap_errors():
+        with _python_ldap_errors():
             pool.authenticate(who, cred)
 
     def unbind_s(self) -> None:
@@ -251,14 +251,14 @@ class PoolHandler(common.LDAPHandler):
         clientctrls: Any = None,
         timeout: float = -1,
         sizelimit: int = 0,
-    ) -> PagedSearch | PlainSearch:
+    ) -> PagedSearch | _PlainSearch:
         """Prepare a search, or the next page of one, for :meth:`result3`.
 
         :raises ldap.LDAPError: no connection is to be had, or a control other than paging
         """
         request = self._request(base, scope, filterstr, attrlist, attrsonly, sizelimit)
         if not serverctrls:
-            return PlainSearch(request)
+            return _PlainSearch(request)
         if len(serverctrls) > 1 or not isinstance(serverctrls[0], _PAGED):
             raise made(ldap.NOT_SUPPORTED)
         (control,) = serverctrls
@@ -267,7 +267,7 @@ class PoolHandler(common.LDAPHandler):
         if not cookie:
             self.unbind_s()  # a search that was left before its end
             pool = self._source.get()
-            with python_ldap_errors():
+            with _python_ldap_errors():
                 paged = self._paged = PagedSearch(pool, request)
         elif paged is None or paged.over:
             why = "the paged search that this cookie belongs to is over"
@@ -287,9 +287,9 @@ class PoolHandler(common.LDAPHandler):
 
         :raises ldap.LDAPError: as python-ldap; the connection is returned
         """
-        if isinstance(msgid, PlainSearch):
+        if isinstance(msgid, _PlainSearch):
             return ldap.RES_SEARCH_RESULT, self._search(msgid.request), 0, []
-        with python_ldap_errors():
+        with _python_ldap_errors():
             answer, cookie = msgid.page()
         controls = [] if cookie is None else [_PAGED(criticality=False, size=0, cookie=cookie)]
         return ldap.RES_SEARCH_RESULT, _in_order(answer.items), 0, controls
@@ -303,7 +303,7 @@ class PoolHandler(common.LDAPHandler):
         for name, values in modlist:
             attributes.setdefault(name, []).extend(values)
         pool = self._source.get()
-        with python_ldap_errors(), pool.connection() as connection:
+        with _python_ldap_errors(), pool.connection() as connection:
             connection.ldap3.add(dn, attributes=attributes)
             _raise_result(connection)
 
@@ -316,7 +316,7 @@ class PoolHandler(common.LDAPHandler):
         for operation, name, values in modlist:
             changes.setdefault(name, []).append((operation, values or []))
         pool = self._source.get()
-        with python_ldap_errors(), pool.connection() as connection:
+        with _python_ldap_errors(), pool.connection() as connection:
             connection.ldap3.modify(dn, changes)
             _raise_result(connection)
 
@@ -350,7 +350,7 @@ class PoolHandler(common.LDAPHandler):
 
     def _search(self, request: dict[str, Any]) -> list[tuple[Any, Any]]:
         pool = self._source.get()
-        with python_ldap_errors():
+        with _python_ldap_errors():
             return _in_order(pool.search(**request).items)
 
 
