@@ -7,8 +7,8 @@ ARGS ?=
 
 help:
 	@echo "make serve   run Keystone behind keyfront here; options: make serve ARGS='...'"
-	@echo "make test    install what bindep.txt lists, then lint, typing, docs and all tests"
-	@echo "make lint    style and common mistakes only"
+	@echo "make test    install what bindep.txt lists, then lint, layers, typing, docs and all tests"
+	@echo "make lint    style, common mistakes and the layers of the packages"
 	@echo "make clean   remove everything that was built or installed in this folder"
 
 serve:
@@ -18,7 +18,7 @@ test:
 	@PYTHON='$(PYTHON)' exec .ci/test
 
 lint:
-	@PYTHON='$(PYTHON)' exec .ci/test lint
+	@PYTHON='$(PYTHON)' exec .ci/test lint layers
 
 clean:
 	rm -rf .venv .venv-tox .tox build dist *.egg-info .coverage .coverage.*
