@@ -1,5 +1,6 @@
-"""``keyfront serve``: Keystone from nothing to answering, on this machine, with one command.
+"""The servers that ``keyfront serve`` runs on this machine, and the Keystone they serve.
 
-``state`` makes and checks the folder that holds a Keystone; ``shapes`` knows the server line-ups;
-``supervisor`` starts, watches and stops their processes; ``command`` puts them together.
+:mod:`.state` makes and checks the folder that holds a Keystone, by :mod:`.keystone_manage`;
+:mod:`.lineups` knows the line-ups of servers; :mod:`.supervisor` starts, watches and stops their
+processes. The command itself is ``keyfront/cli/serve.py``.
 """

@@ -7,7 +7,7 @@ returns the exit status and raises :class:`~keyfront.errors.KeyfrontError` for b
 from __future__ import annotations
 
 import importlib
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from types import ModuleType
 from typing import NamedTuple, TextIO
 
@@ -15,14 +15,20 @@ from typing import NamedTuple, TextIO
 class Action(NamedTuple):
     """A word behind ``keyfront bench``.
 
-    :param module: where it is, within ``keyfront.benchmarks``
+    :param module: its module within ``keyfront.benchmarks``
+    :param help: the line of ``keyfront bench --help``
     """
 
     module: str
     help: str
 
     def load(self) -> ModuleType:
+        """Import the module of the action."""
         return importlib.import_module(f"keyfront.benchmarks.{self.module}")
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Add the arguments of the action to its parser."""
+        self.load().add(parser)
 
 
 ACTIONS = {
@@ -36,7 +42,20 @@ ACTIONS = {
 }
 
 
-def run(arguments: Namespace, out: TextIO) -> int:
-    """Run what was asked for; returns the exit status."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the actions, without importing them."""
+    parser.description = "Measure, and compare. Results go into a folder; reports come from there."
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, action in ACTIONS.items():
+        actions.add_parser(
+            name,
+            help=action.help,
+            description=f"{action.help.capitalize()}.",
+            add_arguments=action.add_arguments,
+        )
+
+
+def run(arguments: Namespace, out: TextIO, err: TextIO) -> int:
+    """Run the action that was asked for; returns its exit status."""
     status: int = ACTIONS[arguments.action].load().run(arguments, out)
     return status

@@ -1,7 +1,8 @@
-"""What ``keyfront heartbeat status`` does."""
+"""``keyfront heartbeat status``: what the heartbeat did in each process of this machine."""
 
 from __future__ import annotations
 
+import argparse
 import glob
 import json
 import os
@@ -42,8 +43,35 @@ _LINES: Final = (
 )
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of the command to its parser."""
+    parser.description = "Look at the AMQP connections that are kept alive on this machine."
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    part = actions.add_parser(
+        "status",
+        help="print what the heartbeat did in each process",
+        description="Print what the heartbeat did in each process, and which of them combine "
+        "what cannot work together. Root sees the processes of all users.",
+    )
+    part.add_argument(
+        "--path",
+        type=Path,
+        metavar="DIR",
+        help="the folder of the counts, as the option path (default: those in /dev/shm)",
+    )
+    part.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
+    """Print what the heartbeat did; returns the exit status.
+
+    :raises HeartbeatError: see :func:`status`
+    """
+    return status(arguments.path, out, as_json=arguments.json)
+
+
 def folders(path: Path | None) -> list[Path]:
-    """Return the folders that are meant: the one given, or those of all users.
+    """Return the folders of counts to look at: the one given, or those of all users.
 
     :raises HeartbeatError: the one given cannot be read
     """
@@ -164,12 +192,12 @@ def _warnings(unsafe: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _plain(text: object) -> str:
-    """What is one column wide and known to every terminal."""
+    """Return a text with a question mark for what not every terminal shows in one column."""
     return "".join(x if x.isascii() and x.isprintable() else "?" for x in str(text))
 
 
 def _short(number: int) -> str:
-    """A number in at most five columns."""
+    """Return a number in at most five columns."""
     if number < 100_000:
         return str(number)
     power = (len(str(number)) - 1) // 3
@@ -179,7 +207,7 @@ def _short(number: int) -> str:
 
 
 def _span(seconds: float) -> str:
-    """A time in at most eight columns."""
+    """Return a number of seconds in at most eight columns."""
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f} us" if seconds else "0"
     if seconds < 1:

@@ -6,6 +6,7 @@ every user of the machine can read.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import getpass
 import json
@@ -14,7 +15,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from keyfront.errors import OptionError
 from keyfront.middleware.ldap import diagnose as probe
@@ -36,6 +37,58 @@ _SPELLED = {
     "no search_base is given": "no --base is given",
     "try another bind_dn": "try another --bind-dn",
 }
+
+
+class _NoPassword(argparse.Action):
+    """Refuses a password on the command line, and does not repeat it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        parser.error("--password is refused, as every user can read it; use --password-file")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of the command to its parser."""
+    parser.description = "Look at LDAP servers."
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    part = actions.add_parser(
+        "check",
+        help="connect to LDAP servers and say what works",
+        description="Connect to each server and say what works: TLS, bind, search, paging, and how "
+        "long it takes. Nothing is changed. The exit status is 1 if something failed.",
+    )
+    part.add_argument(
+        "urls", nargs="+", metavar="URL", help="ldap://HOST[:PORT], ldaps://… or ldapi://%%2Fpath"
+    )
+    part.add_argument(
+        "--ca-file", metavar="FILE", help="CAs to trust, in PEM (default: the system's)"
+    )
+    part.add_argument("--start-tls", action="store_true", help="encrypt ldap:// by StartTLS")
+    part.add_argument("--bind-dn", metavar="DN", help="who binds (default: nobody, anonymous)")
+    part.add_argument(
+        "--password-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the password of --bind-dn (default: it is asked for at the terminal)",
+    )
+    part.add_argument("--password", action=_NoPassword, help=argparse.SUPPRESS)
+    part.add_argument(
+        "--base", metavar="DN", help="where to search (default: what the server names first)"
+    )
+    part.add_argument(
+        "--timeout",
+        default="5",
+        metavar="SECONDS",
+        help="for each step, 0.01 to 600 (default: %(default)s)",
+    )
+    part.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
+    """Look at each server that the command line names; returns the exit status.
+
+    :raises OptionError: an option cannot be used
+    """
+    return check(arguments.urls, _options(arguments), out, as_json=arguments.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,33 +118,21 @@ class Options:
         )
 
 
-def options(
-    *,
-    ca_file: str | None,
-    start_tls: bool,
-    bind_dn: str | None,
-    password_file: Path | None,
-    base: str | None,
-    timeout: str,
-) -> Options:
-    """Return the options of a command line; the password is asked for if there is no file.
-
-    :param ca_file: path of a PEM file of CAs
-    :param start_tls: encrypt ``ldap://`` connections by StartTLS
-    :param bind_dn: DN to bind as; ``None`` for nobody
-    :param password_file: path of a file with its password
-    :param base: DN to search; by default the first that the server names
-    :param timeout: seconds for each step, as text
+def _options(arguments: argparse.Namespace) -> Options:
+    """Return the options of a command line, and ask for the password if there is no file.
 
     :raises OptionError: one is out of its range, or contradicts another
     """
+    bind_dn, password_file = arguments.bind_dn, arguments.password_file
     try:
-        seconds = float(timeout)
+        seconds = float(arguments.timeout)
         if not 0.01 <= seconds <= 600:
             raise ValueError
     except ValueError:
-        raise OptionError("--timeout", timeout, "a number of seconds from 0.01 to 600") from None
-    tls = TLS(ca_file=ca_file, start_tls=start_tls)
+        raise OptionError(
+            "--timeout", arguments.timeout, "a number of seconds from 0.01 to 600"
+        ) from None
+    tls = TLS(ca_file=arguments.ca_file, start_tls=arguments.start_tls)
     try:
         tls.context()
     except OptionError as error:
@@ -104,7 +145,7 @@ def options(
         tls=tls,
         bind_dn=bind_dn or "",
         password=_password(bind_dn, password_file) if bind_dn else "",
-        base=base,
+        base=arguments.base,
         timeout=seconds,
     )
 
@@ -126,30 +167,30 @@ def _password(bind_dn: str, file: Path | None) -> str:
     return password
 
 
-def examine(url: ServerURL, chosen: Options) -> ServerReport:
+def examine(url: ServerURL, options: Options) -> ServerReport:
     """Examine one server and return what works with it."""
-    dialer = Dialer(chosen.tls, chosen.timeout, chosen.timeout)
-    terms = probe.Terms(dialer=dialer, dn=chosen.bind_dn, bind=chosen.bind, base=chosen.base)
+    dialer = Dialer(options.tls, options.timeout, options.timeout)
+    terms = probe.Terms(dialer=dialer, dn=options.bind_dn, bind=options.bind, base=options.base)
     return probe.examine(url, terms)
 
 
-def check(urls: Sequence[str], chosen: Options, out: TextIO, *, as_json: bool = False) -> int:
+def check(urls: Sequence[str], options: Options, out: TextIO, *, as_json: bool = False) -> int:
     """Examine each server and print what works.
 
     :param urls: URLs of the servers
-    :param chosen: options of the command
+    :param options: options of the command
     :param out: stream for the tables, or for the JSON
     :param as_json: print a list of ``{"url", "ok", "checks"}`` instead of tables
-    :return: exit status: 0, or 1 if something failed
+    :returns: exit status: 0, or 1 if something failed
     :raises OptionError: one is no URL, or not one for StartTLS
     """
     servers = [ServerURL.parse(text, "URL") for text in urls]
     for server in servers:
-        if chosen.tls.start_tls and server.scheme != "ldap":
+        if options.tls.start_tls and server.scheme != "ldap":
             raise OptionError("--start-tls", server.text, "left out with ldaps:// and ldapi://")
     reports = []
     for server in dict.fromkeys(servers):
-        report = examine(server, chosen)
+        report = examine(server, options)
         reports.append(report)
         if not as_json:
             out.write(table(report, _marks(out)) + "\n")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from keyfront.cli import workload as workload_arguments
 from keyfront.errors import OptionError
 from keyfront.gateway.plan.compute import Plan, plan
 from keyfront.gateway.render import certificates, versions
@@ -18,6 +16,8 @@ from keyfront.gateway.render import lineups as servers
 from keyfront.gateway.render import writer as folder
 from keyfront.gateway.render.files import File
 from keyfront.gateway.render.settings import HSTS_MAX, Site
+
+from . import workload as workload_arguments
 
 # Options of words that go to the site as they are: option, metavar, what it says.
 _WORDS = (
@@ -57,6 +57,10 @@ _FIELDS = {"--app": "target"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
+    parser.description = (
+        "Write the configuration files of a deployment, with every number computed and explained. "
+        "A file that was changed by hand is kept."
+    )
     parser.add_argument(
         "folder", metavar="DIR", type=Path, help="where the files lie and are used from"
     )
@@ -118,8 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     workload_arguments.add_workload_arguments(parser)
 
 
-def render(arguments: argparse.Namespace, out: TextIO, errors: TextIO = sys.stderr) -> int:
-    """Run the command.
+def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
+    """Write the files, or print how they differ from those that are there.
 
     :returns: 0; 1 if a file changed by hand was kept, or ``--diff`` shows something; 3 if the plan
         cannot be met, and then nothing is written
@@ -135,8 +139,8 @@ def render(arguments: argparse.Namespace, out: TextIO, errors: TextIO = sys.stde
     found = versions.find(site.virtualenv, versions.parse_assumed(arguments.assume or ()))
     if made.conflicts:
         for conflict in made.conflicts:
-            errors.write(f"keyfront: {conflict.name}: {conflict.gives}\n")
-        errors.write("keyfront: nothing is written; keyfront plan shows the whole plan\n")
+            err.write(f"keyfront: {conflict.name}: {conflict.gives}\n")
+        err.write("keyfront: nothing is written; keyfront plan shows the whole plan\n")
         return 3
     files = servers.render(made, site, found)
     if arguments.diff:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from keyfront.cli import main as cli
-from keyfront.cli import measure as measure_commands
 from keyfront.cli import plan as plan_commands
 from keyfront.errors import OptionError
 from keyfront.gateway.plan.compute import GROUPS
@@ -184,7 +183,7 @@ def headers(tmp_path: Path, text: str, mode: int = 0o600) -> Path:
 
 def test_a_file_of_headers(tmp_path: Path) -> None:
     file = headers(tmp_path, "X-Auth-Token: a b\n\nX-Subject-Token:c  \n")
-    assert measure_commands._headers(file) == {"X-Auth-Token": "a b", "X-Subject-Token": "c"}
+    assert plan_commands._headers(file) == {"X-Auth-Token": "a b", "X-Subject-Token": "c"}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +200,7 @@ def test_headers_that_are_refused_are_not_shown(
     tmp_path: Path, text: str, mode: int, message: str
 ) -> None:
     with pytest.raises(OptionError) as caught:
-        measure_commands._headers(headers(tmp_path, text, mode))
+        plan_commands._headers(headers(tmp_path, text, mode))
     assert message in str(caught.value)
     assert "secret" not in str(caught.value)
 
@@ -213,7 +212,7 @@ class Terminal(io.StringIO):
 
 def test_progress_is_for_terminals() -> None:
     for out, shown in ((Terminal(), True), (io.StringIO(), False)):
-        with measure_commands._progress(out) as progress:
+        with plan_commands._progress(out) as progress:
             progress(0.5, "round 1")
         assert ("[############............]  50%  round 1" in out.getvalue()) == shown
         assert out.getvalue().strip("\r ") == "" or shown

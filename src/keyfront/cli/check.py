@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 import urllib.error
@@ -9,35 +10,32 @@ import urllib.request
 from typing import Any, TextIO
 
 from keyfront.errors import ServerError
+from keyfront.gateway.serve.state import State, default_path
 
-from .state import State
+from .parser import add_state_argument
 
 
-def _exchange(
-    url: str, headers: dict[str, str], body: dict[str, Any] | None = None
-) -> tuple[dict[str, Any], str, float]:
-    """One request: the answer's JSON, the token header and the milliseconds it took."""
-    data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(
-        url, data=data, headers={"Content-Type": "application/json", **headers}
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = (
+        "Log in to the Keystone that keyfront serve runs, validate the token, and print what came "
+        "back."
     )
-    start = time.perf_counter()
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            content = json.load(answer)
-            token = answer.headers.get("X-Subject-Token", "")
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise ServerError(f"{url}: answers {error.code} {error.reason}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ServerError(f"{url}: {reason}; is keyfront serve running?") from None
-    return content, token, (time.perf_counter() - start) * 1000
+    add_state_argument(parser)
+
+
+def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
+    """Check the Keystone of a state folder; returns the exit status.
+
+    :raises KeyfrontError: see :func:`check`
+    """
+    return check(State(arguments.state or default_path()), out)
 
 
 def check(folder: State, out: TextIO) -> int:
     """Log in as the administrator, validate the token, and print what came back (no secret).
 
+    :returns: 0
     :raises StateError: there is no usable state folder
     :raises ServerError: Keystone does not answer, or answers otherwise than it should
     """
@@ -72,3 +70,25 @@ def check(folder: State, out: TextIO) -> int:
     for name, value in rows:
         out.write(f"{name:<12}{value}\n")
     return 0
+
+
+def _exchange(
+    url: str, headers: dict[str, str], body: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], str, float]:
+    """Send one request; returns the answer's JSON, its token header and the milliseconds taken."""
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(
+        url, data=data, headers={"Content-Type": "application/json", **headers}
+    )
+    start = time.perf_counter()
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            content = json.load(answer)
+            token = answer.headers.get("X-Subject-Token", "")
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise ServerError(f"{url}: answers {error.code} {error.reason}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ServerError(f"{url}: {reason}; is keyfront serve running?") from None
+    return content, token, (time.perf_counter() - start) * 1000

@@ -1,8 +1,10 @@
-"""What ``keyfront serve`` does, from its options to the last process ended."""
+"""``keyfront serve``: Keystone from nothing to answering, on this machine, with one command."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
+import os
 import shlex
 import shutil
 import sys
@@ -17,10 +19,10 @@ from typing import TextIO
 from keyfront import __version__
 from keyfront.common import programs as machine
 from keyfront.errors import OptionError
+from keyfront.gateway import application
+from keyfront.gateway.serve import lineups, state, supervisor
 
-from .. import application
-from . import lineups as shapes
-from . import state, supervisor
+from .parser import add_state_argument
 
 DEFAULT_LISTEN = "127.0.0.1:5000"
 DEFAULT_STOP_TIMEOUT = 30
@@ -33,7 +35,7 @@ class Options:
 
     :param state: the state folder
     :param listen: ``HOST:PORT``; port 0 takes a free one
-    :param server: one of :data:`shapes.SERVERS`
+    :param server: one of :data:`.lineups.SERVERS`
     :param fresh: delete the state folder first
     :param stop_timeout: seconds that running requests get on a stop, 1 to 3600
     :param target: what to serve instead of the packaged pipeline (``KEYFRONT_APP``)
@@ -45,6 +47,55 @@ class Options:
     fresh: bool = False
     stop_timeout: int = DEFAULT_STOP_TIMEOUT
     target: str | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = (
+        "Serve a Keystone on this machine until Ctrl-C. The first run makes it; later runs go on "
+        "with the same state. SIGHUP reloads, SIGTERM stops."
+    )
+    add_state_argument(parser)
+    parser.add_argument(
+        "--listen",
+        default=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help="address to listen at; port 0 takes a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--server",
+        default="uwsgi",
+        metavar="|".join(lineups.SERVERS),
+        help="what serves it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--stop-timeout",
+        default=str(DEFAULT_STOP_TIMEOUT),
+        metavar="SECONDS",
+        help="what running requests get when it stops, 1 to 3600 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="delete the state folder first and start over"
+    )
+
+
+def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
+    """Serve Keystone as the command line says; returns the exit status.
+
+    :raises KeyfrontError: see :func:`serve`
+    """
+    seconds = str(arguments.stop_timeout)
+    if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
+        raise OptionError("--stop-timeout", seconds, "a number of seconds, 1 to 3600")
+    options = Options(
+        state=arguments.state or state.default_path(),
+        listen=arguments.listen,
+        server=arguments.server,
+        fresh=arguments.fresh,
+        stop_timeout=int(seconds),
+        target=os.environ.get(application.TARGET_VARIABLE),
+    )
+    return serve(options, out)
 
 
 class Progress:
@@ -89,14 +140,14 @@ def serve(options: Options, out: TextIO) -> int:
     :raises KeyfrontError: it cannot be served; nothing is left running or half-written
     """
     # everything that can be found wrong is found before anything is written
-    if options.server not in shapes.SERVERS:
-        raise OptionError("--server", options.server, f"one of {', '.join(shapes.SERVERS)}")
+    if options.server not in lineups.SERVERS:
+        raise OptionError("--server", options.server, f"one of {', '.join(lineups.SERVERS)}")
     if options.stop_timeout not in STOP_TIMEOUTS:
         raise OptionError("--stop-timeout", options.stop_timeout, "a number of seconds, 1 to 3600")
     host, port = machine.parse_listen(options.listen)
     target = options.target or application.default_target()
     check_target(target)
-    shapes.check(options.server)
+    lineups.check(options.server)
     folder = state.State(options.state)
     if not options.fresh:
         folder.check()
@@ -117,7 +168,7 @@ def serve(options: Options, out: TextIO) -> int:
         try:
             # a web server's own user has to reach the socket inside
             runtime.chmod(0o711 if machine.front_user() else 0o700)
-            plan = shapes.Plan(
+            plan = lineups.Plan(
                 state=folder,
                 listen=address,
                 target=target,
@@ -147,10 +198,10 @@ def _prepare(folder: state.State, usable: bool, endpoint: str, progress: Progres
 
 
 def _run(
-    options: Options, plan: shapes.Plan, where: tuple[str, int, str], progress: Progress
+    options: Options, plan: lineups.Plan, where: tuple[str, int, str], progress: Progress
 ) -> int:
     reach, port, endpoint = where
-    programs = shapes.programs(options.server, plan)
+    programs = lineups.programs(options.server, plan)
     supervising = supervisor.Supervisor(programs, stop_timeout=options.stop_timeout)
     with supervising.signals():
         try:
@@ -168,7 +219,7 @@ def _run(
     return 0
 
 
-def _greet(plan: shapes.Plan, endpoint: str, progress: Progress) -> None:
+def _greet(plan: lineups.Plan, endpoint: str, progress: Progress) -> None:
     folder = plan.state
     program = Path(sys.prefix, "bin", "keyfront")
     progress.line("")
