@@ -21,7 +21,7 @@ from keyfront.gateway.plan.compute import plan
 from keyfront.gateway.plan.workload import Workload
 from keyfront.gateway.render import versions
 from keyfront.gateway.render.lineups import render
-from keyfront.gateway.render.settings import Site
+from keyfront.gateway.render.settings import Settings
 from keyfront.gateway.serve.state import State
 
 from .deploy_settings import OURS, STOCK
@@ -135,14 +135,14 @@ class Deployments:
         for name in ("run", "run/app", "log", "cache"):
             (folder / name).mkdir()
         user, group = _user()
-        site = Site(
+        settings = Settings(
             folder=folder, server=server, target=target, listen=f"{HOST}:{port}",
             user=user, group=group, web_user=user, web_group=group, config=self.state.path,
             run_directory=folder / "run" / "app", log_directory=folder / "log",
             cache_directory=folder / "cache", virtualenv=Path(here.python_home()),
         )  # fmt: skip
         computed = plan(machine.read(), self.workload)
-        for file in render(computed, site, versions.find(site.virtualenv)):
+        for file in render(computed, settings, versions.find(settings.virtualenv)):
             path = folder / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(file.text)

@@ -75,7 +75,7 @@ def ini(
     :param kept: whether connections are kept
     :raises ServerError: the packaged file is not as this expects
     """
-    plan = shapes.Plan(
+    lineup = shapes.Lineup(
         state=state,
         listen=f"{HOST}:{port}",
         target=application.default_target(),
@@ -83,8 +83,8 @@ def ini(
         stop_timeout=1,
         processes=PROCESSES,
     )
-    values = {**plan.values(), "threads": threads, "stats_socket": folder / "stats.sock"}
-    text = render("uwsgi/keyfront.ini.j2", **values) + "\ndisable-logging = true\n"
+    values = {**lineup.values(), "threads": threads, "stats_socket": folder / "stats.sock"}
+    text = render("serve/uwsgi/keyfront.ini.j2", **values) + "\ndisable-logging = true\n"
     changes = {}
     if module is not None:
         changes["module = keyfront.gateway.uwsgi:application"] = f"module = {module}"

@@ -185,7 +185,7 @@ def keyfront(
 
     :param target: what is served (``KEYFRONT_APP``); default: Keystone behind the packaged pipeline
     """
-    plan = shapes.Plan(
+    lineup = shapes.Lineup(
         state=state,
         listen=f"{HOST}:{port}",
         target=target or application.default_target(),
@@ -203,5 +203,5 @@ def keyfront(
                     stop=program.stop,
                 )
             )
-            for program in shapes.programs("nginx+uwsgi", plan)
+            for program in shapes.programs("nginx+uwsgi", lineup)
         ]

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from keyfront.common.programs import first_error
 from keyfront.errors import ServerError
-from keyfront.gateway.serve.supervisor import first_error
 
 from ..delaying_proxy import HOST
 from ..load.processes import FILES, Process

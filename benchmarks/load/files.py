@@ -158,7 +158,7 @@ def _tuned(topology: str, place: Place) -> list[Program]:
     if topology in rendered.SERVERS:
         return rendered.programs(topology, place, _target(place))
     # keyfront render makes none for greenlets
-    plan = shapes.Plan(
+    lineup = shapes.Lineup(
         state=place.room,
         listen=place.listen,
         target=_target(place),
@@ -166,7 +166,7 @@ def _tuned(topology: str, place: Place) -> list[Program]:
         stop_timeout=30,
         processes=place.cores,
     )
-    return shapes.programs(topology, plan)
+    return shapes.programs(topology, lineup)
 
 
 def _stock_uwsgi(place: Place, numbers: Numbers, **values: object) -> Program:

@@ -13,8 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from keyfront.common import programs as machine
+from keyfront.common.programs import first_error
 from keyfront.errors import OptionError, ServerError
-from keyfront.gateway.serve.supervisor import first_error
 
 from . import files, processes
 from .keystone import PATIENCE, VERSION, Keystone

@@ -15,7 +15,7 @@ from keyfront.gateway.plan.compute import plan
 from keyfront.gateway.plan.workload import Workload
 from keyfront.gateway.render import versions
 from keyfront.gateway.render.lineups import render
-from keyfront.gateway.render.settings import Site
+from keyfront.gateway.render.settings import Settings
 from keyfront.gateway.serve.lineups import Program
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def programs(topology: str, place: Place, target: str) -> list[Program]:
     keystone = place.room.environment()
     for name in ("app", "cache"):
         folder.joinpath(name).mkdir()
-    site = Site(
+    settings = Settings(
         folder=folder,
         server=SERVERS[topology],
         target=target,
@@ -60,7 +60,7 @@ def programs(topology: str, place: Place, target: str) -> list[Program]:
         virtualenv=Path(machine.python_home()),
     )
     computed = plan(read(cores=place.cores), Workload())
-    for file in render(computed, site, versions.find(site.virtualenv)):
+    for file in render(computed, settings, versions.find(settings.virtualenv)):
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file.text, encoding="utf-8")

@@ -9,7 +9,7 @@ import jinja2
 
 from keyfront.common.templates import render, shell_word
 
-TEMPLATE = "keystone/clouds.yaml.j2"
+TEMPLATE = "serve/keystone/clouds.yaml.j2"
 VALUES = {"endpoint": "http://127.0.0.1:5000/v3", "password": "none", "path": "/none"}
 
 

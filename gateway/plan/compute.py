@@ -10,13 +10,12 @@ from keyfront.common.machine import Machine
 
 from .budgets import put_budgets
 from .fronts import put_fronts
-from .numbers import Conflict, Number, Sheet
-from .profile import STANDARD, Profile
+from .numbers import Conflict, Number, Numbers
 from .timeouts import put_timeouts
 from .workers import put_workers
-from .workload import Workload
+from .workload import STANDARD, Profile, Workload
 
-#: What the numbers belong to, in the order in which an operator meets it.
+#: The groups of numbers, in the order in which an operator meets them.
 GROUPS = (
     "uwsgi", "token_cache", "memory", "capacity", "timeout", "database", "ldap", "memcached",
     "front", "nginx", "apache", "mod_wsgi", "haproxy", "limits", "sysctl",
@@ -27,7 +26,8 @@ GROUPS = (
 class Plan:
     """All numbers for one node, in the order in which they are printed.
 
-    :param conflicts: what cannot be met; the numbers are then what was wanted
+    :param numbers: the numbers by name, ``uwsgi.processes`` for example
+    :param conflicts: the demands that cannot be met; the numbers are then those wanted
     """
 
     machine: Machine
@@ -46,24 +46,25 @@ def plan(
 ) -> Plan:
     """Compute the plan; the same input gives the same plan.
 
-    :param workload: what is known of it; without, nothing is
+    :param workload: the load as far as it is known; by default nothing is
+    :param profile: how much of the machine Keystone may take
     """
     workload = workload or Workload()
-    sheet = Sheet()
-    put_timeouts(sheet, workload)
-    put_workers(sheet, machine, workload, profile)
-    put_budgets(sheet, workload)
-    put_fronts(sheet, machine, workload, profile)
+    numbers = Numbers()
+    put_timeouts(numbers, workload)
+    put_workers(numbers, machine, workload, profile)
+    put_budgets(numbers, workload)
+    put_fronts(numbers, machine, workload, profile)
     return Plan(
         machine=machine,
         workload=workload,
         profile=profile,
-        numbers=_in_order(sheet.numbers),
-        conflicts=sheet.conflicts,
+        numbers=_in_order(numbers.by_name),
+        conflicts=numbers.conflicts,
     )
 
 
 def _in_order(numbers: Mapping[str, Number]) -> Mapping[str, Number]:
-    """One group after the other, each in the order in which it was computed."""
+    """Return the numbers group by group, each group in the order in which it was computed."""
     names = sorted(numbers, key=lambda name: GROUPS.index(name.partition(".")[0]))
     return MappingProxyType({name: numbers[name] for name in names})

@@ -1,4 +1,4 @@
-"""A number of the plan with its reason, a conflict between two, and the sheet they are put on."""
+"""A number of the plan with its reason, a conflict between two, and the table of both."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Number:
 
     :param name: dotted, as the server or library names it, for example ``uwsgi.processes``
     :param unit: ``processes``, ``seconds``, ``bytes``, ``MiB`` …; empty for a switch
-    :param source: what it was computed from, with the figures, in one line
-    :param breaks: what breaks beyond it or without it, a sentence in one line
+    :param source: the figures it was computed from, in one line
+    :param breaks: the consequence of going beyond it or without it, a sentence in one line
     """
 
     name: str
@@ -25,18 +25,18 @@ class Number:
 
     @property
     def why(self) -> str:
-        """Source and what breaks, as a comment says it."""
+        """The reason in one line: what it was computed from, and what breaks beyond it."""
         return f"{self.source}. {self.breaks}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """Something that cannot be met.
+    """A demand of the plan that the machine or a budget cannot meet.
 
-    :param name: the number that is wanted
-    :param wanted: what it comes to
-    :param limit: what there is
-    :param gives: which number must give, and how far, in one line
+    :param name: the name of the number that is too large
+    :param wanted: its value
+    :param limit: the largest value for which there is room
+    :param gives: the number that must give and how far, in one line
     """
 
     name: str
@@ -45,17 +45,17 @@ class Conflict:
     gives: str
 
 
-class Sheet:
-    """Numbers and conflicts in the order in which they are put down; each number only once."""
+class Numbers:
+    """The table that a plan is computed in: numbers and conflicts in the order of their making."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, Number] = {}
         self._conflicts: list[Conflict] = []
 
     def put(self, name: str, value: int, unit: str, source: str, breaks: str) -> int:
-        """Put a number down and return its value.
+        """Add a number; returns its value. The parameters are those of :class:`Number`.
 
-        :raises ValueError: it is there already
+        :raises ValueError: there is a number of that name already
         """
         if name in self._numbers:
             raise ValueError(f"{name} is computed twice")
@@ -64,30 +64,36 @@ class Sheet:
         return value
 
     def refuse(self, name: str, wanted: float, limit: float, gives: str) -> None:
-        """Put down what cannot be met."""
+        """Add a conflict; the parameters are those of :class:`Conflict`."""
         self._conflicts.append(Conflict(name=name, wanted=wanted, limit=limit, gives=gives))
 
     def __getitem__(self, name: str) -> int:
+        """Return the value of a number that was added.
+
+        :raises KeyError: there is no such number yet
+        """
         value = self._numbers[name].value
         assert isinstance(value, int)
         return value
 
     @property
-    def numbers(self) -> Mapping[str, Number]:
+    def by_name(self) -> Mapping[str, Number]:
+        """The numbers so far, by name."""
         return MappingProxyType(dict(self._numbers))
 
     @property
     def conflicts(self) -> tuple[Conflict, ...]:
+        """The conflicts so far."""
         return tuple(self._conflicts)
 
 
 def count(number: float, noun: str) -> str:
-    """``1 core``, ``2 cores``, ``0.5 logins``: a number with its noun."""
+    """Return a number with its noun: ``1 core``, ``2 cores``, ``0.5 logins``."""
     return f"{number:g} {noun if number == 1 else plural(noun)}"
 
 
 def plural(noun: str) -> str:
-    """The plural of the regular nouns that the plan uses."""
+    """Return the plural of a regular noun."""
     if noun.endswith(("s", "x")):
         return f"{noun}es"
     return f"{noun}s"

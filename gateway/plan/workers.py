@@ -8,9 +8,8 @@ from keyfront.common.machine import MIB, Machine
 
 from . import costs
 from .budgets import fits
-from .numbers import Sheet, count
-from .profile import Profile
-from .workload import Workload
+from .numbers import Numbers, count
+from .workload import Profile, Workload
 
 # The part of the memory that the web server in front may take.
 _FRONT = 4
@@ -25,30 +24,30 @@ _APART = 60
 _DAY = 86400
 
 
-def put_workers(sheet: Sheet, machine: Machine, workload: Workload, profile: Profile) -> None:
+def put_workers(numbers: Numbers, machine: Machine, workload: Workload, profile: Profile) -> None:
     """uWSGI's and mod_wsgi's processes, within memory and for the load that is told."""
-    limit = sheet.put(
+    limit = numbers.put(
         "memory.limit", profile.memory(machine.memory) // MIB, "MiB",
         f"{profile.memory_share:.0%} of {machine.memory_mib} MiB ({machine.memory_from})"
         + (f", at most {profile.most_memory // MIB}" if profile.most_memory else "")
         + f" with profile {profile.name}",
         "Beyond it the kernel kills the largest process, mostly a worker in the middle of requests",
     )
-    front = _front(sheet, machine, profile, limit)
-    _processes(sheet, machine, workload, profile, limit, front)
-    threads = _threads(sheet, workload)
-    _mod_wsgi(sheet, machine, profile, limit - math.ceil(front), threads)
-    _capacity(sheet, machine, workload)
-    _queue(sheet, machine, workload)
-    _recycling(sheet, profile)
+    front = _front(numbers, machine, profile, limit)
+    _processes(numbers, machine, workload, profile, limit, front)
+    threads = _threads(numbers, workload)
+    _mod_wsgi(numbers, machine, profile, limit - math.ceil(front), threads)
+    _capacity(numbers, machine, workload)
+    _queue(numbers, machine, workload)
+    _recycling(numbers, profile)
 
 
-def _front(sheet: Sheet, machine: Machine, profile: Profile, limit: int) -> float:
+def _front(numbers: Numbers, machine: Machine, profile: Profile, limit: int) -> float:
     """nginx's processes and how many clients it holds; returns the MiB that this takes."""
     room = limit / _FRONT
     by_memory = int((room / 8 - costs.NGINX_MASTER) / costs.NGINX_WORKER)
     workers = max(1, min(machine.cores, MOST_NGINX, by_memory))
-    sheet.put(
+    numbers.put(
         "nginx.worker_processes", workers, "processes",
         f"{count(machine.cores, 'core')} ({machine.cores_from}), at most {MOST_NGINX}"
         + (f" and an eighth of {room:.0f} MiB" if workers < min(machine.cores, MOST_NGINX) else ""),
@@ -56,7 +55,7 @@ def _front(sheet: Sheet, machine: Machine, profile: Profile, limit: int) -> floa
     )
     base = costs.NGINX_MASTER + workers * costs.NGINX_WORKER
     clients = max(64, min(profile.clients, int((room - base) * 1024 / costs.CLIENT)))
-    sheet.put(
+    numbers.put(
         "front.clients", clients, "connections",
         f"profile {profile.name}: {profile.clients}"
         + (f", at most what {room:.0f} MiB hold at {costs.CLIENT} KiB each"
@@ -66,21 +65,21 @@ def _front(sheet: Sheet, machine: Machine, profile: Profile, limit: int) -> floa
     return base + clients * costs.CLIENT / 1024
 
 
-def _threads(sheet: Sheet, workload: Workload) -> int:
+def _threads(numbers: Numbers, workload: Workload) -> int:
     value, reason = 2, "one computes while the other waits for the database"
     if workload.threads is not None:
         value, reason = workload.threads, "given"
     elif workload.ldap:
         value, reason = 4, "one computes while three wait for the directory"
-        processes = sheet["uwsgi.processes"]
+        processes = numbers["uwsgi.processes"]
         if not fits(workload, processes, 4) and fits(workload, processes, 2):
             value, reason = 2, "not 4 as otherwise with LDAP, so that pools keep their budgets"
-    threads = sheet.put(
+    threads = numbers.put(
         "uwsgi.threads", value, "threads a process", reason,
         "More queue for the interpreter lock and hold connections; one alone may lose a request "
         "on a reload",
     )
-    sheet.put(
+    numbers.put(
         "uwsgi.gevent", 0, "greenlets a process",
         "off: Keystone computes, and a greenlet that computes stops all others of its worker",
         "Each greenlet may hold a connection of every pool",
@@ -89,7 +88,7 @@ def _threads(sheet: Sheet, workload: Workload) -> int:
 
 
 def _processes(
-    sheet: Sheet,
+    numbers: Numbers,
     machine: Machine,
     workload: Workload,
     profile: Profile,
@@ -98,7 +97,7 @@ def _processes(
 ) -> None:
     given = workload.processes
     wanted = given or max(machine.cores, profile.least_processes)
-    node_cache = sheet.put(
+    node_cache = numbers.put(
         "token_cache.node_memory", max(4, min(profile.node_cache, limit // _NODE_CACHE)), "MiB",
         f"profile {profile.name}: {profile.node_cache}, at most 1/{_NODE_CACHE} of {limit}",
         "It is taken from /run or /dev/shm, of which a container has 64 MiB by default",
@@ -108,27 +107,27 @@ def _processes(
     while (fit := _fit(limit - fixed, profile, cache)) < wanted and cache > _LEAST_CACHE:
         cache = max(_LEAST_CACHE, cache // 4)
     worker = costs.OWN + profile.growth + cache
-    processes = sheet.put(
+    processes = numbers.put(
         "uwsgi.processes", given or max(1, min(wanted, fit)), "processes",
         ("given" if given else f"{count(machine.cores, 'core')} x 1")
         + (f", at least {wanted}" if wanted > machine.cores and not given else "")
         + f", at most {max(fit, 0)} by memory: ({limit} - {fixed}) MiB / {worker}",
         "More take turns on the cores, and each holds memory and connections",
     )
-    sheet.put(
+    numbers.put(
         "token_cache.memory", cache, "MiB a process",
         f"profile {profile.name}: {profile.cache}"
         + (", less so that more workers fit" if cache < profile.cache else ""),
         "More takes memory from workers; less, and more validations are asked of Keystone",
     )
-    total = sheet.put(
+    total = numbers.put(
         "memory.total_estimate", fixed + processes * worker, "MiB",
         f"{costs.SHARED} shared + {costs.OWN} master + {node_cache} node cache + "
         f"{math.ceil(front)} nginx + {count(processes, 'process')} x {worker}",
         "Over memory.limit workers are killed in the middle of requests",
     )
     if total > limit:
-        sheet.refuse(
+        numbers.refuse(
             "memory.total_estimate", total, limit,
             _memory_gives(total, processes, fit, profile),
         )
@@ -149,19 +148,19 @@ def _fit(room: float, profile: Profile, cache: int) -> int:
 
 
 def _mod_wsgi(
-    sheet: Sheet, machine: Machine, profile: Profile, limit: int, threads: int
+    numbers: Numbers, machine: Machine, profile: Profile, limit: int, threads: int
 ) -> None:
-    cache = sheet["token_cache.memory"]
+    cache = numbers["token_cache.memory"]
     daemon = costs.ALONE + profile.growth + cache
-    fit = (limit - sheet["token_cache.node_memory"]) // daemon
-    wanted = sheet["uwsgi.processes"]
-    sheet.put(
+    fit = (limit - numbers["token_cache.node_memory"]) // daemon
+    wanted = numbers["uwsgi.processes"]
+    numbers.put(
         "mod_wsgi.processes", max(1, min(wanted, fit)), "processes",
         f"uwsgi.processes {wanted}, at most {max(fit, 0)} by memory: a daemon loads Keystone by "
         f"itself and takes {daemon} MiB",
         "More take turns on the cores, and each holds memory and connections",
     )
-    sheet.put(
+    numbers.put(
         "mod_wsgi.threads", threads, "threads a process", f"uwsgi.threads {threads}",
         "More queue for the interpreter lock and hold connections",
     )
@@ -179,11 +178,11 @@ def validation_cost(workload: Workload) -> float:
     return costs.CACHED_VALIDATION + costs.MISSES * costs.VALIDATION
 
 
-def _capacity(sheet: Sheet, machine: Machine, workload: Workload) -> None:
-    busy = min(machine.cores, sheet["uwsgi.processes"])
+def _capacity(numbers: Numbers, machine: Machine, workload: Workload) -> None:
+    busy = min(machine.cores, numbers["uwsgi.processes"])
     login, validation = login_cost(workload), validation_cost(workload)
     parts = f"{costs.LOGIN:g} s" + ("" if workload.ldap else f" + bcrypt {costs.PASSWORD_HASH:g} s")
-    sheet.put(
+    numbers.put(
         "capacity.logins", max(1, math.floor(busy / login)), "a second on this node",
         f"{count(busy, 'core')} / ({parts}) of computing, if it does nothing else",
         "More wait in the queue until they are refused",
@@ -193,7 +192,7 @@ def _capacity(sheet: Sheet, machine: Machine, workload: Workload) -> None:
         f"{costs.VALIDATION * 1000:g} ms" if workload.token_cache
         else f"{costs.VALIDATION * 1000:g} ms without the token cache"
     )
-    sheet.put(
+    numbers.put(
         "capacity.validations", max(1, math.floor(busy / validation)), "a second on this node",
         f"{count(busy, 'core')} at {how}, if it does nothing else",
         "More wait in the queue until they are refused",
@@ -203,22 +202,22 @@ def _capacity(sheet: Sheet, machine: Machine, workload: Workload) -> None:
     if demand > busy * costs.BUSY:
         needed = math.ceil(demand / costs.BUSY)
         what = "cores" if busy == machine.cores else "processes that memory allows"
-        sheet.refuse(
+        numbers.refuse(
             "uwsgi.processes", needed, busy,
             f"{what} must be at least {needed} a node instead of {busy} ({costs.BUSY:.0%} busy), "
             f"or nodes at least {math.ceil(demand * workload.nodes / (busy * costs.BUSY))} "
             f"instead of {workload.nodes}, or fewer logins and validations",
         )
     if logins and login > workload.latency:
-        sheet.refuse(
+        numbers.refuse(
             "latency", login, workload.latency,
             f"the latency target must be at least {login:g} s: a login computes that long"
             + ("" if workload.ldap else ", or [identity] password_hash_rounds must be lower"),
         )
 
 
-def _queue(sheet: Sheet, machine: Machine, workload: Workload) -> None:
-    processes, threads = sheet["uwsgi.processes"], sheet["uwsgi.threads"]
+def _queue(numbers: Numbers, machine: Machine, workload: Workload) -> None:
+    processes, threads = numbers["uwsgi.processes"], numbers["uwsgi.threads"]
     busy = min(machine.cores, processes)
     logins, validations = workload.logins or 0, workload.validations or 0
     if logins + validations == 0:
@@ -228,21 +227,21 @@ def _queue(sheet: Sheet, machine: Machine, workload: Workload) -> None:
         mean = share * login_cost(workload) + (1 - share) * validation_cost(workload)
         mix = "a request of the load given"
     answered = max(16, math.floor(busy * workload.latency / mean))
-    wanted = min(answered, sheet["front.clients"], 65535)
-    listen = sheet.put(
+    wanted = min(answered, numbers["front.clients"], 65535)
+    listen = numbers.put(
         "uwsgi.listen", max(1, min(wanted, machine.somaxconn)), "connections",
         f"{count(busy, 'core')} x {workload.latency:g} s / {mean * 1000:.3g} ms ({mix}) = "
-        f"{answered}, at most front.clients {sheet['front.clients']} and net.core.somaxconn "
+        f"{answered}, at most front.clients {numbers['front.clients']} and net.core.somaxconn "
         f"{machine.somaxconn}",
         "What waits longer is answered too late; above somaxconn uWSGI does not start",
     )
-    sheet.put(
+    numbers.put(
         "nginx.in_flight", listen + processes * threads, "requests",
         f"uwsgi.listen {listen} + {processes} x {threads} threads",
         "A full unix socket answers 502 at once; this bound answers 503 with Retry-After first",
     )
     kernel = max(4096, 1 << (wanted - 1).bit_length())
-    sheet.put(
+    numbers.put(
         "sysctl.somaxconn", min(kernel, 65535), "connections",
         f"the queue that is wanted, {wanted}, rounded up to a power of two; Linux's default is "
         f"4096, here it is {machine.somaxconn}",
@@ -250,31 +249,31 @@ def _queue(sheet: Sheet, machine: Machine, workload: Workload) -> None:
     )
 
 
-def _recycling(sheet: Sheet, profile: Profile) -> None:
-    processes = sheet["uwsgi.processes"]
-    cache, node_cache = sheet["token_cache.memory"], sheet["token_cache.node_memory"]
-    sheet.put(
+def _recycling(numbers: Numbers, profile: Profile) -> None:
+    processes = numbers["uwsgi.processes"]
+    cache, node_cache = numbers["token_cache.memory"], numbers["token_cache.node_memory"]
+    numbers.put(
         "uwsgi.reload_on_rss", costs.SHARED + node_cache + costs.OWN + profile.growth + cache,
         "MiB",
         f"{costs.SHARED} + {node_cache} shared (RSS counts them in each) + {costs.OWN} own + "
         f"{cache} cache + {profile.growth} growth",
         "Higher, all workers together no longer fit; lower, healthy ones are restarted",
     )
-    sheet.put(
+    numbers.put(
         "uwsgi.max_requests", 0, "requests",
         "off: memory and age recycle; counting would restart workers when load is highest",
         "Set, cached answers are lost; up to uWSGI 2.0.26 a worker with threads may hang on it",
     )
-    sheet.put(
+    numbers.put(
         "uwsgi.max_requests_delta", 0, "requests", "off, as uwsgi.max_requests",
         "Without it workers that share the load evenly would restart at the same time",
     )
     delta = max(_APART, min(_DAY // 4, _DAY // (4 * processes)))
-    sheet.put(
+    numbers.put(
         "uwsgi.max_worker_lifetime", _DAY, "seconds", "once a day",
         "Shorter, caches and pools are built anew for nothing",
     )
-    sheet.put(
+    numbers.put(
         "uwsgi.max_worker_lifetime_delta", delta, "seconds",
         f"a quarter of a day over {count(processes, 'process')}, at least {_APART}",
         "Without it all workers restart in the same second",

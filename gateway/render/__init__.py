@@ -1,6 +1,6 @@
-"""Configuration files of a deployment: rendered from a plan, and kept in a folder.
+"""``keyfront render``: the configuration files of a deployment, rendered from a plan.
 
-:mod:`.servers` knows which line-up takes which files, :mod:`.files` makes their text,
-:mod:`.folder` writes them, :mod:`.versions` asks the servers of this machine what they are, and
-:mod:`.certificates` makes a pair for trying. :mod:`.site` is what the operator tells.
+:mod:`.settings` has what the operator tells, :mod:`.lineups` knows which line-up takes which files,
+:mod:`.writer` makes their text and writes them, :mod:`.versions` asks the servers of this machine
+for their versions, and :mod:`.certificates` makes a self-signed pair for trying.
 """

@@ -23,7 +23,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class Settings:
     """One deployment.
 
     All paths are absolute. But for those of the Python environment and of a paste file, which are

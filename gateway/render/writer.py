@@ -1,45 +1,178 @@
-"""The folder of the files: written whole or not at all, and a change by hand is kept."""
+"""The files of a deployment: their text, and the folder that they are written to.
+
+A file's text is a template filled with a plan's numbers, under a header that can be checked. The
+header carries the command that makes the file, and a digest of the content, by which a change by
+hand is noticed. Nothing in it depends on the day or the run: the same plan, settings and versions
+make the same bytes. Files are written all or none, and one that was changed by hand is kept.
+"""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
+import jinja2
+
+from keyfront import __version__
+from keyfront.common.templates import environment
 from keyfront.errors import OptionError
 
-from .files import File, body, is_untouched
+if TYPE_CHECKING:
+    from ..plan.numbers import Number
 
 NEW = "new"
 CHANGED = "changed"
 UNCHANGED = "unchanged"
 KEPT = "kept"
 
+#: What lies below mirrors the root of the file system, and is copied there.
+SYSTEM = "system/"
+#: Columns that comments keep to.
+WIDTH = 100
+_MARK = "# keyfront content: sha256:"
+_HEADER = """\
+# {title}
+#
+# Made by keyfront {version} for {versions}, by:
+#     {command}
+# Change what that command is told rather than this file: it is then kept, and --diff shows what
+# is missed. Each number says what it was computed from and what breaks beyond it.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Fate:
-    """What happens to a file: ``new``, ``changed``, ``unchanged``; ``kept`` as a hand left it."""
+class File:
+    """One file of a deployment.
+
+    :param path: below the folder, with ``/``
+    :param text: the whole content, header included
+    :param mode: 0o644 for configuration, 0o600 for keys
+    """
+
+    path: str
+    text: str
+    mode: int = 0o644
+
+    @property
+    def goes_to(self) -> str:
+        """Return the path at which the system looks for it; empty if it is used where it lies."""
+        return self.path[len(SYSTEM) - 1 :] if self.path.startswith(SYSTEM) else ""
+
+
+def fill(template: str, numbers: Mapping[str, Number], **values: object) -> str:
+    """Fill a template of ``keyfront.deploy``.
+
+    It sees each number as ``n.uwsgi.processes.value`` and its reason, for a comment, as
+    ``n.uwsgi.processes | why``. Comments that grow beyond :data:`WIDTH` are wrapped afterwards.
+
+    :param template: its path below ``keyfront/deploy``, for example ``production/nginx.conf.j2``
+    :raises jinja2.UndefinedError: a value or a number that the template names was not given
+    """
+    text = _environment().get_template(template).render(n=_namespace(numbers), **values)
+    return "\n".join(_wrapped(line) for line in text.split("\n"))
+
+
+def _namespace(numbers: Mapping[str, Number]) -> SimpleNamespace:
+    """Return the numbers as attributes: ``uwsgi.processes`` of a mapping becomes two dots."""
+    tree = SimpleNamespace()
+    for name, number in numbers.items():
+        group, _, leaf = name.partition(".")
+        if not hasattr(tree, group):
+            setattr(tree, group, SimpleNamespace())
+        setattr(getattr(tree, group), leaf, number)
+    return tree
+
+
+def with_header(body: str, *, title: str, command: str, versions: str) -> str:
+    """Return a file's text: its body below a header, a comment in every language we render.
+
+    :param command: the command line that makes the file
+    :param versions: the servers' versions it was made for, in words
+    """
+    head = _HEADER.format(title=title, version=__version__, versions=versions, command=command)
+    wrapped = "\n".join(_wrapped(line) for line in head.split("\n"))
+    rest = f"{wrapped}\n{body.lstrip()}"
+    return f"{_MARK}{_digest(rest)}\n{rest}"
+
+
+def is_untouched(text: str) -> bool | None:
+    """Tell whether a file is as keyfront made it; ``None`` if keyfront did not make it.
+
+    Any version of keyfront counts: the digest is the file's own.
+    """
+    first, _, rest = text.partition("\n")
+    if not first.startswith(_MARK):
+        return None
+    return first[len(_MARK) :].strip() == _digest(rest)
+
+
+def body(text: str) -> str:
+    """Return a file's text without the header that keyfront put before it."""
+    return text.partition("\n\n")[2] if text.startswith(_MARK) else text
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _wrapped(line: str) -> str:
+    """Return a comment in lines of at most :data:`WIDTH` columns; other lines as they are."""
+    if len(line) <= WIDTH:
+        return line
+    match = re.match(r"( *# ?)( *)", line)
+    if match is None:
+        return line
+    return textwrap.fill(
+        line[match.end() :],
+        WIDTH,
+        initial_indent=match[0],
+        subsequent_indent=match[0],
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    found = environment().overlay()
+    found.filters = {**found.filters, "why": lambda number: number.why}
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A file and what writing does to it.
+
+    :param kind: ``new``, ``changed``, ``unchanged``, or ``kept`` if it was changed by hand
+    """
 
     file: File
-    fate: str
+    kind: str
 
 
-def compare(files: Sequence[File], folder: Path, *, force: bool = False) -> list[Fate]:
+def compare(files: Sequence[File], folder: Path, *, force: bool = False) -> list[Change]:
     """Find out what writing would do, without doing it.
 
     A file whose digest no longer fits, or that keyfront did not make, is kept unless ``force``.
 
     :raises OptionError: something is in the way that is no file, or cannot be read
     """
-    return [Fate(file=file, fate=_fate(file, folder, force)) for file in files]
+    return [Change(file=file, kind=_kind(file, folder, force)) for file in files]
 
 
-def _fate(file: File, folder: Path, force: bool) -> str:
+def _kind(file: File, folder: Path, force: bool) -> str:
     there = _text(folder, file)
     if there is None:
         return NEW
@@ -48,7 +181,7 @@ def _fate(file: File, folder: Path, force: bool) -> str:
     return CHANGED if force or is_untouched(there) else KEPT
 
 
-def write(files: Sequence[File], folder: Path, *, force: bool = False) -> list[Fate]:
+def write(files: Sequence[File], folder: Path, *, force: bool = False) -> list[Change]:
     """Write the files, all of them or none; those changed by hand stay unless ``force``.
 
     Each is written beside its place and synced; only when all are there do they take their places.
@@ -56,21 +189,21 @@ def write(files: Sequence[File], folder: Path, *, force: bool = False) -> list[F
 
     :raises OptionError: the folder cannot be written to; nothing in it has changed
     """
-    fates = compare(files, folder, force=force)
-    wanted = [item.file for item in fates if item.fate in (NEW, CHANGED)]
+    changes = compare(files, folder, force=force)
+    wanted = [item.file for item in changes if item.kind in (NEW, CHANGED)]
     try:
         _write(wanted, folder)
         for parent in {(folder / file.path).parent for file in wanted}:
             _sync(parent)
-        for item in fates:
-            if item.fate == UNCHANGED:
+        for item in changes:
+            if item.kind == UNCHANGED:
                 (folder / item.file.path).chmod(item.file.mode)
     except OSError as error:
         where = error.filename or folder
         raise OptionError(
             "DIR", folder, f"a folder that can be written to ({where}: {error.strerror})"
         ) from None
-    return fates
+    return changes
 
 
 def _write(files: Sequence[File], folder: Path) -> None:
@@ -86,7 +219,7 @@ def _write(files: Sequence[File], folder: Path) -> None:
 
 
 def diff(files: Sequence[File], folder: Path) -> Iterator[str]:
-    """Lines of a unified diff from what is there to what would be written.
+    """Return the lines of a unified diff from what is there to what would be written.
 
     Files changed by hand are included: they show what they miss. A file that differs in its header
     alone is left out.
@@ -105,7 +238,7 @@ def diff(files: Sequence[File], folder: Path) -> Iterator[str]:
 
 
 def left_over(files: Sequence[File], folder: Path, known: Sequence[str]) -> list[str]:
-    """Paths that another line-up left in the folder, as keyfront made them.
+    """Return the sorted paths that another line-up left in the folder, as keyfront made them.
 
     :param known: the paths of all line-ups
     """
@@ -115,7 +248,7 @@ def left_over(files: Sequence[File], folder: Path, known: Sequence[str]) -> list
 
 
 def _text(folder: Path, file: File) -> str | None:
-    """What is in a file's place; ``None`` if nothing is."""
+    """Return the text of what is at a file's path; ``None`` if nothing is."""
     path = folder / file.path
     for parent in reversed(_parents(folder, file)):
         if parent.is_symlink():
@@ -131,7 +264,7 @@ def _text(folder: Path, file: File) -> str | None:
 
 
 def _parents(folder: Path, file: File) -> list[Path]:
-    """The folders between, the innermost first."""
+    """Return the folders between ``folder`` and the file, the innermost first."""
     path = (folder / file.path).parent
     between = []
     while path != folder:
@@ -142,7 +275,7 @@ def _parents(folder: Path, file: File) -> list[Path]:
 
 @contextmanager
 def _undone_on_error() -> Iterator[ExitStack]:
-    """A stack of what takes the steps back, run only if a later step fails."""
+    """Give a stack of functions that undo steps; they run only if a later step fails."""
     with ExitStack() as undo:
         yield undo
         undo.pop_all()

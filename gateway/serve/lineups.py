@@ -25,7 +25,7 @@ BACKLOG = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One server process tree.
+    """A server: its command, its log, and the signals that it takes.
 
     :param stop: the signal that lets running requests end
     :param reload: the signal that starts fresh workers; ``None`` if it need not take part
@@ -40,12 +40,15 @@ class Program:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a line-up is made of.
+class Lineup:
+    """The values that the servers of a line-up are configured with.
 
+    :param state: the state folder of the Keystone that is served
     :param listen: ``HOST:PORT`` that the foremost server listens at
-    :param runtime: folder for sockets, pid files and rendered files
+    :param target: what is served, as ``KEYFRONT_APP`` names it
+    :param runtime: folder for sockets and pid files
     :param stop_timeout: seconds that running requests get when it stops
+    :param processes: workers; by default one a core
     """
 
     state: State
@@ -56,7 +59,7 @@ class Plan:
     processes: int = field(default_factory=cores)
 
     def values(self) -> dict[str, object]:
-        """What the templates are filled with."""
+        """Return what the templates are filled with, by name."""
         front = machine.front_user()
         return {
             "version": __version__,
@@ -80,77 +83,78 @@ class Plan:
         }
 
     def render(self, name: str, template: str, **values: object) -> Path:
-        """Write a filled template to the state folder's ``run``."""
+        """Write a filled template to the state folder's ``run``; returns its path."""
         return self.state.write(f"run/{name}", render(template, **{**self.values(), **values}))
 
     @property
     def unix_socket(self) -> Path:
-        """Where uWSGI listens behind a web server."""
+        """Return the path of the socket that uWSGI listens at behind a web server."""
         return self.runtime / "uwsgi.sock"
 
 
-def _uwsgi(plan: Plan, **values: object) -> Program:
-    ini = plan.render("uwsgi.ini", "uwsgi/keyfront.ini.j2", **values)
+def _uwsgi(lineup: Lineup, **values: object) -> Program:
+    ini = lineup.render("uwsgi.ini", "serve/uwsgi/keyfront.ini.j2", **values)
     return Program(
         name="uwsgi",
         command=[machine.uwsgi_program(), "--ini", str(ini)],
-        log=plan.state.log / "uwsgi.log",
+        log=lineup.state.log / "uwsgi.log",
         stop=signal.SIGTERM,
         reload=signal.SIGHUP,
-        environment=plan.state.environment(),
+        environment=lineup.state.environment(),
     )
 
 
-def _uwsgi_alone(plan: Plan) -> list[Program]:
-    return [_uwsgi(plan)]
+def _uwsgi_alone(lineup: Lineup) -> list[Program]:
+    return [_uwsgi(lineup)]
 
 
-def _uwsgi_gevent(plan: Plan) -> list[Program]:
-    return [_uwsgi(plan, gevent=GREENLETS)]
+def _uwsgi_gevent(lineup: Lineup) -> list[Program]:
+    return [_uwsgi(lineup, gevent=GREENLETS)]
 
 
-def _apache(plan: Plan, template: str, **values: object) -> Program:
+def _apache(lineup: Lineup, template: str, **values: object) -> Program:
     program = machine.system_program(("apache2", "httpd"), "apache2-bin")
     modules = machine.apache_modules("mod_mpm_event.so", "apache2-bin")
-    config = plan.render("apache.conf", template, modules=modules, **values)
+    config = lineup.render("apache.conf", template, modules=modules, **values)
     return Program(
         name="apache",
         command=[program, "-f", str(config), "-DFOREGROUND"],
-        log=plan.state.log / "apache.log",
+        log=lineup.state.log / "apache.log",
         stop=signal.SIGWINCH,
         reload=signal.SIGUSR1,
     )
 
 
-def _mod_wsgi(plan: Plan) -> list[Program]:
-    script = plan.render(
-        "keyfront.wsgi", "apache/keyfront.wsgi.j2", environment=plan.state.environment()
+def _mod_wsgi(lineup: Lineup) -> list[Program]:
+    script = lineup.render(
+        "keyfront.wsgi", "serve/apache/keyfront.wsgi.j2", environment=lineup.state.environment()
     )
     module = machine.mod_wsgi_module()
-    return [_apache(plan, "apache/mod_wsgi.conf.j2", mod_wsgi=module, script=script)]
+    return [_apache(lineup, "serve/apache/mod_wsgi.conf.j2", mod_wsgi=module, script=script)]
 
 
-def _nginx_uwsgi(plan: Plan) -> list[Program]:
+def _nginx_uwsgi(lineup: Lineup) -> list[Program]:
     program = machine.system_program(("nginx",), "nginx")
-    config = plan.render("nginx.conf", "nginx/nginx.conf.j2", unix_socket=plan.unix_socket)
-    errors = plan.state.log / "nginx.error.log"
+    template = "serve/nginx/nginx.conf.j2"
+    config = lineup.render("nginx.conf", template, unix_socket=lineup.unix_socket)
+    errors = lineup.state.log / "nginx.error.log"
     nginx = Program(
         name="nginx",
-        command=[program, "-c", str(config), "-p", str(plan.runtime), "-e", str(errors)],
-        log=plan.state.log / "nginx.log",
+        command=[program, "-c", str(config), "-p", str(lineup.runtime), "-e", str(errors)],
+        log=lineup.state.log / "nginx.log",
         stop=signal.SIGQUIT,
         reload=None,
     )
-    return [_uwsgi(plan, unix_socket=plan.unix_socket), nginx]
+    return [_uwsgi(lineup, unix_socket=lineup.unix_socket), nginx]
 
 
-def _apache_uwsgi(plan: Plan) -> list[Program]:
-    apache = _apache(plan, "apache/proxy_uwsgi.conf.j2", unix_socket=plan.unix_socket)
+def _apache_uwsgi(lineup: Lineup) -> list[Program]:
+    apache = _apache(lineup, "serve/apache/proxy_uwsgi.conf.j2", unix_socket=lineup.unix_socket)
     # its reload would end kept connections; only the application needs one
-    return [_uwsgi(plan, unix_socket=plan.unix_socket), replace(apache, reload=None)]
+    return [_uwsgi(lineup, unix_socket=lineup.unix_socket), replace(apache, reload=None)]
 
 
-_BUILDERS: dict[str, Callable[[Plan], list[Program]]] = {
+_BUILDERS: dict[str, Callable[[Lineup], list[Program]]] = {
     "uwsgi": _uwsgi_alone,
     "gevent": _uwsgi_gevent,
     "mod_wsgi": _mod_wsgi,
@@ -160,14 +164,14 @@ _BUILDERS: dict[str, Callable[[Plan], list[Program]]] = {
 SERVERS = tuple(_BUILDERS)
 
 
-def programs(server: str, plan: Plan) -> list[Program]:
-    """The programs of a line-up, in the order they start; they stop in the reverse order.
+def programs(server: str, lineup: Lineup) -> list[Program]:
+    """Return the programs of a line-up, in the order they start; they stop in the reverse order.
 
     Writes their configuration to the state folder's ``run``.
 
     :raises MissingPartError: something is not installed; names the command that installs it
     """
-    return _BUILDERS[server](plan)
+    return _BUILDERS[server](lineup)
 
 
 def check(server: str) -> None:

@@ -229,12 +229,13 @@ class State:
             "log": str(self.log).replace("$", "$$"),
             "database": database.replace("$", "$$"),
         }
-        self.write(
-            "keystone.conf", render("keystone/keystone.conf.j2", version=__version__, **dollars)
-        )
         values = {"endpoint": endpoint, "password": password}
-        self.write("openrc", render("keystone/openrc.j2", path=self.openrc, **values))
-        self.write("clouds.yaml", render("keystone/clouds.yaml.j2", path=self.clouds, **values))
+        for path, own in (
+            (self.config, {"version": __version__, **dollars}),
+            (self.openrc, {"path": self.openrc, **values}),
+            (self.clouds, {"path": self.clouds, **values}),
+        ):
+            self.write(path.name, render(f"serve/keystone/{path.name}.j2", **own))
 
     def bootstrap(self, endpoint: str) -> None:
         """Run ``keystone-manage bootstrap``; on a second run it moves the endpoints."""

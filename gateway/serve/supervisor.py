@@ -14,11 +14,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import BinaryIO
 
+from keyfront.common.programs import first_error, stop_with_parent
 from keyfront.errors import ServerError
 
 from .lineups import Program
@@ -26,7 +27,6 @@ from .lineups import Program
 # Seconds until the first answer; Keystone takes some three to load, on a busy machine many more.
 START_TIMEOUT = 90.0
 # prctl(2)
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Seconds beyond the stop timeout after which what is left is killed. Workers end at the timeout;
 # uWSGI's master looks for them once a second.
@@ -179,19 +179,6 @@ class Supervisor:
         _end_orphans()
 
 
-def stop_with_parent() -> Callable[[], None]:
-    """What a child runs before its program, so that it is told to stop should this process die."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return prepare
-
-
 def _end_orphans() -> None:
     """Kill and collect every child there is, and the children it leaves."""
     while True:
@@ -223,26 +210,6 @@ def connect_host(host: str) -> str:
     if host == "::":
         return "::1"
     return host
-
-
-def first_error(log: Path, start: int = 0) -> str:
-    """The line of a server's log that says why it ended, as well as one can tell.
-
-    :param start: bytes at its beginning that are of earlier runs
-    """
-    try:
-        text = log.read_bytes()[start:][-65536:].decode("utf-8", "replace")
-    except OSError:
-        return "its log cannot be read"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in lines:
-        if line.startswith("keyfront: "):
-            return line.removeprefix("keyfront: ")
-    for word in ("[emerg]", "AH00", "rror", "nable to", "annot"):
-        for line in lines:
-            if word in line:
-                return line
-    return lines[-1] if lines else "it printed nothing"
 
 
 def hostname_port(host: str, port: int) -> str:

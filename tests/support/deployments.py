@@ -23,11 +23,10 @@ import psutil
 
 from keyfront.common.machine import Machine
 from keyfront.gateway.plan.compute import Plan, plan
-from keyfront.gateway.plan.profile import STANDARD, Profile
-from keyfront.gateway.plan.workload import Workload
+from keyfront.gateway.plan.workload import STANDARD, Profile, Workload
 from keyfront.gateway.render import certificates, versions
 from keyfront.gateway.render.lineups import render
-from keyfront.gateway.render.settings import Site
+from keyfront.gateway.render.settings import Settings
 from support.programs import program, ready, running
 from support.served import PATIENCE, as_ordinary_user, free_port, wait_for
 
@@ -123,7 +122,7 @@ def deployed(
     certificate, key = certificates.make(folder, NAME)
     me = pwd.getpwuid(os.geteuid()).pw_name, getgrgid(os.getegid()).gr_name
     web = ("www-data", "www-data") if os.geteuid() == 0 else me
-    site = Site(
+    settings = Settings(
         folder=folder, server="nginx+uwsgi" if nodes else server, target=target, config=config,
         listen=f"127.0.0.1:{port}", public_host=NAME, certificate=certificate, key=key, hsts=300,
         json_logs=json_logs, user=web[0], group=web[1], web_user=web[0], web_group=web[1],
@@ -134,14 +133,14 @@ def deployed(
     for name in ("run/app", "cache"):
         (folder / name).mkdir()
     computed = plan(machine, workload, profile)
-    for file in render(computed, site, versions.find(Path(sys.prefix))):
+    for file in render(computed, settings, versions.find(Path(sys.prefix))):
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file.text)
     with contextlib.ExitStack() as stack:
         # stopped in the reverse order: the server in front first
         started = []
-        for name, command, stop in _commands(folder, server, site):
+        for name, command, stop in _commands(folder, server, settings):
             log = folder / "log" / f"{name}.out"
             started_by = running([*prefix, *command], log, stop, environment=environment)
             process = stack.enter_context(started_by)
@@ -153,7 +152,7 @@ def deployed(
 
 
 def _commands(
-    folder: Path, server: str, site: Site
+    folder: Path, server: str, settings: Settings
 ) -> Iterator[tuple[str, list[str], signal.Signals]]:
     """As the units have it, in the order they start: name, command, what stops it."""
     if "+uwsgi" in server:

@@ -1,4 +1,4 @@
-"""What was measured of each candidate, and which of them is best."""
+"""The results of the candidates, and the choice of the best."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LEAST_MARGIN = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A candidate and what came of it.
+class CandidateResult:
+    """A candidate and the answers it gave.
 
     :param rates: good answers per second, round by round
     :param latencies: seconds of all good answers, sorted
-    :param failed: other answers, and none
+    :param failed: number of other answers, and of requests without any
     """
 
     candidate: Candidate
@@ -32,23 +32,23 @@ class Trial:
         return statistics.median(self.rates)
 
     def within(self, fraction: float) -> float:
-        """Seconds within which a fraction of the answers came; infinite without any."""
+        """Return the seconds within which a fraction of the answers came; infinite without any."""
         if not self.latencies:
             return float("inf")
         return self.latencies[min(len(self.latencies) - 1, int(fraction * len(self.latencies)))]
 
     def meets(self, latency: float) -> bool:
-        """Whether nothing failed and 99 of 100 answers came in time."""
+        """Tell whether nothing failed and 99 of 100 answers came within ``latency`` seconds."""
         return not self.failed and self.within(0.99) <= latency
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Which candidate to take.
+class Choice:
+    """The candidate to take, and why.
 
-    :param taken: the winner, or the computed plan where there is none
-    :param met: whether the one that is taken answers within the latency target
-    :param margin: by how much the fastest is ahead of the computed plan; 0.1 is a tenth
+    :param taken: the fastest, or the computed plan if none is clearly faster
+    :param met: true if ``taken`` answers within the latency target
+    :param margin: the lead of the fastest over the computed plan; 0.1 is a tenth
     :param noise: half of the range of that margin over the rounds
     :param text: the same in words, one line
     """
@@ -60,30 +60,30 @@ class Verdict:
     text: str
 
 
-def judge(trials: Sequence[Trial], latency: float) -> Verdict:
+def choose_candidate(results: Sequence[CandidateResult], latency: float) -> Choice:
     """Find the best by throughput among those that answer in time.
 
     One with greenlets is never taken: the plan's pools and memory are for threads.
 
-    :param trials: the computed plan first
+    :param results: the computed plan first
     :param latency: seconds
     """
-    computed = trials[0]
-    good = [trial for trial in trials if trial.meets(latency) and not trial.candidate.greenlets]
+    computed = results[0]
+    good = [one for one in results if one.meets(latency) and not one.candidate.greenlets]
     if not good:
-        return Verdict(
+        return Choice(
             taken=computed.candidate, met=False, margin=0.0, noise=0.0,
             text=f"none of them answers within {latency:g} s without failures: fewer connections, "
             "more cores or a longer latency target are needed",
         )
-    best = max(good, key=lambda trial: trial.rate)
+    best = max(good, key=lambda result: result.rate)
     if best is computed:
-        return Verdict(
+        return Choice(
             taken=computed.candidate, met=True, margin=0.0, noise=_spread(computed.rates),
             text=f"the computed plan is the best, {computed.candidate}; keep it",
         )
     if computed not in good:
-        return Verdict(
+        return Choice(
             taken=best.candidate, met=True, margin=0.0, noise=_spread(best.rates),
             text=f"{best.candidate} is the best; the computed plan does not answer within "
             f"{latency:g} s without failures",
@@ -93,29 +93,29 @@ def judge(trials: Sequence[Trial], latency: float) -> Verdict:
     words = f"ahead by {margin:.1%}, with a noise of {noise:.1%} from round to round"
     # it must have been ahead in every round: the best of several looks better than it is
     if margin > max(noise, LEAST_MARGIN) and min(ratios) > 1:
-        return Verdict(
+        return Choice(
             taken=best.candidate, met=True, margin=margin, noise=noise,
             text=f"{best.candidate} is the best, {1 + margin:.2f} times the computed plan: {words}",
         )
-    return Verdict(
+    return Choice(
         taken=computed.candidate, met=True, margin=margin, noise=noise,
         text=f"no clear winner, keep the computed plan: {best.candidate} is {words}",
     )
 
 
-def greenlets(trials: Sequence[Trial], verdict: Verdict, latency: float) -> str | None:
-    """What is to be said of the candidate with greenlets; nothing unless it is clearly ahead."""
-    taken = next(trial for trial in trials if trial.candidate == verdict.taken)
-    for trial in trials:
-        if not trial.candidate.greenlets or not trial.meets(latency):
+def greenlets(results: Sequence[CandidateResult], choice: Choice, latency: float) -> str | None:
+    """Return a line on the candidate with greenlets if it is clearly ahead, otherwise ``None``."""
+    taken = next(result for result in results if result.candidate == choice.taken)
+    for result in results:
+        if not result.candidate.greenlets or not result.meets(latency):
             continue
-        if min(trial.rates) > max(taken.rates) * (1 + LEAST_MARGIN):
+        if min(result.rates) > max(taken.rates) * (1 + LEAST_MARGIN):
             return (
-                f"{trial.candidate} would answer {trial.rate / taken.rate:.2f} times as many, but "
-                "the plan stays with threads: every greenlet may hold a connection of each pool; "
-                "to serve with them: keyfront serve --server gevent"
+                f"{result.candidate} would answer {result.rate / taken.rate:.2f} times as many, "
+                "but the plan stays with threads: every greenlet may hold a connection of each "
+                "pool; to serve with them: keyfront serve --server gevent"
                 if taken.rate
-                else f"only {trial.candidate} would answer: keyfront serve --server gevent"
+                else f"only {result.candidate} would answer: keyfront serve --server gevent"
             )
     return None
 

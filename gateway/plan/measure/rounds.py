@@ -22,7 +22,7 @@ from keyfront.errors import ServerError
 
 from .candidates import Candidate
 from .generator import Order, Result
-from .results import Trial
+from .results import CandidateResult
 from .server import Application, Running, running
 
 DEFAULT_SECONDS = 60
@@ -52,7 +52,7 @@ class Measurement:
     :param generator_busy: the largest part of its time that a load generator computed
     """
 
-    trials: tuple[Trial, ...]
+    results: tuple[CandidateResult, ...]
     rounds: int
     seconds: float
     connections: int
@@ -60,7 +60,7 @@ class Measurement:
 
 
 def measure(
-    chosen: Sequence[Candidate], application: Application, seconds: float, progress: Progress
+    tried: Sequence[Candidate], application: Application, seconds: float, progress: Progress
 ) -> Measurement:
     """Try candidates out; returns when everything that was started has ended.
 
@@ -71,7 +71,7 @@ def measure(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keyfront-plan-")))
         servers: list[Running] = []
-        for number, candidate in enumerate(chosen):
+        for number, candidate in enumerate(tried):
             progress((time.monotonic() - begin) / seconds, f"start {candidate}")
             own = folder / str(number)
             own.mkdir()
@@ -79,14 +79,14 @@ def measure(
             servers.append(stack.enter_context(server))
         load = stack.enter_context(_generators())
         left = begin + seconds - _REST - time.monotonic()
-        rounds, each = _divide(left, len(chosen), seconds)
-        connections = _connections(chosen)
-        results: list[list[Result]] = [[] for _ in chosen]
+        rounds, each = _divide(left, len(tried), seconds)
+        connections = _connections(tried)
+        results: list[list[Result]] = [[] for _ in tried]
         for turn in range(rounds):
-            order = range(len(chosen)) if turn % 2 == 0 else reversed(range(len(chosen)))
+            order = range(len(tried)) if turn % 2 == 0 else reversed(range(len(tried)))
             for index in order:
                 done = (time.monotonic() - begin) / seconds
-                progress(done, f"round {turn + 1} of {rounds}, {chosen[index]}")
+                progress(done, f"round {turn + 1} of {rounds}, {tried[index]}")
                 # warm-up and the last answers take the rest
                 what = Order(
                     port=servers[index].port,
@@ -102,7 +102,7 @@ def measure(
         for one in servers:
             one.stop()
     return Measurement(
-        trials=tuple(map(_trial, chosen, results)),
+        results=tuple(map(_result_of, tried, results)),
         rounds=rounds,
         seconds=each * 0.65,
         connections=connections,
@@ -124,8 +124,8 @@ def _divide(left: float, candidates: int, seconds: float) -> tuple[int, float]:
     return rounds, each
 
 
-def _connections(chosen: Sequence[Candidate]) -> int:
-    slots = max(candidate.slots for candidate in chosen if not candidate.greenlets)
+def _connections(tried: Sequence[Candidate]) -> int:
+    slots = max(candidate.slots for candidate in tried if not candidate.greenlets)
     return max(4, min(_MOST_CONNECTIONS, 2 * slots))
 
 
@@ -181,8 +181,8 @@ def _together(results: Sequence[Result]) -> Result:
     )
 
 
-def _trial(candidate: Candidate, results: Sequence[Result]) -> Trial:
-    return Trial(
+def _result_of(candidate: Candidate, results: Sequence[Result]) -> CandidateResult:
+    return CandidateResult(
         candidate=candidate,
         rates=tuple(result["answers"] / result["seconds"] for result in results),
         latencies=tuple(sorted(x for result in results for x in result["latencies"])),

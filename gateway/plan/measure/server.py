@@ -14,11 +14,16 @@ from pathlib import Path
 
 from keyfront import __version__
 from keyfront.common.machine import somaxconn
-from keyfront.common.programs import claim, python_home, uwsgi_program
+from keyfront.common.programs import (
+    claim,
+    first_error,
+    python_home,
+    stop_with_parent,
+    uwsgi_program,
+)
 from keyfront.common.templates import render
 from keyfront.errors import ServerError
 
-from ...serve.supervisor import first_error, stop_with_parent
 from .candidates import Candidate
 
 # Seconds: nothing that is worth waiting for runs when a candidate is stopped.
@@ -105,7 +110,7 @@ def _configuration(
     candidate: Candidate, application: Application, folder: Path, port: int
 ) -> str:
     return render(
-        "uwsgi/keyfront.ini.j2",
+        "serve/uwsgi/keyfront.ini.j2",
         version=__version__,
         target=application.target,
         virtualenv=python_home(),

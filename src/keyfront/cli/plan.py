@@ -28,7 +28,12 @@ from keyfront.gateway import application as loading
 from keyfront.gateway.plan.compute import GROUPS, Plan, plan
 from keyfront.gateway.plan.measure import rounds
 from keyfront.gateway.plan.measure.candidates import Candidate, candidates
-from keyfront.gateway.plan.measure.results import Trial, Verdict, greenlets, judge
+from keyfront.gateway.plan.measure.results import (
+    CandidateResult,
+    Choice,
+    choose_candidate,
+    greenlets,
+)
 from keyfront.gateway.plan.measure.server import Application
 from keyfront.gateway.plan.numbers import Conflict, Number
 from keyfront.gateway.serve import state
@@ -124,8 +129,8 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     out.flush()
     for conflict in made.conflicts:
         err.write(f"keyfront: {refusal(conflict)}\n")
-    if measured is not None and not measured.verdict.met:
-        err.write(f"keyfront: latency cannot be met: {measured.verdict.text}\n")
+    if measured is not None and not measured.choice.met:
+        err.write(f"keyfront: latency cannot be met: {measured.choice.text}\n")
         return CONFLICT
     return CONFLICT if made.conflicts else 0
 
@@ -249,13 +254,13 @@ class Measured:
     path: str
     latency: float
     measurement: rounds.Measurement
-    verdict: Verdict
+    choice: Choice
 
     @property
     def taken(self) -> Candidate | None:
         """What the plan shall be made with; ``None`` keeps the computed one."""
-        taken = self.verdict.taken
-        return None if taken == self.measurement.trials[0].candidate else taken
+        taken = self.choice.taken
+        return None if taken == self.measurement.results[0].candidate else taken
 
     @property
     def bound(self) -> bool:
@@ -265,7 +270,7 @@ class Measured:
     def report(self) -> str:
         """The measurement for people."""
         made = self.measurement
-        names = [_candidate_name(trial, index) for index, trial in enumerate(made.trials)]
+        names = [_candidate_name(result, index) for index, result in enumerate(made.results)]
         width = max(map(len, names))
         lines = [
             f"GET {self.path} with {made.connections} requests at a time, {made.rounds} rounds of "
@@ -273,15 +278,15 @@ class Measured:
             "",
             f"{'':{width}}  a second       p50       p99  failed  x plan",
         ]
-        first = made.trials[0].rate
-        for name, trial in zip(names, made.trials, strict=True):
-            times = f"{trial.rate / first:.2f}" if first else "-"
+        first = made.results[0].rate
+        for name, result in zip(names, made.results, strict=True):
+            times = f"{result.rate / first:.2f}" if first else "-"
             lines.append(
-                f"{name:{width}} {trial.rate:9.1f} {_ms(trial.within(0.5))} "
-                f"{_ms(trial.within(0.99))} {trial.failed:7} {times:>7}"
+                f"{name:{width}} {result.rate:9.1f} {_ms(result.within(0.5))} "
+                f"{_ms(result.within(0.99))} {result.failed:7} {times:>7}"
             )
-        lines += ["", *textwrap.wrap(self.verdict.text, 80)]
-        lines += textwrap.wrap(greenlets(made.trials, self.verdict, self.latency) or "", 80)
+        lines += ["", *textwrap.wrap(self.choice.text, 80)]
+        lines += textwrap.wrap(greenlets(made.results, self.choice, self.latency) or "", 80)
         if self.bound:
             text = f"the load generator computed {made.generator_busy:.0%} of the time: faster "
             lines += textwrap.wrap(f"{text} plans would look the same", 80)
@@ -299,23 +304,23 @@ class Measured:
             "generator_bound": self.bound,
             "candidates": [
                 {
-                    "processes": trial.candidate.processes,
-                    "threads": trial.candidate.threads,
-                    "greenlets": trial.candidate.greenlets,
-                    "rates": list(trial.rates),
-                    "rate": trial.rate,
-                    "p50": trial.within(0.5) if trial.latencies else None,
-                    "p99": trial.within(0.99) if trial.latencies else None,
-                    "failed": trial.failed,
+                    "processes": result.candidate.processes,
+                    "threads": result.candidate.threads,
+                    "greenlets": result.candidate.greenlets,
+                    "rates": list(result.rates),
+                    "rate": result.rate,
+                    "p50": result.within(0.5) if result.latencies else None,
+                    "p99": result.within(0.99) if result.latencies else None,
+                    "failed": result.failed,
                 }
-                for trial in made.trials
+                for result in made.results
             ],
-            "taken": str(self.verdict.taken),
-            "met": self.verdict.met,
-            "margin": self.verdict.margin,
-            "noise": self.verdict.noise,
-            "verdict": self.verdict.text,
-            "greenlets": greenlets(made.trials, self.verdict, self.latency),
+            "taken": str(self.choice.taken),
+            "met": self.choice.met,
+            "margin": self.choice.margin,
+            "noise": self.choice.noise,
+            "verdict": self.choice.text,
+            "greenlets": greenlets(made.results, self.choice, self.latency),
         }
 
 
@@ -344,7 +349,7 @@ def _measure(arguments: argparse.Namespace, plan: Plan, err: TextIO) -> Measured
         path=application.path,
         latency=plan.workload.latency,
         measurement=made,
-        verdict=judge(made.trials, plan.workload.latency),
+        choice=choose_candidate(made.results, plan.workload.latency),
     )
 
 
@@ -431,8 +436,8 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _candidate_name(trial: Trial, index: int) -> str:
-    return f"{trial.candidate}{' (plan)' if index == 0 else ''}"
+def _candidate_name(result: CandidateResult, index: int) -> str:
+    return f"{result.candidate}{' (plan)' if index == 0 else ''}"
 
 
 def _ms(seconds: float) -> str:

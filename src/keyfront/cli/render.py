@@ -14,12 +14,12 @@ from keyfront.gateway.plan.compute import Plan, plan
 from keyfront.gateway.render import certificates, versions
 from keyfront.gateway.render import lineups as servers
 from keyfront.gateway.render import writer as folder
-from keyfront.gateway.render.files import File
-from keyfront.gateway.render.settings import HSTS_MAX, Site
+from keyfront.gateway.render.settings import HSTS_MAX, Settings
+from keyfront.gateway.render.writer import File
 
 from . import workload as workload_arguments
 
-# Options of words that go to the site as they are: option, metavar, what it says.
+# Options of words that go to the settings as they are: option, metavar, help.
 _WORDS = (
     ("--app", "TARGET", "what is served, as KEYFRONT_APP (default: config:DIR/keystone.ini)"),
     (
@@ -74,20 +74,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--diff", action="store_true", help="print what would change, and write nothing"
     )
-    site = parser.add_argument_group("deployment")
+    group = parser.add_argument_group("deployment")
     for option, metavar, text in _WORDS:
-        site.add_argument(option, metavar=metavar, help=text)
+        group.add_argument(option, metavar=metavar, help=text)
     for option, metavar, text in _PATHS:
-        site.add_argument(option, metavar=metavar, type=Path, help=text)
-    site.add_argument(
+        group.add_argument(option, metavar=metavar, type=Path, help=text)
+    group.add_argument(
         "--json-logs", action="store_true", help="access logs as one JSON object a line"
     )
-    site.add_argument(
+    group.add_argument(
         "--memcached",
         metavar="HOST:PORT,…",
         help="the memcached servers for Keystone's own caches",
     )
-    site.add_argument(
+    group.add_argument(
         "--assume",
         action="append",
         metavar="SERVER=VERSION",
@@ -134,28 +134,28 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
         workload_arguments.workload(arguments),
         workload_arguments.profile(arguments),
     )
-    site = site_of(arguments)
-    servers.check(site)
-    found = versions.find(site.virtualenv, versions.parse_assumed(arguments.assume or ()))
+    settings = settings_of(arguments)
+    servers.check(settings)
+    found = versions.find(settings.virtualenv, versions.parse_assumed(arguments.assume or ()))
     if made.conflicts:
         for conflict in made.conflicts:
             err.write(f"keyfront: {conflict.name}: {conflict.gives}\n")
         err.write("keyfront: nothing is written; keyfront plan shows the whole plan\n")
         return 3
-    files = servers.render(made, site, found)
+    files = servers.render(made, settings, found)
     if arguments.diff:
-        lines = list(folder.diff(files, site.folder))
+        lines = list(folder.diff(files, settings.folder))
         out.writelines(line if line.endswith("\n") else f"{line}\n" for line in lines)
         return 1 if lines else 0
-    folder.compare(files, site.folder)
+    folder.compare(files, settings.folder)
     if arguments.self_signed is not None:
-        certificates.make(site.folder, arguments.self_signed)
-    fates = folder.write(files, site.folder, force=arguments.force)
-    _report(fates, site, made, out)
-    return 1 if any(item.fate == folder.KEPT for item in fates) else 0
+        certificates.make(settings.folder, arguments.self_signed)
+    changes = folder.write(files, settings.folder, force=arguments.force)
+    _report(changes, settings, made, out)
+    return 1 if any(item.kind == folder.KEPT for item in changes) else 0
 
 
-def site_of(arguments: argparse.Namespace) -> Site:
+def settings_of(arguments: argparse.Namespace) -> Settings:
     """What the options say of the deployment.
 
     :raises OptionError: one of them cannot be used
@@ -177,7 +177,7 @@ def site_of(arguments: argparse.Namespace) -> Site:
             )
         certificates.check_name(arguments.self_signed)
         certificate, key = certificates.places(where)
-    return Site(
+    return Settings(
         folder=where,
         server=arguments.server,
         command=command(arguments),
@@ -230,16 +230,16 @@ def _seconds(option: str, text: str | None) -> int:
     return int(text)
 
 
-def _report(fates: Sequence[folder.Fate], site: Site, made: Plan, out: TextIO) -> None:
-    out.write(f"{site.folder}: {site.server}, profile {made.profile.name}\n")
-    width = max(len(item.file.path) for item in fates)
-    for item in fates:
-        fate = item.fate
-        if fate == folder.KEPT:
-            fate = "kept: it was changed by hand; --diff shows what it misses, --force replaces it"
-        out.write(f"  {item.file.path:{width}}  {fate}\n")
-    files: list[File] = [item.file for item in fates]
-    for path in folder.left_over(files, site.folder, servers.PATHS):
+def _report(changes: Sequence[folder.Change], settings: Settings, made: Plan, out: TextIO) -> None:
+    out.write(f"{settings.folder}: {settings.server}, profile {made.profile.name}\n")
+    width = max(len(item.file.path) for item in changes)
+    for item in changes:
+        kind = item.kind
+        if kind == folder.KEPT:
+            kind = "kept: it was changed by hand; --diff shows what it misses, --force replaces it"
+        out.write(f"  {item.file.path:{width}}  {kind}\n")
+    files: list[File] = [item.file for item in changes]
+    for path in folder.left_over(files, settings.folder, servers.PATHS):
         out.write(f"  {path:{width}}  of another line-up: remove it, also where it was copied to\n")
     if any(file.goes_to for file in files):
-        out.write(f"Put system/ in its place with:  cp -r {site.folder}/system/. /\n")
+        out.write(f"Put system/ in its place with:  cp -r {settings.folder}/system/. /\n")

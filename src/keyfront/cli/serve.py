@@ -168,14 +168,14 @@ def serve(options: Options, out: TextIO) -> int:
         try:
             # a web server's own user has to reach the socket inside
             runtime.chmod(0o711 if machine.front_user() else 0o700)
-            plan = lineups.Plan(
+            lineup = lineups.Lineup(
                 state=folder,
                 listen=address,
                 target=target,
                 runtime=runtime,
                 stop_timeout=options.stop_timeout,
             )
-            return _run(options, plan, (reach, port, endpoint), progress)
+            return _run(options, lineup, (reach, port, endpoint), progress)
         finally:
             shutil.rmtree(runtime, ignore_errors=True)
 
@@ -198,10 +198,10 @@ def _prepare(folder: state.State, usable: bool, endpoint: str, progress: Progres
 
 
 def _run(
-    options: Options, plan: lineups.Plan, where: tuple[str, int, str], progress: Progress
+    options: Options, lineup: lineups.Lineup, where: tuple[str, int, str], progress: Progress
 ) -> int:
     reach, port, endpoint = where
-    programs = lineups.programs(options.server, plan)
+    programs = lineups.programs(options.server, lineup)
     supervising = supervisor.Supervisor(programs, stop_timeout=options.stop_timeout)
     with supervising.signals():
         try:
@@ -210,7 +210,7 @@ def _run(
                 supervising.start()
                 ready = supervising.wait_ready(reach, port, "/v3")
             if ready:
-                _greet(plan, endpoint, progress)
+                _greet(lineup, endpoint, progress)
                 supervising.watch()
         finally:
             with progress.step(f"stop, after running requests (up to {options.stop_timeout} s)"):
@@ -219,8 +219,8 @@ def _run(
     return 0
 
 
-def _greet(plan: lineups.Plan, endpoint: str, progress: Progress) -> None:
-    folder = plan.state
+def _greet(lineup: lineups.Lineup, endpoint: str, progress: Progress) -> None:
+    folder = lineup.state
     program = Path(sys.prefix, "bin", "keyfront")
     progress.line("")
     progress.line(f"Keystone answers at  {endpoint}")

@@ -10,8 +10,16 @@ from typing import TypeVar
 
 from keyfront.common.machine import MAX_MEMORY, MIN_MEMORY, Machine, read
 from keyfront.errors import OptionError
-from keyfront.gateway.plan.profile import DEFAULT_PROFILE, PROFILES, Profile, named
-from keyfront.gateway.plan.workload import DEFAULT_LATENCY, MOST_PROCESSES, MOST_THREADS, Workload
+from keyfront.gateway.plan.workload import (
+    DEFAULT_LATENCY,
+    DEFAULT_PROFILE,
+    MOST_PROCESSES,
+    MOST_THREADS,
+    PROFILES,
+    Profile,
+    Workload,
+    profile_named,
+)
 
 _T = TypeVar("_T", int, float)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -54,7 +62,10 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def machine(arguments: argparse.Namespace) -> Machine:
-    """:raises OptionError: a figure is not one, or out of range"""
+    """Return the machine to plan for: this one, as far as the options name no other.
+
+    :raises OptionError: an option is no number, or out of range
+    """
     cores, memory = arguments.cores, arguments.memory
     return read(
         cores=None if cores is None else _whole("--cores", cores, "a whole number, 1 to 1024"),
@@ -63,7 +74,10 @@ def machine(arguments: argparse.Namespace) -> Machine:
 
 
 def workload(arguments: argparse.Namespace) -> Workload:
-    """:raises OptionError: a figure is not one, or out of range"""
+    """Return the load that the options tell.
+
+    :raises OptionError: an option is no number, or out of range
+    """
     rate = "a number per second, 0 to 1000000"
     connections = "a whole number of connections, 1 to 1000000"
     seconds = "a number of seconds, 0.1 to 300"
@@ -93,12 +107,15 @@ def workload(arguments: argparse.Namespace) -> Workload:
 
 
 def profile(arguments: argparse.Namespace) -> Profile:
-    """:raises OptionError: there is no such profile"""
-    return named(arguments.profile)
+    """Return the profile that the options name.
+
+    :raises OptionError: there is no such profile
+    """
+    return profile_named(arguments.profile)
 
 
 def given(arguments: argparse.Namespace) -> list[str]:
-    """The options as they were given, for a command line that gives the same plan."""
+    """Return the options as they were given, for a command line that gives the same plan."""
     words: list[str] = []
     for option in (*(option for option, _, _ in _OPTIONS), "--latency"):
         value = getattr(arguments, option.removeprefix("--").replace("-", "_"))
@@ -130,7 +147,7 @@ def _number(option: str, text: str, allowed: str) -> float:
 
 
 def _size(option: str, text: str) -> int:
-    """Bytes of ``512M``, ``4G``, ``1.5GiB``."""
+    """Return the bytes that ``512M``, ``4G`` or ``1.5GiB`` name."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT])(?:i?B)?", text, re.IGNORECASE)
     size = math.floor(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     # said with the operator's own words, not in bytes

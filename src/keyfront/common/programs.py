@@ -1,8 +1,11 @@
-"""What ``keyfront serve`` needs to know of the machine: programs, modules, addresses, users."""
+"""Servers as programs of this machine: where they are, at which address and as which user they run,
+how they are stopped with the process that started them, and why one ended.
+"""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import grp
 import importlib.metadata
 import importlib.util
@@ -10,27 +13,37 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from keyfront.errors import MissingPartError, OptionError, ServerError
 
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Debian's and Red Hat's places for Apache's modules.
 _APACHE_MODULES = ("/usr/lib/apache2/modules", "/usr/lib64/httpd/modules", "/etc/httpd/modules")
 
 
 def require_module(module: str, extra: str) -> None:
-    """:raises MissingPartError: the module is not installed; names the pip command."""
+    """Find out that a module is installed, without importing it.
+
+    :param extra: the extra of keyfront that brings it
+    :raises MissingPartError: it is not; names the pip command
+    """
     if importlib.util.find_spec(module) is None:
         raise MissingPartError(f"{module} is not installed: run pip install 'keyfront[{extra}]'")
 
 
 def uwsgi_program() -> str:
-    """The uWSGI that belongs to this Python, from PyPI's uwsgi or pyuwsgi."""
+    """Return the path of the uWSGI that belongs to this Python, from PyPI's uwsgi or pyuwsgi.
+
+    :raises MissingPartError: there is none; names the pip command
+    """
     for name in ("uWSGI", "pyuwsgi"):
         try:
             importlib.metadata.distribution(name)
@@ -47,7 +60,7 @@ def uwsgi_program() -> str:
 
 @cache
 def python_home() -> str:
-    """This Python environment by a path that servers take, for as long as this process runs.
+    """Return a path of this Python environment that servers take, while this process runs.
 
     uWSGI takes ASCII only, whatever the locale: another path gets a link to it.
     """
@@ -63,9 +76,11 @@ def python_home() -> str:
 
 
 def system_program(names: tuple[str, ...], packages: str) -> str:
-    """A program of the system, by its possible names.
+    """Return the path of a program of the system.
 
+    :param names: the names it may have, the most likely first
     :param packages: the Debian packages that bring it
+    :raises MissingPartError: there is none; names the packages
     """
     path = f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"
     for name in names:
@@ -76,7 +91,12 @@ def system_program(names: tuple[str, ...], packages: str) -> str:
 
 
 def apache_modules(needed: str, packages: str) -> str:
-    """The folder of Apache's modules, where ``needed`` (a file name) is."""
+    """Return the folder of Apache's modules.
+
+    :param needed: the file name of a module that must be there
+    :param packages: the Debian packages that bring it
+    :raises MissingPartError: it is not there; names the packages
+    """
     for folder in _APACHE_MODULES:
         if Path(folder, needed).exists():
             return folder
@@ -84,7 +104,10 @@ def apache_modules(needed: str, packages: str) -> str:
 
 
 def mod_wsgi_module() -> str:
-    """The Apache module that PyPI's mod_wsgi was built with for this Python."""
+    """Return the path of the Apache module that PyPI's mod_wsgi was built as for this Python.
+
+    :raises MissingPartError: there is none; names the pip command
+    """
     require_module("mod_wsgi", "mod_wsgi")
     spec = importlib.util.find_spec("mod_wsgi.server")
     for folder in (spec and spec.submodule_search_locations) or ():
@@ -98,6 +121,7 @@ def mod_wsgi_module() -> str:
 def parse_listen(text: str) -> tuple[str, int]:
     """Split ``HOST:PORT``; an IPv6 address stands in brackets.
 
+    :returns: the host without brackets, and the port, 0 to 65535
     :raises OptionError: it is not of that form
     """
     host, _, port_text = text.rpartition(":")
@@ -114,6 +138,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 def claim(text: str, host: str, port: int) -> int:
     """Find out that an address can be listened at; returns the port, a free one for 0.
 
+    :param text: the option's value, for errors
     :raises ServerError: it is in use, not of this machine, or not permitted
     :raises OptionError: its host is no name or address
     """
@@ -140,7 +165,7 @@ def claim(text: str, host: str, port: int) -> int:
 
 
 def front_user() -> tuple[str, str] | None:
-    """User and group that a web server started as root drops to; ``None`` when not root.
+    """Return the user and group that a web server started as root drops to; ``None`` if not root.
 
     :raises MissingPartError: root, and the machine has no such user
     """
@@ -153,3 +178,38 @@ def front_user() -> tuple[str, str] | None:
         except KeyError:
             continue
     raise MissingPartError("a web server needs a user to drop to: there is no www-data or nobody")
+
+
+def stop_with_parent() -> Callable[[], None]:
+    """Return what a child runs before its program (``preexec_fn``), so that this process's end
+    stops it: the kernel then sends it SIGTERM (prctl(2)).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return prepare
+
+
+def first_error(log: Path, start: int = 0) -> str:
+    """Return the line of a server's log that says why it ended, as well as one can tell.
+
+    :param start: bytes of earlier runs at the beginning of the log
+    """
+    try:
+        text = log.read_bytes()[start:][-65536:].decode("utf-8", "replace")
+    except OSError:
+        return "its log cannot be read"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in lines:
+        if line.startswith("keyfront: "):
+            return line.removeprefix("keyfront: ")
+    for word in ("[emerg]", "AH00", "rror", "nable to", "annot"):
+        for line in lines:
+            if word in line:
+                return line
+    return lines[-1] if lines else "it printed nothing"

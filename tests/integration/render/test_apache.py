@@ -13,11 +13,10 @@ import pytest
 
 from keyfront.common.machine import Machine
 from keyfront.gateway.plan.compute import Plan, plan
-from keyfront.gateway.plan.profile import PROFILES, named
-from keyfront.gateway.plan.workload import Workload
+from keyfront.gateway.plan.workload import PROFILES, Workload, profile_named
 from keyfront.gateway.render import certificates, versions
 from keyfront.gateway.render.lineups import render
-from keyfront.gateway.render.settings import Site
+from keyfront.gateway.render.settings import Settings
 from keyfront.gateway.render.versions import Versions
 from support.programs import program
 
@@ -48,12 +47,12 @@ def _write(folder: Path, computed: Plan, found: Versions, server: str, **options
     if options.pop("tls"):
         tls = {"certificate": certificate, "key": key, "hsts": 300, "redirect": True}
     # a user that every system has
-    site = Site(
+    settings = Settings(
         folder=folder, server=server, listen="127.0.0.1:5000", user="daemon", group="daemon",
         web_user="daemon", web_group="daemon", run_directory=folder / "run" / "app",
         log_directory=folder / "log", **tls, **options,  # type: ignore[arg-type]
     )  # fmt: skip
-    for file in render(computed, site, found):
+    for file in render(computed, settings, found):
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file.text)
@@ -63,7 +62,7 @@ def _machines() -> Iterator[tuple[Plan, str]]:
     for cores, memory, profile in product(CORES, MEMORY, PROFILES):
         machine = Machine(cores=cores, memory=memory)
         yield (
-            plan(machine, Workload(nodes=2), named(profile)),
+            plan(machine, Workload(nodes=2), profile_named(profile)),
             f"{cores} cores, {machine.memory_mib} MiB, {profile}",
         )
 

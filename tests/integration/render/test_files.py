@@ -23,13 +23,12 @@ import pytest
 
 from keyfront.common.machine import Machine
 from keyfront.gateway.plan.compute import Plan, plan
-from keyfront.gateway.plan.profile import PROFILES
-from keyfront.gateway.plan.workload import Workload
+from keyfront.gateway.plan.workload import PROFILES, Workload
 from keyfront.gateway.render import certificates, versions
 from keyfront.gateway.render import writer as folder
-from keyfront.gateway.render.files import File
 from keyfront.gateway.render.lineups import render
-from keyfront.gateway.render.settings import Site
+from keyfront.gateway.render.settings import Settings
+from keyfront.gateway.render.writer import File
 from support.programs import own_folder, program
 from support.served import free_port
 
@@ -83,7 +82,7 @@ def points(root: Path) -> list[Point]:
             tls = {"certificate": certificate, "key": key, "hsts": 60 * (number % 2),
                    "redirect": False, "public_host": "localhost"}  # fmt: skip
         where = root / f"{number:03}"
-        site = Site(
+        settings = Settings(
             folder=where, server=server, listen=f"127.0.0.1:{ports[0]}", user=me, group=mine,
             upstream=f"127.0.0.1:{ports[1]}", web_user=me, web_group=mine, target="app:application",
             run_directory=root / "run", log_directory=root / "log", cache_directory=root / "cache",
@@ -91,7 +90,7 @@ def points(root: Path) -> list[Point]:
             haproxy=("192.0.2.1:5000", "[2001:db8::1]:5000") if number % 5 == 0 else (),
             memcached=("192.0.2.9:11211",) if number % 2 else (), **tls,  # type: ignore[arg-type]
         )  # fmt: skip
-        files = render(computed, site, found)
+        files = render(computed, settings, found)
         folder.write(files, where)
         made.append(
             Point(

@@ -26,7 +26,7 @@ from keyfront.gateway.plan.compute import plan
 from keyfront.gateway.render import versions
 from keyfront.gateway.render import writer as folder
 from keyfront.gateway.render.lineups import render
-from keyfront.gateway.render.settings import Site
+from keyfront.gateway.render.settings import Settings
 from support import APPS
 from support.programs import own_folder, program, ready, running
 from support.served import PATIENCE, free_port, stats, wait_for
@@ -139,7 +139,7 @@ def line(request: pytest.FixtureRequest) -> Iterator[Line]:
             (where / name).mkdir()
             (where / name).chmod(0o777)
         port, upstream = free_port(), free_port()
-        site = Site(
+        rendered = Settings(
             folder=where, server=request.param, listen=f"127.0.0.1:{port}",
             upstream=f"127.0.0.1:{upstream}", target="waiting_app:application",
             run_directory=where / "run", log_directory=where / "log",
@@ -149,7 +149,7 @@ def line(request: pytest.FixtureRequest) -> Iterator[Line]:
         # waits for nobody: a restart shows at once
         mercy = replace(made["uwsgi.worker_reload_mercy"], value=5)
         made = replace(made, numbers={**made.numbers, mercy.name: mercy})
-        folder.write(render(made, site, versions.find(site.virtualenv)), where)
+        folder.write(render(made, rendered, versions.find(rendered.virtualenv)), where)
         settings = dict(re.findall(r"^(\w+)=(.*)$", (where / SETTINGS).read_text(), re.MULTILINE))
         with _opened(settings) as opened:
             command = [

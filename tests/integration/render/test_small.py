@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from keyfront.common.machine import MIB, Machine
-from keyfront.gateway.plan.profile import SMALL
-from keyfront.gateway.plan.workload import Workload
+from keyfront.gateway.plan.workload import SMALL, Workload
 from support import keystones
 from support.deployments import Deployment, deployed
 from support.programs import own_folder, ready

@@ -14,7 +14,7 @@ from keyfront.errors import OptionError
 from keyfront.gateway.plan.compute import GROUPS
 from keyfront.gateway.plan.measure import rounds
 from keyfront.gateway.plan.measure.candidates import Candidate
-from keyfront.gateway.plan.measure.results import Trial
+from keyfront.gateway.plan.measure.results import CandidateResult
 
 MACHINE = ("--cores", "4", "--memory", "8G")
 
@@ -222,12 +222,12 @@ def fake(
     monkeypatch: pytest.MonkeyPatch, *results: tuple[Candidate, float], p99: float = 0.01
 ) -> None:
     """Let a measurement say so."""
-    trials = tuple(
-        Trial(candidate=candidate, rates=(rate,) * 4, latencies=(p99,), failed=0)
+    results = tuple(
+        CandidateResult(candidate=candidate, rates=(rate,) * 4, latencies=(p99,), failed=0)
         for candidate, rate in results
     )
     made = rounds.Measurement(
-        trials=trials, rounds=4, seconds=0.5, connections=16, generator_busy=0.95
+        results=results, rounds=4, seconds=0.5, connections=16, generator_busy=0.95
     )
     monkeypatch.setenv("KEYFRONT_APP", "wsgiref.simple_server:demo_app")
     monkeypatch.setattr(rounds, "measure", lambda *_: made)

@@ -13,16 +13,15 @@ import pytest
 
 from keyfront import deploy
 from keyfront.common.templates import render, unit_word
-from keyfront.gateway.serve import lineups as shapes
-from keyfront.gateway.serve import state
+from keyfront.gateway.serve import lineups, state
 
 FOLDER = Path(str(importlib.resources.files(deploy)))
-# Those of `keyfront serve`; those of `keyfront render` (site/) and what it is measured against
-# (stock/) have tests of their own.
+# Those of `keyfront serve`; those of `keyfront render` (production/) and what it is measured
+# against (stock/) have tests of their own.
 TEMPLATES = sorted(
     name
     for name in (path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.j2"))
-    if not name.startswith(("site/", "stock/"))
+    if not name.startswith(("production/", "stock/"))
 )
 
 VALUES: dict[str, object] = {
@@ -72,7 +71,7 @@ def filled(template: str, **values: object) -> str:
 
 def uwsgi(**values: object) -> dict[str, str]:
     parser = configparser.ConfigParser(strict=True, interpolation=None, delimiters=("=",))
-    parser.read_string(filled("uwsgi/keyfront.ini.j2", **values))
+    parser.read_string(filled("serve/uwsgi/keyfront.ini.j2", **values))
     assert parser.sections() == ["uwsgi"]
     return dict(parser["uwsgi"])
 
@@ -85,13 +84,14 @@ def directives(text: str) -> list[str]:
 
 def test_the_templates_are_found() -> None:
     assert len(TEMPLATES) >= 9
-    assert "uwsgi/keyfront.ini.j2" in TEMPLATES
+    assert "serve/uwsgi/keyfront.ini.j2" in TEMPLATES
 
 
 @pytest.mark.parametrize("values", BRANCHES, ids=lambda values: "+".join(values) or "plain")
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_renders(template: str, values: dict[str, object]) -> None:
-    if template.startswith(("nginx/", "apache/proxy")):  # never without uWSGI behind them
+    # never without uWSGI behind them
+    if template.startswith(("serve/nginx/", "serve/apache/proxy")):
         values = {**FRONT, **values}
     text = filled(template, **values)
     assert text.endswith("\n")
@@ -114,7 +114,7 @@ ODD_QUOTED = '/opt/key front ü/50% \\"x\\"'
     ("template", "lines"),
     [
         (
-            "uwsgi/keyfront.ini.j2",
+            "serve/uwsgi/keyfront.ini.j2",
             [
                 'virtualenv = /opt/key front ü/50%% "x"',
                 'socket = /opt/key front ü/50%% "x"/uwsgi.sock',
@@ -122,7 +122,7 @@ ODD_QUOTED = '/opt/key front ü/50% \\"x\\"'
             ],
         ),
         (
-            "nginx/nginx.conf.j2",
+            "serve/nginx/nginx.conf.j2",
             [
                 f'pid "{ODD_QUOTED}/nginx.pid";',
                 f'error_log "{ODD_QUOTED}/nginx.error.log" warn;',
@@ -132,7 +132,7 @@ ODD_QUOTED = '/opt/key front ü/50% \\"x\\"'
             ],
         ),
         (
-            "apache/mod_wsgi.conf.j2",
+            "serve/apache/mod_wsgi.conf.j2",
             [
                 f'ServerRoot "{ODD_QUOTED}"',
                 f'ErrorLog "{ODD_QUOTED}/apache.error.log"',
@@ -157,7 +157,7 @@ def test_folders_of_any_name(template: str, lines: list[str]) -> None:
     assert [line for line in lines if line not in found] == []
 
 
-@pytest.mark.parametrize("template", ("keystone/openrc.j2", "keystone/clouds.yaml.j2"))
+@pytest.mark.parametrize("template", ("serve/keystone/openrc.j2", "serve/keystone/clouds.yaml.j2"))
 def test_a_command_to_copy_is_quoted(template: str) -> None:
     assert "'/srv/a b/openrc'" in filled(template, path="/srv/a b/openrc").splitlines()[0]
 
@@ -169,12 +169,12 @@ def test_words_of_units() -> None:
 
 def test_no_such_template() -> None:
     with pytest.raises(FileNotFoundError):
-        render("uwsgi/absent.j2")
+        render("serve/uwsgi/absent.j2")
 
 
 def test_plan_names_all_that_the_uwsgi_template_takes(tmp_path: Path) -> None:
     folder = state.State(tmp_path)
-    plan = shapes.Plan(
+    lineup = lineups.Lineup(
         state=folder,
         listen="127.0.0.1:5000",
         target="config:x",
@@ -182,7 +182,7 @@ def test_plan_names_all_that_the_uwsgi_template_takes(tmp_path: Path) -> None:
         stop_timeout=17,
     )
     folder.run.mkdir()
-    text = plan.render("uwsgi.ini", "uwsgi/keyfront.ini.j2").read_text(encoding="utf-8")
+    text = lineup.render("uwsgi.ini", "serve/uwsgi/keyfront.ini.j2").read_text(encoding="utf-8")
     assert "worker-reload-mercy = 17\n" in text
 
 
@@ -225,9 +225,9 @@ def test_uwsgi_alone_or_behind_a_web_server() -> None:
 @pytest.mark.parametrize(
     ("template", "line"),
     [
-        ("nginx/nginx.conf.j2", "user www-data;"),
-        ("apache/proxy_uwsgi.conf.j2", "User www-data"),
-        ("apache/mod_wsgi.conf.j2", "User www-data"),
+        ("serve/nginx/nginx.conf.j2", "user www-data;"),
+        ("serve/apache/proxy_uwsgi.conf.j2", "User www-data"),
+        ("serve/apache/mod_wsgi.conf.j2", "User www-data"),
     ],
 )
 def test_a_web_server_drops_to_a_user_only_from_root(template: str, line: str) -> None:
@@ -240,7 +240,7 @@ def test_a_web_server_drops_to_a_user_only_from_root(template: str, line: str) -
     ("template", "lines"),
     [
         (
-            "nginx/nginx.conf.j2",
+            "serve/nginx/nginx.conf.j2",
             [
                 "listen 127.0.0.1:5000 backlog=128;",
                 'uwsgi_pass "unix:/run/keyfront/uwsgi.sock";',
@@ -251,7 +251,7 @@ def test_a_web_server_drops_to_a_user_only_from_root(template: str, line: str) -
             ],
         ),
         (
-            "apache/proxy_uwsgi.conf.j2",
+            "serve/apache/proxy_uwsgi.conf.j2",
             [
                 "LoadModule proxy_uwsgi_module /usr/lib/apache2/modules/mod_proxy_uwsgi.so",
                 "Listen 127.0.0.1:5000",
@@ -261,16 +261,16 @@ def test_a_web_server_drops_to_a_user_only_from_root(template: str, line: str) -
             ],
         ),
         (
-            "apache/mod_wsgi.conf.j2",
+            "serve/apache/mod_wsgi.conf.j2",
             [
                 'LoadModule wsgi_module "/opt/keyfront/mod_wsgi.so"',
                 "WSGIPassAuthorization On",
                 "RequestHeader unset Forwarded",
             ],
         ),
-        ("keystone/keystone.conf.j2", ["connection = sqlite:////srv/keystone.sqlite?plugin=keyfront"]),
-        ("keystone/openrc.j2", ["export OS_PASSWORD='pass-word'"]),
-        ("keystone/clouds.yaml.j2", ['password: "pass-word"']),
+        ("serve/keystone/keystone.conf.j2", ["connection = sqlite:////srv/keystone.sqlite?plugin=keyfront"]),
+        ("serve/keystone/openrc.j2", ["export OS_PASSWORD='pass-word'"]),
+        ("serve/keystone/clouds.yaml.j2", ['password: "pass-word"']),
     ],
 )
 def test_lines(template: str, lines: list[str]) -> None:
@@ -279,7 +279,7 @@ def test_lines(template: str, lines: list[str]) -> None:
 
 
 def test_wsgi_script_is_python_whatever_the_values() -> None:
-    text = filled("apache/keyfront.wsgi.j2", target='config:/a "b"\\c')
+    text = filled("serve/apache/keyfront.wsgi.j2", target='config:/a "b"\\c')
     literals = {
         node.value
         for node in ast.walk(ast.parse(text))

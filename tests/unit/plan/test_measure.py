@@ -16,7 +16,7 @@ from keyfront.errors import ServerError
 from keyfront.gateway.plan.compute import plan
 from keyfront.gateway.plan.measure import generator, rounds
 from keyfront.gateway.plan.measure.candidates import Candidate, candidates
-from keyfront.gateway.plan.measure.results import Trial, greenlets, judge
+from keyfront.gateway.plan.measure.results import CandidateResult, choose_candidate, greenlets
 from keyfront.gateway.plan.workload import Workload
 
 TWO = Candidate(processes=2, threads=2)
@@ -25,8 +25,11 @@ GREEN = Candidate(processes=2, threads=1, greenlets=100)
 MACHINE = Machine(cores=2, memory=8192 * MIB)
 
 
-def trial(candidate: Candidate, *rates: float, p99: float = 0.01, failed: int = 0) -> Trial:
-    return Trial(candidate=candidate, rates=rates, latencies=(0.001, p99, p99), failed=failed)
+def result(
+    candidate: Candidate, *rates: float, p99: float = 0.01, failed: int = 0
+) -> CandidateResult:
+    latencies = (0.001, p99, p99)
+    return CandidateResult(candidate=candidate, rates=rates, latencies=latencies, failed=failed)
 
 
 @pytest.fixture
@@ -73,7 +76,7 @@ def test_neighbours_fit_into_memory() -> None:
 
 
 def test_a_clear_winner() -> None:
-    verdict = judge([trial(TWO, 100, 110, 90), trial(FOUR, 200, 210, 190)], 1.0)
+    verdict = choose_candidate([result(TWO, 100, 110, 90), result(FOUR, 200, 210, 190)], 1.0)
     assert verdict.taken == FOUR
     assert verdict.met
     assert verdict.margin == pytest.approx(1.0, abs=0.01)
@@ -89,7 +92,7 @@ def test_a_clear_winner() -> None:
     ],
 )
 def test_no_clear_winner(rates: tuple[float, ...]) -> None:
-    verdict = judge([trial(TWO, 100, 100, 100, 100), trial(FOUR, *rates)], 1.0)
+    verdict = choose_candidate([result(TWO, 100, 100, 100, 100), result(FOUR, *rates)], 1.0)
     assert verdict.taken == TWO
     assert verdict.met
     assert verdict.text.startswith("no clear winner, keep the computed plan: ")
@@ -97,44 +100,44 @@ def test_no_clear_winner(rates: tuple[float, ...]) -> None:
 
 
 def test_the_computed_plan_is_the_best() -> None:
-    verdict = judge([trial(TWO, 100, 100), trial(FOUR, 90, 90)], 1.0)
+    verdict = choose_candidate([result(TWO, 100, 100), result(FOUR, 90, 90)], 1.0)
     assert verdict.taken == TWO
     assert verdict.text.startswith("the computed plan is the best")
 
 
 def test_what_answers_too_late_or_fails_does_not_win() -> None:
-    verdict = judge([trial(TWO, 100, 100), trial(FOUR, 900, 900, p99=1.5)], 1.0)
+    verdict = choose_candidate([result(TWO, 100, 100), result(FOUR, 900, 900, p99=1.5)], 1.0)
     assert verdict.taken == TWO
-    verdict = judge([trial(TWO, 100, 100), trial(FOUR, 900, 900, failed=1)], 1.0)
+    verdict = choose_candidate([result(TWO, 100, 100), result(FOUR, 900, 900, failed=1)], 1.0)
     assert verdict.taken == TWO
 
 
 def test_the_computed_plan_does_not_answer_in_time() -> None:
-    verdict = judge([trial(TWO, 100, 100, p99=2.0), trial(FOUR, 50, 50)], 1.0)
+    verdict = choose_candidate([result(TWO, 100, 100, p99=2.0), result(FOUR, 50, 50)], 1.0)
     assert verdict.taken == FOUR
     assert "does not answer within 1 s" in verdict.text
 
 
 def test_nobody_answers_in_time() -> None:
-    nobody = Trial(candidate=FOUR, rates=(0, 0), latencies=(), failed=0)
-    verdict = judge([trial(TWO, 100, 100, p99=2.0), nobody], 1.0)
+    nobody = CandidateResult(candidate=FOUR, rates=(0, 0), latencies=(), failed=0)
+    verdict = choose_candidate([result(TWO, 100, 100, p99=2.0), nobody], 1.0)
     assert verdict.taken == TWO
     assert not verdict.met
     assert "none of them answers within 1 s" in verdict.text
 
 
 def test_greenlets_are_spoken_of_and_not_taken() -> None:
-    trials = [trial(TWO, 100, 100), trial(FOUR, 90, 90), trial(GREEN, 500, 500)]
-    verdict = judge(trials, 1.0)
+    results = [result(TWO, 100, 100), result(FOUR, 90, 90), result(GREEN, 500, 500)]
+    verdict = choose_candidate(results, 1.0)
     assert verdict.taken == TWO
-    words = greenlets(trials, verdict, 1.0)
+    words = greenlets(results, verdict, 1.0)
     assert words is not None
     assert "5.00 times as many" in words
     assert "--server gevent" in words
-    trials[-1] = trial(GREEN, 99, 500)
-    assert greenlets(trials, judge(trials, 1.0), 1.0) is None
-    trials[-1] = trial(GREEN, 500, 500, p99=2.0)
-    assert greenlets(trials, judge(trials, 1.0), 1.0) is None
+    results[-1] = result(GREEN, 99, 500)
+    assert greenlets(results, choose_candidate(results, 1.0), 1.0) is None
+    results[-1] = result(GREEN, 500, 500, p99=2.0)
+    assert greenlets(results, choose_candidate(results, 1.0), 1.0) is None
 
 
 @pytest.mark.parametrize(("left", "tried"), [(9, 6), (50, 6), (3000, 2), (5, 5)])

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from keyfront.common.machine import MIB, Machine
 from keyfront.errors import OptionError
-from keyfront.gateway.plan import costs, profile
+from keyfront.gateway.plan import costs
 from keyfront.gateway.plan.compute import GROUPS, Plan, plan
-from keyfront.gateway.plan.numbers import Sheet, count
-from keyfront.gateway.plan.profile import PROFILES, Profile
-from keyfront.gateway.plan.workload import Workload
+from keyfront.gateway.plan.numbers import Numbers, count
+from keyfront.gateway.plan.workload import PROFILES, SMALL, Profile, Workload, profile_named
 
 # Every name that templates and programs rely on.
 _NAMES = """
@@ -256,7 +255,7 @@ def test_memory_bounds_processes() -> None:
 
 
 def test_the_small_profile_fits_into_256_mib() -> None:
-    made = plan(Machine(cores=2, memory=256 * MIB), profile=profile.SMALL)
+    made = plan(Machine(cores=2, memory=256 * MIB), profile=SMALL)
     assert not made.conflicts
     assert value(made, "uwsgi.processes") == 2
     assert made.profile.gives_up
@@ -330,7 +329,7 @@ def test_a_directory_takes_more_threads() -> None:
 
 
 def test_nginx_takes_no_room_from_the_application() -> None:
-    made = plan(Machine(cores=128, memory=256 * MIB), profile=profile.SMALL)
+    made = plan(Machine(cores=128, memory=256 * MIB), profile=SMALL)
     assert value(made, "nginx.worker_processes") <= 2
     assert value(made, "uwsgi.processes") == 2
 
@@ -360,14 +359,14 @@ def test_a_workload_out_of_range(option: str, told: dict[str, Any]) -> None:
 
 def test_a_profile_that_is_none() -> None:
     with pytest.raises(OptionError, match="one of small, standard, large"):
-        profile.named("huge")
+        profile_named("huge")
 
 
 def test_a_number_is_computed_once() -> None:
-    sheet = Sheet()
-    sheet.put("uwsgi.processes", 1, "processes", "x", "y")
+    numbers = Numbers()
+    numbers.put("uwsgi.processes", 1, "processes", "x", "y")
     with pytest.raises(ValueError, match="twice"):
-        sheet.put("uwsgi.processes", 2, "processes", "x", "y")
+        numbers.put("uwsgi.processes", 2, "processes", "x", "y")
 
 
 def test_counted_nouns() -> None:

@@ -16,12 +16,11 @@ from keyfront import deploy
 from keyfront.common.machine import Machine
 from keyfront.gateway.plan.compute import Plan, plan
 from keyfront.gateway.plan.numbers import Number
-from keyfront.gateway.plan.profile import PROFILES
-from keyfront.gateway.plan.workload import Workload
-from keyfront.gateway.render.files import File, body, fill, is_untouched, with_header
+from keyfront.gateway.plan.workload import PROFILES, Workload
 from keyfront.gateway.render.lineups import SERVERS, TEMPLATES, render
-from keyfront.gateway.render.settings import Site
+from keyfront.gateway.render.settings import Settings
 from keyfront.gateway.render.versions import NEWEST, Version, Versions
+from keyfront.gateway.render.writer import File, body, fill, is_untouched, with_header
 
 TEMPLATE_FOLDER = Path(str(importlib.resources.files(deploy)))
 PLAN = plan(Machine(cores=2, memory=4 * 2**30), Workload())
@@ -46,12 +45,12 @@ def versions(**texts: str) -> Versions:
     )
 
 
-def site(server: str = "nginx+uwsgi", **values: object) -> Site:
+def settings_of(server: str = "nginx+uwsgi", **values: object) -> Settings:
     given: dict[str, object] = {
         "folder": Path("/etc/keyfront"), "server": server, "virtualenv": Path("/opt/keyfront"),
         "web_user": "www-data", "web_group": "www-data", **values,
     }
-    return Site(**given)  # type: ignore[arg-type]
+    return Settings(**given)  # type: ignore[arg-type]
 
 
 def files(
@@ -59,7 +58,7 @@ def files(
     **values: object,
 ) -> dict[str, File]:
     return {
-        file.path: file for file in render(made, site(server, **values), asked or versions())
+        file.path: file for file in render(made, settings_of(server, **values), asked or versions())
     }
 
 
@@ -88,7 +87,7 @@ def source_of(path: Path) -> str:
 
 
 def test_every_number_that_a_template_names_has_its_reason_there() -> None:
-    for path in sorted(TEMPLATE_FOLDER.glob("site/**/*.j2")):
+    for path in sorted(TEMPLATE_FOLDER.glob("production/**/*.j2")):
         if path.name in ("daemon.j2", "event.j2"):
             continue  # parts of others
         text = source_of(path)
@@ -105,7 +104,7 @@ def test_every_number_that_a_template_names_has_its_reason_there() -> None:
 def test_the_reasons_are_in_the_rendered_files(server: str) -> None:
     told = files(server, **(TLS if server != "uwsgi" else {}), haproxy=("192.0.2.1:5000",))
     everything = prose("\n".join(file.text for file in told.values()))
-    for source in {x.source for x in TEMPLATES if x.path in told and x.when(site(server))}:
+    for source in {x.source for x in TEMPLATES if x.path in told and x.when(settings_of(server))}:
         text = (TEMPLATE_FOLDER / source).read_text(encoding="utf-8")
         for name in re.findall(r"^[^%]*{{ n\.(\w+\.\w+) \| why", text, re.MULTILINE):
             if name.startswith(("uwsgi.gevent", "uwsgi.max_", "nginx.login", "memcached")):
@@ -185,7 +184,8 @@ def test_a_digest_notices_any_change() -> None:
 def test_long_comments_are_wrapped_and_nothing_else(tmp_path: Path) -> None:
     reason = "word " * 40 + "end"
     number = Number(name="uwsgi.listen", value=1, unit="", source=reason, breaks="It breaks")
-    text = fill("site/systemd/keyfront-uwsgi.socket.j2", {"uwsgi.listen": number}, site=site())
+    template = "production/systemd/keyfront-uwsgi.socket.j2"
+    text = fill(template, {"uwsgi.listen": number}, settings=settings_of())
     assert number.why in prose(text)
     assert all(len(line) <= 100 for line in text.splitlines())
     assert "ListenStream=/run/keyfront/uwsgi.sock" in text.splitlines()

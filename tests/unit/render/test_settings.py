@@ -8,39 +8,39 @@ import pytest
 
 from keyfront.errors import OptionError
 from keyfront.gateway.render.lineups import SERVERS, check
-from keyfront.gateway.render.settings import Site
+from keyfront.gateway.render.settings import Settings
 
 TLS: dict[str, object] = {"certificate": Path("/c.crt"), "key": Path("/c.key")}
 
 
-def site(**values: object) -> Site:
+def settings(**values: object) -> Settings:
     given: dict[str, object] = {"folder": Path("/etc/keyfront"), **values}
-    return Site(**given)  # type: ignore[arg-type]
+    return Settings(**given)  # type: ignore[arg-type]
 
 
 def test_without_tls_only_this_machine_is_served() -> None:
-    assert site().listen == "127.0.0.1:5000"
-    assert site(**TLS).listen == "*:5000"
-    assert site(**TLS).tls and not site().tls
+    assert settings().listen == "127.0.0.1:5000"
+    assert settings(**TLS).listen == "*:5000"
+    assert settings(**TLS).tls and not settings().tls
 
 
 def test_what_follows_from_the_rest() -> None:
-    assert site().target == "config:/etc/keyfront/keystone.ini"
-    assert site(user="glance").group == "glance"
-    assert site().socket == "/run/keyfront/uwsgi.sock"
-    assert site(server="nginx+uwsgi-tcp").socket == "127.0.0.1:35357"
-    assert site(web_user="root").web_group == "root"
-    assert site().pid_directory == Path("/run")
+    assert settings().target == "config:/etc/keyfront/keystone.ini"
+    assert settings(user="glance").group == "glance"
+    assert settings().socket == "/run/keyfront/uwsgi.sock"
+    assert settings(server="nginx+uwsgi-tcp").socket == "127.0.0.1:35357"
+    assert settings(web_user="root").web_group == "root"
+    assert settings().pid_directory == Path("/run")
 
 
 def test_balancers_are_where_the_nodes_are_unless_told() -> None:
     nodes = ("192.0.2.1:5000", "[2001:db8::1]:5000")
-    assert site(haproxy=nodes).trusted_proxies == (
+    assert settings(haproxy=nodes).trusted_proxies == (
         "127.0.0.1", "::1", "192.0.2.1", "2001:db8::1",
     )
-    told = site(haproxy=("node1:5000",), trusted_proxies=("192.0.2.0/24",))
+    told = settings(haproxy=("node1:5000",), trusted_proxies=("192.0.2.0/24",))
     assert told.trusted_proxies == ("192.0.2.0/24",)
-    assert site().trusted_proxies == ()
+    assert settings().trusted_proxies == ()
 
 
 @pytest.mark.parametrize(
@@ -81,20 +81,20 @@ def test_balancers_are_where_the_nodes_are_unless_told() -> None:
 )
 def test_what_is_refused(option: str, values: dict[str, object]) -> None:
     with pytest.raises(OptionError) as caught:
-        site(**values)
+        settings(**values)
     assert caught.value.option == option
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("listen", ["*:443", "[::]:443", "[2001:db8::1]:5000", "cloud.example:80"])
 def test_addresses_to_listen_at(listen: str) -> None:
-    assert site(listen=listen).port == int(listen.rpartition(":")[2])
+    assert settings(listen=listen).port == int(listen.rpartition(":")[2])
 
 
 def test_line_ups() -> None:
     for server in SERVERS:
-        check(site(server=server))
+        check(settings(server=server))
     with pytest.raises(OptionError, match="--server = apache: must be one of"):
-        check(site(server="apache"))
+        check(settings(server="apache"))
     with pytest.raises(OptionError, match="left out with --server uwsgi"):
-        check(site(server="uwsgi", **TLS))
+        check(settings(server="uwsgi", **TLS))

@@ -10,8 +10,7 @@ import pytest
 
 from keyfront.errors import OptionError
 from keyfront.gateway.render import writer as folder
-from keyfront.gateway.render.files import File, with_header
-from keyfront.gateway.render.writer import CHANGED, KEPT, NEW, UNCHANGED
+from keyfront.gateway.render.writer import CHANGED, KEPT, NEW, UNCHANGED, File, with_header
 
 
 def made(value: int, *paths: str, command: str = "keyfront render") -> list[File]:
@@ -24,8 +23,8 @@ def made(value: int, *paths: str, command: str = "keyfront render") -> list[File
     ]
 
 
-def fates(found: list[folder.Fate]) -> list[str]:
-    return [item.fate for item in found]
+def changes(found: list[folder.Change]) -> list[str]:
+    return [item.kind for item in found]
 
 
 def snapshot(path: Path) -> dict[str, bytes]:
@@ -38,9 +37,9 @@ def mode(path: Path) -> int:
 
 def test_writes_and_says_what_it_did(tmp_path: Path) -> None:
     where = tmp_path / "etc" / "keyfront"
-    assert fates(folder.write(made(1), where)) == [NEW, NEW]
-    assert fates(folder.write(made(1), where)) == [UNCHANGED, UNCHANGED]
-    assert fates(folder.write(made(2), where)) == [CHANGED, CHANGED]
+    assert changes(folder.write(made(1), where)) == [NEW, NEW]
+    assert changes(folder.write(made(1), where)) == [UNCHANGED, UNCHANGED]
+    assert changes(folder.write(made(2), where)) == [CHANGED, CHANGED]
     assert sorted(snapshot(where)) == ["a.ini", "system/etc/b.conf"]
 
 
@@ -64,15 +63,15 @@ def test_a_change_by_hand_is_kept_unless_forced(tmp_path: Path) -> None:
     folder.write(made(1), tmp_path)
     by_hand = (tmp_path / "a.ini").read_text() + "more = 1\n"
     (tmp_path / "a.ini").write_text(by_hand)
-    assert fates(folder.write(made(2), tmp_path)) == [KEPT, CHANGED]
+    assert changes(folder.write(made(2), tmp_path)) == [KEPT, CHANGED]
     assert (tmp_path / "a.ini").read_text() == by_hand
-    assert fates(folder.write(made(2), tmp_path, force=True)) == [CHANGED, UNCHANGED]
+    assert changes(folder.write(made(2), tmp_path, force=True)) == [CHANGED, UNCHANGED]
     assert (tmp_path / "a.ini").read_text() == made(2)[0].text
 
 
 def test_a_file_of_somebody_else_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a.ini").write_bytes(b"\xff mine\n")
-    assert fates(folder.write(made(1), tmp_path)) == [KEPT, NEW]
+    assert changes(folder.write(made(1), tmp_path)) == [KEPT, NEW]
     assert (tmp_path / "a.ini").read_bytes() == b"\xff mine\n"
 
 
@@ -100,7 +99,7 @@ def test_a_failure_in_the_middle_leaves_all_as_it_was(
     assert snapshot(where) == before
     assert not (where / "system" / "new").exists()
     monkeypatch.undo()
-    assert fates(folder.write(made(2, *paths), where)) == [CHANGED, CHANGED, NEW]
+    assert changes(folder.write(made(2, *paths), where)) == [CHANGED, CHANGED, NEW]
 
 
 def test_a_failure_before_any_file_is_in_place_makes_no_folder(
@@ -169,7 +168,7 @@ def test_diff_leaves_out_what_differs_in_the_header_alone(tmp_path: Path) -> Non
     folder.write(made(1), tmp_path)
     other = made(1, command="keyfront render --other")
     assert not list(folder.diff(other, tmp_path))
-    assert fates(folder.write(other, tmp_path)) == [CHANGED, CHANGED]
+    assert changes(folder.write(other, tmp_path)) == [CHANGED, CHANGED]
 
 
 def test_what_another_line_up_left_is_named_and_stays(tmp_path: Path) -> None:
