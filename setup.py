@@ -119,7 +119,7 @@ ENTRY_POINTS = {
     ],
     "paste.filter_factory": [
         "authtoken = keyfront.middleware.tokens.authtoken:filter_factory",
-        "heartbeat = keyfront.gateway.heartbeat.filter:filter_factory",
+        "heartbeat = keyfront.gateway.heartbeat.installation:filter_factory",
         "ldap_auth = keyfront.middleware.ldap.wsgi:filter_factory",
         "token_cache = keyfront.middleware.tokens.cache:filter_factory",
     ],

@@ -15,8 +15,8 @@ import amqp
 from amqp.method_framing import frame_writer
 
 from keyfront.gateway.heartbeat.counters import Counts
-from keyfront.gateway.heartbeat.kept_connection import Pulse
-from keyfront.gateway.heartbeat.thread import Beater
+from keyfront.gateway.heartbeat.kept_connection import KeptConnection
+from keyfront.gateway.heartbeat.thread import HeartbeatThread
 
 CONNECTIONS = 10
 # Seconds: nothing comes due while it is measured.
@@ -60,11 +60,11 @@ def stock(wire: Wire) -> Iterator[Any]:
 
 def test_beat_against_py_amqp(paired: Any, wire: Wire, stock: Any) -> None:
     """A heartbeat frame through a socket; the peer's taking it is in both."""
-    pulse = Pulse(wire.near.fileno(), interval=10.0, timeout=20.0, row=Counts(None).row)
-    moments = itertools.count(int(pulse.written) + 100, 100)
+    kept = KeptConnection(wire.near.fileno(), interval=10.0, timeout=20.0, row=Counts(None).row)
+    moments = itertools.count(int(kept.written) + 100, 100)
 
     def ours() -> None:
-        pulse.beat(next(moments))
+        kept.beat(next(moments))
         wire.drain()
 
     def theirs() -> None:
@@ -72,34 +72,35 @@ def test_beat_against_py_amqp(paired: Any, wire: Wire, stock: Any) -> None:
         wire.drain()
 
     paired(ours, theirs, limit=1.1)
-    pulse.close()
+    kept.close()
 
 
 def test_turn_against_py_amqp(paired: Any, wire: Wire, stock: Any) -> None:
     """Looking after ten connections of which none is due, no slower than after one by py-amqp."""
     counts = Counts(None)
-    beater = Beater(counts, threaded=False)
-    pulses = [
-        Pulse(wire.near.fileno(), interval=LONG, timeout=2 * LONG, row=counts.row)
+    native_thread = HeartbeatThread(counts, threaded=False)
+    all_kept = [
+        KeptConnection(wire.near.fileno(), interval=LONG, timeout=2 * LONG, row=counts.row)
         for _ in range(CONNECTIONS)
     ]
-    for pulse in pulses:
-        beater.add(pulse)
-    paired(beater.turn, stock.heartbeat_tick, limit=1.0)
-    for pulse in pulses:
-        pulse.close()
+    for kept in all_kept:
+        native_thread.add(kept)
+    paired(native_thread.turn, stock.heartbeat_tick, limit=1.0)
+    for kept in all_kept:
+        kept.close()
 
 
 def test_counts(counted: Any, wire: Wire) -> None:
     """A beat is one system call, and a turn without one is none."""
-    pulse = Pulse(wire.near.fileno(), interval=1e-3, timeout=1.0, row=Counts(None).row)
-    moments = itertools.count(int(pulse.written) + 100, 100)
-    counted(syscalls_of_10_beats=counted.syscalls(lambda: pulse.beat(next(moments))))
+    kept = KeptConnection(wire.near.fileno(), interval=1e-3, timeout=1.0, row=Counts(None).row)
+    moments = itertools.count(int(kept.written) + 100, 100)
+    counted(syscalls_of_10_beats=counted.syscalls(lambda: kept.beat(next(moments))))
 
 
 @pytest.mark.slow
 def test_turn_in_instructions(instructions: Any, wire: Wire) -> None:
     counts = Counts(None)
-    beater = Beater(counts, threaded=False)
-    beater.add(Pulse(wire.near.fileno(), interval=LONG, timeout=2 * LONG, row=counts.row))
-    instructions(beater.turn)
+    native_thread = HeartbeatThread(counts, threaded=False)
+    fd = wire.near.fileno()
+    native_thread.add(KeptConnection(fd, interval=LONG, timeout=2 * LONG, row=counts.row))
+    instructions(native_thread.turn)

@@ -14,7 +14,7 @@ from keyfront.benchmarks import token_hit
 from keyfront.benchmarks.micro.world import bare, served
 from keyfront.benchmarks.token_stand_in import request
 from keyfront.gateway import application
-from keyfront.gateway.heartbeat import filter as heartbeat
+from keyfront.gateway.heartbeat import installation as heartbeat
 from keyfront.gateway.request_body import read_whole
 from keyfront.middleware.ldap.wsgi import filter_factory
 

@@ -1,4 +1,5 @@
-"""Where py-amqp is held: three of its methods, and one that reads, for the whole process.
+"""The hooks in py-amqp: three of its methods are replaced for the whole process, and one that reads
+in processes that were forked.
 
 They are replaced in the classes, so that oslo.messaging, kombu, celery and whoever uses py-amqp
 directly are covered alike, without a change in their configuration.
@@ -11,14 +12,13 @@ from typing import Any
 
 from . import native
 from .kept_connection import FRAME
-from .patches import Replacements
-from .registry import Keeper, writer_of
+from .registry import ConnectionRegistry, writer_of
 
 
 def difference(amqp: Any) -> str | None:
-    """What in this py-amqp is not as keyfront needs it; ``None`` if all is.
+    """Return what in this py-amqp is not as keyfront needs it; ``None`` if all is.
 
-    It is found out by trying, not by version: a frame is written through a transport that is not
+    This is found out by trying, not by version: a frame is written through a transport that is not
     connected, and must come out as one call of ``_write`` with the bytes of AMQP 0-9-1.
     """
     try:
@@ -55,18 +55,55 @@ def difference(amqp: Any) -> str | None:
     return None
 
 
+class Replacements:
+    """Methods of other libraries' classes that were replaced, for the whole process, in order."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[type, str, Any]] = []
+
+    def put(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace a method; one that was replaced already stays as it is.
+
+        :param owner: the class
+        :param name: the name of its method
+        :param make: makes the replacement of the original
+        :raises TypeError: the class is compiled and cannot be changed
+        """
+        if any(one is owner and other == name for one, other, _ in self._made):
+            return
+        original = getattr(owner, name)
+        replacement = make(original)
+        replacement.__name__ = name
+        replacement.__doc__ = original.__doc__
+        replacement.__wrapped__ = original
+        own = vars(owner).get(name)
+        setattr(owner, name, replacement)
+        self._made.append((owner, name, own))
+
+    def take_out(self) -> None:
+        """Put the originals back."""
+        while self._made:
+            owner, name, own = self._made.pop()
+            if own is None:
+                delattr(owner, name)  # it was a base class's
+            else:
+                setattr(owner, name, own)
+
+
 class AmqpHooks:
     """The replaced methods of py-amqp.
 
-    :param amqp: the module
-    :param keeper: what keeps the connections
+    :param amqp: the module ``amqp``
+    :param registry: keeps the connections
     :param connected: called after each connect; by then all that uses py-amqp is imported
     """
 
-    def __init__(self, amqp: Any, keeper: Keeper, *, connected: Callable[[], object]) -> None:
+    def __init__(
+        self, amqp: Any, registry: ConnectionRegistry, *, connected: Callable[[], object]
+    ) -> None:
         self._connected = connected
         self._forced: type[Exception] = amqp.exceptions.ConnectionForced
-        self._keeper = keeper
+        self._registry = registry
         self._classes = (amqp.connection.Connection, amqp.transport._AbstractTransport)
         self._replacements = Replacements()
 
@@ -85,7 +122,7 @@ class AmqpHooks:
 
         Only where there are some: each message reads at least once, and would pay for the look.
         """
-        if self._keeper.has_inherited:
+        if self._registry.has_inherited:
             self._replacements.put(self._classes[0], "blocking_read", self._read)
 
     def take_out(self) -> None:
@@ -93,72 +130,72 @@ class AmqpHooks:
         self._replacements.take_out()
 
     def _connect(self, original: Any) -> Any:
-        keeper, connected = self._keeper, self._connected
+        registry, connected = self._registry, self._connected
 
         def connect(connection: Any, *args: Any, **kwargs: Any) -> Any:
             answer = original(connection, *args, **kwargs)
             failure = None
             try:
-                keeper.keep(connection)
+                registry.keep(connection)
                 connected()
             except Exception as error:  # the connection itself is good
                 failure = error
             if failure is not None:
-                keeper.say(f"a connection is not kept alive: {type(failure).__name__}: {failure}")
+                registry.say(f"a connection is not kept alive: {type(failure).__name__}: {failure}")
             return answer
 
         return connect
 
     def _read(self, original: Any) -> Any:
-        keeper = self._keeper
+        registry = self._registry
 
         def blocking_read(connection: Any, timeout: float | None = None) -> Any:
             if connection._transport is not None:
-                keeper.refuse_inherited(connection._transport)
+                registry.refuse_inherited(connection._transport)
             return original(connection, timeout)
 
         return blocking_read
 
     def _close(self, original: Any) -> Any:
-        keeper = self._keeper
+        registry = self._registry
 
         def close(transport: Any, *args: Any, **kwargs: Any) -> Any:
             writer = writer_of(transport)
             if writer is not None:
-                if writer.pulse.inherited():
-                    keeper.abandon(transport)
+                if writer.kept.inherited():
+                    registry.abandon(transport)
                     return None
-                keeper.let_go(writer.pulse)
+                registry.let_go(writer.kept)
             return original(transport, *args, **kwargs)
 
         return close
 
     def _tick(self, original: Any) -> Any:
-        """What lies unread counts as heard, and what the thread sent as sent."""
-        keeper, forced = self._keeper, self._forced
+        """Replace ``heartbeat_tick``: it learns what lies unread and what the thread has sent."""
+        registry, forced = self._registry, self._forced
 
         def heartbeat_tick(connection: Any, *args: Any, **kwargs: Any) -> Any:
             transport = connection._transport
             writer = writer_of(transport)
             if writer is None:
                 return original(connection, *args, **kwargs)
-            pulse = writer.pulse
-            if pulse.inherited():
+            kept = writer.kept
+            if kept.inherited():
                 return None
-            state = pulse.state()
+            state = kept.state()
             now = native.monotonic()
             if state is not None and state.established:
                 heard = now - state.silent_data if state.room else now
                 if heard > connection.last_heartbeat_received:
                     connection.last_heartbeat_received = heard
-            if not pulse.stopped and not pulse.dead:
+            if not kept.stopped and not kept.dead:
                 connection.prev_sent = connection.bytes_sent
                 connection.last_heartbeat_sent = now
             try:
                 return original(connection, *args, **kwargs)
             except forced:
                 # Without this kombu would take it for connected, and go on with it.
-                keeper.sever(transport, pulse)
+                registry.sever(transport, kept)
                 raise
 
         return heartbeat_tick

@@ -1,4 +1,4 @@
-"""Which server this process runs under, what has patched it, and what of that cannot work."""
+"""Finds out which server runs this process, what has patched it, and what of that cannot work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import native
 
 
 class Surroundings(NamedTuple):
-    """What a process runs under and in."""
+    """The server that runs a process, and the libraries that have patched it."""
 
     #: ``uwsgi``, ``uwsgi gevent``, ``mod_wsgi daemon``, ``mod_wsgi embedded``, or a program's name.
     server: str
@@ -27,13 +27,13 @@ class Surroundings(NamedTuple):
 
 
 def surroundings() -> Surroundings:
-    """Look around; what is patched later is seen by looking again."""
+    """Return the surroundings as they are now; what is patched later is seen by looking again."""
     server, threads = _server()
     return Surroundings(server, threads, _patching())
 
 
 def unsafe(around: Surroundings) -> list[str]:
-    """What is broken at its base, a line each: what it is, what happens, what to do."""
+    """Return a line for each combination that cannot work: what it is, what happens, what to do."""
     found = []
     uwsgi: Any = sys.modules.get("uwsgi")
     if "eventlet" in around.patching and "gevent" in around.patching:
@@ -61,10 +61,12 @@ def unsafe(around: Surroundings) -> list[str]:
 
 
 def has_threads(uwsgi: Any) -> bool:
-    """Whether other threads of Python run while a worker of uWSGI waits for a request.
+    """Tell whether other threads of Python run while a worker of uWSGI waits for a request.
 
-    So they do since uWSGI 2.0.27; before, with ``enable-threads`` or ``threads`` only. A uWSGI
-    that does not tell is taken at its version.
+    They do since uWSGI 2.0.27; before that, only with ``enable-threads`` or ``threads``. A uWSGI
+    without the function ``has_threads`` is judged by its version.
+
+    :param uwsgi: the module ``uwsgi``
     """
     told = getattr(uwsgi, "has_threads", None)
     if told is not None:
@@ -74,7 +76,7 @@ def has_threads(uwsgi: Any) -> bool:
 
 
 def parent_is_idle() -> bool:
-    """Whether this process was forked from a master of uWSGI, which only loads the application.
+    """Tell whether this process was forked from a master of uWSGI, which only loads applications.
 
     It may not have its number as a worker yet.
     """
@@ -82,28 +84,8 @@ def parent_is_idle() -> bool:
     return uwsgi is not None and uwsgi.masterpid() == os.getppid()
 
 
-def after_fork_in_uwsgi(action: Callable[[], object]) -> None:
-    """Have ``action`` called in each worker that this master of uWSGI forks.
-
-    uWSGI forks without telling Python's own hooks. A hook that was there runs after it.
-    """
-    uwsgi: Any = sys.modules.get("uwsgi")
-    if uwsgi is None or uwsgi.worker_id() != 0:
-        return
-    before = getattr(uwsgi, "post_fork_hook", None)
-
-    def post_fork_hook() -> None:
-        action()
-        if before is not None:
-            before()
-
-    if registry := getattr(before, "registry", None):
-        post_fork_hook.registry = registry  # type: ignore[attr-defined]
-    uwsgi.post_fork_hook = post_fork_hook
-
-
 def pause_of(sock: Any) -> Callable[[float], object]:
-    """The sleep that lets others run where this socket waits: a hub's, or the interpreter's."""
+    """Return the sleep that lets others run where a socket waits: a hub's, or the interpreter's."""
     for kind in type(sock).__mro__:
         package = kind.__module__.partition(".")[0]
         if package in ("eventlet", "gevent"):

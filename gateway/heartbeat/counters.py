@@ -1,8 +1,5 @@
 """Counts of what the heartbeat did: one small file a process, which ``keyfront heartbeat status``
-reads while the service runs.
-
-The native thread adds to the mapped row in place: no call, no lock, no system call. Two threads
-that count at the same instant may count one.
+reads while the service runs (:mod:`keyfront.common.counters`).
 
 The folder is best on tmpfs (``/dev/shm``): on a disk, a write to a mapped page may wait for it.
 """
@@ -22,7 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from keyfront.common.counters import CounterRow, words_in_memory
 from keyfront.common.mmap_file import Mapped
+from keyfront.common.process import started
 from keyfront.errors import CoordinatorError, HeartbeatError
 
 #: What is counted, in the order of the row.
@@ -75,7 +74,7 @@ def default_folder() -> Path:
     return parent / f"{PREFIX}{os.geteuid()}"
 
 
-class Counts:
+class Counts(CounterRow):
     """The counts of this process.
 
     After a fork, a child makes its own: :attr:`pid` tells whose these are.
@@ -85,23 +84,22 @@ class Counts:
     :raises HeartbeatError: the folder is not safe, or the file cannot be made
     """
 
-    __slots__ = ("_described", "_file", "_lock", "_words", "path", "pid", "row")
+    __slots__ = ("_described", "_file", "_lock", "_words", "path", "pid")
 
-    #: The counts, unsigned 64-bit: ``row[BEATS] += 1``.
-    row: memoryview[int]
-    #: Of the file; ``None`` in memory only.
+    #: The file; ``None`` in memory only.
     path: Path | None
-    #: The process that these are the counts of.
+    #: The number of the process that counts here.
     pid: int
 
     def __init__(self, folder: Path | None) -> None:
+        super().__init__(_ROW_WORDS)
         self.pid = os.getpid()
         self._described: dict[str, Any] = {}
         self._file: Mapped | None = None
         self._lock: int | None = None
         self.path = None
         if folder is None:
-            self._words = memoryview(bytearray(_SIZE)).cast("Q")
+            self._words = words_in_memory(_SIZE // 8)
         else:
             self._make(folder)
         self.row = self._words[_ROW : _ROW + _ROW_WORDS]
@@ -129,14 +127,9 @@ class Counts:
             raise HeartbeatError(f"{self.path}: cannot be made: {error.strerror}") from None
         self._words = memoryview(self._file.map).cast("Q")
         self._words[_PID] = self.pid
-        self._words[_STARTED] = _started(self.pid) or 0
+        self._words[_STARTED] = started(self.pid) or 0
         self._words[_NAMESPACE] = namespace
         self._words[_MAGIC] = _LAYOUT  # last: from here on it is read
-
-    def clear(self) -> None:
-        """Count from nothing: of a damaged row nothing is true."""
-        for place in range(len(self.row)):
-            self.row[place] = 0
 
     def late(self, seconds: float) -> None:
         """Count a beat that came ``seconds`` after it was due; for the native thread.
@@ -245,8 +238,9 @@ def _remove_ended(folder: Path) -> None:
 
 
 def _may_be_removed(path: Path) -> bool:
-    """Whether a file that tells of no living process is not one being made at this moment, nor
-    that of another version.
+    """Tell whether a file of no living process may be removed.
+
+    It may not while it is being made, nor if it is that of a living process of another version.
     """
     fd = os.open(path, _READ)
     try:
@@ -257,11 +251,11 @@ def _may_be_removed(path: Path) -> bool:
     finally:
         os.close(fd)
     pid = path.name.removesuffix(_SUFFIX).partition("-")[0]
-    return same and (ours or _started(pid) is None)
+    return same and (ours or started(pid) is None)
 
 
 class _Living(NamedTuple):
-    """What a living process has in its file."""
+    """The content of a living process's file."""
 
     words: list[int]
     text: dict[str, Any]
@@ -269,7 +263,7 @@ class _Living(NamedTuple):
 
 
 def _living(path: Path) -> _Living | None:
-    """Return what a living process has in its file; ``None`` for everything else."""
+    """Return the content of a living process's file; ``None`` for everything else."""
     try:
         fd = os.open(path, _READ)
     except OSError:
@@ -299,9 +293,9 @@ def _living(path: Path) -> _Living | None:
 def _lives(fd: int, words: list[int]) -> bool:
     if words[_NAMESPACE] != _namespace():
         return _held(fd)
-    started = _started(words[_PID])
-    if started is not None:
-        return started == words[_STARTED]
+    began = started(words[_PID])
+    if began is not None:
+        return began == words[_STARTED]
     try:
         os.kill(words[_PID], 0)
     except (ProcessLookupError, OverflowError):
@@ -319,20 +313,8 @@ def _held(fd: int) -> bool:
     return False
 
 
-def _started(pid: int | str) -> int | None:
-    """When a process started, in ticks since the machine did; ``None`` if it does not live."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            fields = (file.read(4096) or b"").rpartition(b")")[2].split()
-    except OSError:
-        return None
-    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
-        return None
-    return int(fields[19])
-
-
 def _command() -> str:
-    """The name of this process; its arguments may hold a secret."""
+    """Return the name of this process; its arguments may hold a secret."""
     try:
         return Path("/proc/self/comm").read_text(errors="replace").strip()
     except OSError:
@@ -340,7 +322,7 @@ def _command() -> str:
 
 
 def _namespace() -> int:
-    """The number of the PID namespace: containers may share ``/dev/shm`` and have the same PIDs."""
+    """Return the PID namespace's number: containers that share ``/dev/shm`` may share PIDs."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

@@ -1,4 +1,16 @@
-"""Puts the heartbeat into this process."""
+"""Puts the heartbeat into this process: by a call, by configuration, or by a paste filter.
+
+The filter stands anywhere in a pipeline of the service's paste file::
+
+    [pipeline:main]
+    pipeline = heartbeat ... myservice
+
+    [filter:heartbeat]
+    use = egg:keyfront#heartbeat
+
+It acts once, when the pipeline is loaded, and is not on the way of any request. Options are
+``interval`` and ``path`` of ``[keyfront_heartbeat]``, here or in the service's configuration file.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +21,30 @@ import importlib.util
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keyfront.errors import OptionError
+from keyfront.errors import KeyfrontError, MissingPartError, OptionError
 
-from . import concurrency
-from . import uwsgi_timer as pump
+from . import uwsgi_timer
 from .amqp_hooks import AmqpHooks, difference
 from .pool_hooks import BorrowHooks
-from .registry import LOG, Keeper
+from .registry import LOG, ConnectionRegistry
 
 
-class Heart:
-    """What is installed in this process; the one registry of it is :data:`heart`."""
+class _Installation:
+    """The heartbeat of this process: its registry of connections and its hooks, or nothing."""
 
     def __init__(self) -> None:
-        self.keeper: Keeper | None = None
+        self.registry: ConnectionRegistry | None = None
         self._hooks: tuple[AmqpHooks, BorrowHooks] | None = None
         self._at_fork = False
 
     def install(self, *, interval: float | None, path: str | None) -> bool:
-        """See :func:`install`."""
-        if self.keeper is not None:
-            inherited = self.keeper.is_inherited()
+        """Install it in this process; see :func:`install`."""
+        if self.registry is not None:
+            inherited = self.registry.is_inherited()
             self.forked()
             LOG.warning(
                 "heartbeat: install() was called %s; the first settings stay",
@@ -42,67 +54,69 @@ class Heart:
         amqp = _amqp()
         if amqp is None:
             return False
-        threaded = not pump.is_needed()
-        keeper = Keeper(
+        threaded = not uwsgi_timer.is_needed()
+        registry = ConnectionRegistry(
             amqp,
             interval=_checked(interval),
             folder=Path(path) if path else None,
             threaded=threaded,
         )
-        if not threaded and not pump.start(keeper.turn):
-            keeper.say("this uWSGI has no threads and no timer for its workers: nobody can beat")
-        borrow = BorrowHooks(keeper)
-        hooks = AmqpHooks(amqp, keeper, connected=borrow.put_in)
+        if not threaded and not uwsgi_timer.start(registry.turn):
+            registry.say("this uWSGI has no threads and no timer for its workers: nobody can beat")
+        borrow = BorrowHooks(registry)
+        hooks = AmqpHooks(amqp, registry, connected=borrow.put_in)
         try:
             hooks.put_in()
             borrow.put_in()
         except TypeError as error:  # compiled classes cannot be changed
             hooks.take_out()
             borrow.take_out()
-            keeper.end()
+            registry.end()
             LOG.warning("heartbeat: nothing is kept alive: %s; use amqp as it is on PyPI", error)
             return False
-        self.keeper, self._hooks = keeper, (hooks, borrow)
+        self.registry, self._hooks = registry, (hooks, borrow)
         for connection in _opened_before(amqp):
-            keeper.keep(connection)
+            registry.keep(connection)
         self._register(borrow)
-        atexit.register(keeper.end)
+        atexit.register(registry.end)
         return True
 
     def _register(self, borrow: BorrowHooks) -> None:
         """Let the processes that are forked share no connection."""
-        from keyfront.common.fork import registry
+        from keyfront.common import fork
 
         def release() -> None:
-            if self.keeper is not None:
+            if self.registry is not None:
                 borrow.hush()
-                self.keeper.close_all()
+                self.registry.close_all()
 
-        registry.register("heartbeat", before=release, after=self.forked)
-        concurrency.after_fork_in_uwsgi(self.forked)
+        fork.registry.register("heartbeat", before=release, after=self.forked)
+        uwsgi: Any = sys.modules.get("uwsgi")
+        if uwsgi is not None and uwsgi.worker_id() == 0:
+            fork.call_in_uwsgi_workers(self.forked)
         if not self._at_fork:
             self._at_fork = True  # there is no way to take it back
             os.register_at_fork(after_in_child=self.forked)
 
     def forked(self) -> None:
         """Begin anew in a process that was forked; again is no harm."""
-        if self.keeper is not None and self._hooks is not None:
-            self.keeper.renew()
+        if self.registry is not None and self._hooks is not None:
+            self.registry.renew()
             self._hooks[0].forked()
 
     def remove(self) -> None:
         """Take everything out again; connections stay open, and are no longer kept alive."""
-        if self.keeper is None or self._hooks is None:
+        if self.registry is None or self._hooks is None:
             return
         for hooks in self._hooks:
             hooks.take_out()
-        atexit.unregister(self.keeper.end)
-        self.keeper.end()
-        self.keeper = self._hooks = None
+        atexit.unregister(self.registry.end)
+        self.registry.end()
+        self.registry = self._hooks = None
 
 
-heart = Heart()
-"""The registry of this process: what is installed in it."""
+installed = _Installation()
+"""The installation of this process."""
 
 
 def install(*, interval: float | None = None, path: str | None = None) -> bool:
@@ -115,23 +129,27 @@ def install(*, interval: float | None = None, path: str | None = None) -> bool:
         negotiated none is left alone.
     :param path: folder of the counts that ``keyfront heartbeat status`` shows; by default one of
         this user in ``/dev/shm``
-    :returns: whether connections are kept alive
+    :returns: true if connections are kept alive from now on
     """
-    return heart.install(interval=interval, path=path)
+    return installed.install(interval=interval, path=path)
 
 
 def remove() -> None:
     """Take it out of this process again; for tests."""
-    heart.remove()
+    installed.remove()
 
 
 def statistics() -> dict[str, Any]:
-    """What the heartbeat did in this process, by name; empty where it is not installed."""
-    return heart.keeper.statistics() if heart.keeper is not None else {}
+    """Return what the heartbeat did in this process, by name; empty where it is not installed.
+
+    The counts of :data:`.counters.NAMES`, ``lateness_worst`` and ``lateness_p99`` in seconds,
+    ``unsafe`` (a list of lines), ``command``, ``server``, ``threading`` and ``interval``.
+    """
+    return installed.registry.statistics() if installed.registry is not None else {}
 
 
 def install_if_enabled() -> bool:
-    """Install it if the service's configuration says so; for our entrypoints.
+    """Install it if the service's configuration says so, for our entrypoints; tells if it did.
 
     Looks at ``[keyfront_heartbeat]`` in oslo.config's global configuration, which the application
     has loaded by now; without oslo.config there is none.
@@ -150,8 +168,34 @@ def install_if_enabled() -> bool:
     return install(interval=values["interval"], path=values["path"])
 
 
+def filter_factory(global_conf: dict[str, str], **local_conf: str) -> Callable[[Any], Any]:
+    """Install the heartbeat (``paste.filter_factory``); a bad option does not stop the service."""
+    values: dict[str, Any] = {}
+    try:
+        values = _filter_values(local_conf)
+    except KeyfrontError as error:
+        LOG.warning("heartbeat: %s; it is installed with the defaults", error)
+    install(interval=values.get("interval"), path=values.get("path"))
+
+    def unchanged(application: Any) -> Any:
+        return application
+
+    return unchanged
+
+
+def _filter_values(local_conf: dict[str, str]) -> dict[str, Any]:
+    try:
+        from oslo_config import cfg
+
+        from . import options
+    except ModuleNotFoundError:
+        raise MissingPartError("oslo.config is not installed: pip install oslo.config") from None
+    values: dict[str, Any] = options.heartbeat(cfg.CONF, local_conf)
+    return values
+
+
 def _amqp() -> Any:
-    """The module ``amqp``, if it is there and as keyfront needs it."""
+    """Return the module ``amqp`` if it is there and as keyfront needs it, otherwise ``None``."""
     try:
         if "amqp" not in sys.modules and importlib.util.find_spec("amqp") is None:
             raise ModuleNotFoundError("amqp is not installed")

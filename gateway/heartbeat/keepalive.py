@@ -69,7 +69,9 @@ def keepalive(check: Callable[[T], object], interval: float) -> Keepalive[T]:
 
 
 class Keepalive(Generic[T]):
-    """What :func:`keepalive` makes; for all threads, greenlets and processes.
+    """Watches connections of one kind; made by :func:`keepalive`.
+
+    All threads, greenlets and processes may use it.
 
     It holds no connection: one that nobody else holds is gone, and forgotten here.
     """
@@ -127,7 +129,7 @@ class Keepalive(Generic[T]):
         self._statistics.here()["watched"] += 1
 
     def alive(self, connection: T) -> bool:
-        """Whether a connection may be used now; to be asked by the one who is about to.
+        """Tell whether a connection may be used now; to be asked by the one who is about to.
 
         False at once if it is closed, by the server or here, or was opened before a fork. True at
         once if the server sent something within the interval. Otherwise what ``check`` says,
@@ -154,7 +156,7 @@ class Keepalive(Generic[T]):
         return self._ask(connection, found)
 
     def inherited(self, connection: T) -> bool:
-        """Whether it was opened before a fork: its stream is the parent's, who goes on using it.
+        """Tell whether it was opened before a fork: its stream is the parent's, who still uses it.
 
         Let go of such a connection without closing it: closing in most protocols says goodbye to
         the server, and the parent would lose it.
@@ -167,7 +169,7 @@ class Keepalive(Generic[T]):
         )
 
     def statistics(self) -> dict[str, float]:
-        """What happened so far in this process.
+        """Return what happened so far in this process, by name.
 
         ``watched``; ``heard`` (alive without a check), ``checked`` (alive by a check),
         ``refused`` (the check returned ``False``), ``failed`` (it raised), ``closed``,
@@ -251,7 +253,7 @@ def _forget(watched: dict[int, _Watched[T]], key: int, reference: weakref.ref[T]
 
 
 def _heard(found: _Watched[T]) -> float | None:
-    """Seconds since the server said something that was read; ``None`` if it is gone.
+    """Return the seconds since the server said something that was read; ``None`` if it is gone.
 
     Acknowledgements do not count: the kernel of a server that is stopped still sends them.
     """
@@ -318,7 +320,7 @@ def _descriptor(sock: object) -> int:
 
 
 def _options(interval: float) -> list[tuple[str, int, int, int]]:
-    """Name, level, option and value, see tcp(7)."""
+    """Return name, level, option and value of each option of the socket, see tcp(7)."""
     idle = math.ceil(interval)
     between = max(1, math.ceil(idle / PROBES))
     wanted = {

@@ -1,8 +1,8 @@
-"""The native half of a connection that is kept alive: what the thread that beats may touch.
+"""The native half of a connection that is kept alive: all that the thread of heartbeats may touch.
 
-A pulse holds a duplicate of the connection's descriptor, a native lock that is taken around each
-write, and the rest of a beat that was sent in part. It holds nothing green: no socket of eventlet
-or gevent, no transport, no callback.
+It holds a duplicate of the connection's descriptor, a native lock that is taken around each write,
+and the rest of a beat that was sent in part. It holds nothing green: no socket of eventlet or
+gevent, no transport, no callback.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _EARLY: Final = 0.1
 _LONGEST_BEAT: Final = 0.1
 
 
-class Pulse:
-    """One connection.
+class KeptConnection:
+    """A connection that is kept alive, as the native thread sees it.
 
     :param fd: the connection's descriptor, which stays as it is
     :param interval: seconds between beats while nothing else is sent
     :param timeout: seconds of the heartbeat that the connection negotiated
-    :param row: where beats are counted (see :mod:`.counters`)
+    :param row: the counts to add beats to (see :mod:`.counters`)
     :raises OSError: the descriptor is not open, or not a socket
 
     ``lock`` is held by whoever sends. Whoever finds ``closed`` set when he has let it go closes the
@@ -128,11 +128,11 @@ class Pulse:
                 self.row[STOPPED] += 1
 
     def state(self) -> State | None:
-        """What the kernel knows of the connection; ``None`` if it is not TCP."""
+        """Return what the kernel knows of the connection; ``None`` if it is not TCP."""
         return look_at(self.sock)
 
     def silent(self, state: State) -> bool:
-        """Whether the peer has missed two heartbeats although it could have sent them."""
+        """Tell whether the peer has missed two heartbeats although it could have sent them."""
         return state.room and state.silent_data > 2 * self.timeout
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class Pulse:
             self.shut()
 
     def inherited(self) -> bool:
-        """Whether the connection was made by another process, of which this one was forked."""
+        """Tell whether another process made the connection, from which this one was forked."""
         return self.pid != os.getpid()
 
     def shut(self) -> None:

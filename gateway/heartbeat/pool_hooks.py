@@ -1,4 +1,4 @@
-"""Looks at a connection when it is taken out of a pool, and replaces one that is dead.
+"""The hooks in pools: a connection is looked at when it is taken out, and replaced if it is dead.
 
 No heartbeat helps while the whole machine is suspended or the broker is restarted. The kernel knows
 at once; without a look the first message would find out, and oslo.messaging then waits a second
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import concurrency, native
-from .patches import Replacements
-from .registry import Keeper, writer_of
+from .amqp_hooks import Replacements
+from .registry import ConnectionRegistry, writer_of
 
 # Seconds: a connection that was written to so lately is lent without a look, which would cost more
 # than the pool itself. Whoever writes all the time finds out by writing.
@@ -32,13 +32,13 @@ LOG = logging.getLogger("keyfront.gateway.heartbeat")
 
 
 class BorrowHooks:
-    """The pools of oslo.messaging and of kombu, as far as they are imported.
+    """The replaced methods of the pools of oslo.messaging and kombu, if these are imported.
 
-    :param keeper: what keeps the connections
+    :param registry: keeps the connections
     """
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, registry: ConnectionRegistry) -> None:
+        self._registry = registry
         self._replacements = Replacements()
 
     def put_in(self) -> None:
@@ -75,9 +75,9 @@ class BorrowHooks:
             writer = writer_of(transport)
             if (
                 writer is not None
-                and native.monotonic() - writer.pulse.written < _RECENT
+                and native.monotonic() - writer.kept.written < _RECENT
                 and transport.connected
-                and not writer.pulse.inherited()
+                and not writer.kept.inherited()
             ):
                 return item
             if not hasattr(item, "_connection_lock"):
@@ -87,7 +87,7 @@ class BorrowHooks:
         return get
 
     def _looked_at(self, item: Any, create: Callable[[], Any]) -> Any:
-        """An item of oslo.messaging's pool that may be used: this one, repaired, or a new one."""
+        """Return an item of oslo.messaging's pool that may be used, repaired or new if need be."""
         self._warn_of_native_heartbeats(item)
         connection = getattr(item.connection, "_connection", None)
         if getattr(item, "_initial_pid", None) not in (None, os.getpid()):
@@ -118,37 +118,37 @@ class BorrowHooks:
         return prepare
 
     def _cannot_look(self, error: Exception) -> None:
-        """A library looks different: what it lends is lent as before."""
-        self._keeper.say(
+        """Say that a library looks different: what it lends is lent as before."""
+        self._registry.say(
             f"a connection is lent without a look: {type(error).__name__}: {error}; use a keyfront"
             " that knows this oslo.messaging and kombu"
         )
 
     def _is_amqp(self, connection: Any) -> bool:
-        """Whether it is py-amqp's: of kombu's other transports nothing is known here."""
-        return isinstance(connection, self._keeper.connection_class)
+        """Tell whether it is py-amqp's: of kombu's other transports nothing is known here."""
+        return isinstance(connection, self._registry.connection_class)
 
     def _is_usable(self, connection: Any) -> bool:
-        """Whether a connection stands and its peer was heard of; a dead one is given up."""
+        """Tell whether a connection stands and its peer was heard of; a dead one is given up."""
         transport = getattr(connection, "_transport", None)
         if transport is None or not transport.connected:
             return False
         writer = writer_of(transport)
         if writer is None:
             return True  # not ours to judge
-        pulse = writer.pulse
-        if pulse.inherited():
+        kept = writer.kept
+        if kept.inherited():
             return False
-        state = pulse.state()
-        if state is None or (state.established and not pulse.dead and not pulse.silent(state)):
+        state = kept.state()
+        if state is None or (state.established and not kept.dead and not kept.silent(state)):
             return True
-        self._keeper.sever(transport, pulse)
+        self._registry.sever(transport, kept)
         return False
 
     def _is_quiet(self, item: Any, connection: Any) -> bool:
-        """Read what lies unread: it may be the broker's goodbye."""
+        """Read what lies unread, which may be the broker's goodbye; returns false if it was."""
         writer = writer_of(connection._transport)
-        state = writer.pulse.state() if writer is not None else None
+        state = writer.kept.state() if writer is not None else None
         if state is None or not state.unread:
             return True
         failure = None
@@ -164,7 +164,7 @@ class BorrowHooks:
             return True
         LOG.debug("heartbeat: %s", type(failure).__name__)
         if writer is not None and connection._transport is not None:
-            self._keeper.sever(connection._transport, writer.pulse)
+            self._registry.sever(connection._transport, writer.kept)
         return False
 
     def _replace(self, item: Any) -> None:
@@ -194,7 +194,7 @@ class BorrowHooks:
         if getattr(item, "heartbeat_in_pthread", False):
             around = concurrency.surroundings()
             if around.is_patched:
-                self._keeper.say(
+                self._registry.say(
                     f"[oslo_messaging_rabbit] heartbeat_in_pthread = true in a process patched by"
                     f" {around.patching}: the whole process stands still while the broker is away;"
                     " set it to false, it is not needed any more"
@@ -209,5 +209,5 @@ def _end_heartbeat(item: Any) -> None:
 
 
 def _retry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What ``get`` was called with, for ``create``, whose first parameter is another."""
+    """Return the arguments of ``get`` for ``create``, whose first parameter is another."""
     return {"retry": args[0]} if args else kwargs

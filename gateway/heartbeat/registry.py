@@ -1,6 +1,6 @@
-"""Which connections of this process are kept alive, and by whom.
+"""The registry of the AMQP connections of this process that are kept alive.
 
-A process that was forked from this one keeps none of them: its keeper begins anew.
+A process that was forked from this one keeps none of them: its registry begins anew.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from keyfront.errors import HeartbeatError
 
 from . import concurrency, tls
 from .counters import CONNECTIONS, DEAD_PEERS, OPENED, RECONNECTIONS, Counts, default_folder
-from .kept_connection import Pulse
-from .thread import Beater
+from .kept_connection import KeptConnection
+from .thread import HeartbeatThread
 from .writer import Writer, make_writer
 
 LOG = logging.getLogger("keyfront.gateway.heartbeat")
 
 
-class Keeper:
+class ConnectionRegistry:
     """Keeps py-amqp's connections alive.
 
     :param amqp: the module ``amqp``, looked at by :func:`.amqp_hooks.difference`
-    :param interval: seconds between beats; by default half of what a connection negotiated
-    :param folder: where counts go, ``None`` for the user's usual one
-    :param threaded: whether a native thread beats; else somebody calls :meth:`turn`
+    :param interval: seconds between beats; by default half of the heartbeat that each connection
+        negotiated
+    :param folder: the folder of the counts; by default this user's (:func:`.default_folder`)
+    :param threaded: true if a native thread beats; otherwise somebody calls :meth:`turn`
     """
 
     def __init__(
         self, amqp: Any, *, interval: float | None, folder: Path | None, threaded: bool
     ) -> None:
         self._amqp = amqp
-        #: What py-amqp's connections are.
+        #: The class of py-amqp's connections.
         self.connection_class: type = amqp.connection.Connection
         self.interval = interval
         self._folder = folder
         self._threaded = threaded
         self._said: set[str] = set()
-        #: Whether connections were open when this process was forked.
+        #: True if connections were open when this process was forked.
         self.has_inherited = False
         self._begin()
         self._show()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._kept: dict[Pulse, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+        self._kept: dict[KeptConnection, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
         # By kombu's connection, which outlives those of py-amqp.
         self._by_client: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
             weakref.WeakKeyDictionary()
@@ -58,7 +59,7 @@ class Keeper:
         self._around: concurrency.Surroundings | None = None
         self._shown = False
         self.counts = Counts(None)
-        self._beater = Beater(self.counts, threaded=self._threaded)
+        self._thread = HeartbeatThread(self.counts, threaded=self._threaded)
 
     def _show(self) -> None:
         """Let others see the counts; in a forked process not before it has a connection.
@@ -72,11 +73,11 @@ class Keeper:
             self.counts = Counts(self._folder or default_folder())
         except HeartbeatError as error:
             self.say(f"counts of this process are not shown: {error}")
-        self._beater = Beater(self.counts, threaded=self._threaded)
+        self._thread = HeartbeatThread(self.counts, threaded=self._threaded)
         self.look_around()
 
     def is_inherited(self) -> bool:
-        """Whether this process was forked since, and has not begun anew yet."""
+        """Tell whether this process was forked since, and has not begun anew yet."""
         return self._pid != os.getpid()
 
     def renew(self) -> None:
@@ -90,13 +91,13 @@ class Keeper:
     def _let_go_of_parents(self) -> None:
         """Close this process's copies; hang up if the parent runs no Python any more."""
         orphaned = concurrency.parent_is_idle()
-        for pulse in self._kept:
+        for kept in self._kept:
             if orphaned:
                 try:
-                    pulse.sock.shutdown(socket.SHUT_RDWR)
+                    kept.sock.shutdown(socket.SHUT_RDWR)
                 except OSError:
                     pass  # another child was quicker
-            pulse.close()
+            kept.close()
 
     def say(self, line: str) -> None:
         """Warn, once in the life of the process."""
@@ -130,10 +131,10 @@ class Keeper:
         if not timeout or transport is None or writer_of(transport) is not None:
             return
         try:
-            pulse = self._guard(connection, transport, float(timeout))
+            kept = self._guard(connection, transport, float(timeout))
         except OSError:
             return  # it was closed meanwhile: whoever uses it will hear of it
-        if pulse is None:
+        if kept is None:
             self.say(
                 f"a {type(transport).__name__} of amqp {self._amqp.__version__} looks different"
                 " from what this keyfront knows, or writes frames with a writer of its own: such"
@@ -141,36 +142,36 @@ class Keeper:
             )
             return
         self._count_client(connection, transport)
-        gone = weakref.ref(transport, lambda _: self.let_go(pulse))
-        self._kept[pulse] = (gone, weakref.ref(connection))
-        self._count(OPENED)
+        gone = weakref.ref(transport, lambda _: self.let_go(kept))
+        self._kept[kept] = (gone, weakref.ref(connection))
+        self.counts.count(OPENED)
         self.counts.row[CONNECTIONS] = len(self._kept)
         try:
-            self._beater.add(pulse)
+            self._thread.add(kept)
         except RuntimeError as error:
             self.say(f"the thread that beats cannot be started: {error}")
-        if self._beater.failure is not None:
-            self.say(f"the thread that beats was ended by a {self._beater.failure}")
+        if self._thread.failure is not None:
+            self.say(f"the thread that beats was ended by a {self._thread.failure}")
 
-    def let_go(self, pulse: Pulse) -> None:
+    def let_go(self, kept: KeptConnection) -> None:
         """Stop beating on a connection; as often as wanted."""
-        pulse.close()
-        if self._kept.pop(pulse, None) is not None:
+        kept.close()
+        if self._kept.pop(kept, None) is not None:
             self.counts.row[CONNECTIONS] = len(self._kept)
 
-    def sever(self, transport: Any, pulse: Pulse) -> None:
+    def sever(self, transport: Any, kept: KeptConnection) -> None:
         """Give up a connection whose peer is gone: everybody who waits on it wakes up.
 
         It is left to its owner to close it and to connect again.
         """
-        self._count(DEAD_PEERS)
+        self.counts.count(DEAD_PEERS)
         transport.connected = False
         try:
             # Without it a goodbye over TLS would wait for an answer.
-            pulse.sock.shutdown(socket.SHUT_RDWR)
+            kept.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it was down already
-        self.let_go(pulse)
+        self.let_go(kept)
 
     def abandon(self, transport: Any) -> None:
         """Close, in a forked process, its copy of a connection without a word to the peer."""
@@ -194,29 +195,29 @@ class Keeper:
                 LOG.debug("heartbeat: no goodbye before the fork: %s", type(error).__name__)
             connection.collect()
         # Without connections there is nothing to beat on, and a fork is better without a thread.
-        self._beater.end()
-        self._beater = Beater(self.counts, threaded=self._threaded)
+        self._thread.end()
+        self._thread = HeartbeatThread(self.counts, threaded=self._threaded)
 
     def turn(self) -> None:
-        """Beat on what is due, in the thread that calls (see :mod:`.pump`)."""
+        """Beat on what is due, in the thread that calls (see :mod:`.uwsgi_timer`)."""
         self.renew()
-        self._beater.turn()
+        self._thread.turn()
 
     def end(self) -> None:
         """Let the thread end, let go of all connections, take the counts away; at exit."""
         if not self.is_inherited():
-            self._beater.end()
-            for pulse in list(self._kept):
-                self.let_go(pulse)
+            self._thread.end()
+            for kept in list(self._kept):
+                self.let_go(kept)
             self.counts.close()
 
     def statistics(self) -> dict[str, Any]:
-        """What was done in this process, by name (see :data:`.counts.NAMES`)."""
+        """What was done in this process, by name (see :data:`.counters.NAMES`)."""
         self.renew()
         self._show()
         return self.counts.statistics()
 
-    def _guard(self, connection: Any, transport: Any, timeout: float) -> Pulse | None:
+    def _guard(self, connection: Any, transport: Any, timeout: float) -> KeptConnection | None:
         """Put a writer into a transport; ``None`` if the transport looks different."""
         if connection.frame_writer_cls is not self._amqp.method_framing.frame_writer:
             return None  # the service's own, which may write a frame in parts
@@ -224,10 +225,10 @@ class Keeper:
         interval = self._interval(timeout)
         kinds = self._amqp.transport
         reference = weakref.ref(transport)
-        pulse: Pulse
+        kept: KeptConnection
         if type(transport) is kinds.TCPTransport and transport._write == sock.sendall:
             send = transport._write
-            pulse = Pulse(sock.fileno(), interval=interval, timeout=timeout, row=row)
+            kept = KeptConnection(sock.fileno(), interval=interval, timeout=timeout, row=row)
         elif type(transport) is kinds.SSLTransport and "_write" not in vars(transport):
             real = getattr(sock, "_sslobj", None)
             if not tls.is_known(real):
@@ -237,7 +238,7 @@ class Keeper:
             def send(data: Any) -> None:
                 write(reference(), data)
 
-            pulse = tls.TLSPulse(
+            kept = tls.KeptTLSConnection(
                 sock.fileno(),
                 tls=real,
                 blocks=tls.waits(sock),
@@ -245,16 +246,16 @@ class Keeper:
                 timeout=timeout,
                 row=row,
             )
-            sock._sslobj = tls.GuardedTLS(real, pulse.reading, sock)
+            sock._sslobj = tls.GuardedTLS(real, kept.reading, sock)
         else:
             return None
         transport._write = make_writer(
-            pulse,
+            kept,
             send,
             pause=concurrency.pause_of(sock),
             inherited=lambda: self._inherited(reference()),
         )
-        return pulse
+        return kept
 
     def _inherited(self, transport: Any) -> Exception:
         if transport is not None:
@@ -268,14 +269,8 @@ class Keeper:
     def refuse_inherited(self, transport: Any) -> None:
         """Raise py-amqp's recoverable error if the connection is another process's."""
         writer = writer_of(transport)
-        if writer is not None and writer.pulse.inherited():
+        if writer is not None and writer.kept.inherited():
             raise self._inherited(transport)
-
-    def _count(self, place: int) -> None:
-        try:
-            self.counts.row[place] += 1
-        except ValueError:
-            self.counts.clear()  # somebody wrote junk into it
 
     def _interval(self, timeout: float) -> float:
         half = timeout / 2
@@ -300,7 +295,7 @@ class Keeper:
             return  # a client that cannot be referred to weakly is none of kombu's
         if before is None:
             return
-        self._count(RECONNECTIONS)
+        self.counts.count(RECONNECTIONS)
         old = before()
         if old is not None and not old.connected:
             # kombu has forgotten it without closing it.
@@ -312,13 +307,13 @@ class Keeper:
 
 
 def _named() -> dict[str, str]:
-    """The service as oslo.config calls its project: a server's program is named after itself."""
+    """Return the service's name in oslo.config: a server's program is named after the server."""
     config: Any = sys.modules.get("oslo_config.cfg")
     project = getattr(getattr(config, "CONF", None), "project", None)
     return {"command": project} if isinstance(project, str) and project else {}
 
 
 def writer_of(transport: Any) -> Writer | None:
-    """The writer in a transport of py-amqp, if there is one."""
+    """Return the writer in a transport of py-amqp, if there is one."""
     writer = getattr(transport, "_write", None)
-    return writer if isinstance(getattr(writer, "pulse", None), Pulse) else None
+    return writer if isinstance(getattr(writer, "kept", None), KeptConnection) else None

@@ -94,7 +94,7 @@ def look(fd: int) -> State | None:
 
 
 def plain_socket(fd: int) -> _socket.socket:
-    """The descriptor as a socket that no patching reaches; the caller owns it from now on.
+    """Return a descriptor as a socket that no patching reaches; the caller owns it from now on.
 
     The non-blocking type is the socket object's own: a file description is shared among its
     duplicates, and without it one that blocks, or does not, could become the opposite.

@@ -1,4 +1,4 @@
-"""The thread that beats: native, alone in its process, and never waited for.
+"""The thread of the heartbeats: native, alone in its process, and never waited for.
 
 It sends and it sleeps. It logs nothing, reads nothing, connects nothing and calls nothing that may
 be patched, because a greenlet may be frozen while it holds whatever that would need.
@@ -13,22 +13,22 @@ from collections import deque
 
 from . import native
 from .counters import Counts
-from .kept_connection import Pulse
+from .kept_connection import KeptConnection
 
 
-class Beater:
-    """Beats on every pulse of this process.
+class HeartbeatThread:
+    """Beats on all kept connections of this process, each when it is due.
 
-    :param counts: where lateness is counted
-    :param threaded: whether a native thread does it; if not, somebody calls :meth:`turn`
+    :param counts: the counts to add lateness to
+    :param threaded: true for a native thread of its own; otherwise somebody calls :meth:`turn`
     """
 
     def __init__(self, counts: Counts, *, threaded: bool) -> None:
         self._counts = counts
         self._threaded = threaded
         self._pid = os.getpid()
-        self._new: deque[Pulse] = deque()
-        self._due: list[tuple[float, int, Pulse]] = []
+        self._new: deque[KeptConnection] = deque()
+        self._due: list[tuple[float, int, KeptConnection]] = []
         self._numbers = itertools.count()
         # Held while the thread sleeps; whoever lets it go wakes the thread.
         self._bell: native.Lock = native.allocate_lock()
@@ -38,12 +38,12 @@ class Beater:
         #: The name of an error that ended the thread, if one did; it cannot be logged there.
         self.failure: str | None = None
 
-    def add(self, pulse: Pulse) -> None:
-        """Beat on it from now on.
+    def add(self, kept: KeptConnection) -> None:
+        """Beat on a connection from now on.
 
         :raises RuntimeError: the thread cannot be started
         """
-        self._new.append(pulse)
+        self._new.append(kept)
         if not self._threaded:
             return
         if not self._running:
@@ -61,29 +61,29 @@ class Beater:
         self._ring()
 
     def turn(self) -> float | None:
-        """Beat on what is due; returns seconds until the next is, ``None`` if there is none."""
+        """Beat on what is due; returns the seconds until the next is, ``None`` if there is none."""
         due = self._due
         while self._new:
-            pulse = self._new.popleft()
-            heapq.heappush(due, (pulse.written + pulse.interval, next(self._numbers), pulse))
+            kept = self._new.popleft()
+            heapq.heappush(due, (kept.written + kept.interval, next(self._numbers), kept))
         now: float = native.monotonic()
         while due:
-            when, number, pulse = due[0]
+            when, number, kept = due[0]
             late: float = now - when
-            if late < -pulse.early:
+            if late < -kept.early:
                 return -late
             try:
-                again = pulse.beat(now)
+                again = kept.beat(now)
             except ValueError:
                 # Somebody wrote junk into the counts: that is no reason to stop.
-                self._counts.clear()
-                again = now + pulse.interval
+                self._counts.repair()
+                again = now + kept.interval
             if again is None:
                 heapq.heappop(due)
                 continue
             self._counts.late(late)
             # Never twice in one turn: whoever holds a lock may need this thread to sleep.
-            heapq.heapreplace(due, (max(again, now + 2 * pulse.early), number, pulse))
+            heapq.heapreplace(due, (max(again, now + 2 * kept.early), number, kept))
         return None
 
     def _run(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from . import native
 from .counters import BEATS, FLOWING, FULL
-from .kept_connection import FRAME, Pulse
+from .kept_connection import FRAME, KeptConnection
 
 # Of an interval: when to look again after a beat that found somebody reading.
 _AGAIN = 0.25
@@ -30,11 +30,11 @@ _AGAIN = 0.25
 _CROWDED = 2048
 
 
-class TLSPulse(Pulse):
-    """A pulse whose beats are written by OpenSSL.
+class KeptTLSConnection(KeptConnection):
+    """A kept connection whose beats are written by OpenSSL.
 
     :param tls: the connection's ``_ssl._SSLSocket``
-    :param blocks: whether a write would wait inside OpenSSL
+    :param blocks: true if a write would wait inside OpenSSL
     """
 
     __slots__ = ("_blocks", "_tls", "reading")
@@ -85,7 +85,7 @@ class TLSPulse(Pulse):
 
 
 class GuardedTLS:
-    """Stands in a TLS socket's ``_sslobj`` and takes the pulse's lock around each read.
+    """Stands in a TLS socket's ``_sslobj`` and takes a lock around each read.
 
     Everything else is passed on to the real one.
     """
@@ -129,12 +129,12 @@ class GuardedTLS:
 
 
 def waits(sock: Any) -> bool:
-    """Whether a TLS socket waits inside OpenSSL: a green one never does."""
+    """Tell whether a TLS socket waits inside OpenSSL: a green one never does."""
     plain = getattr(sock, "_sock", sock)  # gevent's holds the real one
     return not isinstance(plain, _socket.socket) or _socket.socket.gettimeout(plain) != 0.0
 
 
 def is_known(tls: Any) -> bool:
-    """Whether this is the object of OpenSSL that the interpreter makes for a socket."""
+    """Tell whether this is the object of OpenSSL that the interpreter makes for a socket."""
     kind: type = vars(_ssl)["_SSLSocket"]
     return isinstance(tls, kind)

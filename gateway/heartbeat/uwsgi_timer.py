@@ -1,4 +1,4 @@
-"""Beating where no thread can: a uWSGI without threads, whose worker runs only in requests.
+"""Heartbeats by uWSGI's timer, for a uWSGI without threads, whose workers run only in requests.
 
 The master's timer sends each worker a signal, which the worker takes between requests. There it
 beats, and gives the hub and other threads some milliseconds.
@@ -20,7 +20,7 @@ _LAST, _FIRST = 254, 200
 
 
 def is_needed() -> bool:
-    """Whether this is a uWSGI in which other threads of Python stand still between requests."""
+    """Tell whether other threads of Python stand still between requests in this uWSGI."""
     uwsgi: Any = sys.modules.get("uwsgi")
     return uwsgi is not None and not concurrency.has_threads(uwsgi)
 
@@ -29,7 +29,7 @@ def start(turn: Callable[[], object], *, seconds: float = 1.0) -> bool:
     """Have ``turn`` called in every worker, between its requests.
 
     :param seconds: between two calls; a second where uWSGI has no finer timer
-    :returns: whether it will be; False without a master, or when no signal is free
+    :returns: true if it will be; false without a master, or when no signal is free
     """
     uwsgi: Any = sys.modules["uwsgi"]
     if not uwsgi.masterpid():

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import native
-from .kept_connection import Pulse
+from .kept_connection import KeptConnection
 
-# Seconds: a beat is over by then; and how long one greenlet waits for another's frame at a time.
+# Seconds after which a beat is over, and for which a greenlet waits at a time for another's frame.
 _LONGEST_BEAT = 0.002
 _PAUSE = 0.0005
 
@@ -22,7 +22,7 @@ class Writer(Protocol):
     """Writes on one connection, in the threads or greenlets of those who use it."""
 
     #: The native half.
-    pulse: Pulse
+    kept: KeptConnection
 
     def __call__(self, data: Any) -> None:
         """Send whole frames (``transport._write``).
@@ -33,7 +33,7 @@ class Writer(Protocol):
 
 
 def make_writer(
-    pulse: Pulse,
+    kept: KeptConnection,
     send: Callable[[Any], object],
     *,
     pause: Callable[[float], object],
@@ -41,13 +41,14 @@ def make_writer(
 ) -> Writer:
     """Make the writer of a connection.
 
-    :param pulse: the native half
-    :param send: what the transport wrote with: sends all of the bytes, waiting as the process does
+    :param kept: the native half of the connection
+    :param send: the function that the transport wrote with: it sends all of the bytes, waiting as
+        the process does
     :param pause: lets others run for some seconds: a hub's own sleep where the socket is green
     :param inherited: makes the error to raise in a process that was forked from the connection's
     """
     # Each message of the service goes through here: all that can be looked up is looked up now.
-    lock, pid = pulse.lock, pulse.pid
+    lock, pid = kept.lock, kept.pid
     acquire, release = lock.acquire, lock.release
     getpid, monotonic = os.getpid, native.monotonic
 
@@ -55,32 +56,32 @@ def make_writer(
         if getpid() != pid:
             raise inherited()
         if not acquire(False):
-            _wait(pulse, pause)
+            _wait(kept, pause)
         try:
-            if pulse.pending:
-                send(pulse.pending)
-                pulse.pending = b""
+            if kept.pending:
+                send(kept.pending)
+                kept.pending = b""
             send(data)
         except BaseException:
-            pulse.stop()
+            kept.stop()
             raise
         finally:
-            pulse.written = monotonic()
+            kept.written = monotonic()
             release()
-            if pulse.closed:
-                pulse.shut()
+            if kept.closed:
+                kept.shut()
 
     writer: Any = write
-    writer.pulse = pulse
+    writer.kept = kept
     made: Writer = writer
     return made
 
 
-def _wait(pulse: Pulse, pause: Callable[[float], object]) -> None:
+def _wait(kept: KeptConnection, pause: Callable[[float], object]) -> None:
     """Take the lock from a beat, or from another writer, without stopping the hub."""
-    lock = pulse.lock
+    lock = kept.lock
     while not lock.acquire(False):
-        if pulse.beating:
+        if kept.beating:
             # The native thread needs no hub: it is done before this returns.
             if lock.acquire(True, _LONGEST_BEAT):
                 return

@@ -1,7 +1,7 @@
 """Counts of what the token cache did, of all processes of a node, in a mapped file.
 
-Each process writes to a row of its own without a lock. Two threads of a process that count at the
-same instant may count one; nothing but ``keyfront tokens stats`` goes by these numbers.
+Each process writes to a row of its own without a lock (:mod:`keyfront.common.counters`). Nothing
+but ``keyfront tokens stats`` goes by these numbers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import os
 import weakref
 from pathlib import Path
 
+from keyfront.common.counters import CounterRow, words_in_memory
 from keyfront.common.file_lock import FileLock
 from keyfront.common.mmap_file import Mapped
+from keyfront.common.process import lives
 from keyfront.errors import CoordinatorError
 
 #: What is counted, in the order of a row.
@@ -33,18 +35,16 @@ _ROWS = 256
 _SIZE = (1 + _ROWS) * _ROW * 8
 
 
-class Counters:
-    """The counts of a node.
+class Counters(CounterRow):
+    """The counts of a node; the row of this process has its number first, then the counts.
 
-    :param path: of the file; made with mode 0600 if it is missing
-    :param lock: over all processes that use it
+    :param path: the file; made with mode 0600 if it is missing
+    :param lock: held by whoever takes a row, over all processes that use the file
     :raises CoordinatorError: the file cannot be made or mapped
     """
 
-    #: The row of this process: its number, then the counts.
-    row: memoryview[int]
-
     def __init__(self, path: Path, lock: FileLock) -> None:
+        super().__init__(_ROW)
         self._path = path
         self._map()
         self._lock = lock
@@ -65,7 +65,7 @@ class Counters:
                 self._words[:] = memoryview(bytes(_SIZE)).cast("Q")
             for row in range(1, 1 + _ROWS):
                 owner = self._words[row * _ROW]
-                if owner and _lives(owner):
+                if owner and lives(owner):
                     continue
                 for place in range(1, _ROW):
                     self._words[place] += self._words[row * _ROW + place]
@@ -74,19 +74,15 @@ class Counters:
                 self.row = self._words[row * _ROW : (row + 1) * _ROW]
                 return
         # More processes than rows: this one counts for itself.
-        self.row = memoryview(bytearray(_ROW * 8)).cast("Q")
+        self.row = words_in_memory(_ROW)
 
-    def count(self, place: int) -> None:
-        """Count one; in a damaged file, none."""
-        try:
-            self.row[place] += 1
-        except ValueError:
-            pass  # the next claim begins anew
+    def repair(self) -> None:
+        """Leave a damaged row to the next :meth:`claim`, which begins anew."""
 
     def _map(self) -> None:
         self._file = Mapped(self._path, _SIZE)
         self._words = memoryview(self._file.map).cast("Q")
-        self.row = memoryview(bytearray(_ROW * 8)).cast("Q")
+        self.row = words_in_memory(_ROW)
 
     def statistics(self) -> dict[str, int]:
         """Return the sums over all processes, by name, and how many processes live."""
@@ -110,7 +106,7 @@ def read(path: Path) -> dict[str, int]:
 def _sums(words: list[int]) -> dict[str, int]:
     counts = {name: sum(words[place::_ROW]) for place, name in enumerate(NAMES, 1)}
     owners = words[_ROW::_ROW]
-    return {**counts, "processes": sum(1 for owner in owners if owner and _lives(owner))}
+    return {**counts, "processes": sum(1 for owner in owners if owner and lives(owner))}
 
 
 _all: weakref.WeakSet[Counters] = weakref.WeakSet()
@@ -123,17 +119,7 @@ def claim_all() -> None:
         try:
             counters.claim()
         except CoordinatorError:
-            counters.row = memoryview(bytearray(_ROW * 8)).cast("Q")
+            counters.row = words_in_memory(_ROW)
 
 
 os.register_at_fork(after_in_child=claim_all)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # the latter: no number of a process at all
-        return False
-    except OSError:
-        pass
-    return True

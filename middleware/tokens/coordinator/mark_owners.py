@@ -26,6 +26,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from keyfront.common.process import started
+
 LOG = logging.getLogger(__name__)
 
 #: Seconds after which the commit of a session that cannot be looked for is taken for over.
@@ -65,13 +67,8 @@ def _node(pid: int) -> str:
 
 def _start(pid: int) -> str | None:
     """Return when a process began, in ticks since boot; ``None`` if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in parentheses may have anything in it; a dead one still has an entry.
-            state, *fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if state in (b"Z", b"X") else fields[18].decode()
+    began = started(pid)
+    return None if began is None else str(began)
 
 
 @functools.lru_cache(maxsize=1)

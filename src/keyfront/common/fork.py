@@ -1,9 +1,21 @@
 """What a process gives up before it forks, and takes up again afterwards.
 
-A server that loads the application once and forks its workers from it (uWSGI with
-``lazy-apps = false``) saves memory and start-up time, but every worker inherits what the loading
-opened: one database connection used by two workers mixes their answers. This module keeps the one
-list of such things, :data:`registry`.
+**The idiom.** An object that must not go on as it is in a child keeps the number of the process
+that made it, and compares it with ``os.getpid()`` where it hands out what the fork made useless: a
+descriptor, a lock, a connection. That finds every fork, also one that nobody told Python of, and a
+lock is never waited for whose holder does not exist in the child. In addition:
+
+* ``os.register_at_fork`` where the child must begin anew even if nobody asks the object (a file
+  lock whose descriptor would keep the parent's lock, a counter's row). Python calls it, uWSGI does
+  not, so what must happen in uWSGI's workers is registered here as well;
+* :data:`registry`, by parts that hold things while the application is loaded, which have to go
+  before the fork: connections, threads. It also calls its handlers in the workers of uWSGI;
+* ``after_fork()`` is the name of the method by which an object passes a fork on to its parts.
+
+**The registry.** A server that loads the application once and forks its workers from it (uWSGI
+with ``lazy-apps = false``) saves memory and start-up time, but every worker inherits what the
+loading opened: one database connection used by two workers mixes their answers. This module keeps
+the one list of such things, :data:`registry`.
 
 The order of calls in an entrypoint is::
 
@@ -93,10 +105,10 @@ class ForkRegistry:
         if not self._installed:
             self._installed = True
             os.register_at_fork(after_in_child=self.reopen)
-        self._hook_uwsgi()
+        call_in_uwsgi_workers(self.reopen)
 
     def loaded(self) -> None:
-        """The application is loaded: release for the fork to come, or start this worker.
+        """Release for the fork to come, or start this worker, now that the application is loaded.
 
         In uWSGI's master (or its only process) this is :meth:`prepare`. Everywhere else the process
         that loaded the application also serves it - mod_wsgi, uWSGI with ``lazy-apps``, a plain
@@ -174,23 +186,6 @@ class ForkRegistry:
                 )
         return tuple(failed)
 
-    def _hook_uwsgi(self) -> None:
-        uwsgi: Any = sys.modules.get("uwsgi")
-        if uwsgi is None:
-            return
-        previous = getattr(uwsgi, "post_fork_hook", None)
-        if getattr(previous, "registry", None) is self:
-            return
-
-        def post_fork_hook() -> None:
-            self.reopen()
-            if previous is not None:
-                previous()
-
-        hook: Any = post_fork_hook
-        hook.registry = self
-        uwsgi.post_fork_hook = hook
-
     def _shared_sockets(self) -> Iterator[SharedSocket]:
         for fd, inode in _open_sockets():
             if inode in self._server_sockets:
@@ -200,8 +195,32 @@ class ForkRegistry:
                 yield SharedSocket(fd, peer)
 
 
+def call_in_uwsgi_workers(action: Handler) -> None:
+    """Have ``action`` called first in each worker that uWSGI forks; again is no harm.
+
+    uWSGI forks without telling Python's own hooks, and knows one hook, ``uwsgi.post_fork_hook``.
+    One that was there runs after ours.
+    """
+    uwsgi: Any = sys.modules.get("uwsgi")
+    if uwsgi is None:
+        return
+    previous = getattr(uwsgi, "post_fork_hook", None)
+    actions = getattr(previous, "actions", ())
+    if action in actions:
+        return
+
+    def post_fork_hook() -> None:
+        action()
+        if previous is not None:
+            previous()
+
+    hook: Any = post_fork_hook
+    hook.actions = (action, *actions)
+    uwsgi.post_fork_hook = hook
+
+
 def _loads_before_fork() -> bool:
-    """Whether this process is uWSGI's and forks (or becomes) the workers after loading.
+    """Tell whether this process is uWSGI's and forks (or becomes) the workers after loading.
 
     While it loads, the master has worker number 0 and is its own master; with no master at all
     ``masterpid()`` is 0. A lazy worker has a number, a lazy spooler another master.
@@ -213,7 +232,7 @@ def _loads_before_fork() -> bool:
 
 
 def _open_sockets() -> Iterator[tuple[int, int]]:
-    """Descriptor and inode of each socket of this process; nothing where /proc is missing."""
+    """Yield descriptor and inode of each socket of this process; nothing where /proc is missing."""
     try:
         fds = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
@@ -228,7 +247,7 @@ def _open_sockets() -> Iterator[tuple[int, int]]:
 
 
 def _stream_peer(fd: int) -> str | None:
-    """The peer of a connected INET or UNIX stream socket, None for every other descriptor."""
+    """Return the peer of a connected INET or UNIX stream socket, None for any other descriptor."""
     # _socket.socket: the plain class even where gevent has replaced socket.socket.
     copy = _socket.socket(fileno=os.dup(fd))
     try:
@@ -309,7 +328,7 @@ class _Kind(NamedTuple):
 
 
 def _holds_memory_database(engine: Any) -> bool:
-    """Whether the engine's only connection is its database: closing it would lose the data."""
+    """Tell whether the engine's only connection is its database: closing it loses the data."""
     pool: Any = sys.modules["sqlalchemy.pool"]
     return engine.dialect.name == "sqlite" and isinstance(
         engine.pool, (pool.StaticPool, pool.SingletonThreadPool)

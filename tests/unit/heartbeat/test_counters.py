@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from keyfront.common import process
 from keyfront.errors import HeartbeatError
 from keyfront.gateway.heartbeat import counters as module
 from keyfront.gateway.heartbeat.counters import (
@@ -379,7 +380,7 @@ def test_the_own_number_had_by_one_that_ended(folder: Path) -> None:
 
 def test_another_process_that_lives_is_left(folder: Path) -> None:
     other = os.getppid()
-    started = module._started(other)
+    started = module.started(other)
     assert started
     path = crafted(folder, f"{other}.counts", {PID: other, STARTED: started})
     made = Counts(folder)
@@ -403,7 +404,7 @@ def test_a_zombie_is_a_process_that_ended(
         def read(self, size: int) -> bytes:
             return b"7 (a) S (b)) Z" + state[1:]
 
-    monkeypatch.setattr(module, "open", lambda *_, **__: Stat(), raising=False)
+    monkeypatch.setattr(process, "open", lambda *_, **__: Stat(), raising=False)
     assert pids(folder) == []
 
 

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from keyfront.gateway.heartbeat import counters as counts
 from keyfront.gateway.heartbeat import native
-from keyfront.gateway.heartbeat.kept_connection import FRAME, Pulse
-from keyfront.gateway.heartbeat.thread import Beater
-from keyfront.gateway.heartbeat.tls import TLSPulse
+from keyfront.gateway.heartbeat.kept_connection import FRAME, KeptConnection
+from keyfront.gateway.heartbeat.thread import HeartbeatThread
+from keyfront.gateway.heartbeat.tls import KeptTLSConnection
 from keyfront.gateway.heartbeat.writer import make_writer
 from support.certificates import certificates
 from support.served import PATIENCE
@@ -70,7 +70,7 @@ def parse(stream: bytes) -> tuple[list[bytes], int, bytes]:
 
 
 class Short:
-    """Stands in for a pulse's socket and takes as many bytes as it is told to."""
+    """Stands in for a kept's socket and takes as many bytes as it is told to."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -103,14 +103,14 @@ class Plain:
         self.row = memoryview(array("Q", [0] * 64))
         self.received = bytearray()
 
-    def pulse(self) -> Pulse:
-        made = Pulse(self.client.fileno(), interval=0.001, timeout=30.0, row=self.row)
+    def kept(self) -> KeptConnection:
+        made = KeptConnection(self.client.fileno(), interval=0.001, timeout=30.0, row=self.row)
         made.sock = Short(made.sock)
         return made
 
-    def shorten(self, pulse: Pulse, room: int | None) -> None:
+    def shorten(self, kept: KeptConnection, room: int | None) -> None:
         """Have beats send that many bytes from now on."""
-        pulse.sock.room = room
+        kept.sock.room = room
 
     def put(self, data: memoryview) -> int:
         """Send some of it; 0 if there is no room now."""
@@ -163,13 +163,13 @@ class WithTLS(Plain):
         with pytest.raises(ssl.SSLWantReadError):
             self.client.recv(1)
 
-    def pulse(self) -> Pulse:
-        return TLSPulse(
+    def kept(self) -> KeptConnection:
+        return KeptTLSConnection(
             self.client.fileno(), tls=self.client._sslobj, blocks=False, interval=0.001,
             timeout=30.0, row=self.row,
         )  # fmt: skip
 
-    def shorten(self, pulse: Pulse, room: int | None) -> None:
+    def shorten(self, kept: KeptConnection, room: int | None) -> None:
         """OpenSSL is asked for whole records."""
 
     def put(self, data: memoryview) -> int:
@@ -192,10 +192,10 @@ class World:
 
     def __init__(self, wire: Plain) -> None:
         self.wire = wire
-        self.pulse = wire.pulse()
+        self.kept = wire.kept()
         self.hub = greenlet.getcurrent()
         self.writer = make_writer(
-            self.pulse, self._send, pause=lambda _: self._switch(), inherited=ConnectionError
+            self.kept, self._send, pause=lambda _: self._switch(), inherited=ConnectionError
         )
         self.writing: list[Any] = []
         self.sent: list[bytes] = []
@@ -250,7 +250,7 @@ class World:
     def beat(self, later: float = LATER) -> float | None:
         """What the native thread does when so many seconds have passed, or more."""
         self._passed += later
-        return self.pulse.beat(native.monotonic() + self._passed)
+        return self.kept.beat(native.monotonic() + self._passed)
 
     def finish(self) -> None:
         """Let all writers come to an end, and receive all."""
@@ -272,7 +272,7 @@ class World:
 
     def undo(self) -> None:
         self.abandon()
-        self.pulse.close()
+        self.kept.close()
         self.wire.close()
 
 
@@ -311,9 +311,9 @@ def do(world: World, name: str, value: Any) -> None:
         case "piece":
             world.piece = value
         case "short":
-            world.wire.shorten(world.pulse, value)
+            world.wire.shorten(world.kept, value)
             world.beat()
-            world.wire.shorten(world.pulse, None)
+            world.wire.shorten(world.kept, None)
         case "flood":
             for _ in range(value):
                 world.beat()
@@ -349,7 +349,7 @@ def test_whatever_the_order_all_frames_are_whole(
         assert frames == made.sent
         assert beats >= 1
         assert made.wire.row[counts.STOPPED] == 0
-        assert not made.pulse.lock.locked()
+        assert not made.kept.lock.locked()
 
 
 @MANY
@@ -378,7 +378,7 @@ def test_after_a_write_that_was_interrupted_nothing_is_put_behind_it(
         if not made.interrupted:
             # all had been sent
             return
-        assert made.pulse.stopped
+        assert made.kept.stopped
         assert made.wire.row[counts.STOPPED] == 1
         sent = made.wire.row[counts.BEATS]
         # whoever waited for his turn finds the connection broken, as py-amqp does
@@ -403,15 +403,15 @@ def test_a_connection_that_is_closed_gets_no_beat(
         for name, value in before:
             do(made, name, value)
         sent = made.wire.row[counts.BEATS]
-        made.pulse.close()
-        assert made.pulse.close() is None
+        made.kept.close()
+        assert made.kept.close() is None
         for name, value in after:
             do(made, name, value)
         made.finish()
         made.begin([10])
         made.finish()
         assert made.wire.row[counts.BEATS] == sent
-        assert made.pulse.sock.fileno() == -1
+        assert made.kept.sock.fileno() == -1
         # who writes on still does it by whole frames
         frames, _, rest = parse(bytes(made.wire.received))
         assert (frames, rest) == (made.sent, b"")
@@ -435,19 +435,19 @@ def test_a_beat_that_finds_somebody_reading_comes_again_soon_but_not_at_once(
     interval: float, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
     wire = WithTLS(contexts)
-    pulse: Any = wire.pulse()
-    pulse.interval, pulse.early = interval, interval * pulse.early / pulse.interval
+    kept: Any = wire.kept()
+    kept.interval, kept.early = interval, interval * kept.early / kept.interval
     # long ago
-    pulse.written = pulse.beaten = native.monotonic() - 100 * interval
-    pulse.reading = BeingRead()
-    beater = Beater(counts.Counts(None), threaded=False)
-    beater.add(pulse)
+    kept.written = kept.beaten = native.monotonic() - 100 * interval
+    kept.reading = BeingRead()
+    native_thread = HeartbeatThread(counts.Counts(None), threaded=False)
+    native_thread.add(kept)
     try:
-        again = beater.turn()
-        assert pulse.reading.tried == 1
+        again = native_thread.turn()
+        assert kept.reading.tried == 1
         assert again is not None and 0 < again < interval
     finally:
-        pulse.close()
+        kept.close()
         wire.close()
 
 
@@ -455,13 +455,13 @@ def test_a_native_thread_that_beats_all_the_time_tears_nothing(
     wires: Callable[[], Plain]
 ) -> None:
     wire = wires()
-    pulse = wire.pulse()
+    kept = wire.kept()
     ended = threading.Event()
 
     def beats() -> None:
         later = LATER
         while not ended.is_set():
-            pulse.beat(native.monotonic() + later)
+            kept.beat(native.monotonic() + later)
             later += 1
 
     def send(data: Any) -> None:
@@ -470,7 +470,7 @@ def test_a_native_thread_that_beats_all_the_time_tears_nothing(
             view = view[wire.put(view[:700]) :]
             wire.drain(50_000)
 
-    writer = make_writer(pulse, send, pause=native.sleep, inherited=ConnectionError)
+    writer = make_writer(kept, send, pause=native.sleep, inherited=ConnectionError)
     sent = []
     thread = threading.Thread(target=beats)
     deadline = native.monotonic() + PATIENCE
@@ -494,7 +494,7 @@ def test_a_native_thread_that_beats_all_the_time_tears_nothing(
     writer(memoryview(sent[-1]))
     while wire.drain(1 << 20):
         pass
-    pulse.close()
+    kept.close()
     wire.close()
     assert not thread.is_alive()
     frames, beats_seen, rest = parse(bytes(wire.received))

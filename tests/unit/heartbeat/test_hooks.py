@@ -19,11 +19,11 @@ import pytest
 from oslo_config import cfg
 
 from keyfront.gateway import heartbeat
-from keyfront.gateway.heartbeat import amqp_hooks, filter, installation
+from keyfront.gateway.heartbeat import amqp_hooks, installation
 from keyfront.gateway.heartbeat import counters as names
 from keyfront.gateway.heartbeat.kept_connection import FRAME
 from keyfront.gateway.heartbeat.pool_hooks import BorrowHooks
-from keyfront.gateway.heartbeat.registry import Keeper, writer_of
+from keyfront.gateway.heartbeat.registry import ConnectionRegistry, writer_of
 from support.served import PATIENCE, wait_for
 
 
@@ -63,16 +63,16 @@ def opened() -> Iterator[Opened]:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    made = Keeper(amqp, interval=None, folder=tmp_path / "counts", threaded=False)
+def registry(tmp_path: Path) -> Iterator[ConnectionRegistry]:
+    made = ConnectionRegistry(amqp, interval=None, folder=tmp_path / "counts", threaded=False)
     yield made
     made.end()
 
 
 @pytest.fixture
-def hooks(keeper: Keeper) -> Iterator[amqp_hooks.AmqpHooks]:
+def hooks(registry: ConnectionRegistry) -> Iterator[amqp_hooks.AmqpHooks]:
     """Put the hooks in."""
-    put = amqp_hooks.AmqpHooks(amqp, keeper, connected=lambda: None)
+    put = amqp_hooks.AmqpHooks(amqp, registry, connected=lambda: None)
     put.put_in()
     yield put
     put.take_out()
@@ -109,55 +109,57 @@ def test_an_amqp_that_writes_otherwise_is_told_apart(monkeypatch: pytest.MonkeyP
     assert "by one call" in (amqp_hooks.difference(amqp) or "")
 
 
-def test_a_connection_without_heartbeats_is_left_alone(keeper: Keeper) -> None:
+def test_a_connection_without_heartbeats_is_left_alone(registry: ConnectionRegistry) -> None:
     one = Opened(timeout=0)
-    keeper.keep(one.connection)
+    registry.keep(one.connection)
     assert writer_of(one.transport) is None
-    assert keeper.counts.row[names.CONNECTIONS] == 0
+    assert registry.counts.row[names.CONNECTIONS] == 0
     one.close()
 
 
-def test_a_kept_connection_writes_and_is_beaten_on(keeper: Keeper, opened: Opened) -> None:
-    keeper.keep(opened.connection)
-    keeper.keep(opened.connection)
+def test_a_kept_connection_writes_and_is_beaten_on(
+    registry: ConnectionRegistry, opened: Opened
+) -> None:
+    registry.keep(opened.connection)
+    registry.keep(opened.connection)
     opened.connection.send_heartbeat()
     assert opened.peer.recv(100) == FRAME
     writer = writer_of(opened.transport)
     assert writer is not None
-    assert writer.pulse.interval == 10.0
-    writer.pulse.written -= 10.0
-    writer.pulse.beaten -= 10.0
-    keeper._beater.turn()
+    assert writer.kept.interval == 10.0
+    writer.kept.written -= 10.0
+    writer.kept.beaten -= 10.0
+    registry._thread.turn()
     assert opened.peer.recv(100) == FRAME
-    row = keeper.counts.row
+    row = registry.counts.row
     assert (row[names.CONNECTIONS], row[names.OPENED], row[names.BEATS]) == (1, 1, 1)
 
 
 def test_a_long_interval_is_cut_to_half_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = Keeper(amqp, interval=11.0, folder=tmp_path / "counts", threaded=False)
+    registry = ConnectionRegistry(amqp, interval=11.0, folder=tmp_path / "counts", threaded=False)
     pair = Opened(), Opened()
     for one in pair:
-        keeper.keep(one.connection)
+        registry.keep(one.connection)
         writer = writer_of(one.transport)
         assert writer is not None
-        assert writer.pulse.interval == 10.0
+        assert writer.kept.interval == 10.0
         one.close()
     (record,) = caplog.records
     assert record.getMessage() == (
         "heartbeat: interval = 11: must be at most half of the 20 s that a connection negotiated;"
         " it is 10 s there"
     )
-    keeper.end()
+    registry.end()
 
 
 def test_a_transport_of_another_kind_is_left_alone_with_one_line(
-    keeper: Keeper, opened: Opened, caplog: pytest.LogCaptureFixture
+    registry: ConnectionRegistry, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened.transport._write = lambda data: None
-    keeper.keep(opened.connection)
-    keeper.keep(opened.connection)
+    registry.keep(opened.connection)
+    registry.keep(opened.connection)
     assert writer_of(opened.transport) is None
     (record,) = caplog.records
     assert "TCPTransport" in record.getMessage()
@@ -165,48 +167,48 @@ def test_a_transport_of_another_kind_is_left_alone_with_one_line(
 
 
 def test_a_writer_of_frames_of_the_services_own_is_left_alone(
-    keeper: Keeper, opened: Opened, caplog: pytest.LogCaptureFixture
+    registry: ConnectionRegistry, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened.connection.frame_writer_cls = lambda *_: None
-    keeper.keep(opened.connection)
+    registry.keep(opened.connection)
     assert writer_of(opened.transport) is None
     assert "a writer of its own" in caplog.records[0].getMessage()
 
 
 @pytest.mark.usefixtures("hooks")
-def test_closing_ends_it(keeper: Keeper, opened: Opened) -> None:
-    keeper.keep(opened.connection)
+def test_closing_ends_it(registry: ConnectionRegistry, opened: Opened) -> None:
+    registry.keep(opened.connection)
     writer = writer_of(opened.transport)
     assert writer is not None
     opened.connection.collect()
-    assert writer.pulse.closed
-    assert writer.pulse.sock.fileno() == -1
-    assert keeper.counts.row[names.CONNECTIONS] == 0
+    assert writer.kept.closed
+    assert writer.kept.sock.fileno() == -1
+    assert registry.counts.row[names.CONNECTIONS] == 0
     assert opened.peer.recv(1) == b""
 
 
-def test_a_connection_that_is_dropped_is_let_go(keeper: Keeper) -> None:
+def test_a_connection_that_is_dropped_is_let_go(registry: ConnectionRegistry) -> None:
     one = Opened()
-    keeper.keep(one.connection)
+    registry.keep(one.connection)
     writer = writer_of(one.transport)
     assert writer is not None
-    pulse = writer.pulse
+    kept = writer.kept
     sock = one.transport.sock
     del writer
     one.connection._transport = one.connection.frame_writer = None
     one.connection = None
     gc.collect()
-    assert pulse.closed
-    assert pulse.sock.fileno() == -1
-    assert keeper.counts.row[names.CONNECTIONS] == 0
+    assert kept.closed
+    assert kept.sock.fileno() == -1
+    assert registry.counts.row[names.CONNECTIONS] == 0
     sock.close()
     one.close()
 
 
 @pytest.mark.usefixtures("hooks")
-def test_unread_bytes_count_as_heard(keeper: Keeper, opened: Opened) -> None:
+def test_unread_bytes_count_as_heard(registry: ConnectionRegistry, opened: Opened) -> None:
     connection = opened.connection
-    keeper.keep(connection)
+    registry.keep(connection)
     connection.prev_recv = connection.bytes_recv
     connection.last_heartbeat_received = installation_clock() - 100.0
     connection.heartbeat_tick()  # the kernel has heard of the peer just now
@@ -219,16 +221,16 @@ def test_unread_bytes_count_as_heard(keeper: Keeper, opened: Opened) -> None:
 
 @pytest.mark.usefixtures("hooks")
 def test_a_silent_peer_is_given_up(
-    keeper: Keeper, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    registry: ConnectionRegistry, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = opened.connection
-    keeper.keep(connection)
+    registry.keep(connection)
     writer = writer_of(opened.transport)
     assert writer is not None
-    state = writer.pulse.state()
+    state = writer.kept.state()
     assert state is not None
     monkeypatch.setattr(
-        type(writer.pulse), "state", lambda _: state._replace(silent_data=100.0)
+        type(writer.kept), "state", lambda _: state._replace(silent_data=100.0)
     )
     connection.prev_recv = connection.bytes_recv
     connection.last_heartbeat_received = installation_clock() - 100.0
@@ -236,21 +238,21 @@ def test_a_silent_peer_is_given_up(
         connection.heartbeat_tick()
     assert not connection.connected  # without this kombu would go on with it
     assert opened.peer.recv(1) == b""
-    assert keeper.counts.row[names.DEAD_PEERS] == 1
+    assert registry.counts.row[names.DEAD_PEERS] == 1
 
 
 @pytest.mark.usefixtures("hooks")
 def test_a_peer_that_has_no_room_to_send_is_not_given_up(
-    keeper: Keeper, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    registry: ConnectionRegistry, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = opened.connection
-    keeper.keep(connection)
+    registry.keep(connection)
     writer = writer_of(opened.transport)
     assert writer is not None
-    state = writer.pulse.state()
+    state = writer.kept.state()
     assert state is not None
     monkeypatch.setattr(
-        type(writer.pulse), "state", lambda _: state._replace(silent_data=100.0, room=False)
+        type(writer.kept), "state", lambda _: state._replace(silent_data=100.0, room=False)
     )
     connection.prev_recv = connection.bytes_recv
     connection.last_heartbeat_received = installation_clock() - 100.0
@@ -259,7 +261,7 @@ def test_a_peer_that_has_no_room_to_send_is_not_given_up(
 
 
 def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
-    keeper: Keeper,
+    registry: ConnectionRegistry,
     hooks: amqp_hooks.AmqpHooks,
     opened: Opened,
     monkeypatch: pytest.MonkeyPatch,
@@ -268,10 +270,10 @@ def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
     pid = parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid)
     connection, transport = opened.connection, opened.transport
-    keeper.keep(connection)
+    registry.keep(connection)
     pid = parent + 1  # the fork
-    assert keeper.is_inherited()
-    keeper.renew()
+    assert registry.is_inherited()
+    registry.renew()
     hooks.forked()
     assert not (tmp_path / "counts" / f"{pid}.counts").exists()  # exec may follow
     connection.heartbeat_tick()
@@ -289,9 +291,9 @@ def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
     pid = parent
 
 
-def test_before_a_fork_all_say_goodbye(keeper: Keeper, opened: Opened) -> None:
-    keeper.keep(opened.connection)
-    keeper.close_all()
+def test_before_a_fork_all_say_goodbye(registry: ConnectionRegistry, opened: Opened) -> None:
+    registry.keep(opened.connection)
+    registry.close_all()
     said = opened.peer.recv(1000)
     assert said[0] == 1  # a method
     assert said[7:11] == b"\x00\x0a\x00\x32"  # connection.close
@@ -299,10 +301,10 @@ def test_before_a_fork_all_say_goodbye(keeper: Keeper, opened: Opened) -> None:
     assert not opened.connection.connected
 
 
-def test_connections_of_other_transports_are_lent_as_they_are(keeper: Keeper) -> None:
+def test_connections_of_other_transports_are_lent_as_they_are(registry: ConnectionRegistry) -> None:
     import kombu.connection
 
-    put = BorrowHooks(keeper)
+    put = BorrowHooks(registry)
     put.put_in()
     try:
         with kombu.Connection("memory://") as client:
@@ -319,14 +321,14 @@ def test_connections_of_other_transports_are_lent_as_they_are(keeper: Keeper) ->
 
 
 def test_a_dead_connection_of_a_kombu_pool_is_not_lent(
-    keeper: Keeper, hooks: amqp_hooks.AmqpHooks, opened: Opened
+    registry: ConnectionRegistry, hooks: amqp_hooks.AmqpHooks, opened: Opened
 ) -> None:
     import kombu.connection
 
-    put = BorrowHooks(keeper)
+    put = BorrowHooks(registry)
     put.put_in()
     try:
-        keeper.keep(opened.connection)
+        registry.keep(opened.connection)
         pool = kombu.Connection("amqp://").Pool(limit=1)
         with pool.acquire() as one:
             one._connection = opened.connection
@@ -343,11 +345,11 @@ def test_a_dead_connection_of_a_kombu_pool_is_not_lent(
 def opened_state(opened: Opened) -> Any:
     writer = writer_of(opened.transport)
     assert writer is not None
-    return writer.pulse.state()
+    return writer.kept.state()
 
 
 def test_before_a_fork_oslo_messaging_falls_silent(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    registry: ConnectionRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Connection:
         def __init__(self) -> None:
@@ -355,26 +357,26 @@ def test_before_a_fork_oslo_messaging_falls_silent(
 
     listening, sending = Connection(), Connection()
     del listening._heartbeat_exit_event
-    BorrowHooks(keeper).hush()
+    BorrowHooks(registry).hush()
     assert not sending._heartbeat_exit_event.is_set()
     module = SimpleNamespace(Connection=Connection)
     monkeypatch.setitem(sys.modules, "oslo_messaging._drivers.impl_rabbit", module)
-    BorrowHooks(keeper).hush()
+    BorrowHooks(registry).hush()
     assert sending._heartbeat_exit_event.is_set()
 
 
-def test_reconnections_are_counted_and_the_old_one_is_closed(keeper: Keeper) -> None:
+def test_reconnections_are_counted_and_the_old_one_is_closed(registry: ConnectionRegistry) -> None:
     class Client:
         pass
 
     client = Client()
     first, second = Opened(), Opened()
     first.connection.client = second.connection.client = client
-    keeper.keep(first.connection)
-    assert keeper.counts.row[names.RECONNECTIONS] == 0
+    registry.keep(first.connection)
+    assert registry.counts.row[names.RECONNECTIONS] == 0
     first.transport.connected = False
-    keeper.keep(second.connection)
-    assert keeper.counts.row[names.RECONNECTIONS] == 1
+    registry.keep(second.connection)
+    assert registry.counts.row[names.RECONNECTIONS] == 1
     assert first.peer.recv(1) == b""
     first.close()
     second.close()
@@ -439,7 +441,7 @@ def test_without_amqp_it_is_one_line(
 @pytest.mark.usefixtures("installed")
 def test_the_filter_installs_it_and_is_not_in_the_way(conf: cfg.ConfigOpts, tmp_path: Path) -> None:
     application = object()
-    made = filter.filter_factory({}, interval="7", path=str(tmp_path / "counts"))
+    made = installation.filter_factory({}, interval="7", path=str(tmp_path / "counts"))
     assert made(application) is application
     assert heartbeat.statistics()["interval"] == "7"
 
@@ -448,7 +450,7 @@ def test_the_filter_installs_it_and_is_not_in_the_way(conf: cfg.ConfigOpts, tmp_
 def test_a_bad_option_of_the_filter_does_not_stop_the_service(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    filter.filter_factory({}, interval="0")
+    installation.filter_factory({}, interval="0")
     assert "interval" in caplog.records[0].getMessage()
     assert caplog.records[0].levelno == logging.WARNING
     assert heartbeat.statistics()
@@ -486,10 +488,10 @@ def test_folders_that_are_not_safe_only_cost_the_counts(
 ) -> None:
     (tmp_path / "counts").mkdir(mode=0o777)
     (tmp_path / "counts").chmod(0o777)
-    keeper = Keeper(amqp, interval=None, folder=tmp_path / "counts", threaded=False)
-    assert keeper.statistics()["connections"] == 0
+    registry = ConnectionRegistry(amqp, interval=None, folder=tmp_path / "counts", threaded=False)
+    assert registry.statistics()["connections"] == 0
     assert "counts of this process are not shown" in caplog.records[0].getMessage()
-    keeper.end()
+    registry.end()
 
 
 def test_what_cannot_work_is_said_once(
@@ -502,13 +504,13 @@ def test_what_cannot_work_is_said_once(
     monkeypatch.setitem(
         sys.modules, "gevent.monkey", SimpleNamespace(is_module_patched=lambda name: True)
     )
-    keeper = Keeper(amqp, interval=None, folder=tmp_path / "counts", threaded=False)
-    keeper.look_around()
+    registry = ConnectionRegistry(amqp, interval=None, folder=tmp_path / "counts", threaded=False)
+    registry.look_around()
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1
     assert "4 threads" in lines[0]
-    assert keeper.statistics()["unsafe"]
-    keeper.end()
+    assert registry.statistics()["unsafe"]
+    registry.end()
 
 
 def installation_clock() -> float:

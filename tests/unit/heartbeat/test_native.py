@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from keyfront.gateway.heartbeat import concurrency, native
-from keyfront.gateway.heartbeat import uwsgi_timer as pump
+from keyfront.gateway.heartbeat import concurrency, native, uwsgi_timer
 
 
 def fake(name: str, **parts: Any) -> ModuleType:
@@ -174,7 +173,7 @@ def test_the_sleep_goes_by_the_socket() -> None:
 
 
 class Timers:
-    """What uWSGI offers for timers, as far as the pump uses it."""
+    """What uWSGI offers for timers, as far as the timer uses it."""
 
     def __init__(self, worker: int, *, taken: tuple[int, ...] = (), master: int = 7) -> None:
         self.handlers: dict[int, tuple[str, Any]] = {}
@@ -190,12 +189,12 @@ class Timers:
         self.handlers[number] = (receiver, handler)
 
 
-def test_the_pump_gives_every_worker_a_turn(modules: Any) -> None:
+def test_the_timer_gives_every_worker_a_turn(modules: Any) -> None:
     timers = Timers(0, taken=(254,))
     modules(timers.module)
-    assert pump.is_needed()
+    assert uwsgi_timer.is_needed()
     turns: list[int] = []
-    assert pump.start(lambda: turns.append(1))
+    assert uwsgi_timer.start(lambda: turns.append(1))
     ((number, (receiver, handler)),) = timers.handlers.items()
     assert (number, receiver) == (253, "workers")
     assert timers.timers == [(253, 1)]
@@ -206,11 +205,11 @@ def test_the_pump_gives_every_worker_a_turn(modules: Any) -> None:
 def test_a_lazy_worker_has_a_signal_of_its_own_and_one_timer(modules: Any) -> None:
     timers = Timers(3, taken=(251,))  # its predecessor's
     modules(timers.module)
-    assert pump.start(lambda: None)
+    assert uwsgi_timer.start(lambda: None)
     assert timers.handlers[251][0] == "worker3"
     assert timers.timers == []
 
 
-def test_without_a_master_there_is_no_pump(modules: Any) -> None:
+def test_without_a_master_there_is_no_timer(modules: Any) -> None:
     modules(Timers(1, master=0).module)
-    assert not pump.start(lambda: None)
+    assert not uwsgi_timer.start(lambda: None)

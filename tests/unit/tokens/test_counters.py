@@ -29,7 +29,7 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         return 1000 + len(made) - 1
 
     made: list[None] = []
-    monkeypatch.setattr(module, "_lives", lambda pid: pid in living)
+    monkeypatch.setattr(module, "lives", lambda pid: pid in living)
 
     class Os:
         def __getattr__(self, name: str) -> object:
@@ -110,7 +110,7 @@ def test_a_row_of_no_process_is_taken(tmp_path: Path, owner: int) -> None:
 
 
 def test_a_process_of_another_user_lives() -> None:
-    assert module._lives(1)
+    assert module.lives(1)
     assert module._lives(os.getpid())
 
 
