@@ -111,7 +111,7 @@ def test_a_row_of_no_process_is_taken(tmp_path: Path, owner: int) -> None:
 
 def test_a_process_of_another_user_lives() -> None:
     assert module.lives(1)
-    assert module._lives(os.getpid())
+    assert module.lives(os.getpid())
 
 
 def test_a_full_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
