@@ -50,7 +50,7 @@ _OBJECT = re.compile(r"^\w+(\.\w+)*:\w+(\.\w+)*$")
 
 
 def default_target() -> str:
-    """The packaged Keystone pipeline, as a ``config:`` target."""
+    """Return the packaged Keystone pipeline as a ``config:`` target."""
     return f"config:{files('keyfront.deploy').joinpath('paste/keystone.ini')}"
 
 
@@ -111,7 +111,7 @@ def check(target: str) -> None:
 
 
 def _split(target: str) -> tuple[str, str]:
-    """The scheme of a target, or its module, and what follows the colon."""
+    """Return a target's scheme, or its module, and the words behind the colon."""
     scheme, _, rest = target.partition(":")
     if rest and (scheme in ("config", "egg") or _OBJECT.match(target)):
         return scheme, rest
@@ -119,7 +119,7 @@ def _split(target: str) -> tuple[str, str]:
 
 
 def _paste_path(rest: str) -> tuple[Path, str]:
-    """File and application name of a ``config:`` target."""
+    """Return the file and the application name of a ``config:`` target."""
     path_text, _, name = rest.partition("#")
     path = Path(path_text)
     try:
@@ -189,7 +189,7 @@ def redact(text: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """One line: the error and, behind it, what it was caused by."""
+    """Return one line with an error and, behind it, its causes; passwords in URLs are blanked."""
     parts = []
     seen: set[int] = set()
     step: BaseException | None = error
@@ -238,7 +238,7 @@ class FailedApplication:
     Each answer writes the first error to standard error in one line, so that the log names the
     cause wherever an operator looks. The client is told nothing but to come back.
 
-    :param error: what the load raised
+    :param error: the exception that the load raised
     :param on_request: called after each answer, for a server that can start a fresh process
     """
 

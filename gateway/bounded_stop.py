@@ -42,8 +42,8 @@ DEFAULT_MERCY = 60
 MARGIN = 0.25
 
 
-def mercy() -> float:
-    """Seconds a worker may take to finish its requests: uWSGI's ``worker-reload-mercy``."""
+def seconds_to_finish() -> float:
+    """Return the seconds a worker has to finish its requests: uWSGI's ``worker-reload-mercy``."""
     value = uwsgi.opt.get("worker-reload-mercy", DEFAULT_MERCY)
     return float(value)
 
@@ -104,7 +104,7 @@ def _bound_gevent(registry: ForkRegistry) -> None:
 
 
 def _start_timer() -> None:
-    seconds = max(mercy() - MARGIN, MARGIN)
+    seconds = max(seconds_to_finish() - MARGIN, MARGIN)
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
 
 

@@ -7,10 +7,10 @@ from http import HTTPStatus
 
 
 def error_body(status: int, message: str) -> bytes:
-    """JSON as Keystone's own errors have it.
+    """Return an error in the JSON of Keystone's own errors.
 
-    :param status: of HTTP
-    :param message: for who sent the request; no secret
+    :param status: the HTTP status
+    :param message: words for the client; no secret
     """
     error = {"code": status, "message": message, "title": HTTPStatus(status).phrase}
     return json.dumps({"error": error}).encode()

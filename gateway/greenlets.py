@@ -45,7 +45,7 @@ def patch_gevent() -> bool:
 
     Call it before the application or a library is imported.
 
-    :returns: whether it patched; False when it was done already
+    :returns: true if it patched, false if that was done already
     :raises MissingPartError: gevent is not installed
     :raises ImportedTooEarlyError: eventlet has patched, or a module that keeps blocking primitives
         is imported; the message names the modules
@@ -73,10 +73,11 @@ def patch_gevent() -> bool:
 
 
 def imported_too_early() -> list[str]:
-    """Sorted top-level names of the imported packages that patching now would come too late for.
+    """Return the sorted names of the imported packages that patching now comes too late for.
 
-    Those known to keep primitives deep inside, and every other package outside the standard
-    library that has a primitive, a subclass of one or an instance of one in a module's globals.
+    Those are the packages known to keep primitives deep inside, and every other package outside
+    the standard library that has a primitive, a subclass of one or an instance of one in a
+    module's globals.
     Modules that only use ``socket.socket`` by its full name are fine: gevent replaces that.
     """
     primitives, classes = _primitives()
@@ -91,7 +92,7 @@ def imported_too_early() -> list[str]:
 
 
 def _primitives() -> tuple[set[int], tuple[type, ...]]:
-    """The ids of the unpatched primitives, and those of them (and of locks) that are classes."""
+    """Return the ids of the unpatched primitives, and the classes among them and of locks."""
     things = [
         getattr(sys.modules[module], name)
         for module, names in _PRIMITIVES.items()

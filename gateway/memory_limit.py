@@ -35,9 +35,9 @@ INTERVAL = 1
 
 
 def from_environment() -> int:
-    """The limit that ``KEYFRONT_RELOAD_ON_RSS`` names, in MiB; 0 for none.
+    """Return the limit that ``KEYFRONT_RELOAD_ON_RSS`` names, in MiB; 0 for none.
 
-    :raises OptionError: it is no number of MiB
+    :raises OptionError: it is not a number of MiB from 0 to 1048576
     """
     text = os.environ.get(VARIABLE, "0")
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) > MOST:
@@ -46,7 +46,7 @@ def from_environment() -> int:
 
 
 def resident() -> int:
-    """Bytes of this process in memory, with what it shares (proc(5), statm)."""
+    """Return the bytes of this process in memory, shared ones included (proc(5), statm)."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -29,12 +29,15 @@ _FILTER_KINDS = ("filter",)
 
 
 def check(path: Path) -> None:
-    """Raise :class:`PasteFileError` if the file is missing, unreadable or not an INI file."""
+    """Find out that a paste file can be read and parsed.
+
+    :raises PasteFileError: it is missing, unreadable or not an INI file
+    """
     _parse(path, _read(path))
 
 
 def find_fault(path: Path, name: str, *, imports: bool = True) -> PasteFileError | None:
-    """The first thing that application ``name`` of a paste file names and that is not there.
+    """Find the first thing that application ``name`` of a paste file names and that is not there.
 
     :param imports: import the modules it names, to see whether they have what is named in them
     :returns: an error with file and line, or ``None`` where the file is not to blame
@@ -43,7 +46,7 @@ def find_fault(path: Path, name: str, *, imports: bool = True) -> PasteFileError
 
 
 def egg_fault(uri: str, *groups: str) -> str | None:
-    """Why ``egg:DISTRIBUTION[#NAME]`` names no entry point of these groups, or ``None``."""
+    """Return why ``egg:DISTRIBUTION[#NAME]`` names no entry point of these groups, or ``None``."""
     distribution, _, name = uri.removeprefix("egg:").partition("#")
     name = name or "main"
     try:
@@ -116,7 +119,7 @@ class _File:
                 self._keys[section, match["key"]] = number
 
     def section(self, name: str, kinds: tuple[str, ...]) -> str | None:
-        """The header of the section that defines ``name``."""
+        """Return the header of the section that defines ``name``."""
         for section in self.parser.sections():
             kind, colon, rest = section.partition(":")
             if colon and kind in kinds and rest.strip() == name:
@@ -124,7 +127,7 @@ class _File:
         return None
 
     def fault(self, section: str, key: str, text: str) -> PasteFileError:
-        """An error with this file and the line of a key (or of its section, without one)."""
+        """Return an error with this file and the line of a key, or of its section without one."""
         line = self._keys.get((section, key), self._sections.get(section, 1))
         where = f"[{section}] {key}".strip()
         return PasteFileError(f"{self.path}, line {line}: {where}: {text}")
@@ -138,7 +141,7 @@ class _Search:
         self._seen: set[tuple[Path, str]] = set()
 
     def named(self, file: _File, name: str, kinds: tuple[str, ...]) -> Iterator[PasteFileError]:
-        """The faults of an application or filter of a file, by its name."""
+        """Yield the faults of an application or filter of a file, by its name."""
         section = file.section(name, kinds)
         if section is not None:
             yield from self._section(file, section)
@@ -257,7 +260,7 @@ class _Search:
 
 
 def module_fault(module: str, attribute: str | None, *, imports: bool) -> str | None:
-    """Why a module has no such attribute, or ``None``.
+    """Return why a module has no such attribute, or ``None``.
 
     :param imports: import the module, else only look whether there is one
     """

@@ -35,9 +35,9 @@ _SECONDS = 1e10
 
 
 def from_environment() -> float:
-    """The limit that ``KEYFRONT_QUEUE_TIMEOUT`` names, in seconds; 0 for none.
+    """Return the limit that ``KEYFRONT_QUEUE_TIMEOUT`` names, in seconds; 0 for none.
 
-    :raises OptionError: it is no number of seconds
+    :raises OptionError: it is not 0 or a number of seconds from 0.1 to 3600
     """
     text = os.environ.get(VARIABLE, "0")
     try:
@@ -59,7 +59,7 @@ def limit_queue(
     """Wrap an application so that requests which waited longer than ``seconds`` are answered 503.
 
     :param seconds: 0.1 to 3600; 0 returns the application itself
-    :param refusing: what the refusal is wrapped in, as the application is already
+    :param refusing: wraps the refusal as the application is wrapped already
     :param clock: seconds since 1970, of the same machine's clock as the web server's
     """
     if not seconds:
@@ -87,7 +87,7 @@ def limit_queue(
 
 
 def _since_1970(text: str) -> float:
-    """Seconds since 1970 of a header's value; in the future if it makes no sense."""
+    """Return the seconds since 1970 that a header tells; infinite if it makes no sense."""
     try:
         number = float(text.removeprefix("t="))
     except ValueError:

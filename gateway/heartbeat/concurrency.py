@@ -22,7 +22,7 @@ class Surroundings(NamedTuple):
 
     @property
     def is_patched(self) -> bool:
-        """Whether sockets of this process belong to a hub."""
+        """True if sockets of this process belong to a hub."""
         return self.patching != "none"
 
 

@@ -52,7 +52,7 @@ class HasDescriptor(Protocol):
     """A socket of any library, or a connection that tells its descriptor."""
 
     def fileno(self) -> int:
-        """The descriptor; negative if it is closed."""
+        """Return the descriptor; negative if it is closed."""
 
 
 def keepalive(check: Callable[[T], object], interval: float) -> Keepalive[T]:
@@ -101,7 +101,7 @@ class Keepalive(Generic[T]):
         its socket. Where an option does not hold, one warning says so and the check does the
         rest. A socket in the file system (``AF_UNIX``) needs no probes and gets none.
 
-        :param connection: what is later given to :meth:`alive`; it can be weakly referenced
+        :param connection: the object later given to :meth:`alive`; it can be weakly referenced
         :param sock: its socket, a plain, green or TLS one, or the bare descriptor; by default
             the connection tells its descriptor itself
         :raises OptionError: it has no descriptor, or cannot be weakly referenced
@@ -286,7 +286,7 @@ def _ended(plain: _socket.socket) -> bool:
 
 
 def _duplicate(fd: int) -> _socket.socket | None:
-    """A descriptor of our own: nobody closes it between two questions."""
+    """Return a duplicate of our own, which nobody closes between two questions."""
     try:
         ours = os.dup(fd)
     except OSError:

@@ -212,7 +212,7 @@ class ConnectionRegistry:
             self.counts.close()
 
     def statistics(self) -> dict[str, Any]:
-        """What was done in this process, by name (see :data:`.counters.NAMES`)."""
+        """Return what was done in this process, by name; see :func:`.installation.statistics`."""
         self.renew()
         self._show()
         return self.counts.statistics()

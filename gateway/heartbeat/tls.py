@@ -100,14 +100,14 @@ class GuardedTLS:
         set_here(self, "_socket", weakref.ref(sock) if waits(sock) else None)
 
     def read(self, *args: Any) -> Any:
-        """As ``_ssl._SSLSocket.read``; raises what that does."""
+        """Do as ``_ssl._SSLSocket.read`` does, and raise the same."""
         if self._socket is not None and not self._real.pending():
             self._wait()
         with self._lock:
             return self._real.read(*args)
 
     def shutdown(self) -> Any:
-        """As ``_ssl._SSLSocket.shutdown``."""
+        """Do as ``_ssl._SSLSocket.shutdown`` does."""
         return self._real.shutdown()
 
     def __getattr__(self, name: str) -> Any:

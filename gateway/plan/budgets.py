@@ -1,4 +1,4 @@
-"""What all processes of all nodes may take of a database, a directory and memcached."""
+"""The budgets: connections of all nodes' processes to database, directory and memcached."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ DATABASE_SHARE = 0.8
 
 
 def put_budgets(numbers: Numbers, workload: Workload) -> None:
-    """Pools of a process, and what they come to on all nodes."""
+    """Add the pools of a process and their connections on all nodes."""
     _database(numbers, workload)
     _ldap(numbers, workload)
     _memcached(numbers, workload)
 
 
 def fits(workload: Workload, processes: int, threads: int) -> bool:
-    """Whether so many workers keep the budgets without overflow."""
+    """Tell whether so many workers a node keep the budgets without overflow."""
     each = processes * threads * workload.nodes
     for given, connections in (
         (workload.database_connections and workload.database_connections * DATABASE_SHARE, each),
@@ -33,7 +33,7 @@ def fits(workload: Workload, processes: int, threads: int) -> bool:
 
 
 def _everywhere(numbers: Numbers, workload: Workload) -> tuple[int, str]:
-    """Processes on all nodes, and the words for it."""
+    """Return the number of processes on all nodes, and the words for it."""
     processes = numbers["uwsgi.processes"]
     return processes * workload.nodes, (
         f"{count(processes, 'process')} x {count(workload.nodes, 'node')}"

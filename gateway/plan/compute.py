@@ -37,7 +37,10 @@ class Plan:
     conflicts: tuple[Conflict, ...]
 
     def __getitem__(self, name: str) -> Number:
-        """:raises KeyError: there is no such number"""
+        """Return a number by its name.
+
+        :raises KeyError: there is no such number
+        """
         return self.numbers[name]
 
 
@@ -47,7 +50,7 @@ def plan(
     """Compute the plan; the same input gives the same plan.
 
     :param workload: the load as far as it is known; by default nothing is
-    :param profile: how much of the machine Keystone may take
+    :param profile: the share of the machine that Keystone may take
     """
     workload = workload or Workload()
     numbers = Numbers()

@@ -20,7 +20,7 @@ _SPARE_FILES = 64
 
 
 def put_fronts(numbers: Numbers, machine: Machine, workload: Workload, profile: Profile) -> None:
-    """What stands before the application."""
+    """Add the numbers of the servers in front of the application."""
     _limits(numbers)
     _uwsgi(numbers)
     _nginx(numbers, machine, workload)

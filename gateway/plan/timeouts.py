@@ -1,4 +1,4 @@
-"""The chain of timeouts: whoever is nearer the client waits longer, so the last one ends it."""
+"""The chain of timeouts: whoever is nearer to the client waits longer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STUCK = 12
 
 
 def put_timeouts(numbers: Numbers, workload: Workload) -> None:
-    """client > balancer > proxy > harakiri, stop > mercy, and idle connections."""
+    """Add the timeouts: client > balancer > proxy > harakiri, stop > mercy, idle connections."""
     latency = workload.latency
     wait = max(1, math.ceil(latency))
     unit = "seconds"

@@ -25,7 +25,7 @@ _DAY = 86400
 
 
 def put_workers(numbers: Numbers, machine: Machine, workload: Workload, profile: Profile) -> None:
-    """uWSGI's and mod_wsgi's processes, within memory and for the load that is told."""
+    """Add uWSGI's and mod_wsgi's processes, within memory and for the workload."""
     limit = numbers.put(
         "memory.limit", profile.memory(machine.memory) // MIB, "MiB",
         f"{profile.memory_share:.0%} of {machine.memory_mib} MiB ({machine.memory_from})"
@@ -43,7 +43,7 @@ def put_workers(numbers: Numbers, machine: Machine, workload: Workload, profile:
 
 
 def _front(numbers: Numbers, machine: Machine, profile: Profile, limit: int) -> float:
-    """nginx's processes and how many clients it holds; returns the MiB that this takes."""
+    """Add nginx's processes and the clients it holds; returns the MiB that they take."""
     room = limit / _FRONT
     by_memory = int((room / 8 - costs.NGINX_MASTER) / costs.NGINX_WORKER)
     workers = max(1, min(machine.cores, MOST_NGINX, by_memory))
@@ -167,12 +167,12 @@ def _mod_wsgi(
 
 
 def login_cost(workload: Workload) -> float:
-    """CPU seconds of a login; a directory checks passwords on its own machine."""
+    """Return the CPU seconds of a login; a directory checks passwords on its own machine."""
     return costs.LOGIN + (0 if workload.ldap else costs.PASSWORD_HASH)
 
 
 def validation_cost(workload: Workload) -> float:
-    """CPU seconds of a validation, on average."""
+    """Return the CPU seconds of a validation, on average."""
     if not workload.token_cache:
         return costs.VALIDATION
     return costs.CACHED_VALIDATION + costs.MISSES * costs.VALIDATION

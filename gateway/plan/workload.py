@@ -1,4 +1,4 @@
-"""What the operator tells: the load, what the nodes share, and how much of a machine to take.
+"""The workload and the profile: what the operator tells, and how much of a machine to take.
 
 Everything of it may be left out.
 """
@@ -24,11 +24,11 @@ class Workload:
     :param logins: tokens issued per second; ``None`` if not known
     :param validations: tokens validated per second; ``None`` if not known
     :param database_connections: the database's ``max_connections``; ``None`` sets no bound
-    :param ldap_connections: what the directory allows Keystone; ``None`` without LDAP
+    :param ldap_connections: connections the directory allows Keystone; ``None`` without LDAP
     :param memcached_connections: memcached's ``-c``; ``None`` sets no bound
     :param nodes: machines that serve the same Keystone, 1 to 1000
     :param latency: seconds within which a request shall be answered, 0.1 to 300
-    :param token_cache: whether keyfront's token cache is in use
+    :param token_cache: true if keyfront's token cache is in use
     :param processes: workers of a node, 1 to 4096; ``None`` computes them
     :param threads: threads of a worker, 1 to 256; ``None`` computes them
     :raises OptionError: one is out of range

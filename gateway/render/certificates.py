@@ -24,13 +24,16 @@ DAYS = 365
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?")
 
 
-def places(folder: Path) -> tuple[Path, Path]:
-    """Where certificate and key of a folder lie."""
+def paths(folder: Path) -> tuple[Path, Path]:
+    """Return the paths of a folder's certificate and key."""
     return folder / "tls" / "keyfront.crt", folder / "tls" / "keyfront.key"
 
 
 def check_name(name: str) -> str:
-    """:raises OptionError: it is neither a host name of at most 64 characters nor an address"""
+    """Return a name that a certificate can be made for.
+
+    :raises OptionError: it is neither a host name of at most 64 characters nor an address
+    """
     if not _NAME.fullmatch(name) and not _is_address(name):
         raise OptionError(
             "--self-signed", name, "a host name or an address, e.g. cloud.example.org"
@@ -46,7 +49,7 @@ def make(folder: Path, name: str) -> tuple[Path, Path]:
     :raises MissingPartError: there is neither cryptography nor openssl
     """
     check_name(name)
-    certificate, key = places(folder)
+    certificate, key = paths(folder)
     if certificate.exists() != key.exists():
         alone = certificate if certificate.exists() else key
         raise OptionError("--self-signed", name, f"used with both files or none: remove {alone}")

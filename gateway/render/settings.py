@@ -1,4 +1,4 @@
-"""What the operator tells of a deployment: names, folders, addresses; everything but numbers."""
+"""The settings of a deployment, which the operator tells: names, folders, addresses, no numbers."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One deployment.
+    """The settings of one deployment.
 
     All paths are absolute. But for those of the Python environment and of a paste file, which are
     there already, they may not hold blanks or quotes.
 
-    :param folder: where the files lie and are used from
-    :param server: a line-up of :mod:`.servers`
+    :param folder: the folder in which the files lie and are used
+    :param server: a line-up of :mod:`.lineups`
     :param command: the command line that makes the files, for their headers
-    :param target: what is served, as ``KEYFRONT_APP``; empty for the rendered paste file
+    :param target: the application, as in ``KEYFRONT_APP``; empty for the rendered paste file
     :param listen: ``HOST:PORT`` at which the foremost server listens; ``*`` for all addresses
     :param upstream: ``HOST:PORT`` at which uWSGI listens behind a web server over TCP
     :param public_host: the name clients use; empty if it does not matter
     :param certificate: PEM file with the certificate and its chain; ``None`` without TLS
     :param key: PEM file with its key
     :param hsts: seconds for which browsers keep to TLS (``Strict-Transport-Security``), 0 for none
-    :param redirect: whether port 80 redirects to TLS
+    :param redirect: true if port 80 redirects to TLS
     :param json_logs: access logs as one JSON object a line
-    :param user: who runs the application
+    :param user: the user that runs the application
     :param group: that user's group
-    :param web_user: who runs the web server in front
+    :param web_user: the user that runs the web server in front
     :param web_group: that user's group: it may open uWSGI's socket
     :param run_directory: sockets; the web server's pid file lies beside it
     :param log_directory: access logs
-    :param cache_directory: where nginx keeps bodies and answers that do not fit its buffers
+    :param cache_directory: nginx's folder for bodies and answers that do not fit its buffers
     :param config: the folder of keystone.conf
     :param virtualenv: the Python environment with the application
     :param haproxy: ``HOST:PORT`` of the nodes behind HAProxy; empty without it
@@ -174,12 +174,12 @@ class Settings:
 
     @property
     def tls(self) -> bool:
-        """Whether the foremost server speaks TLS."""
+        """True if the foremost server speaks TLS."""
         return self.certificate is not None
 
     @property
     def socket(self) -> str:
-        """Where uWSGI listens behind a web server: a path, or an address of this machine."""
+        """The path or address at which uWSGI listens behind a web server."""
         if self.server.endswith("-tcp"):
             return self.upstream
         return f"{self.run_directory}/uwsgi.sock"
@@ -203,7 +203,7 @@ def _check_peer(option: str, text: str) -> None:
 
 
 def _addresses(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Where HAProxy may run: on the nodes themselves, or on this machine."""
+    """Return the addresses at which HAProxy may run: the nodes' and this machine's."""
     found = ["127.0.0.1", "::1"]
     for node in nodes:
         _check_peer("--haproxy", node)

@@ -1,4 +1,4 @@
-"""What the servers on this machine are: they are asked, since options come and go with versions.
+"""The versions of the servers on this machine, which are asked: options come and go with versions.
 
 A server that is not installed is taken for the newest stable release, and the files say so; so
 files can be made on one machine for another. ``--assume nginx=1.22.1`` says what runs there.
@@ -37,11 +37,11 @@ class Version:
     """One server's version.
 
     :param name: ``uwsgi``, ``nginx``, ``apache``, ``haproxy`` or ``mod_wsgi``
-    :param text: as it says it, for example ``2.0.31``
+    :param text: the version in the server's words, for example ``2.0.31``
     :param how: ``found`` on this machine, ``assumed`` by the operator, or ``newest``: not here, so
         the newest stable release is taken
-    :param features: what was built in: nginx's modules, uWSGI's options
-    :param program: what was asked; ``None`` unless found. For mod_wsgi, Apache's module
+    :param features: the parts that were built in: nginx's modules, uWSGI's options
+    :param program: the program that was asked, or Apache's module; ``None`` unless found
     """
 
     name: str
@@ -56,15 +56,15 @@ class Version:
         return tuple(int(part) for part in re.findall(r"\d+", self.text)[:3])
 
     def at_least(self, *numbers: int) -> bool:
-        """Whether it is this release or a later one."""
+        """Tell whether it is this release or a later one."""
         return self.numbers >= numbers
 
     def has(self, feature: str) -> bool:
-        """Whether it was built with this module, or knows this option."""
+        """Tell whether it was built with this module, or knows this option."""
         return feature in self.features
 
     def knows(self, option: str, *since: int) -> bool:
-        """Whether it has an option that came with a release; asked itself where it can be."""
+        """Tell whether it has an option, by asking it or by the release that brought the option."""
         return self.has(option) if self.how == "found" else self.at_least(*since)
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ def parse_assumed(texts: Iterable[str]) -> dict[str, str]:
 def find(virtualenv: Path, assumed: Mapping[str, str] | None = None) -> Versions:
     """Ask the servers of this machine.
 
-    :param virtualenv: where uWSGI and mod_wsgi of PyPI are looked for
+    :param virtualenv: the Python environment in which uWSGI and mod_wsgi are looked for
     :param assumed: versions that the operator knows better, by server
     """
     assumed = assumed or {}

@@ -18,15 +18,12 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import jinja2
-
 from keyfront import __version__
-from keyfront.common.templates import environment
+from keyfront.common import templates
 from keyfront.errors import OptionError
 
 if TYPE_CHECKING:
@@ -72,7 +69,7 @@ class File:
 
 
 def fill(template: str, numbers: Mapping[str, Number], **values: object) -> str:
-    """Fill a template of ``keyfront.deploy``.
+    """Return a template of ``keyfront.deploy``, filled in.
 
     It sees each number as ``n.uwsgi.processes.value`` and its reason, for a comment, as
     ``n.uwsgi.processes | why``. Comments that grow beyond :data:`WIDTH` are wrapped afterwards.
@@ -80,7 +77,7 @@ def fill(template: str, numbers: Mapping[str, Number], **values: object) -> str:
     :param template: its path below ``keyfront/deploy``, for example ``production/nginx.conf.j2``
     :raises jinja2.UndefinedError: a value or a number that the template names was not given
     """
-    text = _environment().get_template(template).render(n=_namespace(numbers), **values)
+    text = templates.render(template, n=_namespace(numbers), **values)
     return "\n".join(_wrapped(line) for line in text.split("\n"))
 
 
@@ -142,13 +139,6 @@ def _wrapped(line: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    found = environment().overlay()
-    found.filters = {**found.filters, "why": lambda number: number.why}
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ class Done(NamedTuple):
     output: str
 
 
-class Manage:
+class KeystoneManage:
     """A process that runs ``keystone-manage`` commands; a context manager.
 
     :param config: keystone.conf
@@ -54,7 +54,7 @@ class Manage:
     def run(self, *arguments: str, **environment: str) -> Done:
         """Run one command.
 
-        :param environment: what it has in its environment besides this process's
+        :param environment: variables for it besides this process's environment
         :raises MissingPartError: Keystone is not installed
         :raises ServerError: the process ended
         """
@@ -89,7 +89,7 @@ class Manage:
             except BrokenPipeError:
                 pass  # a command that was never read
 
-    def __enter__(self) -> Manage:
+    def __enter__(self) -> KeystoneManage:
         return self
 
     def __exit__(

@@ -45,7 +45,7 @@ class Lineup:
 
     :param state: the state folder of the Keystone that is served
     :param listen: ``HOST:PORT`` that the foremost server listens at
-    :param target: what is served, as ``KEYFRONT_APP`` names it
+    :param target: the application, as in ``KEYFRONT_APP``
     :param runtime: folder for sockets and pid files
     :param stop_timeout: seconds that running requests get when it stops
     :param processes: workers; by default one a core

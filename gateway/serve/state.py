@@ -21,7 +21,7 @@ from keyfront import __version__
 from keyfront.common.templates import render
 from keyfront.errors import ServerError, StateError
 
-from .keystone_manage import Manage
+from .keystone_manage import KeystoneManage
 
 MARKER = "keyfront-state.json"
 # Raised when a folder of this version can no longer be used by an older keyfront.
@@ -29,7 +29,7 @@ FORMAT = 1
 
 
 def default_path() -> Path:
-    """``$XDG_STATE_HOME/keyfront`` or ``~/.local/state/keyfront``."""
+    """Return ``$XDG_STATE_HOME/keyfront`` or ``~/.local/state/keyfront``."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     try:
         return Path(base).expanduser() / "keyfront"
@@ -47,7 +47,7 @@ class State:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self._managing: Manage | None = None
+        self._process: KeystoneManage | None = None
 
     @property
     def config(self) -> Path:
@@ -74,14 +74,14 @@ class State:
         return self.path / "admin-password"
 
     def check(self) -> bool:
-        """Whether a usable Keystone is here; ``False`` if one has to be made.
+        """Tell whether a usable Keystone is here; ``False`` if one has to be made.
 
         :raises StateError: the folder is not ours to use
         """
         return self._is_made() and self._check_marker(self.path / MARKER)
 
     def _is_made(self) -> bool:
-        """Whether keyfront made the folder, of whatever version; ``False`` if it may do so now.
+        """Tell whether some version of keyfront made the folder; ``False`` if it may do so now.
 
         :raises StateError: the folder is not ours to use
         """
@@ -208,11 +208,11 @@ class State:
             with sqlite3.connect(self.path / "keystone.sqlite") as database:
                 database.execute("PRAGMA journal_mode=WAL")
             database.close()
-            with self.managing():
-                self.manage("db_sync")
+            with self.keystone_imported():
+                self.keystone_manage("db_sync")
                 yield "keys for tokens and credentials"
-                self.manage("fernet_setup", *_owner_arguments())
-                self.manage("credential_setup", *_owner_arguments())
+                self.keystone_manage("fernet_setup", *_owner_arguments())
+                self.keystone_manage("credential_setup", *_owner_arguments())
                 yield "administrator, roles and catalog"
                 self.bootstrap(endpoint)
             self._mark(complete=True)
@@ -241,7 +241,7 @@ class State:
         """Run ``keystone-manage bootstrap``; on a second run it moves the endpoints."""
         password = self.password_file.read_text(encoding="utf-8").strip()
         # by environment: a command line is readable by every user of the machine
-        self.manage(
+        self.keystone_manage(
             "bootstrap",
             OS_BOOTSTRAP_PASSWORD=password,
             OS_BOOTSTRAP_REGION_ID="RegionOne",
@@ -251,7 +251,7 @@ class State:
         )
 
     def endpoint(self) -> str | None:
-        """The URL that the catalog names, as written when it was last bootstrapped."""
+        """Return the URL that the catalog names, as it was last bootstrapped; ``None`` if never."""
         try:
             lines = self.openrc.read_text(encoding="utf-8").splitlines()
         except OSError:
@@ -262,23 +262,23 @@ class State:
         return None
 
     @contextmanager
-    def managing(self) -> Iterator[None]:
-        """Import Keystone once for all that :meth:`manage` runs meanwhile."""
-        with Manage(self.config, self.path) as self._managing:
+    def keystone_imported(self) -> Iterator[None]:
+        """Import Keystone once for all that :meth:`keystone_manage` runs meanwhile."""
+        with KeystoneManage(self.config, self.path) as self._process:
             try:
                 yield
             finally:
-                self._managing = None
+                self._process = None
 
-    def manage(self, *arguments: str, **environment: str) -> None:
+    def keystone_manage(self, *arguments: str, **environment: str) -> None:
         """Run ``keystone-manage`` on this Keystone.
 
         :raises MissingPartError: Keystone is not installed
         :raises ServerError: it failed; names the log with all it printed
         """
-        with nullcontext() if self._managing is not None else self.managing():
-            assert self._managing is not None
-            done = self._managing.run(*arguments, **environment)
+        with nullcontext() if self._process is not None else self.keystone_imported():
+            assert self._process is not None
+            done = self._process.run(*arguments, **environment)
         if done.status == 0:
             return
         log = self.write("log/keystone-manage.log", done.output)
@@ -286,7 +286,7 @@ class State:
         raise ServerError(f"keystone-manage {arguments[0]} failed: {last}; all of it: {log}")
 
     def environment(self) -> dict[str, str]:
-        """What names this Keystone's configuration to a process."""
+        """Return the variables that name this Keystone's configuration to a process."""
         return {"OS_KEYSTONE_CONFIG_DIR": str(self.path), "OS_KEYSTONE_CONFIG_FILES": ""}
 
 

@@ -204,7 +204,7 @@ def _status(host: str, port: int, path: str) -> int | None:
 
 
 def connect_host(host: str) -> str:
-    """Where to reach a server that listens at ``host``: loopback for "every address"."""
+    """Return the host at which a server is reached: loopback if it listens at every address."""
     if host == "0.0.0.0":
         return "127.0.0.1"
     if host == "::":
@@ -213,7 +213,7 @@ def connect_host(host: str) -> str:
 
 
 def hostname_port(host: str, port: int) -> str:
-    """``HOST:PORT``, with an IPv6 address in brackets."""
+    """Return ``HOST:PORT``, with an IPv6 address in brackets."""
     try:
         socket.inet_pton(socket.AF_INET6, host)
     except OSError:

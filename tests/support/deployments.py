@@ -64,7 +64,7 @@ class Deployment:
 
     @property
     def certificate(self) -> Path:
-        return certificates.places(self.folder)[0]
+        return certificates.paths(self.folder)[0]
 
     def connect(self, source: str = "127.0.0.1") -> HTTPConnection:
         """A connection by TLS from a loopback address, each of which is a client of its own."""

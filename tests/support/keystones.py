@@ -65,7 +65,7 @@ def keystone_state(
         for file in folder.glob("keystone.sqlite*"):
             file.unlink()
     if not _move_catalog(database_url or f"sqlite:///{folder / 'keystone.sqlite'}", endpoint):
-        state.manage("db_sync")
+        state.keystone_manage("db_sync")
         state.bootstrap(endpoint)
     return folder
 

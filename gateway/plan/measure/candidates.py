@@ -16,9 +16,11 @@ GREENLETS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Workers to try.
+    """A number of workers to try.
 
-    :param greenlets: of each worker, with one thread; 0 for threads alone
+    :param processes: worker processes
+    :param threads: threads of each
+    :param greenlets: greenlets of each, with one thread; 0 for threads alone
     """
 
     processes: int
@@ -27,7 +29,7 @@ class Candidate:
 
     @property
     def slots(self) -> int:
-        """Requests that are answered at a time."""
+        """The number of requests that are answered at a time."""
         return self.processes * max(self.threads, self.greenlets)
 
     def __str__(self) -> str:
@@ -38,7 +40,7 @@ class Candidate:
 
 
 def candidates(plan: Plan) -> list[Candidate]:
-    """The computed plan first, then those of its neighbours that keep the budgets."""
+    """Return the computed plan and, behind it, its neighbours that keep the budgets."""
     found: list[Candidate] = []
     for candidate in _wanted(plan):
         if candidate not in found and (not found or _allowed(candidate, plan)):

@@ -28,7 +28,7 @@ class CandidateResult:
 
     @property
     def rate(self) -> float:
-        """The median of the rounds."""
+        """Good answers per second, the median of the rounds."""
         return statistics.median(self.rates)
 
     def within(self, fraction: float) -> float:

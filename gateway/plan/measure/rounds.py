@@ -45,7 +45,7 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What was measured, and how.
+    """The results of a measurement, and its circumstances.
 
     :param connections: requests in flight at a time
     :param seconds: counted of each candidate in each round
@@ -111,7 +111,7 @@ def measure(
 
 
 def _divide(left: float, candidates: int, seconds: float) -> tuple[int, float]:
-    """How many rounds, and the seconds of each candidate in one."""
+    """Return the number of rounds, and the seconds of each candidate in one."""
     least, most = _ROUNDS
     rounds = min(most, max(least, int(left / (candidates * _GOOD_SLICE)) // 2 * 2))
     each = left / (candidates * rounds)
@@ -131,7 +131,7 @@ def _connections(tried: Sequence[Candidate]) -> int:
 
 @contextlib.contextmanager
 def _generators() -> Iterator[Callable[[Order], Result]]:
-    """Processes that send requests, one for every four cores."""
+    """Run processes that send requests, one for every four cores; gives the function that loads."""
     command = [sys.executable, "-P", "-m", "keyfront.gateway.plan.measure.generator"]
     with contextlib.ExitStack() as stack:
         processes = [

@@ -34,12 +34,12 @@ _BACKLOG = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """What is tried out, and by which request.
+    """The application that is measured, and the request that measures it.
 
-    :param target: as ``KEYFRONT_APP`` names it
-    :param environment: what the application is given beside this process's environment
-    :param path: what is asked for by GET
-    :param headers: sent with each request; never shown
+    :param target: its name, as in ``KEYFRONT_APP``
+    :param environment: variables for the application besides this process's environment
+    :param path: the path that is asked for by GET
+    :param headers: headers of each request; never shown
     """
 
     target: str
@@ -48,7 +48,7 @@ class Application:
     headers: Mapping[str, str]
 
     def request(self) -> str:
-        """The request as it is sent."""
+        """Return the request as it is sent."""
         lines = [f"GET {self.path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         return "\r\n".join([*lines, "", ""])
@@ -64,7 +64,10 @@ class Running:
     log: Path
 
     def check(self) -> None:
-        """:raises ServerError: it has ended by itself"""
+        """Find out that it still runs.
+
+        :raises ServerError: it has ended by itself
+        """
         if self.process.poll() is not None:
             raise ServerError(f"{self.candidate}: uWSGI ended by itself: {first_error(self.log)}")
 

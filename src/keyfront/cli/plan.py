@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     """Print the plan; returns the exit status.
 
     :raises OptionError: a figure is not one, or out of range
-    :raises KeyfrontError: what shall be measured cannot be served
+    :raises KeyfrontError: the application cannot be served
     """
     machine = workload_arguments.machine(arguments)
     workload = workload_arguments.workload(arguments)
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
 
 
 def choose(made: Plan, groups: Sequence[str]) -> list[Number]:
-    """The numbers of some groups, ``uwsgi`` for example, or all; one name chooses one number.
+    """Return the numbers of some groups, ``uwsgi`` for example, or all; a name chooses one number.
 
     :raises OptionError: there is no such group
     """
@@ -151,7 +151,7 @@ def choose(made: Plan, groups: Sequence[str]) -> list[Number]:
 
 
 def refusal(conflict: Conflict) -> str:
-    """What cannot be met and which number must give, in one line."""
+    """Return in one line what cannot be met and which number must give."""
     return (
         f"{conflict.name} = {conflict.wanted:g} cannot be met, there is room for "
         f"{conflict.limit:g}: {conflict.gives}"
@@ -161,7 +161,7 @@ def refusal(conflict: Conflict) -> str:
 def as_json(
     made: Plan, numbers: Sequence[Number], measured: Measured | None = None
 ) -> str:
-    """The plan for programs; keys are only ever added."""
+    """Return the plan for programs, in JSON; keys are only ever added."""
     content: dict[str, Any] = {
         "keyfront": __version__,
         "machine": dataclasses.asdict(made.machine),
@@ -184,7 +184,7 @@ def as_json(
 
 
 def table(made: Plan, numbers: Sequence[Number], *, width: int = 80) -> str:
-    """The plan for people.
+    """Return the plan for people.
 
     :param width: columns, at least 80
     """
@@ -225,7 +225,7 @@ def _group(name: str) -> str:
 
 
 def _named(number: Number) -> list[str]:
-    """Name and value as the first column has them; a long name has the value below it."""
+    """Return the lines of the first column: name and value, below a long name the value."""
     name = f"  {number.name.partition('.')[2]}"
     value = shown(number)
     if len(name) + 1 + len(value) <= _NAMES:
@@ -234,7 +234,7 @@ def _named(number: Number) -> list[str]:
 
 
 def shown(number: Number) -> str:
-    """The value with its unit, as far as it needs one."""
+    """Return the value with its unit, if it needs one."""
     if number.value == 0 and number.source.startswith("off"):
         return "off"
     return f"{number.value}{_SHORT.get(number.unit, '')}"
@@ -258,17 +258,17 @@ class Measured:
 
     @property
     def taken(self) -> Candidate | None:
-        """What the plan shall be made with; ``None`` keeps the computed one."""
+        """The workers to compute the plan with; ``None`` keeps the computed ones."""
         taken = self.choice.taken
         return None if taken == self.measurement.results[0].candidate else taken
 
     @property
     def bound(self) -> bool:
-        """Whether the load generator may be what was measured."""
+        """True if the load generator, and not the application, may be what was measured."""
         return self.measurement.generator_busy >= rounds.BOUND
 
     def report(self) -> str:
-        """The measurement for people."""
+        """Return the measurement for people."""
         made = self.measurement
         names = [_candidate_name(result, index) for index, result in enumerate(made.results)]
         width = max(map(len, names))
@@ -293,7 +293,7 @@ class Measured:
         return "\n".join(lines) + "\n\n"
 
     def as_dict(self) -> dict[str, Any]:
-        """The measurement for programs."""
+        """Return the measurement for programs."""
         made = self.measurement
         return {
             "path": self.path,
@@ -325,7 +325,10 @@ class Measured:
 
 
 def _check_measure_options(arguments: argparse.Namespace) -> None:
-    """:raises OptionError: an option of a measurement is given without one"""
+    """Find out that no option of a measurement is given without one.
+
+    :raises OptionError: one is
+    """
     for option in _MEASURE_OPTIONS:
         value = getattr(arguments, option.removeprefix("--").replace("-", "_"))
         if value is not None and not arguments.measure:
@@ -377,7 +380,7 @@ def _application(arguments: argparse.Namespace) -> Application:
 
 
 def _headers(file: Path) -> dict[str, str]:
-    """What a file says is sent; no error shows what is in it."""
+    """Return the headers in a file; no error shows what is in it."""
     try:
         found = file.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_HEADERS:
@@ -402,7 +405,7 @@ def _headers(file: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _progress(err: TextIO) -> Iterator[rounds.Progress]:
-    """A bar on a terminal; nothing elsewhere."""
+    """Show a bar on a terminal, and nothing elsewhere; gives the function that moves it."""
     if not err.isatty():
         yield lambda done, text: None
         return

@@ -156,7 +156,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """What the options say of the deployment.
+    """Return the settings that the options tell.
 
     :raises OptionError: one of them cannot be used
     """
@@ -176,7 +176,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
                 "--self-signed", arguments.self_signed, "left out with --tls-certificate"
             )
         certificates.check_name(arguments.self_signed)
-        certificate, key = certificates.places(where)
+        certificate, key = certificates.paths(where)
     return Settings(
         folder=where,
         server=arguments.server,
@@ -194,7 +194,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 def command(arguments: argparse.Namespace) -> str:
-    """The command line that makes the same files anywhere, as a shell takes it."""
+    """Return the command line that makes the same files anywhere, as a shell takes it."""
     words = ["keyfront", "render", str(arguments.folder.absolute())]
     if arguments.server != servers.SERVERS[0]:
         words += ["--server", arguments.server]

@@ -38,7 +38,7 @@ class Options:
     :param server: one of :data:`.lineups.SERVERS`
     :param fresh: delete the state folder first
     :param stop_timeout: seconds that running requests get on a stop, 1 to 3600
-    :param target: what to serve instead of the packaged pipeline (``KEYFRONT_APP``)
+    :param target: the application, as in ``KEYFRONT_APP``; by default the packaged pipeline
     """
 
     state: Path

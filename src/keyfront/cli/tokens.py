@@ -337,7 +337,7 @@ def _tag() -> str:
 
 
 def _touched(coordinator: Any) -> Any:
-    """Touch a tag of no row; returns the epoch from which on that is known."""
+    """Touch a tag that no row has; returns the epoch from which on that is known."""
     from keyfront.middleware.tokens.epochs import slots
 
     coordinator.touch(slots([_tag()], coordinator.slot_count))

@@ -19,14 +19,14 @@ _POLL_SECONDS = 0.0005
 
 
 class FileLock:
-    """A context manager; not to be entered again inside itself.
+    """Locks a file while its ``with`` block runs; not to be entered again inside itself.
 
     The kernel lets go of it when its holder is killed. It never waits inside a lock: under
     greenlets a wait lets others run, in this same thread, which would then wait for each other.
 
     :param path: a file that is never replaced; if it is removed, all go on with a new one
-    :param create: whether to make it if it is missing, with mode 0600
-    :param seconds: to wait for it
+    :param create: true to make it if it is missing, with mode 0600
+    :param seconds: time to wait for it, above 0
     """
 
     __slots__ = ("__weakref__", "_create", "_fd", "_path", "_pid", "_seconds", "_threads")
@@ -45,7 +45,7 @@ class FileLock:
     def __enter__(self) -> None:
         """Take the lock.
 
-        :raises CoordinatorError: it was not to be had in time
+        :raises CoordinatorError: it was not free in time
         """
         deadline = time.monotonic() + self._seconds
         while not self.attempt():
@@ -126,7 +126,7 @@ class FileLock:
         return True
 
     def _is_removed(self) -> bool:
-        """Whether those who open the file now would lock another one."""
+        """Tell whether those who open the file now would lock another one."""
         try:
             there = os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:

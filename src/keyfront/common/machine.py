@@ -1,4 +1,4 @@
-"""What there is to share out: cores, memory, and the kernel's limits.
+"""The machine that there is to share out: cores, memory, and the kernel's limits.
 
 Inside a container the figures of the host are not what a process may use: the smallest limit among
 its control group (version 1 or 2) and all groups above it counts, and its CPU affinity.
@@ -33,8 +33,8 @@ class Machine:
     :param memory: bytes, 128 MiB to 64 TiB
     :param somaxconn: ``net.core.somaxconn`` of the network namespace
     :param nofile: the hard limit on open files of a process
-    :param cores_from: where the cores come from, in words
-    :param memory_from: where the memory comes from, in words
+    :param cores_from: the origin of the cores, in words
+    :param memory_from: the origin of the memory, in words
     :raises OptionError: cores or memory are out of range
     """
 
@@ -64,7 +64,7 @@ def read(
     """Look at this machine, as far as a figure is not given.
 
     :param memory: bytes
-    :param root: where ``proc`` and ``sys`` are
+    :param root: the folder of ``proc`` and ``sys``
     :raises OptionError: a figure is out of range
     """
     found_cores, cores_from = (cores, "given") if cores is not None else _cores(root)
@@ -81,12 +81,12 @@ def read(
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Cores this process may use: its CPU affinity and its control groups' quota, rounded up."""
+    """Return the cores this process may use: its affinity or control groups' quota, rounded up."""
     return _cores(root)[0]
 
 
 def somaxconn(root: Path = Path("/")) -> int:
-    """The longest listen queue that the kernel gives (``net.core.somaxconn``)."""
+    """Return the longest listen queue that the kernel gives (``net.core.somaxconn``)."""
     try:
         return int(_text(root / "proc/sys/net/core/somaxconn"))
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def _cores(root: Path) -> tuple[int, str]:
 
 
 def _quota(group: Path) -> float | None:
-    """The cores that a group may use at a time; ``None`` if it sets no limit."""
+    """Return the cores that a group may use at a time; ``None`` if it sets no limit."""
     try:
         if (group / "cpu.max").exists():
             limit, period = _text(group / "cpu.max").split()
@@ -145,7 +145,7 @@ def _physical(root: Path) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's group and of those above it, in version 1 and version 2."""
+    """Yield the folders of this process's group and of those above it, in versions 1 and 2."""
     try:
         memberships = _text(root / "proc/self/cgroup").splitlines()
         mounts = _text(root / "proc/self/mountinfo").splitlines()
@@ -168,7 +168,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _mounted(mounts: list[str], controller: str | None) -> Iterator[tuple[str, str]]:
-    """What is mounted of a version 1 controller, or of version 2 for ``None``, and where."""
+    """Yield root and mount point of a version 1 controller, or of version 2 for ``None``."""
     for mount in mounts:
         left, _, right = mount.partition(" - ")
         fields, kind = left.split(), right.split()

@@ -17,9 +17,9 @@ class Mapped:
 
     Its room is reserved because a write into a full tmpfs ends the process by SIGBUS.
 
-    :param path: of the file
-    :param size: bytes
-    :raises CoordinatorError: it cannot be made
+    :param path: the file
+    :param size: its length in bytes
+    :raises CoordinatorError: the file cannot be made
     """
 
     __slots__ = ("_identity", "_path", "_size", "map")
@@ -41,7 +41,7 @@ class Mapped:
             ) from None
 
     def is_there(self) -> bool:
-        """Whether the file is still the one that is mapped, and as long."""
+        """Tell whether the file is still the one that is mapped, and as long."""
         try:
             found = os.stat(self._path)
         except OSError:

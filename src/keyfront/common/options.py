@@ -43,10 +43,10 @@ def of_paste(
 ) -> dict[str, Any]:
     """Return the values of those options that the section of a filter sets, by name.
 
-    :param name: of the filter, for messages
-    :param local: what the section holds
-    :param elsewhere: of options that may not be set there, where they belong
-    :param prefix: with which their names begin in the section
+    :param name: the filter's name, for messages
+    :param local: the keys and values of the section
+    :param elsewhere: the options that may not be set there, each with where it belongs
+    :param prefix: the beginning of the options' names in the section
     :raises OptionError: a name is not known, a value is out of its range, or an option may not be
         set there
     """
@@ -72,7 +72,7 @@ def of_paste(
 
 
 def _is_no_value(value: object, option: cfg.Opt) -> bool:
-    """Whether a value is ``nan``, which no range keeps out, or is empty where a default is not."""
+    """Tell whether a value is ``nan``, which no range keeps out, or empty unlike the default."""
     return value != value or (value is None and option.default is not None)
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import shlex
 from functools import cache
 from importlib.resources import files
+from operator import attrgetter
 
 import jinja2
 
 
 def render(template: str, **values: object) -> str:
-    """Fill a template of ``keyfront.deploy``.
+    """Return a template of ``keyfront.deploy``, filled in.
 
-    :param template: its path below ``keyfront/deploy``, for example ``uwsgi/keyfront.ini.j2``
+    :param template: its path below ``keyfront/deploy``, for example
+        ``serve/uwsgi/keyfront.ini.j2``
+    :param values: the names that the template uses
     :raises jinja2.UndefinedError: a value that the template names was not given
     """
     return environment().get_template(template).render(values)
@@ -24,7 +27,7 @@ def render(template: str, **values: object) -> str:
 
 @cache
 def environment() -> jinja2.Environment:
-    """The templates with their filters; compiles each once."""
+    """Return the templates with their filters; each is compiled once."""
     made = jinja2.Environment(
         loader=jinja2.FunctionLoader(_source),
         undefined=jinja2.StrictUndefined,
@@ -34,24 +37,29 @@ def environment() -> jinja2.Environment:
         autoescape=False,
     )
     made.filters.update(
-        quoted=quoted, uwsgi_value=uwsgi_value, unit_word=unit_word, shell_word=shell_word
+        quoted=quoted,
+        uwsgi_value=uwsgi_value,
+        unit_word=unit_word,
+        shell_word=shell_word,
+        # of a number of the plan
+        why=attrgetter("why"),
     )
     return made
 
 
 def quoted(value: object) -> str:
-    """A word of nginx's or Apache's configuration."""
+    """Return a value as a word of nginx's or Apache's configuration."""
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 
 
 def uwsgi_value(value: object) -> str:
-    """A value in an ini file of uWSGI, which takes ``%`` and a letter for a variable of its own."""
+    """Return a value for uWSGI's ini files, where ``%`` and a letter are a variable."""
     return str(value).replace("%", "%%")
 
 
 def unit_word(value: object) -> str:
-    """A word of a command in a unit of systemd; quoted only where it has to be."""
+    """Return a value as a word of a command in a unit of systemd, quoted only if it must be."""
     text = str(value).replace("%", "%%").replace("$", "$$")
     if shlex.quote(text) == text:
         return text
@@ -59,7 +67,7 @@ def unit_word(value: object) -> str:
 
 
 def shell_word(value: object) -> str:
-    """A word of a command that somebody may copy into a shell."""
+    """Return a value as a word of a command that somebody may copy into a shell."""
     return shlex.quote(str(value))
 
 

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _write(folder: Path, computed: Plan, found: Versions, server: str, **options: object) -> None:
-    certificate, key = certificates.places(folder)
+    certificate, key = certificates.paths(folder)
     tls: dict[str, object] = {}
     if options.pop("tls"):
         tls = {"certificate": certificate, "key": key, "hsts": 300, "redirect": True}

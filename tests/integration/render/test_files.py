@@ -61,7 +61,7 @@ def root() -> Iterator[Path]:
 def points(root: Path) -> list[Point]:
     """All of them; TLS, JSON and balancers by turns."""
     certificates.make(root, "localhost")
-    certificate, key = certificates.places(root)
+    certificate, key = certificates.paths(root)
     found = versions.find(Path(sys.prefix))
     me = pwd.getpwuid(os.geteuid()).pw_name
     mine = grp.getgrgid(os.getegid()).gr_name

@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written(
 def test_a_key_is_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, "--self-signed", "localhost")
     run(tmp_path, "--self-signed", "localhost", "--diff", "--latency", "9")
-    secret = certificates.places(tmp_path)[1].read_text().splitlines()[1]
+    secret = certificates.paths(tmp_path)[1].read_text().splitlines()[1]
     captured = capsys.readouterr()
     assert secret not in captured.out + captured.err
     others = [text for name, text in content(tmp_path).items() if not name.endswith(".key")]

@@ -32,7 +32,7 @@ def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @pytest.mark.parametrize("name", ["cloud.example.org", "localhost", "192.0.2.7", "2001:db8::7"])
 def test_a_pair_that_clients_can_trust(tmp_path: Path, maker: str, name: str) -> None:
     certificate, key = certificates.make(tmp_path / "d", name)
-    assert (certificate, key) == certificates.places(tmp_path / "d")
+    assert (certificate, key) == certificates.paths(tmp_path / "d")
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert stat.S_IMODE(certificate.stat().st_mode) == 0o644
     read = x509.load_pem_x509_certificate(certificate.read_bytes())
