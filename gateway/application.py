@@ -33,6 +33,7 @@ from urllib.parse import quote
 from keyfront.errors import KeyfrontError, OptionError, TargetError
 
 from . import paste_file
+from .error_body import error_body
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -252,10 +253,7 @@ class FailedApplication:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         sys.stderr.write(self._line)
         sys.stderr.flush()
-        body = (
-            b'{"error": {"code": 503, "title": "Service Unavailable", '
-            b'"message": "The service could not be started. Its log names the cause."}}'
-        )
+        body = error_body(503, "The service could not be started. Its log names the cause.")
         start_response(
             "503 Service Unavailable",
             [

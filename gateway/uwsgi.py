@@ -20,7 +20,7 @@ import uwsgi
 
 if uwsgi.worker_id() > 0:
     # Under lazy-apps the worker loads with SIGHUP ignored: a stop or reload meanwhile would be lost
-    # on it. Blocked, the signal waits (signal(7)) until mercy takes it.
+    # on it. Blocked, the signal waits (signal(7)) until bounded_stop takes it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 # the order of the imports is the point: patching comes before everything that holds a lock
@@ -31,8 +31,7 @@ if "gevent" in uwsgi.opt:
 
 from keyfront.common.fork import registry
 
-from . import bounded_stop as mercy
-from . import memory_limit, queue_limit
+from . import bounded_stop, memory_limit, queue_limit
 from .application import keep_connections, load_or_fail, pin_argv, reported
 from .request_body import read_whole
 from .server_error import answer_errors
@@ -49,7 +48,7 @@ whole = partial(read_whole, read_chunk=uwsgi.chunked_read if speaks_http else No
 with reported():
     queue_timeout, most_memory = queue_limit.from_environment(), memory_limit.from_environment()
 registry.install()
-mercy.install(registry)
+bounded_stop.install(registry)
 application = memory_limit.limit_memory(
     queue_limit.limit_queue(
         whole(answer_errors(load_or_fail(raising="need-app" in uwsgi.opt))),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from keyfront import __version__
-from keyfront.common import programs as machine
+from keyfront.common import programs as installed
 from keyfront.common.machine import cores, somaxconn
 from keyfront.common.templates import render
 from keyfront.errors import OptionError
@@ -60,14 +60,14 @@ class Lineup:
 
     def values(self) -> dict[str, object]:
         """Return what the templates are filled with, by name."""
-        front = machine.front_user()
+        front = installed.front_user()
         return {
             "version": __version__,
             "target": self.target,
             "listen": self.listen,
             "run": self.runtime,
             "log": self.state.log,
-            "virtualenv": machine.python_home(),
+            "virtualenv": installed.python_home(),
             "processes": self.processes,
             "threads": THREADS,
             "gevent": None,
@@ -96,7 +96,7 @@ def _uwsgi(lineup: Lineup, **values: object) -> Program:
     ini = lineup.render("uwsgi.ini", "serve/uwsgi/keyfront.ini.j2", **values)
     return Program(
         name="uwsgi",
-        command=[machine.uwsgi_program(), "--ini", str(ini)],
+        command=[installed.uwsgi_program(), "--ini", str(ini)],
         log=lineup.state.log / "uwsgi.log",
         stop=signal.SIGTERM,
         reload=signal.SIGHUP,
@@ -113,8 +113,8 @@ def _uwsgi_gevent(lineup: Lineup) -> list[Program]:
 
 
 def _apache(lineup: Lineup, template: str, **values: object) -> Program:
-    program = machine.system_program(("apache2", "httpd"), "apache2-bin")
-    modules = machine.apache_modules("mod_mpm_event.so", "apache2-bin")
+    program = installed.system_program(("apache2", "httpd"), "apache2-bin")
+    modules = installed.apache_modules("mod_mpm_event.so", "apache2-bin")
     config = lineup.render("apache.conf", template, modules=modules, **values)
     return Program(
         name="apache",
@@ -129,12 +129,12 @@ def _mod_wsgi(lineup: Lineup) -> list[Program]:
     script = lineup.render(
         "keyfront.wsgi", "serve/apache/keyfront.wsgi.j2", environment=lineup.state.environment()
     )
-    module = machine.mod_wsgi_module()
+    module = installed.mod_wsgi_module()
     return [_apache(lineup, "serve/apache/mod_wsgi.conf.j2", mod_wsgi=module, script=script)]
 
 
 def _nginx_uwsgi(lineup: Lineup) -> list[Program]:
-    program = machine.system_program(("nginx",), "nginx")
+    program = installed.system_program(("nginx",), "nginx")
     template = "serve/nginx/nginx.conf.j2"
     config = lineup.render("nginx.conf", template, unix_socket=lineup.unix_socket)
     errors = lineup.state.log / "nginx.error.log"
@@ -179,19 +179,19 @@ def check(server: str) -> None:
 
     :raises MissingPartError: something is not; names the command that installs it
     """
-    machine.require_module("keystone", "keystone")
+    installed.require_module("keystone", "keystone")
     if server != "mod_wsgi":
-        machine.uwsgi_program()
+        installed.uwsgi_program()
     if server == "gevent":
-        machine.require_module("gevent", "gevent")
+        installed.require_module("gevent", "gevent")
     if server == "nginx+uwsgi":
-        machine.system_program(("nginx",), "nginx")
+        installed.system_program(("nginx",), "nginx")
     if server in ("mod_wsgi", "apache+uwsgi"):
-        machine.system_program(("apache2", "httpd"), "apache2-bin")
+        installed.system_program(("apache2", "httpd"), "apache2-bin")
     if server == "apache+uwsgi":
-        machine.apache_modules("mod_proxy_uwsgi.so", "libapache2-mod-proxy-uwsgi")
+        installed.apache_modules("mod_proxy_uwsgi.so", "libapache2-mod-proxy-uwsgi")
     if server == "mod_wsgi":
-        machine.mod_wsgi_module()
+        installed.mod_wsgi_module()
         if os.geteuid() == 0:
             # mod_wsgi's own rule (mod_wsgi.c, wsgi_add_daemon_process)
             raise OptionError(

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 from keyfront import __version__
 from keyfront.errors import OptionError, StateError
 from keyfront.gateway import application as loading
-from keyfront.gateway.plan.compute import GROUPS, Plan, plan
+from keyfront.gateway.plan import GROUPS, Conflict, Number, Plan, plan
 from keyfront.gateway.plan.measure import rounds
 from keyfront.gateway.plan.measure.candidates import Candidate, candidates
 from keyfront.gateway.plan.measure.results import (
@@ -35,7 +35,6 @@ from keyfront.gateway.plan.measure.results import (
     greenlets,
 )
 from keyfront.gateway.plan.measure.server import Application
-from keyfront.gateway.plan.numbers import Conflict, Number
 from keyfront.gateway.serve import state
 
 from . import workload as workload_arguments

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from keyfront.errors import OptionError
-from keyfront.gateway.plan.compute import Plan, plan
+from keyfront.gateway.plan import Plan, plan
 from keyfront.gateway.render import certificates, versions
 from keyfront.gateway.render import lineups as servers
 from keyfront.gateway.render import writer as folder

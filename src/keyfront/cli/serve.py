@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from keyfront import __version__
-from keyfront.common import programs as machine
+from keyfront.common.programs import claim, front_user, parse_listen
 from keyfront.errors import OptionError
 from keyfront.gateway import application
 from keyfront.gateway.serve import lineups, state, supervisor
@@ -144,14 +144,14 @@ def serve(options: Options, out: TextIO) -> int:
         raise OptionError("--server", options.server, f"one of {', '.join(lineups.SERVERS)}")
     if options.stop_timeout not in STOP_TIMEOUTS:
         raise OptionError("--stop-timeout", options.stop_timeout, "a number of seconds, 1 to 3600")
-    host, port = machine.parse_listen(options.listen)
+    host, port = parse_listen(options.listen)
     target = options.target or application.default_target()
     check_target(target)
     lineups.check(options.server)
     folder = state.State(options.state)
     if not options.fresh:
         folder.check()
-    port = machine.claim(options.listen, host, port)
+    port = claim(options.listen, host, port)
     address = supervisor.hostname_port(host, port)
     reach = supervisor.connect_host(host)
     endpoint = f"http://{supervisor.hostname_port(reach, port)}/v3"
@@ -167,7 +167,7 @@ def serve(options: Options, out: TextIO) -> int:
         runtime = Path(tempfile.mkdtemp(prefix="keyfront-"))
         try:
             # a web server's own user has to reach the socket inside
-            runtime.chmod(0o711 if machine.front_user() else 0o700)
+            runtime.chmod(0o711 if front_user() else 0o700)
             lineup = lineups.Lineup(
                 state=folder,
                 listen=address,

@@ -1,1 +1,8 @@
-"""What every layer stands on: files shared by processes, locks, forks, the machine, templates."""
+"""What every layer stands on, each idea once.
+
+:mod:`.counters` (counts in mapped memory), :mod:`.file_lock`, :mod:`.mmap_file`, :mod:`.fork` (what
+a child must not share), :mod:`.process` (whether another one lives), :mod:`.machine` (cores, memory
+and the kernel's limits), :mod:`.programs` (servers installed on this machine), :mod:`.options`
+(values of oslo.config and of paste files), :mod:`.templates` (Jinja). Each is imported by itself:
+some need a library that others do without.
+"""
