@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 TARGET_VARIABLE = "KEYFRONT_APP"
-ARGUMENTS_VARIABLE = "KEYFRONT_ARGV"
-FORMS = "config:FILE[#NAME], egg:DISTRIBUTION[#NAME] or MODULE:CALLABLE"
+_ARGUMENTS_VARIABLE = "KEYFRONT_ARGV"
+_FORMS = "config:FILE[#NAME], egg:DISTRIBUTION[#NAME] or MODULE:CALLABLE"
 
 # Seconds a client is told to wait after a failed load; a server needs about that long to restart.
 RETRY_AFTER = 10
@@ -65,12 +65,12 @@ def pin_argv(prog: str | None = None) -> None:
     :param prog: the name to leave in ``sys.argv[0]``; the present one by default
     :raises OptionError: ``KEYFRONT_ARGV`` ends inside a quotation
     """
-    given = os.environ.get(ARGUMENTS_VARIABLE, "")
+    given = os.environ.get(_ARGUMENTS_VARIABLE, "")
     try:
         arguments = shlex.split(given)
     except ValueError as error:
         raise OptionError(
-            ARGUMENTS_VARIABLE, given, f"a command line as a shell reads it ({error})"
+            _ARGUMENTS_VARIABLE, given, f"a command line as a shell reads it ({error})"
         ) from None
     sys.argv = [prog or (sys.argv[0] if sys.argv else "keyfront"), *arguments]
 
@@ -108,7 +108,7 @@ def check(target: str) -> None:
     elif scheme == "egg":
         _check_egg(target)
     elif fault := paste_file.module_fault(scheme, None, imports=False):
-        raise TargetError(f"{TARGET_VARIABLE} = {target}: {fault}; must be {FORMS}")
+        raise TargetError(f"{TARGET_VARIABLE} = {target}: {fault}; must be {_FORMS}")
 
 
 def _split(target: str) -> tuple[str, str]:
@@ -116,7 +116,7 @@ def _split(target: str) -> tuple[str, str]:
     scheme, _, rest = target.partition(":")
     if rest and (scheme in ("config", "egg") or _OBJECT.match(target)):
         return scheme, rest
-    raise TargetError(f"{TARGET_VARIABLE} = {target}: must be {FORMS}")
+    raise TargetError(f"{TARGET_VARIABLE} = {target}: must be {_FORMS}")
 
 
 def _paste_path(rest: str) -> tuple[Path, str]:
@@ -169,7 +169,7 @@ def _load_object(target: str, module_name: str, attributes: str) -> WSGIApplicat
         missing = error.name or ""
         if module_name == missing or module_name.startswith(f"{missing}."):
             raise TargetError(
-                f"{TARGET_VARIABLE} = {target}: there is no module {missing}; must be {FORMS}"
+                f"{TARGET_VARIABLE} = {target}: there is no module {missing}; must be {_FORMS}"
             ) from None
         raise
     for attribute in attributes.split("."):

@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("keyfront.gateway")
 
 # A real-time signal that uWSGI leaves alone; a number, since SIGRTMIN differs between C libraries.
-PASSED_ON = 40
-HOOK = f"unix_signal:{PASSED_ON} gracefully_kill"
+_PASSED_ON = 40
+_HOOK = f"unix_signal:{_PASSED_ON} gracefully_kill"
 
 # uWSGI's own default (core/init.c)
-DEFAULT_MERCY = 60
+_DEFAULT_MERCY = 60
 # The master looks once a second for dead workers: ending a little early, the worker is found dead
 # at the mercy's end and not a second behind it.
-MARGIN = 0.25
+_MARGIN = 0.25
 
 
-def seconds_to_finish() -> float:
+def _seconds_to_finish() -> float:
     """Return the seconds a worker has to finish its requests: uWSGI's ``worker-reload-mercy``."""
-    value = uwsgi.opt.get("worker-reload-mercy", DEFAULT_MERCY)
+    value = uwsgi.opt.get("worker-reload-mercy", _DEFAULT_MERCY)
     return float(value)
 
 
@@ -52,7 +52,7 @@ def _hooked() -> bool:
     hooks = uwsgi.opt.get("hook-post-fork", ())
     if isinstance(hooks, bytes):
         hooks = (hooks,)
-    return HOOK.encode() in hooks
+    return _HOOK.encode() in hooks
 
 
 def install(registry: ForkRegistry) -> None:
@@ -62,14 +62,14 @@ def install(registry: ForkRegistry) -> None:
         return
     if not _hooked():
         # without the hook the passed-on signal would kill the worker at once
-        LOG.warning("stop is not bounded: add 'hook-post-fork = %s' to the uWSGI ini file", HOOK)
+        LOG.warning("stop is not bounded: add 'hook-post-fork = %s' to the uWSGI ini file", _HOOK)
         # blocked for a loading worker (keyfront.gateway.uwsgi), and nobody here would take it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         return
     if uwsgi.worker_id() > 0:
-        bound_stop()
+        _bound_stop()
     else:
-        registry.register("uwsgi stop", after=bound_stop)
+        registry.register("uwsgi stop", after=_bound_stop)
         # A stop that arrives while a worker is being forked waits in it until it can be heard
         # (signal(7)); uWSGI's own handlers would lose it, and its master would wait for ever.
         os.register_at_fork(before=_hold, after_in_parent=_release)
@@ -104,11 +104,11 @@ def _bound_gevent(registry: ForkRegistry) -> None:
 
 
 def _start_timer() -> None:
-    seconds = max(seconds_to_finish() - MARGIN, MARGIN)
+    seconds = max(_seconds_to_finish() - _MARGIN, _MARGIN)
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
 
 
-def bound_stop() -> None:
+def _bound_stop() -> None:
     """Start the thread that waits for the master's SIGHUP. Runs in the worker's main thread."""
     # every thread started from here on inherits the mask, so the signal can only reach sigwait
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -118,4 +118,4 @@ def bound_stop() -> None:
 def _wait(main_thread: int) -> None:
     signal.sigwait({signal.SIGHUP})
     _start_timer()
-    signal.pthread_kill(main_thread, PASSED_ON)
+    signal.pthread_kill(main_thread, _PASSED_ON)

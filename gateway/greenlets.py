@@ -62,7 +62,7 @@ def patch_gevent() -> bool:
         raise MissingPartError("gevent is not installed: pip install 'keyfront[gevent]'") from None
     if monkey.is_module_patched("socket"):
         return False
-    early = imported_too_early()
+    early = _imported_too_early()
     if early:
         raise ImportedTooEarlyError(
             f"imported before gevent's monkey patching: {', '.join(early)}; import"
@@ -72,7 +72,7 @@ def patch_gevent() -> bool:
     return True
 
 
-def imported_too_early() -> list[str]:
+def _imported_too_early() -> list[str]:
     """Return the sorted names of the imported packages that patching now comes too late for.
 
     Those are the packages known to keep primitives deep inside, and every other package outside

@@ -40,10 +40,10 @@ if "pyargv" not in uwsgi.opt:
     pin_argv("uwsgi")
 
 # behind a web server the uwsgi protocol carries a length, never chunks
-speaks_http = any(option in uwsgi.opt for option in ("http-socket", "https-socket"))
+_speaks_http = any(option in uwsgi.opt for option in ("http-socket", "https-socket"))
 
 # also of a request that is refused for its wait: closing over unread bytes loses the answer
-whole = partial(read_whole, read_chunk=uwsgi.chunked_read if speaks_http else None)
+whole = partial(read_whole, read_chunk=uwsgi.chunked_read if _speaks_http else None)
 
 with reported():
     queue_timeout, most_memory = queue_limit.from_environment(), memory_limit.from_environment()

@@ -34,12 +34,12 @@ from . import tcp
 
 T = TypeVar("T")
 
-#: The kernel's limits for TCP_KEEPIDLE and TCP_KEEPINTVL, whole seconds: net/tcp.h.
-MIN_INTERVAL: Final = 1
-MAX_INTERVAL: Final = 32767
-#: How many probes in a row may stay without an answer. The last comes one interval after the
-#: first, so that a host which vanished is given up within about twice the interval.
-PROBES: Final = 3
+# The kernel's limits for TCP_KEEPIDLE and TCP_KEEPINTVL, whole seconds: net/tcp.h.
+_MIN_INTERVAL: Final = 1
+_MAX_INTERVAL: Final = 32767
+# How many probes in a row may stay without an answer. The last comes one interval after the
+# first, so that a host which vanished is given up within about twice the interval.
+_PROBES: Final = 3
 
 NAMES: Final = (
     "watched", "heard", "checked", "refused", "failed", "closed", "inherited", "unset",
@@ -82,10 +82,10 @@ class Keepalive(Generic[T]):
         if (
             isinstance(interval, bool)
             or not isinstance(interval, (int, float))
-            or not MIN_INTERVAL <= interval <= MAX_INTERVAL
+            or not _MIN_INTERVAL <= interval <= _MAX_INTERVAL
         ):
             raise OptionError(
-                "interval", repr(interval), f"from {MIN_INTERVAL} to {MAX_INTERVAL} seconds"
+                "interval", repr(interval), f"from {_MIN_INTERVAL} to {_MAX_INTERVAL} seconds"
             )
         self._check = check
         self._interval = float(interval)
@@ -322,13 +322,13 @@ def _descriptor(sock: object) -> int:
 def _options(interval: float) -> list[tuple[str, int, int, int]]:
     """Return name, level, option and value of each option of the socket, see tcp(7)."""
     idle = math.ceil(interval)
-    between = max(1, math.ceil(idle / PROBES))
+    between = max(1, math.ceil(idle / _PROBES))
     wanted = {
         "TCP_KEEPIDLE": idle,
         "TCP_KEEPINTVL": between,
-        "TCP_KEEPCNT": PROBES,
+        "TCP_KEEPCNT": _PROBES,
         # Data on its way stops the probes: it gets as long, in milliseconds.
-        "TCP_USER_TIMEOUT": (idle + PROBES * between) * 1000,
+        "TCP_USER_TIMEOUT": (idle + _PROBES * between) * 1000,
     }
     options = [("SO_KEEPALIVE", socket.SOL_SOCKET, int(socket.SO_KEEPALIVE), 1)]
     for name, value in wanted.items():

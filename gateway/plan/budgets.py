@@ -7,9 +7,9 @@ import math
 from .numbers import Numbers, count
 from .workload import Workload
 
-#: The part of the database's connections that is planned for; the rest is for administrators,
-#: backups, and processes that start before others have ended.
-DATABASE_SHARE = 0.8
+# The part of the database's connections that is planned for; the rest is for administrators,
+# backups, and processes that start before others have ended.
+_DATABASE_SHARE = 0.8
 
 
 def put_budgets(numbers: Numbers, workload: Workload) -> None:
@@ -23,7 +23,7 @@ def fits(workload: Workload, processes: int, threads: int) -> bool:
     """Tell whether so many workers a node keep the budgets without overflow."""
     each = processes * threads * workload.nodes
     for given, connections in (
-        (workload.database_connections and workload.database_connections * DATABASE_SHARE, each),
+        (workload.database_connections and workload.database_connections * _DATABASE_SHARE, each),
         (workload.ldap_connections, 2 * each),
         (workload.memcached_connections, each),
     ):
@@ -50,16 +50,16 @@ def _database(numbers: Numbers, workload: Workload) -> None:
     )
     given = workload.database_connections
     overflow, reason = threads, f"as many again as {count(threads, 'thread')}, opened when needed"
-    usable = math.floor(given * DATABASE_SHARE) if given else None
+    usable = math.floor(given * _DATABASE_SHARE) if given else None
     if usable is not None and (pool + overflow) * everywhere > usable:
         overflow = max(0, min(overflow, usable // everywhere - pool))
-        reason = f"what {DATABASE_SHARE:.0%} of {given} leave each of {words} beside the pool"
+        reason = f"what {_DATABASE_SHARE:.0%} of {given} leave each of {words} beside the pool"
     numbers.put(
         "database.max_overflow", overflow, "connections a process", reason,
         "More, and the budget no longer holds: SQLAlchemy opens them all under load",
     )
     total = everywhere * (pool + overflow)
-    bound = f", at most {usable} ({DATABASE_SHARE:.0%} of {given})" if usable is not None else ""
+    bound = f", at most {usable} ({_DATABASE_SHARE:.0%} of {given})" if usable is not None else ""
     numbers.put(
         "database.connections", total, "connections on all nodes",
         f"{words} x ({pool} + {overflow}){bound}",
@@ -69,7 +69,7 @@ def _database(numbers: Numbers, workload: Workload) -> None:
         each = threads * workload.nodes
         numbers.refuse(
             "database.connections", total, usable,
-            f"the database's max_connections must be at least {math.ceil(total / DATABASE_SHARE)}"
+            f"the database's max_connections must be at least {math.ceil(total / _DATABASE_SHARE)}"
             + _or_processes(usable // each, numbers["uwsgi.processes"], workload.nodes),
         )
 

@@ -13,7 +13,7 @@ from .workload import Profile, Workload
 # Bytes that uWSGI holds of a request's headers and variables (16 bits).
 _UWSGI_BUFFER = 65535
 # What is left of it for the headers of a client.
-HEADER = 61440
+_HEADER = 61440
 BODY = 114688
 # Descriptors for listening sockets, logs and temporary files.
 _SPARE_FILES = 64
@@ -35,8 +35,8 @@ def _limits(numbers: Numbers) -> None:
         "A larger body Keystone itself refuses with 413",
     )
     numbers.put(
-        "limits.header", HEADER, "bytes",
-        f"uWSGI's {_UWSGI_BUFFER} - {_UWSGI_BUFFER - HEADER} for its own variables; OIDC and SAML "
+        "limits.header", _HEADER, "bytes",
+        f"uWSGI's {_UWSGI_BUFFER} - {_UWSGI_BUFFER - _HEADER} for its own variables; OIDC and SAML "
         "send tens of thousands",
         "Beyond it uWSGI drops the request; nginx and mod_proxy_uwsgi answer 500",
     )
@@ -86,7 +86,7 @@ def _nginx(numbers: Numbers, machine: Machine, workload: Workload) -> None:
         "More are held by every connection that sends large headers",
     )
     numbers.put(
-        "nginx.header_buffer_size", HEADER, "bytes", f"limits.header {HEADER}",
+        "nginx.header_buffer_size", _HEADER, "bytes", f"limits.header {_HEADER}",
         "Larger ones nginx answers with 400, and a long URL with 414",
     )
     capacity = numbers["capacity.logins"]
@@ -181,7 +181,7 @@ def _apache(numbers: Numbers, machine: Machine, profile: Profile) -> None:
         f"{children} / 2", "Lower, Apache ends processes and forks them again",
     )
     numbers.put(
-        "apache.header_field_size", HEADER, "bytes", f"limits.header {HEADER}",
+        "apache.header_field_size", _HEADER, "bytes", f"limits.header {_HEADER}",
         "Larger ones Apache answers with 400; its default of 8190 is too small for OIDC and SAML",
     )
 

@@ -89,11 +89,11 @@ class Numbers:
 
 def count(number: float, noun: str) -> str:
     """Return a number with its noun: ``1 core``, ``2 cores``, ``0.5 logins``."""
-    return f"{number:g} {noun if number == 1 else plural(noun)}"
+    return f"{number:g} {noun if number == 1 else _plural(noun)}"
 
 
-def plural(noun: str) -> str:
-    """Return the plural of a regular noun."""
+def _plural(noun: str) -> str:
+    """Return the _plural of a regular noun."""
     if noun.endswith(("s", "x")):
         return f"{noun}es"
     return f"{noun}s"

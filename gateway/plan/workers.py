@@ -18,7 +18,7 @@ _NODE_CACHE = 16
 # MiB of cached answers a worker below which the cache is not made to give more workers room.
 _LEAST_CACHE = 4
 # More nginx workers than this bring nothing: each passes on tens of thousands of requests a second.
-MOST_NGINX = 32
+_MOST_NGINX = 32
 # Seconds between the restarts of two workers that are recycled by age.
 _APART = 60
 _DAY = 86400
@@ -46,11 +46,12 @@ def _front(numbers: Numbers, machine: Machine, profile: Profile, limit: int) -> 
     """Add nginx's processes and the clients it holds; returns the MiB that they take."""
     room = limit / _FRONT
     by_memory = int((room / 8 - costs.NGINX_MASTER) / costs.NGINX_WORKER)
-    workers = max(1, min(machine.cores, MOST_NGINX, by_memory))
+    wanted = min(machine.cores, _MOST_NGINX)
+    workers = max(1, min(wanted, by_memory))
     numbers.put(
         "nginx.worker_processes", workers, "processes",
-        f"{count(machine.cores, 'core')} ({machine.cores_from}), at most {MOST_NGINX}"
-        + (f" and an eighth of {room:.0f} MiB" if workers < min(machine.cores, MOST_NGINX) else ""),
+        f"{count(machine.cores, 'core')} ({machine.cores_from}), at most {_MOST_NGINX}"
+        + (f" and an eighth of {room:.0f} MiB" if workers < wanted else ""),
         "More only take memory and turns on the cores",
     )
     base = costs.NGINX_MASTER + workers * costs.NGINX_WORKER
@@ -166,12 +167,12 @@ def _mod_wsgi(
     )
 
 
-def login_cost(workload: Workload) -> float:
+def _login_cost(workload: Workload) -> float:
     """Return the CPU seconds of a login; a directory checks passwords on its own machine."""
     return costs.LOGIN + (0 if workload.ldap else costs.PASSWORD_HASH)
 
 
-def validation_cost(workload: Workload) -> float:
+def _validation_cost(workload: Workload) -> float:
     """Return the CPU seconds of a validation, on average."""
     if not workload.token_cache:
         return costs.VALIDATION
@@ -180,7 +181,7 @@ def validation_cost(workload: Workload) -> float:
 
 def _capacity(numbers: Numbers, machine: Machine, workload: Workload) -> None:
     busy = min(machine.cores, numbers["uwsgi.processes"])
-    login, validation = login_cost(workload), validation_cost(workload)
+    login, validation = _login_cost(workload), _validation_cost(workload)
     parts = f"{costs.LOGIN:g} s" + ("" if workload.ldap else f" + bcrypt {costs.PASSWORD_HASH:g} s")
     numbers.put(
         "capacity.logins", max(1, math.floor(busy / login)), "a second on this node",
@@ -221,10 +222,10 @@ def _queue(numbers: Numbers, machine: Machine, workload: Workload) -> None:
     busy = min(machine.cores, processes)
     logins, validations = workload.logins or 0, workload.validations or 0
     if logins + validations == 0:
-        mean, mix = validation_cost(workload), "a validation"
+        mean, mix = _validation_cost(workload), "a validation"
     else:
         share = logins / (logins + validations)
-        mean = share * login_cost(workload) + (1 - share) * validation_cost(workload)
+        mean = share * _login_cost(workload) + (1 - share) * _validation_cost(workload)
         mix = "a request of the load given"
     answered = max(16, math.floor(busy * workload.latency / mean))
     wanted = min(answered, numbers["front.clients"], 65535)

@@ -48,32 +48,32 @@ class Template:
     asks: tuple[str, ...] = ()
 
 
-def has_uwsgi(settings: Settings) -> bool:
+def _has_uwsgi(settings: Settings) -> bool:
     """Tell whether uWSGI serves the application."""
     return not settings.server.endswith("mod_wsgi")
 
 
-def has_nginx(settings: Settings) -> bool:
+def _has_nginx(settings: Settings) -> bool:
     """Tell whether nginx is in front."""
     return settings.server.startswith("nginx+")
 
 
-def has_apache(settings: Settings) -> bool:
+def _has_apache(settings: Settings) -> bool:
     """Tell whether Apache is in front, or serves the application itself."""
     return settings.server in ("apache+uwsgi", "mod_wsgi", "prefork+mod_wsgi")
 
 
-def has_mod_wsgi(settings: Settings) -> bool:
+def _has_mod_wsgi(settings: Settings) -> bool:
     """Tell whether Apache serves the application itself."""
     return settings.server.endswith("mod_wsgi")
 
 
-def has_socket_unit(settings: Settings) -> bool:
+def _has_socket_unit(settings: Settings) -> bool:
     """Tell whether systemd holds uWSGI's socket, so that a restart refuses nobody."""
-    return has_uwsgi(settings) and settings.server != "uwsgi"
+    return _has_uwsgi(settings) and settings.server != "uwsgi"
 
 
-def searches_snippets(settings: Settings) -> bool:
+def _searches_snippets(settings: Settings) -> bool:
     """Tell whether Keystone looks for ``keystone.conf.d`` where its configuration is."""
     return settings.config == Path("/etc/keystone")
 
@@ -92,14 +92,14 @@ TEMPLATES = (
         path="uwsgi.ini",
         source="production/uwsgi.ini.j2",
         title="uWSGI: the processes that run the application.",
-        when=has_uwsgi,
+        when=_has_uwsgi,
         asks=("uwsgi",),
     ),
     Template(
         path="nginx.conf",
         source="production/nginx.conf.j2",
         title="nginx in front of uWSGI.",
-        when=has_nginx,
+        when=_has_nginx,
         asks=("nginx",),
     ),
     *(
@@ -126,13 +126,13 @@ TEMPLATES = (
         path="keyfront.wsgi",
         source="production/apache/keyfront.wsgi.j2",
         title="What mod_wsgi serves.",
-        when=has_mod_wsgi,
+        when=_has_mod_wsgi,
     ),
     Template(
         path=f"{SYSTEM}etc/systemd/system/keyfront-apache.service",
         source="production/systemd/keyfront-apache.service.j2",
         title="systemd: Apache.",
-        when=has_apache,
+        when=_has_apache,
         asks=("apache",),
     ),
     Template(
@@ -164,32 +164,32 @@ TEMPLATES = (
         path=f"{SYSTEM}etc/keystone/keystone.conf.d/keyfront.conf",
         source="production/keystone.conf.j2",
         title="Keystone: pools and caches.",
-        when=searches_snippets,
+        when=_searches_snippets,
     ),
     Template(
         path="keystone.conf",
         source="production/keystone.conf.j2",
         title="Keystone: pools and caches.",
-        when=lambda settings: not searches_snippets(settings),
+        when=lambda settings: not _searches_snippets(settings),
     ),
     Template(
         path=f"{SYSTEM}etc/systemd/system/keyfront-uwsgi.service",
         source="production/systemd/keyfront-uwsgi.service.j2",
         title="systemd: uWSGI.",
-        when=has_uwsgi,
+        when=_has_uwsgi,
         asks=("uwsgi",),
     ),
     Template(
         path=f"{SYSTEM}etc/systemd/system/keyfront-uwsgi.socket",
         source="production/systemd/keyfront-uwsgi.socket.j2",
         title="systemd: uWSGI's socket.",
-        when=has_socket_unit,
+        when=_has_socket_unit,
     ),
     Template(
         path=f"{SYSTEM}etc/systemd/system/nginx.service.d/keyfront.conf",
         source="production/systemd/nginx.service.conf.j2",
         title="systemd: nginx.",
-        when=has_nginx,
+        when=_has_nginx,
         asks=("nginx",),
     ),
     Template(
@@ -238,7 +238,7 @@ def render(plan: Plan, settings: Settings, versions: Versions) -> list[File]:
             settings=settings,
             versions=versions,
             version=__version__,
-            socket_unit=has_socket_unit(settings),
+            socket_unit=_has_socket_unit(settings),
             alone=settings.server == "uwsgi",
             # what is under way now is answered by then
             retry_after=math.ceil(plan.workload.latency),

@@ -36,8 +36,8 @@ KEPT = "kept"
 
 #: What lies below mirrors the root of the file system, and is copied there.
 SYSTEM = "system/"
-#: Columns that comments keep to.
-WIDTH = 100
+# Columns that comments keep to.
+_WIDTH = 100
 _MARK = "# keyfront content: sha256:"
 _HEADER = """\
 # {title}
@@ -72,7 +72,7 @@ def fill(template: str, numbers: Mapping[str, Number], **values: object) -> str:
     """Return a template of ``keyfront.deploy``, filled in.
 
     It sees each number as ``n.uwsgi.processes.value`` and its reason, for a comment, as
-    ``n.uwsgi.processes | why``. Comments that grow beyond :data:`WIDTH` are wrapped afterwards.
+    ``n.uwsgi.processes | why``. Comments that grow beyond :data:`_WIDTH` are wrapped afterwards.
 
     :param template: its path below ``keyfront/deploy``, for example ``production/nginx.conf.j2``
     :raises jinja2.UndefinedError: a value or a number that the template names was not given
@@ -125,15 +125,15 @@ def _digest(text: str) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """Return a comment in lines of at most :data:`WIDTH` columns; other lines as they are."""
-    if len(line) <= WIDTH:
+    """Return a comment in lines of at most :data:`_WIDTH` columns; other lines as they are."""
+    if len(line) <= _WIDTH:
         return line
     match = re.match(r"( *# ?)( *)", line)
     if match is None:
         return line
     return textwrap.fill(
         line[match.end() :],
-        WIDTH,
+        _WIDTH,
         initial_indent=match[0],
         subsequent_indent=match[0],
         break_long_words=False,

@@ -17,7 +17,7 @@ from keyfront.errors import OptionError
 from .state import State
 
 # Static here; each reason stands beside the number in the rendered file.
-THREADS = 2
+_THREADS = 2
 GREENLETS = 100
 HARAKIRI = 60
 BACKLOG = 1024
@@ -69,7 +69,7 @@ class Lineup:
             "log": self.state.log,
             "virtualenv": installed.python_home(),
             "processes": self.processes,
-            "threads": THREADS,
+            "threads": _THREADS,
             "gevent": None,
             "harakiri": HARAKIRI,
             "stop_timeout": self.stop_timeout,

@@ -25,7 +25,7 @@ from keyfront.errors import ServerError
 from .lineups import Program
 
 # Seconds until the first answer; Keystone takes some three to load, on a busy machine many more.
-START_TIMEOUT = 90.0
+_START_TIMEOUT = 90.0
 # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 # Seconds beyond the stop timeout after which what is left is killed. Workers end at the timeout;
@@ -117,7 +117,7 @@ class Supervisor:
         :returns: ``False`` if a stop was asked for meanwhile
         :raises ServerError: a program ended, or no answer came in time; names the log
         """
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + _START_TIMEOUT
         pause = 0.05
         while not self.stop_requested:
             self._check_running()
@@ -127,7 +127,7 @@ class Supervisor:
             if time.monotonic() > deadline:
                 state = f"answers {status}" if status else "does not answer"
                 logs = ", ".join(str(program.log) for program in self._programs)
-                raise ServerError(f"Keystone {state} after {START_TIMEOUT:.0f} s; see {logs}")
+                raise ServerError(f"Keystone {state} after {_START_TIMEOUT:.0f} s; see {logs}")
             self._wait_signal(pause)
             pause = min(pause * 1.5, 0.5)
             self._forget(signal.SIGCHLD, signal.SIGHUP)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from .candidates import Candidate
 
-#: A smaller gain is none, however steady it looks.
-LEAST_MARGIN = 0.03
+# A smaller gain is none, however steady it looks.
+_LEAST_MARGIN = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def choose_candidate(results: Sequence[CandidateResult], latency: float) -> Choi
     margin, noise = statistics.median(ratios) - 1, (max(ratios) - min(ratios)) / 2
     words = f"ahead by {margin:.1%}, with a noise of {noise:.1%} from round to round"
     # it must have been ahead in every round: the best of several looks better than it is
-    if margin > max(noise, LEAST_MARGIN) and min(ratios) > 1:
+    if margin > max(noise, _LEAST_MARGIN) and min(ratios) > 1:
         return Choice(
             taken=best.candidate, met=True, margin=margin, noise=noise,
             text=f"{best.candidate} is the best, {1 + margin:.2f} times the computed plan: {words}",
@@ -109,7 +109,7 @@ def greenlets(results: Sequence[CandidateResult], choice: Choice, latency: float
     for result in results:
         if not result.candidate.greenlets or not result.meets(latency):
             continue
-        if min(result.rates) > max(taken.rates) * (1 + LEAST_MARGIN):
+        if min(result.rates) > max(taken.rates) * (1 + _LEAST_MARGIN):
             return (
                 f"{result.candidate} would answer {result.rate / taken.rate:.2f} times as many, "
                 "but the plan stays with threads: every greenlet may hold a connection of each "

@@ -39,7 +39,7 @@ _REST = 2.5
 #: The part of its time that a generator computes from which on it may be what is measured.
 BOUND = 0.9
 
-#: Told how far the measurement is, from 0 to 1, and what is being done.
+#: A function that is told how far the measurement is, from 0 to 1, and the present step.
 Progress = Callable[[float, str], None]
 
 
@@ -62,9 +62,11 @@ class Measurement:
 def measure(
     tried: Sequence[Candidate], application: Application, seconds: float, progress: Progress
 ) -> Measurement:
-    """Try candidates out; returns when everything that was started has ended.
+    """Load candidates in turn; returns when everything that was started has ended.
 
-    :param seconds: that it takes in all, at most
+    :param tried: the candidates, the computed plan first
+    :param seconds: time that it takes in all, at most, 10 to 3600
+    :param progress: called before each step
     :raises ServerError: one does not start, or the time does not suffice
     """
     begin = time.monotonic()

@@ -11,9 +11,7 @@ from typing import TextIO
 
 from keyfront.errors import OptionError
 from keyfront.gateway.plan import Plan, plan
-from keyfront.gateway.render import certificates, versions
-from keyfront.gateway.render import lineups as servers
-from keyfront.gateway.render import writer as folder
+from keyfront.gateway.render import certificates, lineups, versions, writer
 from keyfront.gateway.render.settings import HSTS_MAX, Settings
 from keyfront.gateway.render.writer import File
 
@@ -66,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--server",
-        default=servers.SERVERS[0],
-        metavar="|".join(servers.SERVERS),
+        default=lineups.SERVERS[0],
+        metavar="|".join(lineups.SERVERS),
         help="what serves it (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="replace files changed by hand, too")
@@ -135,24 +133,24 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
         workload_arguments.profile(arguments),
     )
     settings = settings_of(arguments)
-    servers.check(settings)
+    lineups.check(settings)
     found = versions.find(settings.virtualenv, versions.parse_assumed(arguments.assume or ()))
     if made.conflicts:
         for conflict in made.conflicts:
             err.write(f"keyfront: {conflict.name}: {conflict.gives}\n")
         err.write("keyfront: nothing is written; keyfront plan shows the whole plan\n")
         return 3
-    files = servers.render(made, settings, found)
+    files = lineups.render(made, settings, found)
     if arguments.diff:
-        lines = list(folder.diff(files, settings.folder))
+        lines = list(writer.diff(files, settings.folder))
         out.writelines(line if line.endswith("\n") else f"{line}\n" for line in lines)
         return 1 if lines else 0
-    folder.compare(files, settings.folder)
+    writer.compare(files, settings.folder)
     if arguments.self_signed is not None:
         certificates.make(settings.folder, arguments.self_signed)
-    changes = folder.write(files, settings.folder, force=arguments.force)
+    changes = writer.write(files, settings.folder, force=arguments.force)
     _report(changes, settings, made, out)
-    return 1 if any(item.kind == folder.KEPT for item in changes) else 0
+    return 1 if any(item.kind == writer.KEPT for item in changes) else 0
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
@@ -196,7 +194,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 def command(arguments: argparse.Namespace) -> str:
     """Return the command line that makes the same files anywhere, as a shell takes it."""
     words = ["keyfront", "render", str(arguments.folder.absolute())]
-    if arguments.server != servers.SERVERS[0]:
+    if arguments.server != lineups.SERVERS[0]:
         words += ["--server", arguments.server]
     options = [option for option, _, _ in (*_WORDS, *_PATHS)]
     options += ["--memcached", "--tls-certificate", "--tls-key", "--self-signed", "--hsts"]
@@ -230,16 +228,16 @@ def _seconds(option: str, text: str | None) -> int:
     return int(text)
 
 
-def _report(changes: Sequence[folder.Change], settings: Settings, made: Plan, out: TextIO) -> None:
+def _report(changes: Sequence[writer.Change], settings: Settings, made: Plan, out: TextIO) -> None:
     out.write(f"{settings.folder}: {settings.server}, profile {made.profile.name}\n")
     width = max(len(item.file.path) for item in changes)
     for item in changes:
         kind = item.kind
-        if kind == folder.KEPT:
+        if kind == writer.KEPT:
             kind = "kept: it was changed by hand; --diff shows what it misses, --force replaces it"
         out.write(f"  {item.file.path:{width}}  {kind}\n")
     files: list[File] = [item.file for item in changes]
-    for path in folder.left_over(files, settings.folder, servers.PATHS):
+    for path in writer.left_over(files, settings.folder, lineups.PATHS):
         out.write(f"  {path:{width}}  of another line-up: remove it, also where it was copied to\n")
     if any(file.goes_to for file in files):
         out.write(f"Put system/ in its place with:  cp -r {settings.folder}/system/. /\n")

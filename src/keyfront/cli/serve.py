@@ -24,9 +24,9 @@ from keyfront.gateway.serve import lineups, state, supervisor
 
 from .parser import add_state_argument
 
-DEFAULT_LISTEN = "127.0.0.1:5000"
-DEFAULT_STOP_TIMEOUT = 30
-STOP_TIMEOUTS = range(1, 3601)
+_DEFAULT_LISTEN = "127.0.0.1:5000"
+_DEFAULT_STOP_TIMEOUT = 30
+_STOP_TIMEOUTS = range(1, 3601)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,10 @@ class Options:
     """
 
     state: Path
-    listen: str = DEFAULT_LISTEN
+    listen: str = _DEFAULT_LISTEN
     server: str = "uwsgi"
     fresh: bool = False
-    stop_timeout: int = DEFAULT_STOP_TIMEOUT
+    stop_timeout: int = _DEFAULT_STOP_TIMEOUT
     target: str | None = None
 
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_state_argument(parser)
     parser.add_argument(
         "--listen",
-        default=DEFAULT_LISTEN,
+        default=_DEFAULT_LISTEN,
         metavar="HOST:PORT",
         help="address to listen at; port 0 takes a free one (default: %(default)s)",
     )
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stop-timeout",
-        default=str(DEFAULT_STOP_TIMEOUT),
+        default=str(_DEFAULT_STOP_TIMEOUT),
         metavar="SECONDS",
         help="what running requests get when it stops, 1 to 3600 (default: %(default)s)",
     )
@@ -142,7 +142,7 @@ def serve(options: Options, out: TextIO) -> int:
     # everything that can be found wrong is found before anything is written
     if options.server not in lineups.SERVERS:
         raise OptionError("--server", options.server, f"one of {', '.join(lineups.SERVERS)}")
-    if options.stop_timeout not in STOP_TIMEOUTS:
+    if options.stop_timeout not in _STOP_TIMEOUTS:
         raise OptionError("--stop-timeout", options.stop_timeout, "a number of seconds, 1 to 3600")
     host, port = parse_listen(options.listen)
     target = options.target or application.default_target()

@@ -20,7 +20,7 @@ MIB = 2**20
 MIN_MEMORY = 128 * MIB
 MAX_MEMORY = 64 * 2**40
 # net.core.somaxconn since Linux 5.4
-DEFAULT_SOMAXCONN = 4096
+_DEFAULT_SOMAXCONN = 4096
 # fs.nr_open, above which no process may go
 _MOST_FILES = 1048576
 
@@ -40,7 +40,7 @@ class Machine:
 
     cores: int
     memory: int
-    somaxconn: int = DEFAULT_SOMAXCONN
+    somaxconn: int = _DEFAULT_SOMAXCONN
     nofile: int = _MOST_FILES
     cores_from: str = "given"
     memory_from: str = "given"
