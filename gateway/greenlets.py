@@ -27,7 +27,7 @@ _BLOCKING = frozenset(
 # gevent and what it is made of, uWSGI's own, and ours, where a native primitive is deliberate.
 _HARMLESS = frozenset(("gevent", "greenlet", "keyfront", "uwsgi", "uwsgidecorators", "zope"))
 
-# What patching replaces, by standard module; names missing on this Python are passed over.
+# The names that patching replaces, by standard module; what this Python lacks is passed over.
 _PRIMITIVES = {
     "_thread": ("allocate_lock", "start_new_thread", "_local"),
     "queue": ("Queue", "SimpleQueue"),

@@ -73,7 +73,7 @@ def limit_memory(
         look()
     except OSError:
         raise OptionError(VARIABLE, mebibytes, "0 here: there is no /proc/self/statm") from None
-    # Of each process, from its first request on: workers are forked from where this ran.
+    # The clock of a process starts with its first request: workers are forked from where this ran.
     due: float | None = None
     turn = threading.Lock()
 

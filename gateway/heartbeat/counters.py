@@ -24,7 +24,7 @@ from keyfront.common.mmap_file import Mapped
 from keyfront.common.process import started
 from keyfront.errors import CoordinatorError, HeartbeatError
 
-#: What is counted, in the order of the row.
+#: The names of the counts, in the order of the row.
 NAMES: Final = (
     "connections",  # kept alive now
     "opened",  # kept alive in all
@@ -60,7 +60,7 @@ _TEXT_SIZE: Final = 2048
 _SIZE: Final = _TEXT_START + _TEXT_SIZE
 _BEING_WRITTEN: Final = 2**64 - 1  # in place of the length and the checksum of the text
 
-#: What the name of a folder begins with; the number of the user follows.
+#: The beginning of a folder's name; the number of the user follows.
 PREFIX: Final = "keyfront-heartbeat-"
 _SUFFIX: Final = ".counts"
 _MANY: Final = 4096  # files looked at in a folder

@@ -37,8 +37,8 @@ T = TypeVar("T")
 # The kernel's limits for TCP_KEEPIDLE and TCP_KEEPINTVL, whole seconds: net/tcp.h.
 _MIN_INTERVAL: Final = 1
 _MAX_INTERVAL: Final = 32767
-# How many probes in a row may stay without an answer. The last comes one interval after the
-# first, so that a host which vanished is given up within about twice the interval.
+# The number of probes in a row that may stay without an answer. The last comes one interval after
+# the first, so that a host which vanished is given up within about twice the interval.
 _PROBES: Final = 3
 
 NAMES: Final = (

@@ -21,7 +21,7 @@ FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
-# Of an interval: how much earlier a beat may be sent so that several are sent at one waking.
+# The part of an interval by which a beat may be early, so that several are sent at one waking.
 _EARLY: Final = 0.1
 # Seconds: how long whoever ends a connection waits for a beat that is being sent.
 _LONGEST_BEAT: Final = 0.1
@@ -64,12 +64,12 @@ class KeptConnection:
         self.timeout = timeout
         self.row = row
         self.pid = os.getpid()
-        #: What is left of a beat that was sent in part.
+        #: The rest of a beat that was sent in part.
         self.pending = b""
-        #: When the owner last wrote, and when a beat was last sent (``time.monotonic``).
+        #: The times of the owner's last write and of the last beat (``time.monotonic``).
         self.written: float = monotonic()
         self.beaten: float = self.written
-        #: Whether the native thread holds the lock.
+        #: True while the native thread holds the lock.
         self.beating = False
         #: A write was interrupted, perhaps in the middle of a frame: nothing may be put after it.
         self.stopped = False

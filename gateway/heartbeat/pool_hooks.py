@@ -22,7 +22,7 @@ from .registry import ConnectionRegistry, writer_of
 # than the pool itself. Whoever writes all the time finds out by writing.
 _RECENT = 0.1
 
-# How often and at what intervals oslo.messaging's connection tries to connect.
+# The attributes that say how often and at what intervals oslo.messaging tries to connect.
 _PATIENCE = ("max_retries", "interval_start", "interval_stepping")
 
 # Methods that are read at borrowing: a connection for sending is told little.

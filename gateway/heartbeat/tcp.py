@@ -57,11 +57,11 @@ class State(NamedTuple):
     unread: int
     #: Bytes of ours that the peer has not acknowledged, sent or not.
     unsent: int
-    #: How often in a row the oldest of them was sent again without an answer.
+    #: The times in a row that the oldest of them was sent again without an answer.
     retransmits: int
-    #: How many probes, of keepalive or for room in the peer's buffer, are without an answer.
+    #: The number of probes, of keepalive or for room in the peer's buffer, without an answer.
     probes: int
-    #: Whether the peer may send: our receive window is open. While it is not, the peer's silence
+    #: True if the peer may send: our receive window is open. While it is not, the peer's silence
     #: says nothing of the peer.
     room: bool
 

@@ -1,4 +1,4 @@
-"""TLS connections: the same lock for OpenSSL, which may not read and write at once.
+"""Kept connections over TLS, where OpenSSL may not read and write at once.
 
 A beat over TLS is written by OpenSSL itself, into the record that comes next. OpenSSL's object is
 not made for two threads, so reading takes a lock around each of its calls, and a beat only tries
@@ -22,7 +22,7 @@ from . import native
 from .counters import BEATS, FLOWING, FULL
 from .kept_connection import FRAME, KeptConnection
 
-# Of an interval: when to look again after a beat that found somebody reading.
+# The part of an interval after which a beat is tried again that found somebody reading.
 _AGAIN = 0.25
 
 # Bytes in the send buffer from which on a beat might have to wait for room: a record of TLS with

@@ -1,4 +1,4 @@
-"""How large everything is: one plan for a node, each number with its reason.
+"""The plan of a node that serves Keystone: how large everything is, each number with its reason.
 
 :func:`plan` computes it from a :class:`~keyfront.common.machine.Machine`, a :class:`Workload` and a
 :class:`Profile`. :mod:`.measure` tries a plan and its neighbours on the application.

@@ -1,4 +1,4 @@
-"""What a request and a process cost, as measured; every figure names where it comes from.
+"""The costs of a request and of a process, as measured; every figure names its origin.
 
 On faster cores everything is better than planned, on slower ones ``keyfront plan --measure`` tells.
 """
@@ -23,9 +23,9 @@ BUSY: Final = 0.7
 
 # MiB; docs/gateway.md, "Loading before the fork": with 8 workers and their master 271 PSS and 1047
 # RSS when loaded before the fork, 864 PSS when each loads by itself.
-#: What all processes share that were forked from one that had loaded Keystone.
+#: The memory that all processes share that were forked from one that had loaded Keystone.
 SHARED: Final = 97
-#: What each of them has on top of it after some requests.
+#: The memory that each of them has on top of it after some requests.
 OWN: Final = 20
 #: A process that loaded Keystone by itself.
 ALONE: Final = 107

@@ -12,7 +12,7 @@ from .workload import Profile, Workload
 
 # Bytes that uWSGI holds of a request's headers and variables (16 bits).
 _UWSGI_BUFFER = 65535
-# What is left of it for the headers of a client.
+# The bytes of it that are left for the headers of a client.
 _HEADER = 61440
 BODY = 114688
 # Descriptors for listening sockets, logs and temporary files.

@@ -1,4 +1,4 @@
-"""The processes that run the application: how many cores and memory give, and their queue."""
+"""The processes that run the application: as many as cores and memory allow, and their queue."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ NEWEST = {
     "haproxy": "3.2.0",
     "mod_wsgi": "6.1.1",
 }
-# What a server was built with if it cannot be asked: what distributions build in.
+# The features of a server that cannot be asked: those that distributions build in.
 _USUAL = {
     "uwsgi": frozenset({"https-socket", "route-run"}),
     "nginx": frozenset({"http_ssl_module", "http_v2_module", "http_realip_module"}),

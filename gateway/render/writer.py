@@ -34,7 +34,7 @@ CHANGED = "changed"
 UNCHANGED = "unchanged"
 KEPT = "kept"
 
-#: What lies below mirrors the root of the file system, and is copied there.
+#: The folder that mirrors the root of the file system, and whose content is copied there.
 SYSTEM = "system/"
 # Columns that comments keep to.
 _WIDTH = 100

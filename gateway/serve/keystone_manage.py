@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """The end of a command: its exit status, and all that it printed."""
 
     status: int
     output: str
@@ -101,7 +101,7 @@ class KeystoneManage:
         self.close()
 
 
-# What libraries print while they are imported goes the same way.
+# Answers begin with it: what libraries print while they are imported goes the same way.
 _ANSWER = "keyfront-manage: "
 
 

@@ -37,7 +37,7 @@ _EARLIER = 0.5
 
 
 class Supervisor:
-    """Runs programs in the foreground.
+    """Runs the programs of a line-up in the foreground.
 
     :param programs: in the order they start
     :param stop_timeout: seconds that running requests get on a stop
@@ -47,7 +47,7 @@ class Supervisor:
         self._programs = programs
         self._stop_timeout = stop_timeout
         self._running: list[tuple[Program, subprocess.Popen[bytes]]] = []
-        #: Where what each program says begins, in a log that has earlier runs in it.
+        #: The offset in each log from which on it is of this run.
         self._log_starts: dict[Path, int] = {}
         self._received: list[int] = []
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -27,7 +27,7 @@ class OptionError(KeyfrontError):
     """An option has a value outside its range.
 
     :param option: the option as the operator writes it, for example ``--listen``
-    :param value: what was given (never a secret)
+    :param value: the value that was given, never a secret
     :param allowed: the values it takes, in words
     """
 

@@ -1,1 +1,5 @@
-"""Trying plans out: the user's own application under several of them, loaded in turn."""
+"""``keyfront plan --measure``: runs the user's application under several plans, loaded in turn.
+
+:mod:`.candidates` are the plans, :mod:`.server` runs each under uWSGI, :mod:`.generator` loads it,
+:mod:`.rounds` says when, and :mod:`.results` chooses the best.
+"""

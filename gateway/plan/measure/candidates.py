@@ -1,4 +1,4 @@
-"""The plans that are tried: the computed one and its neighbours, as far as the budgets allow."""
+"""The candidates of a measurement: the computed plan and its neighbours within the budgets."""
 
 from __future__ import annotations
 

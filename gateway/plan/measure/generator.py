@@ -23,7 +23,7 @@ _DRAIN = 2.0
 
 
 class Order(TypedDict):
-    """What to send, and for how long."""
+    """An order to the generator: the request to send, and for how long."""
 
     port: int
     request: str
@@ -34,7 +34,7 @@ class Order(TypedDict):
 
 
 class Result(TypedDict):
-    """What came of it."""
+    """The result of an order."""
 
     answers: int
     """Answers below 400 that counted."""
@@ -49,6 +49,8 @@ class Result(TypedDict):
 
 @dataclass
 class _Exchange:
+    """A request on a connection of its own, and the beginning of its answer."""
+
     connection: socket.socket
     started: float
     head: bytes = b""
@@ -57,6 +59,8 @@ class _Exchange:
 
 @dataclass
 class _Loop:
+    """Carries out one order: as many exchanges at a time as it says."""
+
     order: Order
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     latencies: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""One candidate, running: the application under uWSGI at a free port of the loopback address."""
+"""Runs the application as a candidate says, under uWSGI at a free port of the loopback address."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Application:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A candidate that answers."""
+    """A candidate whose application answers."""
 
     candidate: Candidate
     port: int

@@ -13,7 +13,7 @@ from typing import NamedTuple, TextIO
 
 
 class Action(NamedTuple):
-    """A word behind ``keyfront bench``.
+    """An action of ``keyfront bench``.
 
     :param module: its module within ``keyfront.benchmarks``
     :param help: the line of ``keyfront bench --help``

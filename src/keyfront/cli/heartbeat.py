@@ -30,7 +30,7 @@ _COLUMNS: Final = (
 )
 _TEXTS: Final = ("SERVICE", "SERVER")
 
-#: What is summed and printed below the table, in this order: name, label, meaning.
+#: The sums that are printed below the table, in this order: name, label, meaning.
 _LINES: Final = (
     ("connections", "connections", "kept alive now"),
     ("opened", "opened", "connections kept alive in all"),

@@ -30,7 +30,7 @@ _MARKS = {OK: "✓", FAILED: "✗", WARNING: "!", NOTE: " "}
 _PLAIN_MARKS = {OK: "+", FAILED: "x", WARNING: "!", NOTE: " "}
 _WIDTH = 80
 _LABEL = 15
-# What the library calls its options, and what they are on this command line.
+# The library's names of its options, and their names on this command line.
 _SPELLED = {
     "set ca_file to the CA": "name its CA by --ca-file",
     "use ldaps:// or start_tls": "use ldaps:// or --start-tls",

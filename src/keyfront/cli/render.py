@@ -1,4 +1,4 @@
-"""``keyfront render``: the files of a deployment, with every number computed and explained."""
+"""``keyfront render``: writes the files of a deployment, every number computed and explained."""
 
 from __future__ import annotations
 

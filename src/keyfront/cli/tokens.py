@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from keyfront.middleware.tokens.coordinator.local import SharedMemory
     from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 
-#: What is printed, in this order: name, label, meaning.
+#: The counts that are printed, in this order: name, label, meaning.
 _LINES = (
     ("hits", "hits", "answered from a worker's own memory"),
     ("node_hits", "node hits", "answered from what the workers share"),

@@ -101,8 +101,8 @@ class FileLock:
         :raises CoordinatorError: its file cannot be opened
         """
         if self._pid != os.getpid():
-            # What a thread of the parent held when it forked, nobody here would release; and a
-            # lock taken through an inherited descriptor would be the parent's as well.
+            # Nobody here would release what a thread of the parent held when it forked; and a lock
+            # taken through an inherited descriptor would be the parent's as well.
             self._threads = threading.Lock()
             self._fd, self._pid = -1, os.getpid()
         if not self._threads.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""What a process gives up before it forks, and takes up again afterwards.
+"""Forks: what a process gives up before, and its children take up again afterwards.
 
 **The idiom.** An object that must not go on as it is in a child keeps the number of the process
 that made it, and compares it with ``os.getpid()`` where it hands out what the fork made useless: a
@@ -60,6 +60,8 @@ class SharedSocket(NamedTuple):
 
 
 class _Entry(NamedTuple):
+    """The handlers of one name."""
+
     before: Handler | None
     after: Handler | None
 

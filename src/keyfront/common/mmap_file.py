@@ -13,7 +13,7 @@ _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Mapped:
-    """The file, made with mode 0600 and its room reserved if it is missing or of another size.
+    """A mapped file, made with mode 0600 and its room reserved if missing or of another size.
 
     Its room is reserved because a write into a full tmpfs ends the process by SIGBUS.
 
