@@ -33,7 +33,7 @@ from urllib.parse import quote
 from keyfront.errors import KeyfrontError, OptionError, TargetError
 
 from . import paste_file
-from .error_body import error_body
+from .error_body import answer_error, error_body
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -254,17 +254,11 @@ class FailedApplication:
         sys.stderr.write(self._line)
         sys.stderr.flush()
         body = error_body(503, "The service could not be started. Its log names the cause.")
-        start_response(
-            "503 Service Unavailable",
-            [
-                ("Content-Type", "application/json"),
-                ("Content-Length", str(len(body))),
-                ("Retry-After", str(RETRY_AFTER)),
-            ],
-        )
+        wait = ("Retry-After", str(RETRY_AFTER))
+        answer = answer_error(start_response, "503 Service Unavailable", body, wait)
         if self._on_request is not None:
             self._on_request()
-        return [body]
+        return answer
 
 
 def load_or_fail(*, raising: bool, on_request: Callable[[], None] | None = None) -> WSGIApplication:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from keyfront.errors import OptionError
 
-from .error_body import error_body
+from .error_body import answer_error, error_body
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -64,16 +64,10 @@ def limit_queue(
     """
     if not seconds:
         return application
-    retry_after = str(max(1, round(seconds)))
-    headers = [
-        ("Content-Type", "application/json"),
-        ("Content-Length", str(len(_BUSY))),
-        ("Retry-After", retry_after),
-    ]
+    wait = ("Retry-After", str(max(1, round(seconds))))
 
     def refuse(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        start_response("503 Service Unavailable", list(headers))
-        return [_BUSY]
+        return answer_error(start_response, "503 Service Unavailable", _BUSY, wait)
 
     refused = refusing(refuse) if refusing else refuse
 

@@ -17,7 +17,7 @@ import io
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from .error_body import error_body
+from .error_body import answer_error, error_body
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -62,9 +62,9 @@ def read_whole(
                 environ["CONTENT_LENGTH"] = str(len(body))
                 del environ["HTTP_TRANSFER_ENCODING"]
         except _TooLargeError:
-            return _refuse(start_response, "413 Content Too Large", _TOO_LARGE)
+            return answer_error(start_response, "413 Content Too Large", _TOO_LARGE)
         except OSError:
-            return _refuse(start_response, "400 Bad Request", _BROKEN)
+            return answer_error(start_response, "400 Bad Request", _BROKEN)
         environ["wsgi.input"] = io.BytesIO(body)
         return application(environ, start_response)
 
@@ -95,9 +95,3 @@ def _read_chunks(read_chunk: Callable[[], bytes], limit: int) -> bytes:
             raise _TooLargeError
         body.write(chunk)
     return body.getvalue()
-
-
-def _refuse(start_response: StartResponse, status: str, body: bytes) -> Iterable[bytes]:
-    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-    start_response(status, headers)
-    return [body]

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .error_body import error_body
+from .error_body import answer_error, error_body
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -43,8 +43,7 @@ def answer_errors(application: WSGIApplication) -> WSGIApplication:
                 raise
             environ["wsgi.errors"].write(traceback.format_exc())
             environ["wsgi.errors"].flush()  # uWSGI keeps it otherwise
-            headers = [("Content-Type", "application/json"), ("Content-Length", str(len(_BODY)))]
-            start_response("500 Internal Server Error", headers)
-            return [] if environ["REQUEST_METHOD"] == "HEAD" else [_BODY]
+            answer = answer_error(start_response, "500 Internal Server Error", _BODY)
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else answer
 
     return answering

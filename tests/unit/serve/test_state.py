@@ -20,7 +20,7 @@ STRANGER = 12345
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> State:
     """A state folder that is not there yet, with a keystone-manage that does nothing."""
-    monkeypatch.setattr(State, "manage", lambda self, *arguments, **environment: None)
+    monkeypatch.setattr(State, "keystone_manage", lambda self, *arguments, **environment: None)
     return State(tmp_path / "parent" / "keyfront")
 
 
