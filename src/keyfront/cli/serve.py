@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -24,29 +23,7 @@ from keyfront.gateway.serve import lineups, state, supervisor
 
 from .parser import add_state_argument
 
-_DEFAULT_LISTEN = "127.0.0.1:5000"
-_DEFAULT_STOP_TIMEOUT = 30
 _STOP_TIMEOUTS = range(1, 3601)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The options of ``keyfront serve``.
-
-    :param state: the state folder
-    :param listen: ``HOST:PORT``; port 0 takes a free one
-    :param server: one of :data:`.lineups.SERVERS`
-    :param fresh: delete the state folder first
-    :param stop_timeout: seconds that running requests get on a stop, 1 to 3600
-    :param target: the application, as in ``KEYFRONT_APP``; by default the packaged pipeline
-    """
-
-    state: Path
-    listen: str = _DEFAULT_LISTEN
-    server: str = "uwsgi"
-    fresh: bool = False
-    stop_timeout: int = _DEFAULT_STOP_TIMEOUT
-    target: str | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_state_argument(parser)
     parser.add_argument(
         "--listen",
-        default=_DEFAULT_LISTEN,
+        default="127.0.0.1:5000",
         metavar="HOST:PORT",
         help="address to listen at; port 0 takes a free one (default: %(default)s)",
     )
@@ -70,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stop-timeout",
-        default=str(_DEFAULT_STOP_TIMEOUT),
+        default="30",
         metavar="SECONDS",
         help="what running requests get when it stops, 1 to 3600 (default: %(default)s)",
     )
@@ -80,22 +57,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
-    """Serve Keystone as the command line says; returns the exit status.
+    """Serve Keystone until a signal; returns the exit status.
 
-    :raises KeyfrontError: see :func:`serve`
+    :raises KeyfrontError: it cannot be served; nothing is left running or half-written
     """
-    seconds = str(arguments.stop_timeout)
-    if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
+    # everything that can be found wrong is found before anything is written
+    seconds, server = arguments.stop_timeout, arguments.server
+    digits = seconds.isascii() and seconds.isdigit() and len(seconds) < 10
+    if not digits or int(seconds) not in _STOP_TIMEOUTS:
         raise OptionError("--stop-timeout", seconds, "a number of seconds, 1 to 3600")
-    options = Options(
-        state=arguments.state or state.default_path(),
-        listen=arguments.listen,
-        server=arguments.server,
-        fresh=arguments.fresh,
-        stop_timeout=int(seconds),
-        target=os.environ.get(application.TARGET_VARIABLE),
-    )
-    return serve(options, out)
+    folder = state.State(arguments.state or state.default_path())
+    if server not in lineups.SERVERS:
+        raise OptionError("--server", server, f"one of {', '.join(lineups.SERVERS)}")
+    host, port = parse_listen(arguments.listen)
+    target = os.environ.get(application.TARGET_VARIABLE) or application.default_target()
+    check_target(target)
+    lineups.check(server)
+    if not arguments.fresh:
+        folder.check()
+    port = claim(arguments.listen, host, port)
+    reach = supervisor.connect_host(host)
+    endpoint = f"http://{supervisor.hostname_port(reach, port)}/v3"
+
+    progress = Progress(out)
+    keystone = importlib.metadata.version("keystone")
+    progress.line(f"keyfront {__version__} serves Keystone {keystone} with {server}")
+    with folder.locked():
+        if arguments.fresh:
+            folder.remove()
+        # looked at again: another one may have made it just now
+        _prepare(folder, folder.check(), endpoint, progress)
+        runtime = Path(tempfile.mkdtemp(prefix="keyfront-"))
+        try:
+            # a web server's own user has to reach the socket inside
+            runtime.chmod(0o711 if front_user() else 0o700)
+            lineup = lineups.Lineup(
+                state=folder,
+                listen=supervisor.hostname_port(host, port),
+                target=target,
+                runtime=runtime,
+                stop_timeout=int(seconds),
+            )
+            return _run(server, lineup, (reach, port, endpoint), progress)
+        finally:
+            shutil.rmtree(runtime, ignore_errors=True)
 
 
 class Progress:
@@ -122,7 +127,11 @@ class Progress:
 
 
 def check_target(target: str) -> None:
-    """Find out that a target names something, without importing the application."""
+    """Find out that a target names something, without importing the application.
+
+    :param target: the application, as in ``KEYFRONT_APP``
+    :raises KeyfrontError: it names nothing; see :func:`.application.check`
+    """
     if target == application.default_target():
         return
     # uWSGI looks in its working folder, which is this one, too
@@ -132,52 +141,6 @@ def check_target(target: str) -> None:
         application.check(target)
     finally:
         sys.path.remove(here)
-
-
-def serve(options: Options, out: TextIO) -> int:
-    """Serve Keystone until a signal; returns the exit status.
-
-    :raises KeyfrontError: it cannot be served; nothing is left running or half-written
-    """
-    # everything that can be found wrong is found before anything is written
-    if options.server not in lineups.SERVERS:
-        raise OptionError("--server", options.server, f"one of {', '.join(lineups.SERVERS)}")
-    if options.stop_timeout not in _STOP_TIMEOUTS:
-        raise OptionError("--stop-timeout", options.stop_timeout, "a number of seconds, 1 to 3600")
-    host, port = parse_listen(options.listen)
-    target = options.target or application.default_target()
-    check_target(target)
-    lineups.check(options.server)
-    folder = state.State(options.state)
-    if not options.fresh:
-        folder.check()
-    port = claim(options.listen, host, port)
-    address = supervisor.hostname_port(host, port)
-    reach = supervisor.connect_host(host)
-    endpoint = f"http://{supervisor.hostname_port(reach, port)}/v3"
-
-    progress = Progress(out)
-    keystone = importlib.metadata.version("keystone")
-    progress.line(f"keyfront {__version__} serves Keystone {keystone} with {options.server}")
-    with folder.locked():
-        if options.fresh:
-            folder.remove()
-        # looked at again: another one may have made it just now
-        _prepare(folder, folder.check(), endpoint, progress)
-        runtime = Path(tempfile.mkdtemp(prefix="keyfront-"))
-        try:
-            # a web server's own user has to reach the socket inside
-            runtime.chmod(0o711 if front_user() else 0o700)
-            lineup = lineups.Lineup(
-                state=folder,
-                listen=address,
-                target=target,
-                runtime=runtime,
-                stop_timeout=options.stop_timeout,
-            )
-            return _run(options, lineup, (reach, port, endpoint), progress)
-        finally:
-            shutil.rmtree(runtime, ignore_errors=True)
 
 
 def _prepare(folder: state.State, usable: bool, endpoint: str, progress: Progress) -> None:
@@ -198,11 +161,11 @@ def _prepare(folder: state.State, usable: bool, endpoint: str, progress: Progres
 
 
 def _run(
-    options: Options, lineup: lineups.Lineup, where: tuple[str, int, str], progress: Progress
+    server: str, lineup: lineups.Lineup, where: tuple[str, int, str], progress: Progress
 ) -> int:
     reach, port, endpoint = where
-    programs = lineups.programs(options.server, lineup)
-    supervising = supervisor.Supervisor(programs, stop_timeout=options.stop_timeout)
+    programs = lineups.programs(server, lineup)
+    supervising = supervisor.Supervisor(programs, stop_timeout=lineup.stop_timeout)
     with supervising.signals():
         try:
             names = " in front of ".join(program.name for program in reversed(programs))
@@ -213,7 +176,7 @@ def _run(
                 _greet(lineup, endpoint, progress)
                 supervising.watch()
         finally:
-            with progress.step(f"stop, after running requests (up to {options.stop_timeout} s)"):
+            with progress.step(f"stop, after running requests (up to {lineup.stop_timeout} s)"):
                 supervising.stop()
     progress.line("Stopped. The next run goes on with the same state.")
     return 0
