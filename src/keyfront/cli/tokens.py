@@ -189,8 +189,8 @@ def cache(*, path: Path | None, config_file: Path | None) -> Cache:
     if not found:
         raise CoordinatorError(
             f"no token cache in {PLACE} or /dev/shm, and none of keyfront serve; is the service "
-            "running? If "
-            "its option path names another folder, give it with --path or --config-file"
+            "running? If its option path names another folder, give it with --path or "
+            "--config-file"
         )
     folders = ", ".join(sorted(str(one.folder) for one in found))
     raise OptionError("--path", "(not given)", f"one of {folders}")
