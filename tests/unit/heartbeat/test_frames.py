@@ -70,7 +70,7 @@ def parse(stream: bytes) -> tuple[list[bytes], int, bytes]:
 
 
 class Short:
-    """Stands in for a kept's socket and takes as many bytes as it is told to."""
+    """Stands in for a kept connection's socket and takes as many bytes as it is told to."""
 
     def __init__(self, real: Any) -> None:
         self._real = real

@@ -1,4 +1,4 @@
-"""One connection's kept, and the thread that beats on many."""
+"""A kept connection, and the thread that beats on many."""
 
 from __future__ import annotations
 
