@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from keyfront.common.programs import is_script
 from keyfront.errors import OptionError
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -164,7 +165,9 @@ def _uwsgi(virtualenv: Path) -> Version | None:
         return None
     # its list of options is the only word on what the build host had (SSL, PCRE)
     options = re.findall(r"--([a-z0-9][\w-]*)", _say(program, "--help"))
-    return _version("uwsgi", program, _say(program, "--version"), r"(\d+\.\d+[\d.]*)", options)
+    # pyuwsgi's, which is one more thing to know
+    features = [*options, *(["script"] if is_script(program) else [])]
+    return _version("uwsgi", program, _say(program, "--version"), r"(\d+\.\d+[\d.]*)", features)
 
 
 def _nginx(_: Path) -> Version | None:

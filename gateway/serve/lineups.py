@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,10 +94,12 @@ class Lineup:
 
 
 def _uwsgi(lineup: Lineup, **values: object) -> Program:
-    ini = lineup.render("uwsgi.ini", "serve/uwsgi/keyfront.ini.j2", **values)
+    program = installed.uwsgi_program()
+    python = sys.executable if installed.is_script(Path(program)) else None
+    ini = lineup.render("uwsgi.ini", "serve/uwsgi/keyfront.ini.j2", python=python, **values)
     return Program(
         name="uwsgi",
-        command=[installed.uwsgi_program(), "--ini", str(ini)],
+        command=[program, "--ini", str(ini)],
         log=lineup.state.log / "uwsgi.log",
         stop=signal.SIGTERM,
         reload=signal.SIGHUP,

@@ -201,7 +201,7 @@ class State:
             self._mark(complete=False)
             for folder in ("fernet-keys", "credential-keys", "log", "run"):
                 (self.path / folder).mkdir(mode=0o700, exist_ok=True)
-            self.write("admin-password", secrets.token_urlsafe(24) + "\n")
+            self.write("admin-password", secrets.token_hex(16) + "\n")
             self.write_configuration(endpoint)
             yield "database (SQLite)"
             # readers and a writer at once; the mode stays with the file

@@ -120,13 +120,13 @@ class Served:
 @contextlib.contextmanager
 def serve(
     state: Path, server: str, *, port: int = 0, environment: dict[str, str] | None = None,
-    arguments: tuple[str, ...] = (), until: bytes = b"Stop with",
+    arguments: tuple[str, ...] = (), until: bytes = b"Stop with", python: str = sys.executable,
 ) -> Iterator[Served]:
     """Run ``keyfront serve`` until the block ends; it answers when the block begins."""
     prefix = as_ordinary_user() if server == "mod_wsgi" else []
     process = subprocess.Popen(
         [
-            *prefix, sys.executable, "-m", "keyfront", "serve", "--state", str(state),
+            *prefix, python, "-m", "keyfront", "serve", "--state", str(state),
             "--listen", f"127.0.0.1:{port}", "--server", server, *arguments,
         ],
         env={**os.environ, **(environment or {})},

@@ -39,6 +39,15 @@ def require_module(module: str, extra: str) -> None:
         raise MissingPartError(f"{module} is not installed: run pip install 'keyfront[{extra}]'")
 
 
+def is_script(program: Path) -> bool:
+    """Return whether a program is a script, as pyuwsgi's ``uwsgi`` is: a Python that imports it."""
+    try:
+        with program.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
 def uwsgi_program() -> str:
     """Return the path of the uWSGI that belongs to this Python, from PyPI's uwsgi or pyuwsgi.
 

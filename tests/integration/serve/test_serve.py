@@ -8,8 +8,10 @@ import signal
 import stat
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
+from contextlib import closing
 from http.client import HTTPException
 from pathlib import Path
 
@@ -161,6 +163,39 @@ def test_reload_under_load_loses_nothing(
             for thread in clients:
                 thread.join()
     assert not failures
+
+
+def test_pyuwsgi_reloads_with_its_own_python(
+    keystone_state: tuple[Path, int], tmp_path: Path
+) -> None:
+    """By itself it would go on with the Python that the environment's link leads to."""
+    state, port = keystone_state
+    home = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    python = str(home / "bin/python")
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "pyuwsgi"], check=True)
+    (site,) = home.glob("lib/python*/site-packages")
+    # All else is that of the tests' own environment.
+    rest = sysconfig.get_path("purelib")
+    (site / "rest.pth").write_text(f"import site; site.addsitedir({rest!r})\n")
+    held = _held(tmp_path, "uwsgi", 10)
+    with serve(state, "uwsgi", port=port, python=python, **held) as served:  # type: ignore[arg-type]
+
+        def answered_by() -> int | None:
+            try:
+                with closing(served.connect()) as connection:
+                    connection.request("GET", "/")
+                    return int(connection.getresponse().read())
+            except (OSError, HTTPException):
+                return None
+
+        before = answered_by()
+        assert before is not None
+        served.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: not psutil.pid_exists(before), "the old worker has ended")
+        wait_for(answered_by, "a fresh worker answers")
+        assert "pyuwsgi" in (served.state / "run/uwsgi.ini").read_text()
 
 
 @pytest.mark.smoke

@@ -210,6 +210,11 @@ def test_uwsgi_threads_or_greenlets() -> None:
     assert "threads" not in greenlets
 
 
+def test_pyuwsgi_is_told_what_to_start_again() -> None:
+    assert "binary-path" not in uwsgi()
+    assert uwsgi(python="/opt/keyfront/bin/python")["binary-path"] == "/opt/keyfront/bin/python"
+
+
 def test_uwsgi_alone_or_behind_a_web_server() -> None:
     alone, behind = uwsgi(**ROOT), uwsgi(**FRONT)
     assert alone["http-socket"] == "127.0.0.1:5000"

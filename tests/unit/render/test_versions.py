@@ -49,6 +49,8 @@ def test_they_are_asked(system: Path, tmp_path: Path) -> None:
         "1.18.0", "2.4.37", "2.6.12", "2.0.28", "6.0.3",
     ]
     assert found["nginx"].features == {"http_ssl_module"}
+    # as pyuwsgi's is
+    assert found["uwsgi"].has("script")
     assert found["uwsgi"].has("listen") and not found["uwsgi"].has("route-run")
     assert found["uwsgi"].program == tmp_path / "venv/bin/uwsgi"
     assert found["mod_wsgi"].program == so
