@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from keyfront.errors import ServerError
 
 from .load import wrk
-from .load.outcome import percentile
+from .load.measured import percentile
 
 # Seconds until an answer that does not come is a timeout.
 PATIENCE = 30

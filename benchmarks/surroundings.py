@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from keyfront import __version__
-from keyfront.common import programs as machine
+from keyfront.common import programs
 from keyfront.common.machine import cores, somaxconn
 from keyfront.errors import MissingPartError
 
@@ -65,7 +65,7 @@ def versions(distributions: Iterable[str] = (), programs: Iterable[str] = ()) ->
 
 def _program_version(name: str) -> str | None:
     try:
-        program = machine.system_program((name,), name)
+        program = programs.system_program((name,), name)
         done = subprocess.run(
             [program, _VERSION_OPTIONS.get(name, "--version")],
             stdin=subprocess.DEVNULL,

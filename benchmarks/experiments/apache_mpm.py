@@ -19,15 +19,17 @@ from pathlib import Path
 from ssl import CERT_NONE, SSLContext, create_default_context
 from typing import Any
 
-from keyfront.common import programs as machine
+from keyfront.common import programs
 from keyfront.errors import ServerError
 
-from .. import amqp_world, certificates, results
-from ..delaying_proxy import HOST
+from .. import results
+from ..lineups import servers as fronts
+from ..lineups.processes import Process, finished
 from ..load.generators import parse_ab
-from ..load.outcome import Outcome as Load
-from ..load.processes import Process, finished
-from . import counters, fronts
+from ..load.measured import Outcome as Load
+from ..worlds import certificates, rabbitmq
+from ..worlds.delaying_proxy import HOST
+from . import counters
 from .experiment import Experiment, Outcome, World
 from .judging import Change, Finding, alike, number, verdict
 from .processes import Running
@@ -106,13 +108,13 @@ class Server:
 @contextmanager
 def served(folder: Path, module: str, side: str, broker: int, tls: Path) -> Iterator[Server]:
     """Run an Apache with the service until the block ends."""
-    port = machine.claim(f"{HOST}:0", HOST, 0)
+    port = programs.claim(f"{HOST}:0", HOST, 0)
     daemons = fronts.Daemons(
         module=SERVICE,
         processes=PROCESSES,
         threads=1,
         environment={
-            "MPM_BROKER": f"{amqp_world.url(broker)}?heartbeat_timeout_threshold={HEARTBEAT}",
+            "MPM_BROKER": f"{rabbitmq.url(broker)}?heartbeat_timeout_threshold={HEARTBEAT}",
             "MPM_KEPT": "1" if side == "keyfront" else "0",
         },
     )
@@ -149,7 +151,7 @@ def measure(world: World, record: results.Record) -> None:
     certificates.write(folder)
     broker_folder = world.folder()
     world.say("RabbitMQ and four Apaches are started")
-    with amqp_world.broker(broker_folder) as broker, ExitStack() as stack:
+    with rabbitmq.broker(broker_folder) as broker, ExitStack() as stack:
         servers = []
         for module in MODULES:
             for side in SIDES:
@@ -203,7 +205,7 @@ def measure(world: World, record: results.Record) -> None:
 def _ab(server: Server, folder: Path) -> Load:
     """``ab -n 1000 -c 10``, as published."""
     table = folder / "percentiles.csv"
-    command = [machine.system_program(("ab",), "apache2-utils"), "-q", "-e", str(table)]
+    command = [programs.system_program(("ab",), "apache2-utils"), "-q", "-e", str(table)]
     command += ["-n", str(REQUESTS), "-c", str(CLIENTS), server.url]
     out, _, cpu = finished(Process("ab", command), 300)
     return parse_ab(out, table.read_text(encoding="ascii"), cpu)

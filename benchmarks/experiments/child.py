@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from . import command
+from . import run_experiments
 
 
 def _terminate() -> None:
@@ -12,4 +12,4 @@ def _terminate() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.child(sys.stdin, sys.stdout, terminate=_terminate))
+    sys.exit(run_experiments.child(sys.stdin, sys.stdout, terminate=_terminate))

@@ -16,8 +16,8 @@ from typing import Any
 from keyfront.errors import ServerError
 from keyfront.gateway.serve.state import State
 
-from ..delaying_proxy import HOST
-from . import mariadb
+from ..worlds import mariadb
+from ..worlds.delaying_proxy import HOST
 
 PROJECTS, VALIDATION = "/v3/projects", "/v3/auth/tokens"
 SERVICE = "service"

@@ -17,15 +17,16 @@ from pathlib import Path
 from keyfront.middleware.tokens import node_cache as node
 
 from .. import results
-from ..delaying_proxy import HOST
+from ..lineups import published as lineups
+from ..lineups.published import Lineup
 from ..load import generators
-from ..load.outcome import Outcome as Load
-from ..load.outcome import Request
-from . import counters, isolation, lineups
+from ..load.measured import Outcome as Load
+from ..load.measured import Request
+from ..worlds.delaying_proxy import HOST
+from . import counters, isolation
 from .experiment import Experiment, Outcome, World
 from .judging import Change, Finding, Point, alike, best_stock, first_failing, number, verdict
 from .keystone import PROJECTS, VALIDATION
-from .lineups import Lineup
 
 NAME = "keystone-frontends"
 SOURCE = (

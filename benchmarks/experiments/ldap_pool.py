@@ -13,10 +13,12 @@ import statistics
 import time
 from collections import defaultdict
 
-from .. import ldap_logins, ldap_world, results
-from ..ldap_keystones import DOMAIN, Keystone, login
-from ..ldap_report import Settings
-from ..ldap_samples import CASES, Sample, Samples, name_of, ratio, row
+from .. import results
+from ..compare import ldap_logins
+from ..compare.ldap_keystones import DOMAIN, Keystone, login
+from ..compare.ldap_report import Settings
+from ..compare.ldap_samples import CASES, Sample, Samples, name_of, ratio, row
+from ..worlds import slapd as directory
 from . import counters
 from .experiment import Experiment, Outcome, World
 from .judging import Change, Finding, number, verdict
@@ -62,7 +64,7 @@ def settings(world: World) -> Settings:
 def calls(keystone: Keystone, admin: str) -> dict[str, tuple[str, str, str | None, object]]:
     """The mix: each call's name, with method, path, token and body."""
     (domain,) = keystone.request("GET", f"domains?name={DOMAIN}", admin)["body"]["domains"]
-    name = ldap_world.user_name(0)
+    name = directory.user_name(0)
     by_name = f"users?domain_id={domain['id']}&name={name}"
     (user,) = keystone.request("GET", by_name, admin)["body"]["users"]
     token: str = keystone.request("POST", "auth/tokens", None, login(0))["token"]
@@ -276,14 +278,14 @@ def run(world: World, record: results.Record) -> Outcome:
         "distance_ms": DISTANCE,
         "cache": chosen.cache,
     }
-    ldap_world.slapd_program()
+    directory.slapd_program()
     folder = world.folder()
     for name in ("slapd", "keystones"):
         folder.joinpath(name).mkdir()
     users = chosen.tokens + 1
     with (
-        ldap_world.slapd(folder / "slapd", users) as slapd,
-        ldap_world.proxy(slapd.port) as proxy,
+        directory.slapd(folder / "slapd", users) as slapd,
+        directory.proxy(slapd.port) as proxy,
     ):
         bench = Bench(chosen, slapd, proxy, folder / "keystones")
         world.say(f"a Keystone with {users} users in LDAP is made")

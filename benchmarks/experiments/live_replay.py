@@ -15,14 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from keyfront.common import programs as machine
+from keyfront.common import programs
 from keyfront.gateway.serve.state import State
 
 from .. import results
-from ..delaying_proxy import HOST
+from ..lineups import published as lineups
+from ..lineups import servers as fronts
 from ..load import generators, sender
-from ..load.outcome import Outcome as Load
-from . import counters, fronts, isolation, lineups, tiny_application
+from ..load.measured import Outcome as Load
+from ..worlds.delaying_proxy import HOST
+from . import counters, isolation, tiny_application
 from .experiment import Experiment, Outcome, World
 from .judging import Change, Finding, alike, number, verdict
 from .processes import Running
@@ -183,7 +185,7 @@ def measure(world: World, record: results.Record) -> None:
                 continue
             for name in TARGETS:
                 folder = world.folder()
-                port, behind = (machine.claim(f"{HOST}:0", HOST, 0) for _ in range(2))
+                port, behind = (programs.claim(f"{HOST}:0", HOST, 0) for _ in range(2))
                 with (
                     application(folder, behind) as backend,
                     served(folder, name, port, behind, processes_) as running,

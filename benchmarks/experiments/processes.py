@@ -12,8 +12,8 @@ from pathlib import Path
 from keyfront.common.programs import first_error
 from keyfront.errors import ServerError
 
-from ..delaying_proxy import HOST
-from ..load.processes import FILES, Process
+from ..lineups.processes import FILES, Process
+from ..worlds.delaying_proxy import HOST
 
 # Seconds, for a busy machine: 38 mod_wsgi processes load Keystone two at a time.
 START_PATIENCE = 240

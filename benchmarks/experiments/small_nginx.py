@@ -17,16 +17,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from keyfront.common import programs as machine
+from keyfront.common import programs
 from keyfront.common.machine import cores
 from keyfront.gateway.serve.state import State
 
 from .. import results
-from ..delaying_proxy import HOST
+from ..lineups import published as lineups
+from ..lineups import servers as fronts
 from ..load import generators
-from ..load.outcome import Outcome as Load
-from ..load.outcome import Request
-from . import counters, fronts, isolation, lineups, memory_limit, tiny_application
+from ..load.measured import Outcome as Load
+from ..load.measured import Request
+from ..worlds.delaying_proxy import HOST
+from . import counters, isolation, memory_limit, tiny_application
 from .experiment import Experiment, Outcome, World
 from .judging import PAIRS, Change, Finding, number, verdict
 from .processes import Running
@@ -132,7 +134,7 @@ def measure(world: World, record: results.Record) -> list[str]:
     rounds = 1 if world.options.quick else PAIRS
     for number_ in range(rounds):
         for name in reversed(SERVERS) if number_ % 2 else SERVERS:
-            port = machine.claim(f"{HOST}:0", HOST, 0)
+            port = programs.claim(f"{HOST}:0", HOST, 0)
             with (
                 memory_limit.limited(MEMORY) as limit,
                 served(world.folder(), port, name) as running,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from keyfront.errors import OptionError
 
-from .keystone import Keystone
+from ..lineups.keystone import Keystone
 
 
 def add_state(parser: ArgumentParser) -> None:

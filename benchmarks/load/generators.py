@@ -34,9 +34,10 @@ from keyfront.common import programs as machine
 from keyfront.common.machine import cores as all_cores
 from keyfront.errors import OptionError, ServerError
 
-from . import processes, sender, wrk
-from .outcome import CLOSED, OPEN, Outcome, Request, percentile
-from .processes import Process
+from ..lineups import processes
+from ..lineups.processes import Process
+from . import sender, wrk
+from .measured import CLOSED, OPEN, Outcome, Request, percentile
 
 PATIENCE = 30
 """Seconds until an answer that does not come has failed."""

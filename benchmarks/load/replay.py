@@ -22,12 +22,13 @@ from urllib.parse import urlsplit
 from keyfront.errors import BenchmarkError, MissingPartError, OptionError, StateError
 
 from .. import results
+from ..lineups import lineup, processes
+from ..lineups.keystone import Keystone
+from ..lineups.lineup import Lineup, Served
 from ..results import Cell, Record, Sample, Table, Timeline
-from . import access_log, generators, lineup, processes, rewrite, sender
+from . import access_log, generators, rewrite, sender
 from .access_log import Entry
-from .keystone import Keystone
-from .lineup import Lineup, Served
-from .outcome import Outcome
+from .measured import Outcome
 from .sweep_tables import number
 
 # What a replay counts as lost: no answer, or one that says the server could not.

@@ -10,10 +10,10 @@ from typing import TextIO
 from keyfront.errors import MissingPartError, OptionError
 
 from .. import results
+from ..lineups.keystone import Keystone
+from ..lineups.lineup import Lineup
 from . import access_log, replay, synthetic
 from . import arguments as given
-from .keystone import Keystone
-from .lineup import Lineup
 
 TARGETS = ("nginx+uwsgi:stock:plain", "nginx+uwsgi:tuned:cached")
 # Of the log that is made up when none is named.

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from keyfront.errors import ServerError
 
+from ..lineups.keystone import VALIDATION, ask, log_in
 from .access_log import Entry
 from .generators import wire
-from .keystone import VALIDATION, ask, log_in
 
 _ID = re.compile(r"^(?:[0-9a-f]{32}|[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
 _QUERY_ID = re.compile(r"((?:^|[&?])(?:scope\.)?(\w+?)(?:_|\.)id=)([0-9a-f-]{32,64})(?=&|$)")

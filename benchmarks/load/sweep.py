@@ -16,12 +16,12 @@ from typing import Any, TextIO
 from keyfront.errors import BenchmarkError, OptionError, ServerError
 
 from .. import results, surroundings
+from ..lineups.keystone import Keystone
+from ..lineups.lineup import Lineup, Served, served
+from ..lineups.processes import Cores, split
 from ..results import Record
 from . import generators, sweep_tables
-from .keystone import Keystone
-from .lineup import Lineup, Served, served
-from .outcome import OPEN, Outcome, Request
-from .processes import Cores, split
+from .measured import OPEN, Outcome, Request
 
 REQUESTS = ("projects", "validation")
 PUBLISHED_POINTS = (*range(10, 100, 10), *range(100, 1001, 100), 2000, 5000)

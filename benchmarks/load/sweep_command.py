@@ -6,9 +6,10 @@ from argparse import ArgumentParser, Namespace
 from typing import TextIO
 
 from .. import results
+from ..lineups import files
+from ..lineups.lineup import CACHES, Lineup
 from . import arguments as given
-from . import files, generators, sweep
-from .lineup import CACHES, Lineup
+from . import generators, sweep
 
 HIGHEST = 60000
 # Three minutes on two cores at most, with the Keystone that it makes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ..results import Cell, Sample, Table
-from .outcome import OPEN
+from .measured import OPEN
 
 _LEGEND = "answers per second; in brackets the share of requests that failed"
 _LIMITED = "; * the generator may have been the limit"

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from keyfront.common import programs as machine
+from keyfront.common import programs
 from keyfront.errors import ServerError
 
-from . import processes
+from ..lineups import processes
 
 # Seconds until an answer that does not come counts as an error. Generous: what is slow shall show
 # as slow.
@@ -89,7 +89,7 @@ class Load(NamedTuple):
 
 def program() -> str:
     """:raises MissingPartError: wrk is not installed; names the Debian package"""
-    return machine.system_program(("wrk",), "wrk")
+    return programs.system_program(("wrk",), "wrk")
 
 
 def run(

@@ -12,8 +12,8 @@ import pytest
 from keyfront.errors import MissingPartError
 
 if TYPE_CHECKING:
-    from keyfront.benchmarks.ldap_world import Slapd
     from keyfront.benchmarks.micro.world import Cache, Step
+    from keyfront.benchmarks.worlds.slapd import Slapd
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,7 +44,7 @@ def stock() -> Iterator[Step]:
 def directory() -> Iterator[Slapd]:
     """A slapd with a few users, on loopback."""
     pytest.importorskip("cryptography")
-    from keyfront.benchmarks.ldap_world import slapd
+    from keyfront.benchmarks.worlds.slapd import slapd
 
     with tempfile.TemporaryDirectory(prefix="bench-micro-") as folder:
         try:

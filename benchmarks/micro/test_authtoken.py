@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("keystonemiddleware.auth_token")
 
-from keyfront.benchmarks.authtoken_hit import KEYFRONT, LOCAL, Keystone, pipeline, request
+from keyfront.benchmarks.compare.authtoken_hit import KEYFRONT, LOCAL, Keystone, pipeline, request
+from keyfront.benchmarks.compare.token_hit import call
 from keyfront.benchmarks.micro.world import Step
-from keyfront.benchmarks.token_hit import call
 
 # keystonemiddleware warns that its cache in the process is deprecated.
 QUIET = pytest.mark.filterwarnings("ignore")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keyfront.benchmarks.token_hit import shared_folder
+from keyfront.benchmarks.compare.token_hit import shared_folder
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import Slots, slots
 

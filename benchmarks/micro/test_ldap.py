@@ -19,9 +19,9 @@ pytest.importorskip("ldappool")
 
 import ldappool
 
-from keyfront.benchmarks import ldap_operations
-from keyfront.benchmarks.delaying_proxy import HOST
-from keyfront.benchmarks.ldap_world import (
+from keyfront.benchmarks.compare import ldap_operations
+from keyfront.benchmarks.worlds.delaying_proxy import HOST
+from keyfront.benchmarks.worlds.slapd import (
     PEOPLE,
     SERVICE_DN,
     SERVICE_PASSWORD,

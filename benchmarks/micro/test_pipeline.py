@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
-from keyfront.benchmarks import token_hit
+from keyfront.benchmarks.compare import token_hit
+from keyfront.benchmarks.compare.token_stand_in import request
 from keyfront.benchmarks.micro.world import bare, served
-from keyfront.benchmarks.token_stand_in import request
 from keyfront.gateway import application
 from keyfront.gateway.heartbeat import installation as heartbeat
 from keyfront.gateway.request_body import read_whole

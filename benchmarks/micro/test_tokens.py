@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
-from keyfront.benchmarks import token_hit
+from keyfront.benchmarks.compare import token_hit
+from keyfront.benchmarks.compare.token_stand_in import request
 from keyfront.benchmarks.micro.world import ENTRIES, Cache, Step, bare, served
-from keyfront.benchmarks.token_stand_in import request
 from keyfront.middleware.tokens.entries import Entry, Lifetime, entry_of
 
 # Keystone warns at each request of what its own policies do.

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keyfront.benchmarks import ldap_worker, token_hit
-from keyfront.benchmarks.load.keystone import Keystone
-from keyfront.benchmarks.token_stand_in import Answers, request, validation
+from keyfront.benchmarks.compare import ldap_worker, token_hit
+from keyfront.benchmarks.compare.token_stand_in import Answers, request, validation
+from keyfront.benchmarks.lineups.keystone import Keystone
 from keyfront.errors import ServerError
 from keyfront.middleware.tokens.cache import TokenCache
 

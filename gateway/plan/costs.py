@@ -29,7 +29,7 @@ SHARED: Final = 97
 OWN: Final = 20
 #: A process that loaded Keystone by itself.
 ALONE: Final = 107
-# MiB; python -m keyfront.benchmarks.front_memory
+# MiB; python -m keyfront.benchmarks.compare.front_memory
 #: nginx's master and what the libraries of its processes share; a worker without connections.
 NGINX_MASTER: Final = 3
 NGINX_WORKER: Final = 2

@@ -32,13 +32,15 @@ class Action(NamedTuple):
 
 
 ACTIONS = {
-    "micro": Action("micro.command", "measure single operations and judge them by their gates"),
+    "micro": Action("micro.run_pytest", "measure single operations and judge them by their gates"),
     "sweep": Action("load.sweep_command", "throughput and failures against connections"),
     "replay": Action("load.replay_command", "send an access log to two targets at once"),
     "log": Action("load.log_command", "write a synthetic access log with a realistic mix"),
-    "experiment": Action("experiments.command", "repeat a published experiment, or all of them"),
+    "experiment": Action(
+        "experiments.run_experiments", "repeat a published experiment, or all of them"
+    ),
     "report": Action("report.command", "make one page of all results"),
-    "tables": Action("tables_command", "fill in the tables of documents from results"),
+    "tables": Action("report.tables_command", "fill in the tables of documents from results"),
 }
 
 

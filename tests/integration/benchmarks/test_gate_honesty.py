@@ -16,12 +16,12 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
-from keyfront.benchmarks import token_hit
+from keyfront.benchmarks.compare import token_hit
+from keyfront.benchmarks.compare.token_stand_in import Answers, request
 from keyfront.benchmarks.gate.decision import LIMIT, Verdict
 from keyfront.benchmarks.gate.outcome import Outcome
 from keyfront.benchmarks.gate.paired import measure
 from keyfront.benchmarks.gate.sampling import Here
-from keyfront.benchmarks.token_stand_in import Answers, request
 
 RUNS = int(os.environ.get("KEYFRONT_GATE_RUNS", "6"))
 # Seconds: more than a decision takes, even beside others.

@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.load import generators, processes, sender, wrk
-from keyfront.benchmarks.load.keystone import Keystone
-from keyfront.benchmarks.load.outcome import Outcome, Request, percentile
+from keyfront.benchmarks.lineups import processes
+from keyfront.benchmarks.lineups.keystone import Keystone
+from keyfront.benchmarks.load import generators, sender, wrk
+from keyfront.benchmarks.load.measured import Outcome, Request, percentile
 from keyfront.cli.main import main
 from keyfront.errors import MissingPartError, ServerError
 
@@ -254,7 +255,7 @@ _KILLED = """\
 import sys, time
 from pathlib import Path
 from keyfront.benchmarks.load import lineup, processes
-from keyfront.benchmarks.load.keystone import Keystone
+from keyfront.benchmarks.lineups.keystone import Keystone
 wanted = lineup.Lineup("nginx+uwsgi", "tuned")
 with lineup.served(wanted, Keystone(Path(sys.argv[1])), processes.split()) as found:
     print(*[process.pid for process in found.processes], flush=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.load import lineup, processes, synthetic
-from keyfront.benchmarks.load.keystone import Keystone
+from keyfront.benchmarks.lineups import lineup, processes
+from keyfront.benchmarks.lineups.keystone import Keystone
+from keyfront.benchmarks.load import synthetic
 from keyfront.cli.main import main
 
 

@@ -17,8 +17,8 @@ pytest.importorskip("redis")
 
 import redis
 
-from keyfront.benchmarks.token_hit import call
-from keyfront.benchmarks.token_stand_in import Answers, request
+from keyfront.benchmarks.compare.token_hit import call
+from keyfront.benchmarks.compare.token_stand_in import Answers, request
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.redis import (

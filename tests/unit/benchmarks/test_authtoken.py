@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from keyfront.benchmarks import authtoken_hit
-from keyfront.benchmarks.goals import AUTHTOKEN_GOALS
+from keyfront.benchmarks.compare import authtoken_hit
+from keyfront.benchmarks.compare.goals import AUTHTOKEN_GOALS
 from keyfront.errors import ServerError
 
 

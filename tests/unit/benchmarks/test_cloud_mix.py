@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keyfront.benchmarks import cloud_mix
-from keyfront.benchmarks.cloud_mix import NAMES, PHASES, Sample
+from keyfront.benchmarks.compare import cloud_mix
+from keyfront.benchmarks.compare.cloud_mix import NAMES, PHASES, Sample
 
 
 def sample(seconds: float) -> Sample:

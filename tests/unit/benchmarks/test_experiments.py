@@ -11,23 +11,25 @@ from typing import Any
 
 import pytest
 
-from keyfront.benchmarks import amqp_world
 from keyfront.benchmarks.experiments import (
     apache_mpm,
     catalog,
-    command,
     counters,
     isolation,
     judging,
     keystone_frontends,
     ldap_pool,
-    lineups,
     live_replay,
     memory_limit,
     small_nginx,
 )
+from keyfront.benchmarks.experiments import (
+    run_experiments as command,
+)
 from keyfront.benchmarks.experiments.experiment import as_text
+from keyfront.benchmarks.lineups import published as lineups
 from keyfront.benchmarks.results import Table
+from keyfront.benchmarks.worlds import rabbitmq
 from keyfront.cli.main import main
 from keyfront.errors import OptionError
 
@@ -155,7 +157,7 @@ def test_resets_are_counted_for_the_process_that_had_the_connection() -> None:
         "2026-01-01 [info] <0.2.0> closing AMQP connection <0.2.0> (127.0.0.1:3 -> 127.0.0.1:2 - "
         "mod_wsgi:72:cc, vhost: '/', user: 'guest')\n"
     )
-    names = amqp_world.reset_names(log)
+    names = rabbitmq.reset_names(log)
     assert names == ["mod_wsgi:71:aa-bb"]
     assert apache_mpm.resets(names, {71, 5}) == 1
     assert apache_mpm.resets(names, {72}) == 0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.benchmarks.load import files
-from keyfront.benchmarks.load.keystone import Keystone
+from keyfront.benchmarks.lineups import files
+from keyfront.benchmarks.lineups.keystone import Keystone
 from keyfront.common import programs as machine
 from keyfront.errors import MissingPartError, OptionError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from keyfront.benchmarks.lineups.processes import split
 from keyfront.benchmarks.load import generators
-from keyfront.benchmarks.load.outcome import CLOSED, OPEN, Outcome, percentile
-from keyfront.benchmarks.load.processes import split
+from keyfront.benchmarks.load.measured import CLOSED, OPEN, Outcome, percentile
 from keyfront.errors import MissingPartError, OptionError, ServerError
 
 AB = """\

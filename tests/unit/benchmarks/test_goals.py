@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
-from keyfront.benchmarks import goals, results, token_report, token_samples
-from keyfront.benchmarks.goals import MET, MISSED, UNCLEAR, Goal
+from keyfront.benchmarks import results
+from keyfront.benchmarks.compare import goals, token_report, token_samples
+from keyfront.benchmarks.compare.goals import MET, MISSED, UNCLEAR, Goal
+from keyfront.benchmarks.compare.token_samples import CASES, RATIOS, Sample, Samples
 from keyfront.benchmarks.load.wrk import Load
-from keyfront.benchmarks.token_samples import CASES, RATIOS, Sample, Samples
 
 AT_LEAST = Goal("one", "other", "rate", 0.9)
 AT_MOST = Goal("one", "other", "p99", 2.0)

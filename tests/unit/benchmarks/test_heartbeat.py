@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
-from keyfront.benchmarks import (
-    amqp_world,
+from keyfront.benchmarks.compare import (
     goals,
     heartbeat_idle,
     heartbeat_publish,
     heartbeat_restart,
     heartbeat_worker,
 )
-from keyfront.benchmarks.goals import (
+from keyfront.benchmarks.compare.goals import (
     HEARTBEAT_GOALS,
     HEARTBEAT_PERCENT,
     HEARTBEAT_REQUESTS,
@@ -30,10 +29,11 @@ from keyfront.benchmarks.goals import (
     MISSED,
     UNCLEAR,
 )
-from keyfront.benchmarks.heartbeat_idle import Idle, Results
-from keyfront.benchmarks.heartbeat_publish import CASES, SIDES, Sample, Samples
-from keyfront.benchmarks.heartbeat_worker import PATCHES, Task
+from keyfront.benchmarks.compare.heartbeat_idle import Idle, Results
+from keyfront.benchmarks.compare.heartbeat_publish import CASES, SIDES, Sample, Samples
+from keyfront.benchmarks.compare.heartbeat_worker import PATCHES, Task
 from keyfront.benchmarks.load.wrk import Load
+from keyfront.benchmarks.worlds import rabbitmq
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
 from support.served import PATIENCE
 
@@ -126,7 +126,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, rounds: int) -> list[tuple[str, Ta
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(amqp_world, "broker", Broker)
+    monkeypatch.setattr(rabbitmq, "broker", Broker)
     monkeypatch.setattr(heartbeat_worker, "run", run)
     samples, writes = heartbeat_publish.measure(rounds, CASES, part=10)
     assert {len(each) for each in samples.values()} == {rounds}
@@ -270,7 +270,7 @@ def test_all_messages_are_sent_and_their_arrival_is_waited_for(
         made.append(Connection(done, len(made)))
         return made[-1]
 
-    monkeypatch.setattr(amqp_world, "connect", connect)
+    monkeypatch.setattr(rabbitmq, "connect", connect)
     found = heartbeat_worker.publish(Task(5, over=over, messages=160))
     assert len(made) == connections
     sizes = [size for _, size in done]
@@ -321,7 +321,7 @@ def test_a_publisher_that_ends_is_told_with_its_log(tmp_path: Path) -> None:
 def test_without_rabbitmq_its_package_is_named(
     module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(amqp_world, "PROGRAMS", ("/does/not/exist",))
+    monkeypatch.setattr(rabbitmq, "PROGRAMS", ("/does/not/exist",))
     monkeypatch.setattr("keyfront.common.programs.system_program", lambda *_: "/bin/true")
     monkeypatch.setattr("keyfront.common.programs.uwsgi_program", lambda: "/bin/true")
     assert module.main([]) == 2

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from keyfront.benchmarks import (
+from keyfront.benchmarks import results
+from keyfront.benchmarks.compare import (
     goals,
     ldap_keystones,
     ldap_logins,
@@ -24,12 +25,11 @@ from keyfront.benchmarks import (
     ldap_report,
     ldap_samples,
     ldap_worker,
-    ldap_world,
-    results,
 )
-from keyfront.benchmarks.delaying_proxy import DelayingProxy
-from keyfront.benchmarks.goals import LDAP_GOALS, MET, MISSED, ONE_BIND, UNCLEAR
-from keyfront.benchmarks.ldap_samples import CASES, RATIOS, Case, Sample
+from keyfront.benchmarks.compare.goals import LDAP_GOALS, MET, MISSED, ONE_BIND, UNCLEAR
+from keyfront.benchmarks.compare.ldap_samples import CASES, RATIOS, Case, Sample
+from keyfront.benchmarks.worlds import slapd as directory
+from keyfront.benchmarks.worlds.delaying_proxy import DelayingProxy
 from keyfront.errors import MissingPartError
 from support.served import PATIENCE
 
@@ -177,9 +177,9 @@ class Fake:
         self.done.append("mark")
         return 5
 
-    def counts(self, mark: int) -> ldap_world.Counts:
-        bound = ldap_world.Counter({ldap_world.user_dn(0): 1, ldap_world.user_dn(3): 1})
-        return ldap_world.Counts(7, 8, 9, bound)
+    def counts(self, mark: int) -> directory.Counts:
+        bound = directory.Counter({directory.user_dn(0): 1, directory.user_dn(3): 1})
+        return directory.Counts(7, 8, 9, bound)
 
 
 @pytest.mark.parametrize("driver", [False, True])
@@ -221,9 +221,9 @@ def test_operations_are_counted_from_the_mark_on(tmp_path: Path) -> None:
     log = tmp_path / "slapd.log"
     before = b"6b 0x7f conn=1000 fd=12 ACCEPT from IP=127.0.0.1:1 (IP=127.0.0.1:2)\n"
     log.write_bytes(before)
-    slapd = ldap_world.Slapd(1, 2, tmp_path, log)
+    slapd = directory.Slapd(1, 2, tmp_path, log)
     mark = slapd.mark()
-    one = ldap_world.user_dn(1).encode()
+    one = directory.user_dn(1).encode()
     with log.open("ab") as file:
         file.write(
             before
@@ -238,14 +238,14 @@ def test_operations_are_counted_from_the_mark_on(tmp_path: Path) -> None:
             + b"6b 0x7f conn=1000 op=2 SEARCH RESULT tag=101 err=0 nentries=1 text=\n"
             + b"6b 0x7f conn=1000 op=3 UNBIND\n6b 0x7f conn=1000 fd=12 closed\n"
         )
-    assert slapd.counts(mark) == (1, 2, 1, {ldap_world.user_dn(1): 2})
+    assert slapd.counts(mark) == (1, 2, 1, {directory.user_dn(1): 2})
     assert slapd.counts(0).connects == 2
 
 
 def test_the_content_of_the_directory_has_every_user_once() -> None:
-    lines = ldap_world._ldif(3).splitlines()
+    lines = directory._ldif(3).splitlines()
     assert [x for x in lines if x.startswith("dn: uid=")] == [
-        f"dn: {ldap_world.user_dn(number)}" for number in range(3)
+        f"dn: {directory.user_dn(number)}" for number in range(3)
     ]
     assert sum(x.startswith("member: ") for x in lines) == 3
 
@@ -402,7 +402,7 @@ def test_without_slapd_its_package_is_named(
     def missing() -> str:
         raise MissingPartError("slapd is not installed: run apt install slapd")
 
-    monkeypatch.setattr(ldap_world, "slapd_program", missing)
+    monkeypatch.setattr(directory, "slapd_program", missing)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert module.main([]) == 2
     assert "apt install slapd" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.micro import command
+from keyfront.benchmarks.micro import run_pytest as command
 from keyfront.benchmarks.results import Record
 from keyfront.cli import main as cli
 from keyfront.errors import MissingPartError

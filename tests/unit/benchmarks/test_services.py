@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 
-from keyfront.benchmarks import (
-    goals,
-    results,
-    service_application,
-    service_report,
-    service_servers,
-)
-from keyfront.benchmarks.goals import MET, MISSED, SERVICE_GOALS
+from keyfront.benchmarks import results
+from keyfront.benchmarks.compare import goals, service_application, service_report, service_servers
+from keyfront.benchmarks.compare.goals import MET, MISSED, SERVICE_GOALS
+from keyfront.benchmarks.compare.service_report import CASES, RATIOS, Settings
+from keyfront.benchmarks.compare.service_servers import CANDIDATES, Services
+from keyfront.benchmarks.compare.token_samples import Sample, Samples
 from keyfront.benchmarks.load.wrk import Load
-from keyfront.benchmarks.service_report import CASES, RATIOS, Settings
-from keyfront.benchmarks.service_servers import CANDIDATES, Services
-from keyfront.benchmarks.token_samples import Sample, Samples
 from keyfront.errors import ServerError
 
 RATES = {"bare": 1000, "lease": 950, "lease, no catalog": 960, "strict": 400, "memcached": 80}

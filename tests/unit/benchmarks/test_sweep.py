@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.load import files, generators, sweep, sweep_command, sweep_tables
-from keyfront.benchmarks.load.lineup import Lineup, parse
-from keyfront.benchmarks.load.outcome import CLOSED, OPEN, Outcome, Request
+from keyfront.benchmarks.lineups import files
+from keyfront.benchmarks.lineups.lineup import Lineup, parse
+from keyfront.benchmarks.load import generators, sweep, sweep_command, sweep_tables
+from keyfront.benchmarks.load.measured import CLOSED, OPEN, Outcome, Request
 from keyfront.cli.main import main
 from keyfront.errors import BenchmarkError, OptionError, ServerError
 

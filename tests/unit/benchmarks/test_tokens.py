@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
-from keyfront.benchmarks import token_hit
-from keyfront.benchmarks.token_candidates import BARE, CANDIDATES, STOCK
-from keyfront.benchmarks.token_servers import Answer, Servers, comparable
+from keyfront.benchmarks.compare import token_hit
+from keyfront.benchmarks.compare.token_candidates import BARE, CANDIDATES, STOCK
+from keyfront.benchmarks.compare.token_servers import Answer, Servers, comparable
 from keyfront.errors import ServerError
 
 VALUES = {"database": "/db", "shared": "/dev/shm/x", "memcached": "127.0.0.1:11211"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keyfront.benchmarks.load import wrk
-from keyfront.benchmarks.load.outcome import percentile
+from keyfront.benchmarks.load.measured import percentile
 from keyfront.errors import MissingPartError, ServerError
 
 # Stands in for wrk: notes what it was told and reports three answers and two kinds of failure.

@@ -17,7 +17,7 @@ from ldap3.protocol.controls import build_control
 from ldap3.protocol.rfc2696 import paged_search_control
 from ldap3.utils.asn1 import encode
 
-from keyfront.benchmarks import ldap_codec
+from keyfront.benchmarks.compare import ldap_codec
 from keyfront.errors import OptionError
 from keyfront.middleware.ldap.protocol import controls
 from keyfront.middleware.ldap.protocol import requests as messages

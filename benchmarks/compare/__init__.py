@@ -1,0 +1,1 @@
+"""Comparisons side by side: each a script, with its helpers beside it."""

@@ -1,0 +1,289 @@
+"""What it takes to keep 300 AMQP connections alive: CPU of the thread, requests of the service.
+
+    python -m keyfront.benchmarks.compare.heartbeat_idle [--rounds 12] [--seconds 120]
+
+On one RabbitMQ of its own, for a process that is not patched (``none``) or patched by eventlet or
+gevent:
+
+- the CPU time of the heartbeat's thread, by the kernel's own clock of it, with 300 idle connections
+  and a beat every 30 s, over ``--seconds``; and with a beat every 0.3 s, divided by 100, which
+  leaves out what does not come with the beats but counts a hundred times as many;
+- requests per second of a service under uWSGI, with one process, that has 300 connections kept,
+  against the same without a connection, loaded by wrk in turns; both are started anew each round.
+
+Medians are printed, and the ratio as a median over the pairs with the lowest and the highest. Ends
+with status 1 if a goal was missed: see ``goals.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import NamedTuple
+
+from keyfront.common import programs
+from keyfront.errors import KeyfrontError, ServerError
+
+from ..load import wrk
+from ..worlds import rabbitmq
+from ..worlds.delaying_proxy import HOST
+from . import heartbeat_worker
+from .goals import HEARTBEAT_PERCENT, HEARTBEAT_REQUESTS, MET, MISSED, Goal
+from .heartbeat_publish import at_least_one
+from .heartbeat_worker import PATCHES, Task
+
+ROUNDS = 12
+QUICK_ROUNDS = 2
+# Seconds. Several beats of each connection in the first, of the second a hundred times as many.
+IDLE, QUICK_IDLE = 120, 20
+FASTER = 100
+FAST_SECONDS, QUICK_FAST_SECONDS = 15, 3
+INTERVAL = 30.0
+CONNECTIONS = 300
+# Seconds of load, twice in a round, and how many requests are under way.
+LOADED = 1
+CLIENTS = 4
+START_PATIENCE = 120
+
+
+class Idle(NamedTuple):
+    """The thread of one idle process."""
+
+    percent: float
+    """Of a core."""
+    beats: float
+    """Per second."""
+    microseconds: float
+    """Of CPU for each, all else that it does included."""
+
+
+class Results(NamedTuple):
+    """All that was measured, by the patch of the process."""
+
+    direct: dict[str, Idle]
+    """At the interval itself."""
+    scaled: dict[str, Idle]
+    """At a hundredth of it; the percentage and the beats are divided by 100."""
+    rates: dict[str, list[float]]
+    """Requests per second in each round, by side and patch: ``kept, gevent``."""
+
+
+def say(text: str) -> None:
+    """A line of progress; the result alone goes to standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def look_at(port: int, patch: str, *, seconds: float, fast_seconds: float) -> tuple[Idle, Idle]:
+    """The thread of a process with idle connections, at the interval and at a hundredth of it."""
+    task = Task(port, patch=patch, connections=CONNECTIONS, interval=INTERVAL, seconds=seconds)
+    direct = Idle(**heartbeat_worker.run("idle", task))
+    fast = task._replace(interval=INTERVAL / FASTER, seconds=fast_seconds)
+    found = Idle(**heartbeat_worker.run("idle", fast))
+    return direct, found._replace(percent=found.percent / FASTER, beats=found.beats / FASTER)
+
+
+@contextmanager
+def served(folder: Path, task: Task) -> Iterator[str]:
+    """Run the service under uWSGI; gives its URL.
+
+    :raises MissingPartError: uWSGI is not installed
+    :raises ServerError: it did not start
+    """
+    port = programs.claim(f"{HOST}:0", HOST, 0)
+    log = folder / f"{task.patch}-{task.installed}.log"
+    command = [
+        *(programs.uwsgi_program(), "--http-socket", f"{HOST}:{port}", "--processes", "1"),
+        *("--master", "--lazy-apps", "--need-app", "--enable-threads", "--disable-logging"),
+        *("--add-header", "Connection: close"),
+        *("--virtualenv", programs.python_home(), "--module", f"{__package__}.heartbeat_service"),
+    ]
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "HEARTBEAT_TASK": json.dumps(task._asdict())},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            process_group=0,
+        )
+    try:
+        deadline = time.monotonic() + START_PATIENCE
+        while b"WSGI app 0" not in log.read_bytes():
+            if server.poll() is not None or time.monotonic() > deadline:
+                end = log.read_text(errors="replace")[-600:]
+                raise ServerError(f"uWSGI did not start: {end}")
+            time.sleep(0.05)
+        _check(port)
+        yield f"http://{HOST}:{port}/"
+    finally:
+        # the worker too, and when the master has died by itself
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _check(port: int) -> None:
+    client = HTTPConnection(HOST, port, timeout=wrk.PATIENCE)
+    try:
+        client.request("GET", "/")
+        answer = client.getresponse()
+        if answer.status != 200 or answer.read() != b"ok":
+            raise ServerError(f"the service answers with {answer.status}")
+    finally:
+        client.close()
+
+
+def load_services(port: int, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Load the service with and without connections in turns, in each model."""
+    rates: dict[str, list[float]] = {}
+    for patch in PATCHES:
+        sides = {f"bare, {patch}": False, f"kept, {patch}": True}
+        rates |= {name: [] for name in sides}
+        # each round has new processes: what one has by chance is in the noise, not in the result
+        for number in range(rounds):
+            with ExitStack() as stack:
+                urls = {
+                    name: stack.enter_context(
+                        served(
+                            folder,
+                            Task(port, patch, installed=kept, connections=CONNECTIONS),
+                        )
+                    )
+                    for name, kept in sides.items()
+                }
+                for url in urls.values():
+                    wrk.run(url, {}, seconds=1, connections=CLIENTS)
+                for name, rate in in_turns(urls, odd=number % 2 == 1).items():
+                    rates[name].append(rate)
+        say(f"requests, {patch}: {rounds} rounds")
+    return rates
+
+
+def in_turns(urls: dict[str, str], *, odd: bool) -> dict[str, float]:
+    """Load two services, ABBA, so that a machine that gets slower is slower for both.
+
+    :raises ServerError: a request failed
+    """
+    seen: dict[str, list[wrk.Load]] = {name: [] for name in urls}
+    first, second = reversed(urls) if odd else urls
+    for name in (first, second, second, first):
+        found = wrk.run(urls[name], {}, seconds=LOADED, connections=CLIENTS)
+        if found.errors:
+            raise ServerError(f"{found.errors} requests of {name} failed")
+        seen[name].append(found)
+    return {
+        name: sum(one.requests for one in each) / sum(one.seconds for one in each)
+        for name, each in seen.items()
+    }
+
+
+def measure(rounds: int, seconds: float, fast_seconds: float) -> Results:
+    """Measure all.
+
+    :raises MissingPartError: RabbitMQ, wrk, uWSGI or another part is not installed
+    :raises ServerError: a server did not start, or a request failed
+    """
+    wrk.program()
+    programs.uwsgi_program()
+    found = Results({}, {}, {})
+    with tempfile.TemporaryDirectory(prefix="heartbeat-idle-") as name:
+        folder = Path(name)
+        folder.joinpath("broker").mkdir()
+        with rabbitmq.broker(folder / "broker") as broker:
+            for patch in PATCHES:
+                found.direct[patch], found.scaled[patch] = look_at(
+                    broker.port, patch, seconds=seconds, fast_seconds=fast_seconds
+                )
+                say(f"CPU of the thread, {patch}: {seconds:g} s and {fast_seconds:g} s")
+            found.rates.update(load_services(broker.port, rounds, folder))
+    return found
+
+
+def ratios(rates: dict[str, list[float]], goal: Goal) -> list[float]:
+    """How many times as many requests the first answers, in each round."""
+    return [a / b for a, b in zip(rates[goal.first], rates[goal.second], strict=True)]
+
+
+def table(results: Results) -> str:
+    """The result as text of at most 100 columns."""
+    title = f"{CONNECTIONS} idle connections"
+    lines = [f"{title:<28}{'% of core':>10}{'beats/s':>10}{'us each':>10}"]
+    for title, found in (
+        (f"every {INTERVAL:g} s", results.direct),
+        (f"every {INTERVAL / FASTER:g} s / {FASTER}", results.scaled),
+    ):
+        for patch, one in found.items():
+            lines.append(
+                f"{f'{title}, {patch}':<28}{one.percent:>10.4f}{one.beats:>10.2f}"
+                f"{one.microseconds:>10.1f}"
+            )
+    lines += ["", f"{'requests per second':<28}{'bare':>10}{'kept':>10}{'ratio':>10}"]
+    for goal in HEARTBEAT_REQUESTS:
+        pairs = ratios(results.rates, goal)
+        bare, kept = (statistics.median(results.rates[name]) for name in (goal.second, goal.first))
+        lines.append(
+            f"{goal.first.removeprefix('kept, '):<28}{bare:>10.0f}{kept:>10.0f}"
+            f"{statistics.median(pairs):>10.3f} ({min(pairs):.3f} to {max(pairs):.3f})"
+        )
+    return "\n".join(lines)
+
+
+def judge(results: Results) -> list[tuple[str, str]]:
+    """Each goal in words, and how it was met."""
+    found = []
+    for title, threads in (("direct", results.direct), ("scaled", results.scaled)):
+        for patch, one in threads.items():
+            verdict = MET if one.percent <= HEARTBEAT_PERCENT else MISSED
+            text = f"CPU of the thread, {patch}, {title} <= {HEARTBEAT_PERCENT:g} %"
+            found.append((f"{text}: {one.percent:.4f}", verdict))
+    for goal in HEARTBEAT_REQUESTS:
+        pairs = ratios(results.rates, goal)
+        text = f"requests, {goal.first} / {goal.second} {goal}: {statistics.median(pairs):.3f}"
+        found.append((f"{text} ({min(pairs):.3f} to {max(pairs):.3f})", goal.judge(pairs)))
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--rounds", type=at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
+    )
+    parser.add_argument(
+        "--seconds", type=at_least_one, metavar="N", help=f"that the thread is looked at ({IDLE})"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, {QUICK_IDLE} s"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        results = measure(
+            options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS),
+            options.seconds or (QUICK_IDLE if options.quick else IDLE),
+            QUICK_FAST_SECONDS if options.quick else FAST_SECONDS,
+        )
+    except KeyfrontError as error:
+        say(f"heartbeat_idle: {error}")
+        return 2
+    print(table(results))
+    verdicts = judge(results)
+    print()
+    for text, verdict in verdicts:
+        print(f"{verdict:<8} {text}")
+    return 1 if any(verdict == MISSED for _, verdict in verdicts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,326 @@
+"""The process that a heartbeat benchmark measures: patched or not, with the heartbeat or without.
+
+    python -m keyfront.benchmarks.compare.heartbeat_worker ROLE '{"port": ...}'
+
+Everything is patched before it is imported, so each combination needs a process of its own; the
+benchmarks start it and read the line of JSON that it ends with. ROLE is one of :data:`ROLES`; what
+the other argument holds is said at :class:`Task`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import IO, Any, NamedTuple
+
+from keyfront.errors import MissingPartError, ServerError
+
+PATCHES = ("none", "eventlet", "gevent")
+WRITERS = 8
+# Seconds; what RabbitMQ offers and oslo.messaging asks for.
+NEGOTIATED = 60
+SMALL, LARGE = 1_000, 100_000
+# Every so many-th body is a large one where they are mixed.
+MIX = 10
+# Seconds; nothing here takes that long, however busy the machine.
+PATIENCE = 300
+
+
+class Task(NamedTuple):
+    """What a worker does.
+
+    :ivar patch: ``none``, ``eventlet`` or ``gevent``
+    :ivar over: how messages go: ``eight`` connections, ``one`` for all eight threads, or ``oslo``,
+        by oslo.messaging and its pool
+    :ivar messages: to send, or writes to time
+    :ivar interval: seconds between beats, or ``None`` for the default
+    :ivar seconds: how long an idle process is looked at
+    """
+
+    port: int
+    patch: str = "none"
+    installed: bool = False
+    over: str = "eight"
+    messages: int = 1000
+    connections: int = WRITERS
+    interval: float | None = None
+    seconds: float = 60.0
+
+
+def patch(name: str) -> None:
+    """Patch this process, before anything that shall be patched is imported."""
+    if name == "gevent":
+        from gevent import monkey
+
+        monkey.patch_all()
+    elif name == "eventlet":
+        import eventlet
+
+        eventlet.monkey_patch()
+
+
+def install(interval: float | None = None) -> None:
+    """Keep this process's connections alive.
+
+    :raises ServerError: it could not; the log says why
+    """
+    from keyfront.gateway import heartbeat
+
+    if not heartbeat.install(interval=interval):
+        raise ServerError("the heartbeat is not in force; see the warning above")
+
+
+def publish(task: Task) -> dict[str, float]:
+    """Send messages, as many threads at once; gives ``rate`` (per second) and ``cpu`` (us each).
+
+    Nobody gets them: RabbitMQ drops what no queue is bound for. The last answer is waited for, so
+    all has arrived.
+    """
+    import threading
+
+    if task.over == "oslo":
+        sends, finish = _oslo_senders(task)
+    else:
+        sends, finish = _amqp_senders(task)
+    failures: list[str] = []
+
+    def run(send: Callable[[int], object], numbers: range) -> None:
+        try:
+            for number in numbers:
+                send(number)
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+
+    def all_at_once(count: int) -> None:
+        threads = [
+            threading.Thread(target=run, args=(send, range(first, count, WRITERS)))
+            for first, send in enumerate(sends)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    # what is made once is made now
+    all_at_once(max(WRITERS, task.messages // 20))
+    start, cpu = time.perf_counter(), time.process_time()
+    all_at_once(task.messages)
+    finish()
+    spent, cpu = time.perf_counter() - start, time.process_time() - cpu
+    if failures:
+        raise ServerError(f"a message was not sent: {failures[0]}")
+    return {"rate": task.messages / spent, "cpu": cpu / task.messages * 1e6}
+
+
+Senders = tuple[list[Callable[[int], object]], Callable[[], object]]
+
+
+def _amqp_senders(task: Task) -> Senders:
+    import amqp
+
+    from ..worlds.rabbitmq import connect
+
+    made = [connect(task.port, heartbeat=NEGOTIATED) for _ in range(_connections(task))]
+    channels = [made[number % len(made)].channel() for number in range(WRITERS)]
+    small, large = amqp.Message(b"s" * SMALL), amqp.Message(b"l" * LARGE)
+    mixed = task.over == "one"
+
+    def sender(channel: Any) -> Callable[[int], object]:
+        def send(number: int) -> None:
+            body = large if mixed and number // WRITERS % MIX == 0 else small
+            channel.basic_publish(body, exchange="amq.fanout")
+
+        return send
+
+    def finish() -> None:
+        for channel in channels:
+            # nothing changes, but it is answered after all that was sent before
+            channel.basic_qos(0, 0, False)
+
+    return [sender(channel) for channel in channels], finish
+
+
+def _connections(task: Task) -> int:
+    return 1 if task.over == "one" else WRITERS
+
+
+def _oslo_senders(task: Task) -> Senders:
+    client = oslo_client(task.port)
+
+    def send(number: int) -> None:
+        client.cast({}, "nothing", payload="s" * SMALL)
+
+    return [send] * WRITERS, lambda: None
+
+
+def oslo_client(port: int) -> Any:
+    """An RPC client of oslo.messaging; nobody listens to its topic."""
+    try:
+        import oslo_messaging
+        from oslo_config import cfg
+    except ImportError:
+        raise MissingPartError(
+            "oslo.messaging is missing: run pip install oslo.messaging"
+        ) from None
+    from ..worlds.rabbitmq import url
+
+    # parts of it read the global configuration, whichever they are given
+    cfg.CONF([])
+    transport = oslo_messaging.get_rpc_transport(cfg.CONF, url(port))
+    target = oslo_messaging.Target(topic="benchmark", version="1.0")
+    return oslo_messaging.get_rpc_client(transport, target)
+
+
+def threads() -> set[int]:
+    """The kernel's ids of the threads of this process."""
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+def thread_seconds(thread: int) -> float:
+    """The CPU time that a thread of this process has taken, exact to the nanosecond.
+
+    Its clock's number is made of its id as in the kernel's ``posix-timers.h``: all bits of the id
+    turned, then ``CPUCLOCK_PERTHREAD`` and ``CPUCLOCK_SCHED``.
+    """
+    return time.clock_gettime((~thread << 3) | 4 | 2)
+
+
+def idle(task: Task) -> dict[str, float]:
+    """Keep connections and do nothing; gives the ``percent`` of a core that the thread took.
+
+    Also ``beats`` a second, and ``microseconds`` of each.
+
+    :raises ServerError: there is not one thread more than before, or it does not beat
+    """
+    from keyfront.gateway import heartbeat
+
+    from ..worlds.rabbitmq import connect
+
+    # with a connection come threads of others, such as those that gevent looks up names in
+    made_before = connect(task.port, heartbeat=0)
+    before = threads()
+    install(task.interval)
+    kept = [connect(task.port, heartbeat=NEGOTIATED) for _ in range(task.connections)]
+    made_before.close()
+    added = threads() - before
+    if len(added) != 1:
+        raise ServerError(f"the heartbeat has {len(added)} threads of its own, not one")
+    thread = added.pop()
+    # the first interval is over when each has been looked at once
+    time.sleep(min(task.interval or NEGOTIATED / 2, task.seconds))
+    beats, cpu, start = _beats(heartbeat), thread_seconds(thread), time.perf_counter()
+    time.sleep(task.seconds)
+    spent = time.perf_counter() - start
+    beats, cpu = _beats(heartbeat) - beats, thread_seconds(thread) - cpu
+    if not beats:
+        raise ServerError(f"{len(kept)} connections were kept, and there was no beat")
+    return {"percent": cpu / spent * 100, "beats": beats / spent, "microseconds": cpu / beats * 1e6}
+
+
+def _beats(heartbeat: Any) -> int:
+    return int(heartbeat.statistics()["beats"])
+
+
+def writes(task: Task) -> dict[str, list[float]]:
+    """Microseconds of CPU for a ``transport.write`` of a small frame, ``kept`` and ``left``.
+
+    Both are connections of this one process, which takes turns: one has a heartbeat and so is
+    kept, the other has none and so is left as it comes. The frame is a heartbeat, which RabbitMQ
+    only takes note of.
+    """
+    from ..worlds.rabbitmq import connect
+
+    frame = memoryview(b"\x08\0\0\0\0\0\0\xce")
+    install()
+    sides = {
+        "kept": connect(task.port, heartbeat=NEGOTIATED),
+        "left": connect(task.port, heartbeat=0),
+    }
+    each = 1000
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(max(4, task.messages // each)):
+        for name in reversed(sides) if number % 2 else sides:
+            write = sides[name].transport.write
+            write(frame)
+            cpu = time.process_time()
+            for _ in range(each):
+                write(frame)
+            found[name].append((time.process_time() - cpu) / each * 1e6)
+            # RabbitMQ gets to read all of it, or the send buffer fills
+            sides[name].channel().close()
+    return found
+
+
+def restart(task: Task) -> None:
+    """Publish when told to, a line each time, with nothing running in between.
+
+    It waits in C for that line, so no greenlet runs meanwhile, as in a uWSGI worker that has no
+    request. Answers with ``milliseconds`` of the first publish.
+    """
+    client = oslo_client(task.port)
+    client.cast({}, "nothing", payload="warm")
+    print("{}", flush=True)
+    while sys.stdin.readline():
+        start = time.perf_counter()
+        client.cast({}, "nothing", payload="first")
+        print(json.dumps({"milliseconds": (time.perf_counter() - start) * 1000}), flush=True)
+
+
+ROLES = {"publish": publish, "idle": idle, "writes": writes, "restart": restart}
+
+
+def start(role: str, task: Task, log: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Start a worker.
+
+    :param log: a file for what it logs, if it lives long
+    """
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", __name__, role, json.dumps(task._asdict())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        process_group=0,
+    )
+
+
+def run(role: str, task: Task) -> dict[str, Any]:
+    """Run a worker to its end and give what it found.
+
+    :raises ServerError: it failed, or hangs; names the end of what it printed
+    """
+    process = start(role, task)
+    try:
+        out, err = process.communicate(timeout=PATIENCE + task.seconds)
+    except subprocess.TimeoutExpired:
+        raise ServerError(f"a worker ({role}, {task.patch}) hangs") from None
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode != 0:
+        raise ServerError(f"a worker ({role}, {task.patch}) failed: {err[-600:]}")
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Do what a benchmark asks for."""
+    role, text = arguments
+    task = Task(**json.loads(text))
+    patch(task.patch)
+    if task.installed:
+        install(task.interval)
+    found = ROLES[role](task)
+    if found is not None:
+        print(json.dumps(found), flush=True)
+    # connections are not closed one by one: the kernel does it
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

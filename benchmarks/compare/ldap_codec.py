@@ -1,0 +1,229 @@
+"""Microseconds to write and to read LDAP messages, beside ldap3's.
+
+    python -m keyfront.benchmarks.compare.ldap_codec
+
+Each step is done by ours and by ldap3, in turns, 30 times each for some hundred calls, and the
+median is printed with the ratio, the median over the pairs. ldap3's way is that of its synchronous
+strategy at its fastest (``fast_decoder``, no schema): what it does between being called and
+``send``, and between ``recv`` and the attributes of an entry. No socket is opened.
+
+The process's own time is measured (``time.process_time``), so that others hardly count. It depends
+on the machine all the same: a goal that is missed is told, and no error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from keyfront.errors import KeyfrontError, MissingPartError, ServerError
+from keyfront.middleware.ldap.protocol import requests as messages
+from keyfront.middleware.ldap.protocol import responses
+from keyfront.middleware.ldap.protocol import search_filter as filters
+
+from .goals import MET, MISSED
+
+ROUNDS = 30
+# Microseconds for a search and its answer of one entry, written and read.
+SEARCH_MICROSECONDS = 25.0
+
+DN = "uid=user1,ou=People,dc=example,dc=org"
+PASSWORD = "correct horse battery staple"
+BASE = "ou=People,dc=example,dc=org"
+FILTER = "(&(objectClass=inetOrgPerson)(uid=user1))"
+WANTED = ["uid", "cn", "sn", "mail", "description"]
+VALUES: dict[str, list[bytes]] = {
+    "uid": [b"user1"],
+    "cn": [b"User One"],
+    "sn": [b"One"],
+    "mail": [b"user1@example.org", b"one@example.org"],
+    "description": ["Benutzer Nummer eins, für Messungen".encode()],
+}
+SEARCH, ENTRY = "write a search", "read 1 entry, done"
+
+
+class Case(NamedTuple):
+    """One step, done in two ways."""
+
+    name: str
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+    calls: int
+
+
+class Row(NamedTuple):
+    """Medians: microseconds per call, and times that ours is faster."""
+
+    name: str
+    ours: float
+    theirs: float
+    ratio: float
+
+
+def answer(entries: int) -> bytes:
+    """What a server sends for a search: entries, and that these are all."""
+    wire = []
+    for number in range(entries):
+        attributes = b"".join(
+            _tlv(0x30, _tlv(4, name.encode()), _tlv(0x31, *(_tlv(4, each) for each in values)))
+            for name, values in VALUES.items()
+        )
+        dn = f"uid=user{number},{BASE}".encode()
+        wire.append(_framed(_tlv(0x64, _tlv(4, dn), _tlv(0x30, attributes))))
+    wire.append(_framed(b"\x65\x07\x0a\x01\x00\x04\x00\x04\x00"))
+    return b"".join(wire)
+
+
+def _tlv(tag: int, *parts: bytes) -> bytes:
+    content = b"".join(parts)
+    size = len(content)
+    head = bytes((tag, size)) if size < 128 else bytes((tag, 0x82)) + size.to_bytes(2, "big")
+    return head + content
+
+
+def _framed(operation: bytes) -> bytes:
+    return _tlv(0x30, b"\x02\x01\x02", operation)
+
+
+def read(wire: bytes) -> list[dict[str, list[bytes]]]:
+    """The attributes of all entries, by ours."""
+    decoder = responses.Decoder()
+    decoder.feed(wire)
+    found = []
+    while (message := decoder.next()) is not None:
+        if message.tag == responses.ENTRY:
+            found.append(message.attributes)
+    return found
+
+
+def write_bind() -> bytes:
+    """A bind, by ours."""
+    return messages.bind_request(2, DN, PASSWORD.encode())
+
+
+def write_search() -> bytes:
+    """A search, by ours."""
+    return messages.search_request(2, BASE, 2, filters.encode(FILTER), WANTED)
+
+
+def cases() -> list[Case]:
+    """All steps.
+
+    :raises MissingPartError: ldap3 is not installed
+    :raises ServerError: ours and ldap3's differ, so that a comparison would mean nothing
+    """
+    theirs = _ldap3()
+    for ours, other in ((write_bind(), theirs.bind()), (write_search(), theirs.search())):
+        if ours != other:
+            raise ServerError("ldap3 writes another message than ours")
+    found = [
+        Case("write a bind", write_bind, theirs.bind, 300),
+        Case(SEARCH, write_search, theirs.search, 200),
+    ]
+    for count, name, calls in ((1, ENTRY, 300), (100, "read 100 entries, done", 10)):
+        wire = answer(count)
+        if read(wire) != theirs.read(wire):
+            raise ServerError("ldap3 reads another answer than ours")
+        found.append(Case(name, partial(read, wire), partial(theirs.read, wire), calls))
+    return found
+
+
+class _Theirs(NamedTuple):
+    bind: Callable[[], bytes]
+    search: Callable[[], bytes]
+    read: Callable[[bytes], list[dict[str, list[bytes]]]]
+
+
+def _ldap3() -> _Theirs:
+    try:
+        from ldap3 import SIMPLE, SYNC, Connection, Server
+        from ldap3.operation.bind import bind_operation
+        from ldap3.operation.search import search_operation
+        from ldap3.protocol.rfc4511 import LDAPMessage, MessageID, ProtocolOp
+        from ldap3.strategy.base import BaseStrategy
+        from ldap3.utils.asn1 import decode_message_fast, encode
+    except ImportError as error:
+        raise MissingPartError(f"{error.name} is missing: pip install keyfront[ldap]") from None
+    # never connected: only its decoding is used
+    strategy = Connection(Server("localhost", get_info=None), client_strategy=SYNC).strategy
+
+    def message(name: str, request: Any) -> bytes:
+        whole = LDAPMessage()
+        whole["messageID"] = MessageID(2)
+        whole["protocolOp"] = ProtocolOp().setComponentByName(name, request)
+        # ``send`` does so before it sends
+        BaseStrategy.decode_request(name, request, None)
+        return bytes(encode(whole))
+
+    def bind() -> bytes:
+        return message("bindRequest", bind_operation(3, SIMPLE, DN, PASSWORD))
+
+    def search() -> bytes:
+        request = search_operation(BASE, FILTER, 2, 0, WANTED, 0, 0, False, False, False)
+        return message("searchRequest", request)
+
+    def read(wire: bytes) -> list[dict[str, list[bytes]]]:
+        found = []
+        while wire:
+            size = strategy.compute_ldap_message_size(wire)
+            response = strategy.decode_response_fast(decode_message_fast(wire[:size]))
+            wire = wire[size:]
+            if response["type"] == "searchResEntry":
+                found.append(dict(response["raw_attributes"]))
+        return found
+
+    return _Theirs(bind, search, read)
+
+
+def timed(step: Callable[[], object], calls: int) -> float:
+    """Microseconds of this process per call."""
+    start = time.process_time()
+    for _ in range(calls):
+        step()
+    return (time.process_time() - start) / calls * 1e6
+
+
+def measure(case: Case) -> Row:
+    """Time both ways in turns."""
+    pairs = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(ROUNDS):
+            pairs.append((timed(case.ours, case.calls), timed(case.theirs, case.calls)))
+            gc.collect()
+    finally:
+        gc.enable()
+    ours, theirs = zip(*pairs, strict=True)
+    # a clock too coarse for a few calls tells nothing
+    ratio = statistics.median(other / own if own else 1.0 for own, other in pairs)
+    return Row(case.name, statistics.median(ours), statistics.median(theirs), ratio)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.parse_args(arguments)
+    try:
+        print(f"{'us of CPU per call':<28}{'keyfront':>12}{'ldap3':>12}{'ldap3 / keyfront':>20}")
+        rows = {}
+        for case in cases():
+            row = rows[case.name] = measure(case)
+            print(f"{row.name:<28}{row.ours:>12.1f}{row.theirs:>12.1f}{row.ratio:>20.1f}")
+        spent = rows[SEARCH].ours + rows[ENTRY].ours
+        verdict = MET if spent <= SEARCH_MICROSECONDS else MISSED
+        print(f"goal: a search of 1 entry <= {SEARCH_MICROSECONDS:g} us: {spent:.1f}, {verdict}")
+    except KeyfrontError as error:
+        print(f"ldap_codec: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

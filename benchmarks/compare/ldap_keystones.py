@@ -1,0 +1,321 @@
+"""The Keystones that ``ldap_logins`` compares: one process each, which differ only in the driver.
+
+All of them have the same users in the same directory, as a domain with a driver of its own, and
+Keystone's own users (the administrator, and one for comparison) in SQL. Each has a copy of one
+SQLite database, in which every user has logged in before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keyfront.common import programs
+from keyfront.errors import ServerError
+from keyfront.gateway.serve.state import State
+
+from ..worlds import slapd as directory
+from ..worlds.delaying_proxy import HOST
+
+DOMAIN, PROJECT, ROLE = "corp", "work", "member"
+# A user of Keystone's own; hashing the password costs next to nothing.
+LOCAL_USER, LOCAL_PASSWORD = "local", "local-secret"
+_CHEAPEST = 4
+STOP_PATIENCE = 10
+
+_KEYSTONE = """\
+[database]
+connection = sqlite:///{database}
+
+[identity]
+domain_specific_drivers_enabled = true
+domain_config_dir = {domains}
+password_hash_rounds = {rounds}
+
+[keyfront_token_cache]
+path = {shared}
+"""
+#: Keystone's own caches, by what ``--cache`` calls them.
+CACHES = {
+    "off": "[cache]\nenabled = false\n",
+    # as Keystone comes: what one request asked for is remembered for that request
+    "request": "",
+    "memory": "[cache]\nbackend = dogpile.cache.memory\n",
+}
+_DOMAIN = """\
+[identity]
+driver = {driver}
+
+[ldap]
+url = ldaps://{host}:{port}
+tls_cacertfile = {ca_file}
+user = {user}
+password = {password}
+suffix = {suffix}
+user_tree_dn = {people}
+user_objectclass = inetOrgPerson
+user_id_attribute = uid
+user_name_attribute = cn
+group_tree_dn = {groups}
+group_objectclass = groupOfNames
+group_id_attribute = cn
+group_name_attribute = cn
+use_pool = {pool}
+use_auth_pool = {pool}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """How a Keystone gets at its users.
+
+    :param driver: ``[identity] driver`` of the domain
+    :param pool: ``[ldap] use_pool`` and ``use_auth_pool``
+    :param gevent: whether the process is patched by gevent
+    """
+
+    label: str
+    driver: str | None = "ldap"
+    pool: bool = True
+    gevent: bool = False
+
+
+CANDIDATES = {
+    "unpooled": Candidate(label="stock driver, no pool", pool=False),
+    "ldappool": Candidate(label="stock driver, ldappool"),
+    "keyfront": Candidate(label="keyfront_ldap", driver="keyfront_ldap"),
+    "unpooled gevent": Candidate(label="stock driver, no pool", pool=False, gevent=True),
+    "ldappool gevent": Candidate(label="stock driver, ldappool", gevent=True),
+    "keyfront gevent": Candidate(label="keyfront_ldap", driver="keyfront_ldap", gevent=True),
+    "sql": Candidate(label="no LDAP: a user in SQL", driver=None),
+}
+
+
+class Keystone:
+    """A Keystone in a process of its own."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
+        self.name = name
+        self._process = process
+        self._log = log
+        self._answer()
+
+    def logins(self, bodies: Sequence[object], *, at_once: bool = False) -> tuple[float, float]:
+        """Have it give a token for each body; gives the seconds, and those of CPU time.
+
+        :raises ServerError: it gave fewer
+        """
+        return self._timed({"logins": list(bodies), "at_once": at_once})
+
+    def authenticate(self, users: Sequence[int], *, at_once: bool = False) -> tuple[float, float]:
+        """The same of the driver alone: it finds the user and checks the password."""
+        pairs = [(directory.user_name(one), directory.user_password(one)) for one in users]
+        return self._timed({"authenticate": pairs, "domain": DOMAIN, "at_once": at_once})
+
+    def _timed(self, what: object) -> tuple[float, float]:
+        done = self._ask(what)
+        if failures := done["failures"]:
+            raise ServerError(f"{self.name}: {len(failures)} logins failed: {failures[0]}")
+        return done["seconds"], done["cpu"]
+
+    def request(
+        self, method: str, path: str, token: str | None = None, body: object = None
+    ) -> dict[str, Any]:
+        """One request; gives ``token`` and ``body`` of the answer."""
+        done = self._ask({"request": [method, path, token, body]})
+        if not 200 <= done["status"] < 300:
+            raise ServerError(
+                f"{self.name} answers {method} /v3/{path} with {done['status']}{self._tail()}"
+            )
+        return done
+
+    def _ask(self, what: object) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ServerError(f"{self.name} ended{self._tail()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _tail(self) -> str:
+        return f": {self._log.read_text(errors='replace')[-600:]}"
+
+
+class Keystones:
+    """All Keystones of one measurement.
+
+    :param folder: a folder of this user only; the caller deletes it
+    :param slapd: what the users are in
+    :param port: where the Keystones find it
+    :param users: how many users may log in
+    :param cache: Keystone's own caches, one of :data:`CACHES`
+    """
+
+    def __init__(
+        self, folder: Path, slapd: directory.Slapd, port: int, *, users: int, cache: str
+    ) -> None:
+        self.folder = folder
+        self.slapd = slapd
+        self.port = port
+        self.users = users
+        self.cache = cache
+        self.state = State(folder / "state")
+        self._database = self.state.path / "keystone.sqlite"
+
+    def prepare(self) -> None:
+        """Make the Keystone that all are copies of."""
+        programs.require_module("keystone", "keystone")
+        for module in ("ldap", "ldappool", "ldap3"):
+            programs.require_module(module, "ldap")
+        for _ in self.state.create(f"http://{HOST}:5000/v3"):
+            pass
+        with self._started("first", Candidate(label="", driver=None)) as keystone:
+            token = self.admin(keystone)
+            keystone.request("POST", "domains", token, {"domain": {"name": DOMAIN}})
+            project = {"project": {"name": PROJECT, "domain_id": "default"}}
+            place = keystone.request("POST", "projects", token, project)["body"]["project"]["id"]
+            local = {"user": {"name": LOCAL_USER, "password": LOCAL_PASSWORD}}
+            user = keystone.request("POST", "users", token, local)["body"]["user"]["id"]
+            role = keystone.request("GET", f"roles?name={ROLE}", token)["body"]["roles"][0]["id"]
+            grant = f"projects/{place}/{{}}/{{}}/roles/{role}"
+            keystone.request("PUT", grant.format("users", user), token)
+        # the domain is only known to a Keystone that starts when there is one
+        with self._started("second", CANDIDATES["ldappool"]) as keystone:
+            token = self.admin(keystone)
+            domains = keystone.request("GET", f"domains?name={DOMAIN}", token)["body"]["domains"]
+            path = f"groups?domain_id={domains[0]['id']}"
+            (group,) = keystone.request("GET", path, token)["body"]["groups"]
+            keystone.request("PUT", grant.format("groups", group["id"]), token)
+            keystone.logins([login(number) for number in range(self.users)])
+
+    @contextmanager
+    def running(self, names: Sequence[str]) -> Iterator[dict[str, Keystone]]:
+        """All candidates at once, each with a copy of what :meth:`prepare` made."""
+        with ExitStack() as stack:
+            yield {
+                name: stack.enter_context(self._started(name, CANDIDATES[name])) for name in names
+            }
+
+    def admin(self, keystone: Keystone) -> str:
+        """A token of the administrator."""
+        password = self.state.password_file.read_text(encoding="utf-8").strip()
+        user = {"name": "admin", "domain": {"id": "default"}, "password": password}
+        token: str = keystone.request("POST", "auth/tokens", None, _body(user, "admin"))["token"]
+        return token
+
+    @contextmanager
+    def _started(self, name: str, candidate: Candidate) -> Iterator[Keystone]:
+        folder = self.folder / name.replace(" ", "-")
+        domains = folder / "domains"
+        domains.mkdir(mode=0o700, parents=True)
+        database = self._database
+        if name in CANDIDATES:
+            database = folder / "keystone.sqlite"
+            _copy(self._database, database)
+        if candidate.driver is not None:
+            domains.joinpath(f"keystone.{DOMAIN}.conf").write_text(
+                self._domain(candidate, direct=name not in CANDIDATES)
+            )
+        values = {
+            "database": database,
+            "domains": domains,
+            "rounds": _CHEAPEST,
+            "shared": folder / "tokens",
+        }
+        text = _KEYSTONE.format(**_escaped(values)) + CACHES[self.cache]
+        more, log = folder / "more.conf", folder / "worker.log"
+        more.write_text(text)
+        environment = {
+            **os.environ,
+            **self.state.environment(),
+            # the last one wins
+            "OS_KEYSTONE_CONFIG_FILES": f"{self.state.config};{more}",
+        }
+        command = [sys.executable, "-m", f"{__package__}.ldap_worker"]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command + (["--gevent"] if candidate.gevent else []),
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                text=True,
+                process_group=0,
+            )
+        try:
+            yield Keystone(name, process, log)
+        finally:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_PATIENCE)
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def _domain(self, candidate: Candidate, *, direct: bool) -> str:
+        values = {
+            "driver": candidate.driver,
+            "host": HOST,
+            "port": self.slapd.port if direct else self.port,
+            "ca_file": self.slapd.ca_file,
+            "user": directory.SERVICE_DN,
+            "password": directory.SERVICE_PASSWORD,
+            "suffix": directory.SUFFIX,
+            "people": directory.PEOPLE,
+            "groups": directory.GROUPS,
+            "pool": str(candidate.pool).lower(),
+        }
+        return _DOMAIN.format(**_escaped(values))
+
+
+def login(number: int) -> dict[str, Any]:
+    """What a user of the directory asks for a token with: name, password, and a project."""
+    name, password = directory.user_name(number), directory.user_password(number)
+    return _body({"name": name, "domain": {"name": DOMAIN}, "password": password}, PROJECT)
+
+
+def local_login() -> dict[str, Any]:
+    """The same of Keystone's own user."""
+    user = {"name": LOCAL_USER, "domain": {"id": "default"}, "password": LOCAL_PASSWORD}
+    return _body(user, PROJECT)
+
+
+def _body(user: dict[str, Any], project: str) -> dict[str, Any]:
+    return {
+        "auth": {
+            "identity": {"methods": ["password"], "password": {"user": user}},
+            "scope": {"project": {"name": project, "domain": {"id": "default"}}},
+        }
+    }
+
+
+def _escaped(values: Mapping[str, object]) -> dict[str, str]:
+    # oslo.config substitutes $name
+    return {name: str(value).replace("$", "$$") for name, value in values.items()}
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a SQLite database whole, with what is in its log."""
+    with sqlite3.connect(source) as old, sqlite3.connect(target) as new:
+        old.backup(new)
+        new.execute("PRAGMA journal_mode=WAL")
+    old.close()
+    new.close()

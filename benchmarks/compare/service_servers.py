@@ -1,0 +1,296 @@
+"""The servers that ``service_rates`` compares: one service, behind nothing and each ``authtoken``.
+
+All services ask one Keystone, which has the packaged pipeline and so the token cache, and its
+epochs in a Redis. They are served by uWSGI with the packaged ini file, 2 processes, loaded by each
+worker for itself: keystonemiddleware has connections that a fork must not share.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+from keyfront.common import programs
+from keyfront.errors import ServerError
+from keyfront.gateway.serve.state import State
+
+from ..lineups import uwsgi_server
+from ..lineups.uwsgi_server import HOST, PROCESSES, Server, tail
+from . import service_application
+from .keystone_requests import ask, log_in
+from .token_servers import CONNECTIONS, memcached
+
+# As many as a cloud has, with identity among them; each has three endpoints.
+SERVICES = 15
+# Seconds after which a revoked token has to be refused wherever it is not at once: the longest
+# lease, and the default of revalidate.
+LEASE = 1.0
+
+_KEYSTONE = """\
+[identity]
+password_hash_rounds = 4
+
+[keyfront_token_cache]
+path = {shared}
+node_memory = 8
+ttl = 3600
+coordinator = {coordinator}
+"""
+_PASTE = """\
+[pipeline:main]
+pipeline = {pipeline}
+
+[app:service]
+paste.app_factory = {package}.service_application:app_factory
+
+[filter:authtoken]
+{factory}
+auth_type = password
+auth_url = {url}
+www_authenticate_uri = {url}
+username = admin
+user_domain_id = default
+password = {password}
+project_name = admin
+project_domain_id = default
+"""
+_STOCK = "paste.filter_factory = keystonemiddleware.auth_token:filter_factory\n"
+_OURS = "use = egg:keyfront#authtoken\n"
+_SHARED = "keyfront_coordinator = {coordinator}\nkeyfront_consistency = "
+_REDIS = """\
+bind {host}
+port {port}
+dir {folder}
+requirepass {password}
+save ""
+appendonly no
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """What one uWSGI serves.
+
+    :param filter: lines of the section of ``authtoken``; empty: the service alone
+    :param kept: whether connections are kept
+    :param refuses: seconds after which a revoked token has to be refused; ``None``: not looked at
+    """
+
+    label: str
+    filter: str = ""
+    kept: bool = False
+    refuses: float | None = None
+
+
+_LEASE = _OURS + _SHARED + "lease\n"
+CANDIDATES = {
+    "bare": Candidate(label="no authtoken"),
+    "memcached": Candidate(
+        label="keystonemiddleware, memcached",
+        filter=_STOCK + "memcached_servers = {memcached}\n",
+    ),
+    "strict": Candidate(
+        label="keyfront, Redis, strict", filter=_OURS + _SHARED + "strict\n", refuses=0
+    ),
+    "lease": Candidate(label="keyfront, Redis, lease", filter=_LEASE, refuses=LEASE),
+    "revalidate": Candidate(label="keyfront, no Redis", filter=_OURS, refuses=LEASE),
+    "bare kept": Candidate(label="no authtoken", kept=True),
+    "lease kept": Candidate(
+        label="keyfront, Redis, lease", filter=_LEASE, kept=True, refuses=LEASE
+    ),
+}
+
+
+class Services:
+    """The candidates that run, and the tokens that they are asked with.
+
+    :param folder: a folder of this user only; the caller deletes it
+    :param shared: the same in memory, for what Keystone's workers share
+    """
+
+    def __init__(self, folder: Path, shared: Path) -> None:
+        self.folder = folder
+        self.shared = shared
+        self.state = State(folder / "state")
+        #: One with a catalog, and one that is scoped to nothing and has none.
+        self.token = self.bare_token = ""
+        self._user = ""
+        self._keystone: Server
+        self._running: dict[str, Server] = {}
+
+    def __getitem__(self, name: str) -> Server:
+        return self._running[name]
+
+    def connections(self, name: str) -> int:
+        """How many connections load a candidate: kept ones hold a thread each."""
+        return PROCESSES if CANDIDATES[name].kept else CONNECTIONS
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Keystone and all candidates served, and each one's answer checked."""
+        with ExitStack() as stack:
+            port = programs.claim(f"{HOST}:0", HOST, 0)
+            url = f"http://{HOST}:{port}/v3"
+            for _ in self.state.create(url):
+                pass
+            values = {
+                "coordinator": stack.enter_context(_redis(self.folder)),
+                "memcached": stack.enter_context(memcached()),
+                "password": self.state.password_file.read_text(encoding="utf-8").strip(),
+                "package": __package__,
+                "url": url,
+            }
+            self._keystone = stack.enter_context(self._served_keystone(port, values["coordinator"]))
+            self._set_up(values["password"])
+            for name, candidate in CANDIDATES.items():
+                self._running[name] = stack.enter_context(self._served(name, candidate, values))
+            for name in CANDIDATES:
+                self.touch(name)
+            yield
+
+    def _set_up(self, password: str) -> None:
+        """Fill the catalog, and log in."""
+        first = log_in(self._keystone, "admin", password, "admin")
+        for number in range(1, SERVICES):
+            name = f"service-{number}"
+            made = ask(
+                self._keystone, "POST", "services", first,
+                {"service": {"type": f"type-{number}", "name": name}},
+            )  # fmt: skip
+            for interface in ("public", "internal", "admin"):
+                endpoint = {
+                    "service_id": made["service"]["id"],
+                    "interface": interface,
+                    "url": f"http://{name}.example.org:8774/v2.1",
+                }
+                ask(self._keystone, "POST", "endpoints", first, {"endpoint": endpoint})
+        self.token = log_in(self._keystone, "admin", password, "admin")
+        self.bare_token = log_in(self._keystone, "admin", password, None)
+        told = ask(self._keystone, "GET", "auth/tokens", self.token, subject=self.token)["token"]
+        if len(told["catalog"]) != SERVICES:
+            raise ServerError(f"Keystone's catalog has {len(told['catalog'])} services")
+        self._user = told["user"]["id"]
+
+    @contextmanager
+    def _served_keystone(self, port: int, coordinator: str) -> Iterator[Server]:
+        folder = self._folder("keystone")
+        more = folder / "more.conf"
+        values = {"coordinator": coordinator, "shared": str(self.shared / "tokens")}
+        # oslo.config substitutes $name
+        dollars = {name: value.replace("$", "$$") for name, value in values.items()}
+        more.write_text(_KEYSTONE.format(**dollars))
+        environment = {
+            **os.environ,
+            **self.state.environment(),
+            # the last one wins
+            "OS_KEYSTONE_CONFIG_FILES": f"{self.state.config};{more}",
+        }
+        text = uwsgi_server.ini(self.state, port, folder)
+        with uwsgi_server.running(folder, text, port, environment) as server:
+            yield server
+
+    @contextmanager
+    def _served(
+        self, name: str, candidate: Candidate, values: Mapping[str, str]
+    ) -> Iterator[Server]:
+        folder, port = self._folder(name), programs.claim(f"{HOST}:0", HOST, 0)
+        paste = folder / "service.ini"
+        pipeline = "authtoken service" if candidate.filter else "service"
+        factory = (candidate.filter or _STOCK).format(**values)
+        paste.write_text(_PASTE.format(**values, pipeline=pipeline, factory=factory))
+        environment = {**os.environ, service_application.PASTE_FILE: str(paste)}
+        module = f"{service_application.__name__}:load()"
+        text = uwsgi_server.ini(
+            self.state, port, folder, module=module, lazy=True, kept=candidate.kept
+        )
+        with uwsgi_server.running(folder, text, port, environment, lazy=True) as server:
+            yield server
+
+    def _folder(self, name: str) -> Path:
+        folder = self.folder / name.replace(" ", "-")
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def touch(self, name: str) -> None:
+        """Have every worker of a candidate answer, rightly: it knows both tokens then.
+
+        :raises ServerError: it answers otherwise than it should
+        """
+        wanted = self._user if CANDIDATES[name].filter else service_application.NOBODY
+        # the second time it is known
+        for token in (self.token, self.bare_token) * 2:
+            for status, text in self._answers(name, token):
+                if (status, text) != (200, wanted):
+                    raise ServerError(f"{name} answers {status}: {tail(self[name].log)}")
+        for status, _ in self._answers(name, "no token"):
+            if status != (401 if CANDIDATES[name].filter else 200):
+                raise ServerError(f"{name} answers {status} without a good token")
+
+    def _answers(self, name: str, token: str) -> list[tuple[int, str]]:
+        """What all workers answer to a token."""
+        open_ones = [self[name].connect() for _ in range(self.connections(name))]
+        answers = []
+        try:
+            # all at once, so that no worker takes all
+            for connection in open_ones:
+                connection.request("GET", "/", headers={"X-Auth-Token": token})
+            for connection in open_ones:
+                answer = connection.getresponse()
+                answers.append((answer.status, answer.read().decode()))
+        except (OSError, HTTPException) as error:
+            raise ServerError(f"{name} does not answer: {error!r}") from None
+        finally:
+            for connection in open_ones:
+                connection.close()
+        return answers
+
+    def revoke(self) -> None:
+        """Revoke the token, and see that nobody goes on with it for longer than is promised.
+
+        :raises ServerError: it is still taken, so what was measured is worth nothing
+        """
+        ask(self._keystone, "DELETE", "auth/tokens", self.token, subject=self.token)
+        revoked = time.monotonic()
+        promised = {name: one.refuses for name, one in CANDIDATES.items()}
+        for name, seconds in sorted(promised.items(), key=lambda item: item[1] or 0):
+            if seconds is None:
+                continue
+            time.sleep(max(0, revoked + seconds - time.monotonic()))
+            for status, _ in self._answers(name, self.token):
+                if status != 401:
+                    raise ServerError(f"{name} answers {status} to a revoked token")
+
+
+@contextmanager
+def _redis(folder: Path) -> Iterator[str]:
+    """A Redis on a free port of loopback: its URL."""
+    # The last is the same program: what it does goes by the name it is called by.
+    names = ("redis-server", "valkey-server", "redis-check-rdb")
+    place = folder / "redis"
+    place.mkdir(mode=0o700)
+    program = place / "redis-server"
+    program.symlink_to(Path(programs.system_program(names, "redis-tools")).resolve())
+    port, password = programs.claim(f"{HOST}:0", HOST, 0), secrets.token_hex(16)
+    config, log = place / "redis.conf", place / "redis.log"
+    config.write_text(_REDIS.format(host=HOST, port=port, folder=place, password=password))
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [str(program), str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            process_group=0,
+        )
+    try:
+        uwsgi_server.await_port(process, port, lambda: f"Redis did not start: {tail(log)}")
+        yield f"redis://:{password}@{HOST}:{port}"
+    finally:
+        process.kill()
+        process.wait()

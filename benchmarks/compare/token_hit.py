@@ -1,0 +1,284 @@
+"""Microseconds of a hit in the token cache, in this process, by the number of its entries.
+
+    python -m keyfront.benchmarks.compare.token_hit [--million]
+
+Fills the filter with validations of 1000, 10 000 and 100 000 tokens (``--million``: also 1 000 000)
+through the front door: requests that a stand-in for Keystone answers. Then it asks for entries in
+random order, 20 times 5000, and prints the median over the 20, with the lowest and the highest. The
+loop around the call (joining the body) is timed on an application that does nothing and printed
+beside it. What comes from the stand-in meanwhile would be a miss, and an error.
+
+Then the same after 60 000 changes of random slots of the epoch table, which must not matter; the
+steps of a hit, each called alone; and the bytes that an entry takes. Seconds depend on the machine,
+so a goal that is missed is told, and no error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keyfront.errors import KeyfrontError, ServerError
+from keyfront.middleware.tokens import node_cache as node
+from keyfront.middleware.tokens.cache import TokenCache
+from keyfront.middleware.tokens.coordinator.local import SharedMemory
+from keyfront.middleware.tokens.epochs import slots
+from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.routes import Routes
+
+from .goals import HIT_MICROSECONDS, MET, MISSED
+from .token_stand_in import Answers, request, validation
+
+Pipeline = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+COUNTS = (1_000, 10_000, 100_000)
+MILLION = 1_000_000
+REPEATS = 20
+CALLS = 5_000
+# Requests that are made at a time: in the processor's caches, as a server has just made them.
+BATCH = 50
+TOUCHES = 60_000
+SEED = 20
+# Seconds: no entry ends while it is measured.
+TTL = 3600.0
+# Bytes: nothing has to go for room, here; what workers share may be overwritten.
+ENTRY = 16_384
+NODE_MEMORY = 8 << 20
+# Entries that are weighed; they fit into what workers share.
+WEIGHED = 1_000
+MEMORY = Path("/dev/shm")
+
+
+class Times(NamedTuple):
+    """Microseconds per call over the repeats."""
+
+    median: float
+    low: float
+    high: float
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """A folder in memory, where the shared files are by default."""
+    place = MEMORY if MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="token-hit-", dir=place) as name:
+        yield Path(name) / "shared"
+
+
+def new_filter(application: Pipeline, folder: Path, count: int, *, ttl: float = TTL) -> TokenCache:
+    """The filter in front of ``application``, with room for ``count`` entries."""
+    return TokenCache(
+        application,
+        SharedMemory(folder),
+        Node(folder, size=NODE_MEMORY, flight_timeout=5.0),
+        routes=Routes(()),
+        ttl=ttl,
+        negative_ttl=ttl,
+        memory=count * ENTRY,
+    )
+
+
+def fill(cache: Pipeline, count: int) -> None:
+    """Have the cache know the validations of tokens 0 to ``count`` - 1."""
+    for number in range(count):
+        call(cache, request(number))
+
+
+def call(pipeline: Pipeline, environ: dict[str, Any]) -> bytes:
+    """One request, to the last byte of its answer."""
+    answer = pipeline(environ, _ignore)
+    body = b"".join(answer)
+    close = getattr(answer, "close", None)
+    if close is not None:
+        close()
+    return body
+
+
+def _ignore(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> None:
+    if not status.startswith("200"):
+        raise ServerError(f"a request was answered {status}")
+
+
+def timed(step: Callable[[Any], object], make: Callable[[int], Any], numbers: list[int]) -> float:
+    """Microseconds per call of ``step``, on what ``make`` makes of each number."""
+    spent = 0.0
+    # not the collection of what was made before
+    gc.collect()
+    gc.disable()
+    try:
+        for first in range(0, len(numbers), BATCH):
+            arguments = [make(number) for number in numbers[first : first + BATCH]]
+            start = time.perf_counter()
+            for argument in arguments:
+                step(argument)
+            spent += time.perf_counter() - start
+    finally:
+        gc.enable()
+    return spent / len(numbers) * 1e6
+
+
+def repeated(
+    step: Callable[[Any], object], make: Callable[[int], Any], count: int, calls: int
+) -> Times:
+    """Time ``step`` over and over, each time on random numbers."""
+    dice = random.Random(SEED)
+    times = [
+        timed(step, make, [dice.randrange(count) for _ in range(calls)]) for _ in range(REPEATS)
+    ]
+    return Times(statistics.median(times), min(times), max(times))
+
+
+def measure(count: int, calls: int = CALLS, *, touches: int = 0, ttl: float = TTL) -> Times:
+    """Fill a new cache with ``count`` entries and time its hits.
+
+    :param touches: changes of random slots before that
+    :raises ServerError: an entry that was put in was not found
+    """
+    keystone = Answers()
+    with shared_folder() as folder:
+        cache = new_filter(keystone, folder, count, ttl=ttl)
+        for number in range(touches):
+            cache.coordinator.touch(slots([f"user:{number}"], cache.coordinator.slot_count))
+        fill(cache, count)
+        # what the cache holds is none of the collector's work in a served process either
+        gc.freeze()
+        try:
+            before = keystone.calls
+            times = repeated(lambda environ: call(cache, environ), request, count, calls)
+            if keystone.calls != before:
+                raise ServerError(
+                    f"{keystone.calls - before} of {REPEATS * calls} requests were no hits, with "
+                    f"{count} entries put in"
+                )
+            return times
+        finally:
+            gc.unfreeze()
+
+
+def loop_cost(calls: int = CALLS) -> Times:
+    """The same loop around an application that does nothing."""
+    body = [validation(0)]
+
+    def nothing(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        start_response("200 OK", [])
+        return body
+
+    return repeated(lambda environ: call(nothing, environ), request, MILLION, calls)
+
+
+def steps(count: int, calls: int = CALLS) -> dict[str, Times]:
+    """Time the steps of a hit, each called alone, with ``count`` entries."""
+    with shared_folder() as folder:
+        cache = new_filter(Answers(), folder, count)
+        fill(cache, count)
+        keys = [cache._keys.key(request(number)) or b"" for number in range(count)]
+        entries = [cache.answers.get(key) for key in keys]
+        if None in entries:
+            raise ServerError("an entry that was put in was not found")
+
+        def pair(number: int) -> tuple[Any, dict[str, Any]]:
+            return entries[number], request(number)
+
+        gc.freeze()
+        try:
+            return {
+                "an empty call": repeated(lambda _: None, int, count, calls),
+                "key": repeated(cache._keys.key, request, count, calls),
+                "lookup": repeated(cache.answers.get, keys.__getitem__, count, calls),
+                "freshness": repeated(cache._stands, entries.__getitem__, count, calls),
+                "answer": repeated(lambda both: both[0].answer(both[1]), pair, count, calls),
+            }
+        finally:
+            gc.unfreeze()
+
+
+class Weight(NamedTuple):
+    """Bytes per entry."""
+
+    asked: float
+    """In the process that asked Keystone for it."""
+    found: float
+    """In a process that found it in what the workers share."""
+    counted: float
+    """What ``memory`` counts for it."""
+    shared: float
+    """In what the workers share."""
+
+
+def weigh(count: int = WEIGHED) -> Weight:
+    """Find out what an entry takes."""
+    with shared_folder() as folder:
+        keystone = Answers()
+        first, second = (new_filter(keystone, folder, count) for _ in range(2))
+        asked = _growth(first, count)
+        shared = node.statistics(folder)["answers_bytes"] / count
+        found = _growth(second, count)
+        if keystone.calls != count:
+            raise ServerError(f"{keystone.calls} requests reached Keystone instead of {count}")
+        return Weight(asked, found, first.answers.size / count, shared)
+
+
+def _growth(cache: Pipeline, count: int) -> float:
+    """Bytes of Python's memory per entry that a cache takes up."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        fill(cache, count)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        return (after - before) / count
+    finally:
+        tracemalloc.stop()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--million", action="store_true", help="also 1 000 000 entries")
+    options = parser.parse_args(arguments)
+    try:
+        print(f"{'a hit, by entries':<28}{'us per call':>12}{'lowest':>9}{'highest':>9}")
+        _print("none (the loop)", loop_cost())
+        slowest = 0.0
+        for count in (*COUNTS, *((MILLION,) if options.million else ())):
+            times = measure(count)
+            slowest = max(slowest, times.median)
+            _print(str(count), times)
+        _print(f"{COUNTS[0]}, {TOUCHES} touches", measure(COUNTS[0], touches=TOUCHES))
+        verdict = MET if slowest <= HIT_MICROSECONDS else MISSED
+        print(f"goal: <= {HIT_MICROSECONDS:g} us with any number: {verdict}")
+        print(f"\n{'its steps, ' + str(COUNTS[1]) + ' entries':<28}")
+        for name, times in steps(COUNTS[1]).items():
+            _print(name, times)
+        weight = weigh()
+        print("\nbytes per entry")
+        for name, value in (
+            ("in the worker that asked", weight.asked),
+            ("in one that found it", weight.found),
+            ("as counted by memory", weight.counted),
+            ("in what workers share", weight.shared),
+        ):
+            print(f"{name:<28}{value:>12.0f}")
+    except KeyfrontError as error:
+        print(f"token_hit: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _print(name: str, times: Times) -> None:
+    print(f"{name:<28}{times.median:>12.2f}{times.low:>9.2f}{times.high:>9.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

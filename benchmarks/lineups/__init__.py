@@ -1,0 +1,1 @@
+"""Servers under load: the Keystone they serve, their files, their processes."""

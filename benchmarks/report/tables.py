@@ -1,0 +1,102 @@
+"""Tables of documents, made from results: nobody types a figure.
+
+A document says where a table goes by two comments; what is between them is replaced::
+
+    <!-- bench sweep keystone throughput -->
+    <!-- /bench -->
+
+The words are the result's kind, its name and the table's name. Below a table stands what it was
+measured on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from keyfront.errors import BenchmarkError
+
+from .. import results
+from ..results import Result
+
+_BEGIN = re.compile(r"^<!-- bench (\S+) (\S+) (\S+) -->$")
+_ANY_BEGIN = re.compile(r"^\s*<!--\s*bench\b")
+_END = "<!-- /bench -->"
+
+
+class Change(NamedTuple):
+    """A document, and what it becomes."""
+
+    path: Path
+    before: str
+    after: str
+
+
+def filled(path: Path, found: Sequence[Result]) -> Change:
+    """Fill in the tables of a document; nothing is written.
+
+    :raises BenchmarkError: it cannot be read, a comment is wrong or has no end, or there is no such
+        result or table; names file and line
+    """
+    try:
+        before = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BenchmarkError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise BenchmarkError(f"{path}: is no text in UTF-8") from None
+    lines = before.splitlines()
+    written: list[str] = []
+    place = 0
+    while place < len(lines):
+        line = lines[place]
+        written.append(line)
+        place += 1
+        if not _ANY_BEGIN.match(line):
+            continue
+        where = f"{path}:{place}"
+        match = _BEGIN.match(line.strip())
+        if not match:
+            raise BenchmarkError(f"{where}: must be <!-- bench KIND NAME TABLE -->")
+        while place < len(lines) and lines[place].strip() != _END:
+            if _ANY_BEGIN.match(lines[place]):
+                break
+            place += 1
+        if place == len(lines) or lines[place].strip() != _END:
+            raise BenchmarkError(f"{where}: has no {_END} behind it")
+        kind, name, table = match.groups()
+        written += ["", *text(found, kind, name, table, where).splitlines(), ""]
+    end = "\n" if before.endswith("\n") or not before else ""
+    return Change(path, before, "\n".join(written) + end)
+
+
+def text(found: Sequence[Result], kind: str, name: str, table: str, where: str) -> str:
+    """A table in Markdown, and what it was measured on.
+
+    :param where: file and line, for errors
+    """
+    result = next((one for one in found if (one.kind, one.name) == (kind, name)), None)
+    if result is None:
+        there = ", ".join(f"{one.kind} {one.name}" for one in found)
+        raise BenchmarkError(f"{where}: there is no result {kind} {name}; there are: {there}")
+    content = result.table(table)
+    if content is None:
+        there = ", ".join(one.name for one in result.tables) or "none"
+        raise BenchmarkError(f"{where}: {kind} {name} has no table {table}; it has: {there}")
+    return f"{results.markdown(content)}\n\n{results.measured_on(result)}"
+
+
+def write(change: Change) -> None:
+    """Write a document, whole or not at all.
+
+    :raises BenchmarkError: it cannot be written
+    """
+    temporary = change.path.with_name(f".{change.path.name}.new")
+    try:
+        temporary.write_text(change.after, encoding="utf-8")
+        temporary.chmod(change.path.stat().st_mode & 0o777)
+        temporary.replace(change.path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise BenchmarkError(f"{change.path}: cannot be written: {error.strerror}") from None

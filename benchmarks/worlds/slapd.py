@@ -1,0 +1,250 @@
+"""The directory of the LDAP benchmarks: a slapd that counts, and a proxy that makes it far away.
+
+It is Debian's slapd, started here on loopback with TLS, never as a service, and gone when the block
+ends. Its log in the form "stats" tells what clients really sent.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from keyfront.common import programs
+from keyfront.errors import ServerError
+
+from . import certificates
+from .delaying_proxy import HOST
+
+SUFFIX = "dc=example,dc=org"
+PEOPLE = f"ou=People,{SUFFIX}"
+GROUPS = f"ou=Groups,{SUFFIX}"
+SERVICE_DN = f"cn=service,{SUFFIX}"
+SERVICE_PASSWORD = "service-secret"
+# All users are in it.
+GROUP = "everybody"
+START_PATIENCE = 30
+
+_MODULES = Path("/usr/lib/ldap")
+_SCHEMA = Path("/etc/ldap/schema")
+# Ubuntu's lets slapd at its own path only into /var/lib/ldap, /etc/ldap and a few more.
+_APPARMOR = Path("/etc/apparmor.d/usr.sbin.slapd")
+_CONFIGURATION = """\
+include {schema}/core.schema
+include {schema}/cosine.schema
+include {schema}/inetorgperson.schema
+modulepath {modules}
+moduleload back_mdb
+TLSCertificateFile {folder}/server.pem
+TLSCertificateKeyFile {folder}/server.key
+# 200 clients at once are measured; each holds a thread only while it is answered
+threads 8
+database mdb
+suffix "{suffix}"
+directory {folder}/data
+dbnosync
+maxsize 268435456
+index objectClass,uid,cn,member eq
+access to attrs=userPassword by anonymous auth by * none
+access to * by users read
+"""
+_LINES = re.compile(
+    rb"conn=\d+ (?:fd=\d+ (?P<connect>ACCEPT) "
+    rb'|op=\d+ (?P<bind>BIND) dn="(?P<dn>[^"]*)" method=128'
+    rb'|op=\d+ (?P<search>SRCH) base=")'
+)
+
+
+def user_name(number: int) -> str:
+    """The name (and ``uid``) of a user."""
+    return f"user{number}"
+
+
+def user_dn(number: int) -> str:
+    return f"uid={user_name(number)},{PEOPLE}"
+
+
+def user_password(number: int) -> str:
+    """It is worth nothing: the directory is made for the benchmark and deleted."""
+    return f"secret-{number}"
+
+
+class Counts(NamedTuple):
+    """What clients did, by slapd's log."""
+
+    connects: int
+    binds: int
+    searches: int
+    bound: Counter[str]
+    """BINDs by DN."""
+
+
+class Slapd:
+    """A running slapd; made by :func:`slapd`.
+
+    :ivar port: of LDAPS
+    :ivar plain_port: without TLS
+    :ivar ca_file: the authority that its certificate, for 127.0.0.1, is of
+    """
+
+    def __init__(self, port: int, plain_port: int, ca_file: Path, log: Path) -> None:
+        self.port = port
+        self.plain_port = plain_port
+        self.ca_file = ca_file
+        self.log = log
+
+    def mark(self) -> int:
+        """Where :meth:`counts` may begin."""
+        return self.log.stat().st_size
+
+    def counts(self, mark: int) -> Counts:
+        """What clients did since a mark; all that was answered is in it."""
+        with self.log.open("rb") as file:
+            file.seek(mark)
+            text = file.read()
+        kinds: Counter[str | None] = Counter()
+        bound: Counter[str] = Counter()
+        for line in _LINES.finditer(text):
+            if line["bind"]:
+                kinds["bind"] += 1
+                bound[line["dn"].decode()] += 1
+            else:
+                kinds[line.lastgroup] += 1
+        return Counts(kinds["connect"], kinds["bind"], kinds["search"], bound)
+
+
+@contextmanager
+def slapd(folder: Path, users: int) -> Iterator[Slapd]:
+    """Run a slapd with user 0 to ``users`` - 1, the service's identity and one group.
+
+    :param folder: an empty one of this user only; the caller deletes it
+    :raises MissingPartError: slapd or ``cryptography`` is not installed; names the command
+    :raises ServerError: it did not start
+    """
+    program = Path(slapd_program())
+    if _APPARMOR.exists():
+        # a profile goes by the path of the program; a copy has none
+        program = Path(shutil.copy2(program, folder / "slapd"))
+    certificates.write(folder)
+    folder.joinpath("data").mkdir()
+    configuration, content = folder / "slapd.conf", folder / "content.ldif"
+    configuration.write_text(
+        _CONFIGURATION.format(schema=_SCHEMA, modules=_MODULES, folder=folder, suffix=SUFFIX)
+    )
+    content.write_text(_ldif(users))
+    done = subprocess.run(
+        [str(program), "-T", "add", "-q", "-f", str(configuration), "-l", str(content)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if done.returncode:
+        raise ServerError(f"slapadd failed: {done.stdout.decode(errors='replace')[-600:]}")
+    port, plain_port = (programs.claim(f"{HOST}:0", HOST, 0) for _ in range(2))
+    urls, log = f"ldaps://{HOST}:{port} ldap://{HOST}:{plain_port}", folder / "slapd.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            # with -d it stays in the foreground, and the log goes to standard error, unbuffered
+            [str(program), "-f", str(configuration), "-d", "stats", "-h", urls],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            process_group=0,
+        )
+    try:
+        deadline = time.monotonic() + START_PATIENCE
+        while b"slapd starting" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                end = log.read_text(errors="replace")[-600:]
+                raise ServerError(f"slapd did not start: {end}")
+            time.sleep(0.02)
+        yield Slapd(port, plain_port, folder / "ca.pem", log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def slapd_program() -> str:
+    """:raises MissingPartError: slapd is not installed; names the command"""
+    return programs.system_program(("slapd",), "slapd")
+
+
+class Proxy:
+    """A running ``delaying_proxy``; made by :func:`proxy`.
+
+    :ivar port: where clients find the server
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.port = int(self._answer())
+
+    def delay(self, round_trip: float) -> None:
+        """Have each round trip take so many seconds more, from now on."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{round_trip / 2}\n")
+            self._process.stdin.flush()
+        self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise ServerError("the delaying proxy ended")
+        return line
+
+
+@contextmanager
+def proxy(target: int) -> Iterator[Proxy]:
+    """Run a delaying proxy in front of a port of loopback, in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"{__package__}.delaying_proxy", "--target", str(target)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    try:
+        yield Proxy(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _ldif(users: int) -> str:
+    service = {"objectClass": ["organizationalRole", "simpleSecurityObject"], "cn": ["service"]}
+    members = [user_dn(number) for number in range(users)]
+    entries: list[tuple[str, dict[str, list[str]]]] = [
+        (SUFFIX, {"objectClass": ["dcObject", "organization"], "dc": ["example"], "o": ["one"]}),
+        (PEOPLE, {"objectClass": ["organizationalUnit"], "ou": ["People"]}),
+        (GROUPS, {"objectClass": ["organizationalUnit"], "ou": ["Groups"]}),
+        (SERVICE_DN, {**service, "userPassword": [SERVICE_PASSWORD]}),
+    ]
+    for number, dn in enumerate(members):
+        person = {
+            "objectClass": ["inetOrgPerson"],
+            "uid": [user_name(number)],
+            "cn": [user_name(number)],
+            "sn": [f"Number {number}"],
+            "mail": [f"{user_name(number)}@example.org"],
+            "description": ["a user of the benchmark"],
+            "userPassword": [user_password(number)],
+        }
+        entries.append((dn, person))
+    group = {"objectClass": ["groupOfNames"], "cn": [GROUP], "member": members}
+    entries.append((f"cn={GROUP},{GROUPS}", group))
+    lines = []
+    for dn, attributes in entries:
+        lines.append(f"dn: {dn}")
+        lines += [f"{name}: {value}" for name, values in attributes.items() for value in values]
+        lines.append("")
+    return "\n".join(lines)
