@@ -35,13 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from keyfront.errors import KeyfrontError, ServerError
-from keyfront.gateway.serve import lineups as shapes
 
-from ..lineups.uwsgi_server import Server
+from ..lineups.keystone import PROJECTS, VALIDATION, Keystone, ask, log_in, login
+from ..lineups.lineup import memory_folder
 from . import command
-from .keystone_requests import ask, log_in
-from .token_candidates import CANDIDATES
-from .token_servers import Servers, memcached_program
+from .token_servers import CANDIDATES, Servers, check
 
 NAMES = ("keystone", "memcached", "keyfront")
 PHASES = ("logins", "first", "repeated", "re-scopes")
@@ -56,7 +54,6 @@ password_hash_rounds = 4
 [keyfront_token_cache]
 ttl = 30
 """
-_MEMORY = Path("/dev/shm")
 
 #: Of one candidate in one round: how many requests of each phase, in how many seconds.
 Sample = dict[str, tuple[int, float]]
@@ -70,41 +67,43 @@ def say(text: str) -> None:
 class Cloud:
     """Users and services of a Keystone.
 
-    :param server: by which they are made
-    :param password: of the user ``admin``
+    :param url: of the server by which they are made
+    :param keystone: of which they are made
     :param users: how many
     :param services: how many, each with a token of its own
     :raises ServerError: one cannot be made
     """
 
-    def __init__(self, server: Server, password: str, *, users: int, services: int) -> None:
+    def __init__(self, url: str, keystone: Keystone, *, users: int, services: int) -> None:
         self.users = [f"user{number}" for number in range(users)]
         self.services = [f"service{number}" for number in range(services)]
-        admin = log_in(server, "admin", password, "admin")
-        roles = {r["name"]: r["id"] for r in ask(server, "GET", "roles", admin)["roles"]}
+        admin = keystone.token(url)
+        roles = {r["name"]: r["id"] for r in ask(url, "GET", "/v3/roles", admin)["roles"]}
         projects = {}
         for name in ("one", "other", "services"):
-            made = ask(server, "POST", "projects", admin, {"project": {"name": name}})
+            made = ask(url, "POST", PROJECTS, admin, {"project": {"name": name}})
             projects[name] = made["project"]["id"]
         self._other = projects["other"]
         for name in [*self.users, *self.services]:
             user = {"user": {"name": name, "password": PASSWORD}}
-            made = ask(server, "POST", "users", admin, user)["user"]["id"]
+            made = ask(url, "POST", "/v3/users", admin, user)["user"]["id"]
             in_cloud = name in self.users
             role = roles["member" if in_cloud else "admin"]
             for project in ("one", "other") if in_cloud else ("services",):
-                place = f"projects/{projects[project]}/users/{made}/roles/{role}"
-                ask(server, "PUT", place, admin)
+                ask(url, "PUT", f"{PROJECTS}/{projects[project]}/users/{made}/roles/{role}", admin)
         # The first login of a day writes, and of two at once stock Keystone on SQLite refuses one.
         for name in [*self.users, *self.services]:
-            log_in(server, name, PASSWORD, "one" if name in self.users else "services")
+            log_in(url, self._login(name))
 
-    def ask_everything(self, server: Server) -> Sample:
+    def _login(self, name: str) -> dict[str, Any]:
+        return login(name, PASSWORD, "one" if name in self.users else "services")
+
+    def ask_everything(self, url: str) -> Sample:
         """Go through the mix once.
 
         :raises ServerError: something was not answered as it should
         """
-        callers = [log_in(server, name, PASSWORD, "services") for name in self.services]
+        callers = [log_in(url, self._login(name)) for name in self.services]
         with ThreadPoolExecutor(CLIENTS) as pool:
 
             def timed(deed: Callable[..., Any], asked: Sequence[Any]) -> tuple[list[Any], float]:
@@ -113,18 +112,16 @@ class Cloud:
                 return found, time.monotonic() - begun
 
             def validate(caller: str, token: str) -> None:
-                found = ask(server, "GET", "auth/tokens", caller, subject=token)
+                found = ask(url, "GET", VALIDATION, caller, subject=token)
                 if not found["token"]["roles"]:
                     raise ServerError("a token without roles")
 
             def rescope(token: str) -> str:
                 identity = {"methods": ["token"], "token": {"id": token}}
                 scope = {"project": {"id": self._other}}
-                body = {"auth": {"identity": identity, "scope": scope}}
-                found: str = ask(server, "POST", "auth/tokens", None, body)["token"]
-                return found
+                return log_in(url, {"auth": {"identity": identity, "scope": scope}})
 
-            logins = [(server, name, PASSWORD, "one") for name in self.users]
+            logins = [(url, self._login(name)) for name in self.users]
             tokens, login_time = timed(log_in, logins)
             pairs = [(caller, token) for token in tokens for caller in callers]
             _, first_time = timed(validate, pairs)
@@ -146,24 +143,23 @@ def measure(rounds: int, users: int, services: int) -> dict[str, list[Sample]]:
     :raises MissingPartError: memcached, pymemcache, uWSGI or Keystone is not installed
     :raises ServerError: a server did not start or does not answer as it should
     """
-    memcached_program()
-    shapes.check("uwsgi")
+    check()
     samples: dict[str, list[Sample]] = {name: [] for name in NAMES}
-    shared_folder = _MEMORY if _MEMORY.is_dir() else None
     with (
         tempfile.TemporaryDirectory(prefix="cloud-mix-") as folder,
-        tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=shared_folder) as shared,
+        tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=memory_folder()) as shared,
     ):
         servers = Servers(Path(folder), Path(shared), extra=_EXTRA)
         say("a Keystone and its servers start")
         with servers.running(NAMES):
-            password = servers.state.password_file.read_text(encoding="utf-8").strip()
             say(f"{users} users and {services} services are made")
-            cloud = Cloud(servers["keystone"], password, users=users, services=services)
+            cloud = Cloud(
+                servers["keystone"].url, servers.keystone, users=users, services=services
+            )
             for number in range(rounds + 1):
                 took = []
                 for name in reversed(NAMES) if number % 2 else NAMES:
-                    sample = cloud.ask_everything(servers[name])
+                    sample = cloud.ask_everything(servers[name].url)
                     if number:
                         samples[name].append(sample)
                     took.append(f"{name} {whole(sample):.1f} s")

@@ -15,24 +15,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keyfront.common import programs
-from keyfront.errors import MissingPartError, ServerError
+from keyfront.errors import KeyfrontError, ServerError
+from keyfront.gateway.serve import lineups as serve_lineups
 
-BIN = Path(sys.executable).parent
-PASSWORD = "measured"
+from ..lineups import uwsgi
+from ..lineups.keystone import VALIDATION, VERSION, Keystone
+from ..lineups.uwsgi import Server
+from ..worlds import processes
+from ..worlds.processes import HOST, free_port
+
 APP = "keyfront.gateway.uwsgi:application"
 
 # For an application that does not know the registry itself.
@@ -56,117 +57,44 @@ class Memory(NamedTuple):
     """The requests of the worker that answered fewest."""
 
 
-def make_state(folder: Path) -> dict[str, str]:
-    """Bootstrap a Keystone in ``folder``; gives the environment that serves it.
-
-    :raises ServerError: keystone-manage failed
-    """
-    (folder / "keystone.conf").write_text(
-        f"[database]\nconnection = sqlite:///{folder}/keystone.db\n"
-        f"[fernet_tokens]\nkey_repository = {folder}/fernet\n"
-        f"[fernet_receipts]\nkey_repository = {folder}/fernet\n"
-        f"[credential]\nkey_repository = {folder}/credential\n"
-    )
-    owner = ("--keystone-user", str(os.getuid()), "--keystone-group", str(os.getgid()))
-    for command in (
-        ("db_sync",),
-        ("fernet_setup", *owner),
-        ("credential_setup", *owner),
-        ("bootstrap", "--bootstrap-password", PASSWORD),
-    ):
-        done = subprocess.run(
-            [str(BIN / "keystone-manage"), "--config-file", f"{folder}/keystone.conf", *command],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise ServerError(f"keystone-manage {command[0]} failed: {done.stderr[-500:]}")
-    return {**os.environ, "OS_KEYSTONE_CONFIG_DIR": str(folder), "PYTHONPATH": _path(folder)}
-
-
-def _path(folder: Path) -> str:
-    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
 @contextmanager
 def served(
-    folder: Path, environment: dict[str, str], app: str, processes: int, lazy: bool
-) -> Iterator[tuple[int, str, Path]]:
-    """A running uWSGI with all its workers loaded: the master's pid, the URL, the stats socket.
+    folder: Path, environment: Mapping[str, str], app: str, processes: int, lazy: bool
+) -> Iterator[tuple[Server, Path]]:
+    """Run a uWSGI until the block ends; gives it with all workers loaded, and its stats socket.
 
-    :raises ServerError: uWSGI ended, or its workers were not ready within two minutes
+    :raises ServerError: uWSGI ended, or its workers were not ready in time
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    name = "lazy" if lazy else "forked"
-    log, stats = folder / f"{name}.log", folder / f"{name}.stats"
-    options = [
-        *("--master", "--need-app", "--single-interpreter", "--enable-threads"),
-        *("--py-call-uwsgi-fork-hooks", "--buffer-size=65535", "--processes", str(processes)),
-        *("--http-socket", f"127.0.0.1:{port}", "--stats", str(stats), "--stats-no-cores"),
-        *("--virtualenv", programs.python_home(), "--module", app),
-        *(["--lazy-apps"] if lazy else []),
-    ]
-    with log.open("wb") as out:
-        server = subprocess.Popen(
-            [str(BIN / "uwsgi"), *options],
-            cwd=folder,
-            env=environment,
-            stdout=out,
-            stderr=out,
-            process_group=0,
-        )
-    try:
-
-        def ready() -> bool:
-            if server.poll() is not None:
-                raise ServerError(f"uWSGI ended: {log.read_text()[-800:]}")
-            text = log.read_text()
-            loads = processes if lazy else 1
-            return text.count("WSGI app 0") >= loads and (
-                text.count("spawned uWSGI worker") == processes
-            )
-
-        _wait(ready, f"{processes} workers of {app}")
-        yield server.pid, f"http://127.0.0.1:{port}", stats
-    finally:
-        # the workers too, and when the master has died by itself
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def _wait(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        if time.monotonic() > deadline:
-            raise ServerError(f"not ready after 120 s: {what}")
-        time.sleep(0.1)
-
-
-def ask(url: str, stats: Path, requests: int, processes: int) -> list[int]:
-    """Send requests until every worker has answered ``requests``; gives the workers' counts."""
-    login = {
-        "auth": {
-            "identity": {
-                "methods": ["password"],
-                "password": {
-                    "user": {"name": "admin", "domain": {"id": "default"}, "password": PASSWORD}
-                },
-            },
-            "scope": {"project": {"name": "admin", "domain": {"id": "default"}}},
-        }
+    own, port = folder / ("lazy" if lazy else "forked"), free_port()
+    own.mkdir()
+    stats = own / "stats"
+    options = {
+        "single-interpreter": "true",
+        "py-call-uwsgi-fork-hooks": "true",
+        "buffer-size": 65535,
+        "processes": processes,
+        "http-socket": f"{HOST}:{port}",
+        "stats": stats,
+        "stats-no-cores": "true",
+        "module": app,
+        **({"lazy-apps": "true"} if lazy else {}),
     }
-    post = urllib.request.Request(
-        f"{url}/v3/auth/tokens", json.dumps(login).encode(), {"Content-Type": "application/json"}
+    serving = uwsgi.serving(
+        own, uwsgi.plain(options), port, environment, lazy=lazy, processes=processes
     )
-    with urllib.request.urlopen(post, timeout=60) as answer:
-        token = answer.headers["X-Subject-Token"]
+    with serving as server:
+        yield server, stats
+
+
+def ask(url: str, token: str, stats: Path, requests: int, processes: int) -> list[int]:
+    """Send requests until every worker has answered so many; return the workers' counts.
+
+    :raises ServerError: a worker answers too few
+    """
     headers = {"X-Auth-Token": token, "X-Subject-Token": token}
     kinds = [
-        urllib.request.Request(f"{url}/v3"),
-        urllib.request.Request(f"{url}/v3/auth/tokens", headers=headers),
+        urllib.request.Request(f"{url}{VERSION}"),
+        urllib.request.Request(f"{url}{VALIDATION}", headers=headers),
     ]
 
     def send(number: int) -> None:
@@ -192,47 +120,37 @@ def _stats(path: Path) -> Any:
 
 
 def memory(master: int, counts: list[int]) -> Memory:
-    """Read the memory of ``master`` and its children, the workers."""
-    workers = Path(f"/proc/{master}/task/{master}/children").read_text().split()
-    pss, rss = zip(*(_rollup(pid) for pid in (str(master), *workers)), strict=True)
-    return Memory(
-        sum(pss) / 1024,
-        sum(rss) / 1024,
-        sum(pss[1:]) / len(workers) / 1024,
-        sum(counts),
-        min(counts),
-    )
+    """Read the memory of a master and its children, the workers."""
+    found = [processes.memory(pid) for pid in processes.family(master)]
+    pss, rss = ([one[kind] for one in found] for kind in ("Pss", "Rss"))
+    return Memory(sum(pss), sum(rss), sum(pss[1:]) / (len(pss) - 1), sum(counts), min(counts))
 
 
-def _rollup(pid: str) -> tuple[int, int]:
-    """PSS and RSS of a process in KiB."""
-    fields = dict(
-        line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    )
-    return int(fields["Pss:"]), int(fields["Rss:"])
-
-
-def measure(app: str, processes: int, requests: int) -> dict[str, Memory]:
+def measure(app: str, workers: int, requests: int) -> dict[str, Memory]:
     """Memory by way of loading: ``before fork`` and ``after fork (lazy-apps)``.
 
     :raises MissingPartError: uWSGI or Keystone is not installed next to this Python
     :raises ServerError: a part did not start
     """
-    for program, install in (("uwsgi", "uwsgi"), ("keystone-manage", "keystone")):
-        if not (BIN / program).exists():
-            raise MissingPartError(f"{BIN / program} is missing: pip install {install}")
+    serve_lineups.check("uwsgi")
     results = {}
     with tempfile.TemporaryDirectory(prefix="fork-memory-") as name:
         folder = Path(name)
-        environment = make_state(folder)
+        keystone = Keystone(folder / "state")
+        keystone.make()
+        path = os.pathsep.join([name, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**keystone.state.environment(), "PYTHONPATH": path}
         if not app.startswith("keyfront."):
             module, _, attribute = app.partition(":")
             wrapper = WRAPPER.format(module=module, name=attribute or "application")
             (folder / "measured.py").write_text(wrapper)
             app = "measured:application"
         for label, lazy in (("before fork", False), ("after fork (lazy-apps)", True)):
-            with served(folder, environment, app, processes, lazy) as (master, url, stats):
-                results[label] = memory(master, ask(url, stats, requests, processes))
+            with served(folder, environment, app, workers, lazy) as (server, stats):
+                counts = ask(
+                    server.url, keystone.token(server.url), stats, requests, workers
+                )
+                results[label] = memory(server.process.pid, counts)
     return results
 
 
@@ -243,7 +161,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=20, help="least per worker (default 20)")
     parser.add_argument("--app", default=APP, help=f"MODULE:NAME (default {APP})")
     options = parser.parse_args(arguments)
-    results = measure(options.app, options.processes, options.requests)
+    try:
+        results = measure(options.app, options.processes, options.requests)
+    except KeyfrontError as error:
+        print(f"fork_memory: {error}", file=sys.stderr)
+        return 2
     print(f"{options.app}, {options.processes} workers and their master, MiB")
     print(f"{'loaded':<24}{'PSS sum':>9}{'RSS sum':>9}{'PSS/worker':>12}{'requests':>10}{'min':>6}")
     for label, one in results.items():

@@ -18,7 +18,6 @@ import pwd
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,8 @@ from typing import NamedTuple
 from keyfront.common import programs
 from keyfront.errors import KeyfrontError, ServerError
 from keyfront.gateway.render import certificates
+
+from ..worlds import processes
 
 _REQUEST = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _PREFORK = 40
@@ -105,14 +106,9 @@ class Memory(NamedTuple):
 
 
 def pss(master: int) -> tuple[int, float]:
-    """A process and its children: how many, and the MiB they take together."""
-    children = Path(f"/proc/{master}/task/{master}/children").read_text(encoding="ascii").split()
-    total = 0
-    for pid in (str(master), *children):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1])
-    return 1 + len(children), total / 1024
+    """Return how many a process and its children are, and the MiB they take together."""
+    pids = processes.family(master)
+    return len(pids), sum(processes.memory(pid)["Pss"] for pid in pids)
 
 
 @contextlib.contextmanager
@@ -131,50 +127,30 @@ def connected(port: int, clients: int) -> Iterator[None]:
         yield
 
 
-def measure(command: list[str], stop: signal.Signals, port: int, clients: int) -> Memory:
+def measure(name: str, command: list[str], log: Path, port: int, clients: int) -> Memory:
     """Run a server and read its memory.
 
     :raises ServerError: it does not start, or does not answer
     """
-    server = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        # Apache's prefork MPM ends its whole process group with it
-        start_new_session=True,
-    )
-    try:
-        _await(server, port)
-        processes, idle = pss(server.pid)
-        with connected(port, clients):
-            return Memory(processes, idle, clients, pss(server.pid)[1])
-    finally:
-        server.send_signal(stop)
-        server.communicate()
+    with processes.Process(name, command, log=log, stop=signal.SIGTERM) as server:
+        server.wait_for_port(port)
+        before = (0, 0.0)
 
-
-def _await(server: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + 30
-    before = (0, 0.0)
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            assert server.stderr is not None
-            words = server.stderr.read().decode("utf-8", "replace").strip().splitlines()
-            raise ServerError(f"{server.args!r} ended: {words[-1] if words else 'no word'}")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        def settled() -> bool:
             # all of its processes are there when nothing changes any more
-            now = pss(server.pid)
-            if now[0] > 1 and now[0] == before[0] and abs(now[1] - before[1]) < 0.05:
-                return
-            before = now
-        time.sleep(0.3)
-    raise ServerError(f"{server.args!r} does not answer")
+            nonlocal before
+            time.sleep(0.3)
+            before, last = pss(server.pid), before
+            return before[0] > 1 and before[0] == last[0] and abs(before[1] - last[1]) < 0.05
+
+        server.wait_until(settled)
+        count, idle = pss(server.pid)
+        with connected(port, clients):
+            return Memory(count, idle, clients, pss(server.pid)[1])
 
 
-def servers(
-    folder: Path, clients: int
-) -> Iterator[tuple[str, list[str], signal.Signals, int, int]]:
-    """Each server's name, command, signal to stop, port and clients."""
+def servers(folder: Path, clients: int) -> Iterator[tuple[str, list[str], int, int]]:
+    """Write the files of each server; gives its name, command, port and clients."""
     certificate, key = certificates.make(folder, "localhost")
     user = programs.front_user()
     values = {"folder": folder, "certificate": certificate, "key": key}
@@ -182,28 +158,28 @@ def servers(
         os.chown(folder, pwd.getpwnam(user[0]).pw_uid, grp.getgrnam(user[1]).gr_gid)
     nginx = programs.system_program(("nginx",), "nginx")
     for slots in (1024, 16384):
-        port = programs.claim("127.0.0.1:0", "127.0.0.1", 0)
+        port = processes.free_port()
         config = folder / f"nginx-{slots}.conf"
         who = f"user {' '.join(user)};" if user else ""
         config.write_text(_NGINX.format(**values, user=who, slots=slots, port=port))
         command = [nginx, "-c", str(config), "-p", str(folder), "-e", str(folder / "nginx.log")]
-        yield f"nginx, {slots} slots", command, signal.SIGTERM, port, min(clients, slots // 2)
+        yield f"nginx, {slots} slots", command, port, min(clients, slots // 2)
     apache = programs.system_program(("apache2", "httpd"), "apache2-bin")
     modules = programs.apache_modules("mod_ssl.so", "apache2-bin")
-    for mpm, processes, most in (
+    for mpm, limits, most in (
         ("event", _EVENT.format(factor=clients // 32 + 2), clients),
         ("prefork", _PREFORKED, _PREFORK - 1),
     ):
-        port = programs.claim("127.0.0.1:0", "127.0.0.1", 0)
+        port = processes.free_port()
         config = folder / f"{mpm}.conf"
         who = f"User {user[0]}\nGroup {user[1]}" if user else ""
         config.write_text(
             _APACHE.format(
-                **values, user=who, modules=modules, mpm=mpm, port=port, processes=processes
+                **values, user=who, modules=modules, mpm=mpm, port=port, processes=limits
             )
         )
         yield (
-            f"Apache {mpm}", [apache, "-f", str(config), "-DFOREGROUND"], signal.SIGTERM, port,
+            f"Apache {mpm}", [apache, "-f", str(config), "-DFOREGROUND"], port,
             min(clients, most),
         )
 
@@ -216,8 +192,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{'':<20} processes  idle MiB  clients  with them  KiB a client")
     try:
         with tempfile.TemporaryDirectory(prefix="front-memory-") as name:
-            for label, command, stop, port, clients in servers(Path(name), options.clients):
-                one = measure(command, stop, port, clients)
+            for label, command, port, clients in servers(Path(name), options.clients):
+                one = measure(label, command, Path(name, "log"), port, clients)
                 print(
                     f"{label:<20}{one.processes:>10}{one.idle:>10.1f}{one.clients:>9}"
                     f"{one.busy:>11.1f}{one.client:>14.1f}"

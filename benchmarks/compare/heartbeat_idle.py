@@ -19,25 +19,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from http.client import HTTPConnection
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from keyfront.common import programs
 from keyfront.errors import KeyfrontError, ServerError
 
+from ..lineups import uwsgi
 from ..load import wrk
+from ..load.measured import Load
 from ..worlds import rabbitmq
-from ..worlds.delaying_proxy import HOST
+from ..worlds.processes import HOST, free_port
 from . import heartbeat_worker
 from .goals import HEARTBEAT_PERCENT, HEARTBEAT_REQUESTS, MET, MISSED, Goal
 from .heartbeat_publish import at_least_one
@@ -54,7 +51,6 @@ CONNECTIONS = 300
 # Seconds of load, twice in a round, and how many requests are under way.
 LOADED = 1
 CLIENTS = 4
-START_PATIENCE = 120
 
 
 class Idle(NamedTuple):
@@ -100,49 +96,26 @@ def served(folder: Path, task: Task) -> Iterator[str]:
     :raises MissingPartError: uWSGI is not installed
     :raises ServerError: it did not start
     """
-    port = programs.claim(f"{HOST}:0", HOST, 0)
-    log = folder / f"{task.patch}-{task.installed}.log"
-    command = [
-        *(programs.uwsgi_program(), "--http-socket", f"{HOST}:{port}", "--processes", "1"),
-        *("--master", "--lazy-apps", "--need-app", "--enable-threads", "--disable-logging"),
-        *("--add-header", "Connection: close"),
-        *("--virtualenv", programs.python_home(), "--module", f"{__package__}.heartbeat_service"),
-    ]
-    with log.open("wb") as out:
-        server = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "HEARTBEAT_TASK": json.dumps(task._asdict())},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            process_group=0,
-        )
-    try:
-        deadline = time.monotonic() + START_PATIENCE
-        while b"WSGI app 0" not in log.read_bytes():
-            if server.poll() is not None or time.monotonic() > deadline:
-                end = log.read_text(errors="replace")[-600:]
-                raise ServerError(f"uWSGI did not start: {end}")
-            time.sleep(0.05)
-        _check(port)
-        yield f"http://{HOST}:{port}/"
-    finally:
-        # the worker too, and when the master has died by itself
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def _check(port: int) -> None:
-    client = HTTPConnection(HOST, port, timeout=wrk.PATIENCE)
-    try:
-        client.request("GET", "/")
-        answer = client.getresponse()
-        if answer.status != 200 or answer.read() != b"ok":
-            raise ServerError(f"the service answers with {answer.status}")
-    finally:
-        client.close()
+    port = free_port()
+    own = folder / f"{task.patch}-{task.installed}"
+    own.mkdir(exist_ok=True)
+    options = {
+        "http-socket": f"{HOST}:{port}",
+        "processes": 1,
+        "lazy-apps": "true",
+        "disable-logging": "true",
+        "add-header": "Connection: close",
+        "module": f"{__package__}.heartbeat_service",
+    }
+    environment = {"HEARTBEAT_TASK": json.dumps(task._asdict())}
+    serving = uwsgi.serving(
+        own, uwsgi.plain(options), port, environment, lazy=True, processes=1
+    )
+    with serving as server:
+        ((status, _, _, body),) = server.answers(1, "/", {})
+        if (status, body) != (200, "ok"):
+            raise ServerError(f"the service answers with {status}")
+        yield f"{server.url}/"
 
 
 def load_services(port: int, rounds: int, folder: Path) -> dict[str, list[float]]:
@@ -176,15 +149,15 @@ def in_turns(urls: dict[str, str], *, odd: bool) -> dict[str, float]:
 
     :raises ServerError: a request failed
     """
-    seen: dict[str, list[wrk.Load]] = {name: [] for name in urls}
+    seen: dict[str, list[Load]] = {name: [] for name in urls}
     first, second = reversed(urls) if odd else urls
     for name in (first, second, second, first):
         found = wrk.run(urls[name], {}, seconds=LOADED, connections=CLIENTS)
-        if found.errors:
-            raise ServerError(f"{found.errors} requests of {name} failed")
+        if found.failed:
+            raise ServerError(f"{found.failed} requests of {name} failed")
         seen[name].append(found)
     return {
-        name: sum(one.requests for one in each) / sum(one.seconds for one in each)
+        name: sum(one.good for one in each) / sum(one.seconds for one in each)
         for name, each in seen.items()
     }
 

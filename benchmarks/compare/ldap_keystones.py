@@ -20,10 +20,10 @@ from typing import Any
 
 from keyfront.common import programs
 from keyfront.errors import ServerError
-from keyfront.gateway.serve.state import State
 
+from ..lineups import keystone
 from ..worlds import slapd as directory
-from ..worlds.delaying_proxy import HOST
+from ..worlds.processes import HOST
 
 DOMAIN, PROJECT, ROLE = "corp", "work", "member"
 # A user of Keystone's own; hashing the password costs next to nothing.
@@ -99,8 +99,8 @@ CANDIDATES = {
 }
 
 
-class Keystone:
-    """A Keystone in a process of its own."""
+class Server:
+    """A Keystone in a process of its own, asked by its standard input."""
 
     def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
         self.name = name
@@ -174,52 +174,49 @@ class Keystones:
         self.port = port
         self.users = users
         self.cache = cache
-        self.state = State(folder / "state")
-        self._database = self.state.path / "keystone.sqlite"
+        self.keystone = keystone.Keystone(folder / "state")
+        self._database = self.keystone.state.path / "keystone.sqlite"
 
     def prepare(self) -> None:
         """Make the Keystone that all are copies of."""
         programs.require_module("keystone", "keystone")
         for module in ("ldap", "ldappool", "ldap3"):
             programs.require_module(module, "ldap")
-        for _ in self.state.create(f"http://{HOST}:5000/v3"):
-            pass
-        with self._started("first", Candidate(label="", driver=None)) as keystone:
-            token = self.admin(keystone)
-            keystone.request("POST", "domains", token, {"domain": {"name": DOMAIN}})
+        self.keystone.make()
+        with self._started("first", Candidate(label="", driver=None)) as server:
+            token = self.admin(server)
+            server.request("POST", "domains", token, {"domain": {"name": DOMAIN}})
             project = {"project": {"name": PROJECT, "domain_id": "default"}}
-            place = keystone.request("POST", "projects", token, project)["body"]["project"]["id"]
+            place = server.request("POST", "projects", token, project)["body"]["project"]["id"]
             local = {"user": {"name": LOCAL_USER, "password": LOCAL_PASSWORD}}
-            user = keystone.request("POST", "users", token, local)["body"]["user"]["id"]
-            role = keystone.request("GET", f"roles?name={ROLE}", token)["body"]["roles"][0]["id"]
+            user = server.request("POST", "users", token, local)["body"]["user"]["id"]
+            role = server.request("GET", f"roles?name={ROLE}", token)["body"]["roles"][0]["id"]
             grant = f"projects/{place}/{{}}/{{}}/roles/{role}"
-            keystone.request("PUT", grant.format("users", user), token)
+            server.request("PUT", grant.format("users", user), token)
         # the domain is only known to a Keystone that starts when there is one
-        with self._started("second", CANDIDATES["ldappool"]) as keystone:
-            token = self.admin(keystone)
-            domains = keystone.request("GET", f"domains?name={DOMAIN}", token)["body"]["domains"]
+        with self._started("second", CANDIDATES["ldappool"]) as server:
+            token = self.admin(server)
+            domains = server.request("GET", f"domains?name={DOMAIN}", token)["body"]["domains"]
             path = f"groups?domain_id={domains[0]['id']}"
-            (group,) = keystone.request("GET", path, token)["body"]["groups"]
-            keystone.request("PUT", grant.format("groups", group["id"]), token)
-            keystone.logins([login(number) for number in range(self.users)])
+            (group,) = server.request("GET", path, token)["body"]["groups"]
+            server.request("PUT", grant.format("groups", group["id"]), token)
+            server.logins([login(number) for number in range(self.users)])
 
     @contextmanager
-    def running(self, names: Sequence[str]) -> Iterator[dict[str, Keystone]]:
+    def running(self, names: Sequence[str]) -> Iterator[dict[str, Server]]:
         """All candidates at once, each with a copy of what :meth:`prepare` made."""
         with ExitStack() as stack:
             yield {
                 name: stack.enter_context(self._started(name, CANDIDATES[name])) for name in names
             }
 
-    def admin(self, keystone: Keystone) -> str:
-        """A token of the administrator."""
-        password = self.state.password_file.read_text(encoding="utf-8").strip()
-        user = {"name": "admin", "domain": {"id": "default"}, "password": password}
-        token: str = keystone.request("POST", "auth/tokens", None, _body(user, "admin"))["token"]
+    def admin(self, server: Server) -> str:
+        """Return a token of the administrator."""
+        token: str = server.request("POST", "auth/tokens", None, self.keystone.login())["token"]
         return token
 
     @contextmanager
-    def _started(self, name: str, candidate: Candidate) -> Iterator[Keystone]:
+    def _started(self, name: str, candidate: Candidate) -> Iterator[Server]:
         folder = self.folder / name.replace(" ", "-")
         domains = folder / "domains"
         domains.mkdir(mode=0o700, parents=True)
@@ -237,15 +234,9 @@ class Keystones:
             "rounds": _CHEAPEST,
             "shared": folder / "tokens",
         }
+        log = folder / "worker.log"
         text = _KEYSTONE.format(**_escaped(values)) + CACHES[self.cache]
-        more, log = folder / "more.conf", folder / "worker.log"
-        more.write_text(text)
-        environment = {
-            **os.environ,
-            **self.state.environment(),
-            # the last one wins
-            "OS_KEYSTONE_CONFIG_FILES": f"{self.state.config};{more}",
-        }
+        environment = {**os.environ, **self.keystone.configured(folder, text)}
         command = [sys.executable, "-m", f"{__package__}.ldap_worker"]
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -258,7 +249,7 @@ class Keystones:
                 process_group=0,
             )
         try:
-            yield Keystone(name, process, log)
+            yield Server(name, process, log)
         finally:
             assert process.stdin is not None
             with suppress(BrokenPipeError):
@@ -287,29 +278,18 @@ class Keystones:
 
 
 def login(number: int) -> dict[str, Any]:
-    """What a user of the directory asks for a token with: name, password, and a project."""
+    """Return what a user of the directory asks for a token with: name, password, a project."""
     name, password = directory.user_name(number), directory.user_password(number)
-    return _body({"name": name, "domain": {"name": DOMAIN}, "password": password}, PROJECT)
+    return keystone.login(name, password, PROJECT, domain={"name": DOMAIN})
 
 
 def local_login() -> dict[str, Any]:
-    """The same of Keystone's own user."""
-    user = {"name": LOCAL_USER, "domain": {"id": "default"}, "password": LOCAL_PASSWORD}
-    return _body(user, PROJECT)
-
-
-def _body(user: dict[str, Any], project: str) -> dict[str, Any]:
-    return {
-        "auth": {
-            "identity": {"methods": ["password"], "password": {"user": user}},
-            "scope": {"project": {"name": project, "domain": {"id": "default"}}},
-        }
-    }
+    """Return the same of Keystone's own user."""
+    return keystone.login(LOCAL_USER, LOCAL_PASSWORD, PROJECT)
 
 
 def _escaped(values: Mapping[str, object]) -> dict[str, str]:
-    # oslo.config substitutes $name
-    return {name: str(value).replace("$", "$$") for name, value in values.items()}
+    return {name: keystone.escaped(str(value)) for name, value in values.items()}
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -45,7 +45,7 @@ from keyfront.errors import OptionError
 
 from ..worlds import slapd as directory
 from . import command, ldap_report
-from .ldap_keystones import CACHES, Keystone, Keystones, local_login, login
+from .ldap_keystones import CACHES, Keystones, Server, local_login, login
 from .ldap_report import Settings
 from .ldap_samples import CASES, ONE, Case, Sample, Samples, judge
 
@@ -100,7 +100,7 @@ class Bench:
                 say(f"round {number + 1} of {settings.rounds}, ms per token: {'; '.join(rates)}")
         return samples
 
-    def once(self, keystone: Keystone, case: Case, number: int) -> Sample:
+    def once(self, keystone: Server, case: Case, number: int) -> Sample:
         """Measure one case in one round."""
         who = self._users(case, number)
         self.proxy.delay(case.latency / 1000)

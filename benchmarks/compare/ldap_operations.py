@@ -33,7 +33,7 @@ from keyfront.middleware.ldap.protocol.connection import Connection
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 
-from ..worlds.delaying_proxy import HOST
+from ..worlds.processes import HOST
 from ..worlds.slapd import PEOPLE, Slapd, slapd, user_dn, user_name, user_password
 from .goals import LDAP_BIND_MICROSECONDS, LDAP_SEARCH_MICROSECONDS, LDAPS_CONNECT, MET, MISSED
 

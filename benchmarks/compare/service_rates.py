@@ -34,15 +34,14 @@ from pathlib import Path
 
 from keyfront.common import programs
 from keyfront.errors import ServerError
-from keyfront.gateway.serve import lineups as shapes
 
-from ..lineups.uwsgi_server import HOST, tail
+from ..lineups.lineup import memory_folder
 from ..load import wrk
 from . import command, service_report
 from .service_report import CASES, Case, Settings, judge
 from .service_servers import Services
 from .token_samples import Sample, Samples
-from .token_servers import memcached_program
+from .token_servers import check
 
 ROUNDS = 6
 SECONDS = 2
@@ -50,7 +49,6 @@ SECONDS = 2
 # of connections that were closed on the loopback to new ones, and a fast run uses all there are
 # (net.ipv4.tcp_tw_reuse).
 PAUSE = 1.5
-MEMORY = Path("/dev/shm")
 
 
 def say(text: str) -> None:
@@ -65,15 +63,14 @@ def measure(settings: Settings) -> Samples:
     :raises ServerError: a server did not start or does not answer as it should
     """
     wrk.program()
-    memcached_program()
+    check()
     programs.require_module("redis", "redis")
     programs.require_module("keystonemiddleware", "keystone")
-    shapes.check("uwsgi")
     samples: Samples = {name: [] for name in CASES}
     with (
         tempfile.TemporaryDirectory(prefix="service-rates-") as folder,
         tempfile.TemporaryDirectory(
-            prefix="service-rates-", dir=MEMORY if MEMORY.is_dir() else None
+            prefix="service-rates-", dir=memory_folder()
         ) as shared,
     ):
         services = Services(Path(folder), Path(shared))
@@ -100,14 +97,14 @@ def measure_once(services: Services, case: Case, seconds: int) -> Sample:
     server = services[case.candidate]
     before = server.cpu()
     seen = wrk.run(
-        f"http://{HOST}:{server.port}/",
+        f"{server.url}/",
         {"X-Auth-Token": services.token if case.catalog else services.bare_token},
         seconds=seconds,
         connections=services.connections(case.candidate),
     )
     spent = server.cpu() - before
-    if not seen.requests or seen.errors:
-        raise ServerError(f"{case.label}: {seen.errors} errors; {tail(server.log)}")
+    if not seen.good or seen.failed:
+        raise ServerError(f"{case.label}: {seen.failed} errors; {server.tail()}")
     return Sample(seen, spent)
 
 

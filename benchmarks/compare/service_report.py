@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .. import results
-from ..lineups.uwsgi_server import PROCESSES
+from ..lineups.uwsgi import PROCESSES
 from ..results import Table
 from . import goals
 from .goals import SERVICE_GOALS, Goal
@@ -90,7 +90,7 @@ def _cpu(samples: Samples, first: str, second: str) -> Ratio:
         second,
         "CPU",
         tuple(
-            (one.server_cpu / one.load.requests) / (other.server_cpu / other.load.requests)
+            (one.server_cpu / one.load.good) / (other.server_cpu / other.load.good)
             for one, other in pairs
         ),
     )

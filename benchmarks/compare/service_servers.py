@@ -7,25 +7,22 @@ worker for itself: keystonemiddleware has connections that a fork must not share
 
 from __future__ import annotations
 
-import os
-import secrets
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 
-from keyfront.common import programs
 from keyfront.errors import ServerError
-from keyfront.gateway.serve.state import State
 
-from ..lineups import uwsgi_server
-from ..lineups.uwsgi_server import HOST, PROCESSES, Server, tail
+from ..lineups import uwsgi
+from ..lineups.keystone import VALIDATION, Keystone, ask, escaped, log_in, login
+from ..lineups.uwsgi import PROCESSES, Server
+from ..worlds.memcached import memcached
+from ..worlds.processes import HOST, free_port
+from ..worlds.redis import redis
 from . import service_application
-from .keystone_requests import ask, log_in
-from .token_servers import CONNECTIONS, memcached
+from .token_servers import CONNECTIONS
 
 # As many as a cloud has, with identity among them; each has three endpoints.
 SERVICES = 15
@@ -64,14 +61,6 @@ project_domain_id = default
 _STOCK = "paste.filter_factory = keystonemiddleware.auth_token:filter_factory\n"
 _OURS = "use = egg:keyfront#authtoken\n"
 _SHARED = "keyfront_coordinator = {coordinator}\nkeyfront_consistency = "
-_REDIS = """\
-bind {host}
-port {port}
-dir {folder}
-requirepass {password}
-save ""
-appendonly no
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +107,11 @@ class Services:
     def __init__(self, folder: Path, shared: Path) -> None:
         self.folder = folder
         self.shared = shared
-        self.state = State(folder / "state")
+        self.keystone = Keystone(folder / "state")
         #: One with a catalog, and one that is scoped to nothing and has none.
         self.token = self.bare_token = ""
         self._user = ""
-        self._keystone: Server
+        self._server: Server
         self._running: dict[str, Server] = {}
 
     def __getitem__(self, name: str) -> Server:
@@ -134,46 +123,45 @@ class Services:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Keystone and all candidates served, and each one's answer checked."""
+        """Serve Keystone and all candidates until the block ends, each one's answer checked."""
         with ExitStack() as stack:
-            port = programs.claim(f"{HOST}:0", HOST, 0)
+            port = free_port()
             url = f"http://{HOST}:{port}/v3"
-            for _ in self.state.create(url):
-                pass
+            self.keystone.make(url=url)
             values = {
-                "coordinator": stack.enter_context(_redis(self.folder)),
-                "memcached": stack.enter_context(memcached()),
-                "password": self.state.password_file.read_text(encoding="utf-8").strip(),
+                "coordinator": stack.enter_context(redis(self._folder("redis"))),
+                "memcached": stack.enter_context(memcached()).address,
+                "password": self.keystone.password,
                 "package": __package__,
                 "url": url,
             }
-            self._keystone = stack.enter_context(self._served_keystone(port, values["coordinator"]))
-            self._set_up(values["password"])
+            served = self._served_keystone(port, values["coordinator"])
+            self._server = stack.enter_context(served)
+            self._set_up()
             for name, candidate in CANDIDATES.items():
                 self._running[name] = stack.enter_context(self._served(name, candidate, values))
             for name in CANDIDATES:
                 self.touch(name)
             yield
 
-    def _set_up(self, password: str) -> None:
+    def _set_up(self) -> None:
         """Fill the catalog, and log in."""
-        first = log_in(self._keystone, "admin", password, "admin")
+        url = self._server.url
+        first = self.keystone.token(url)
         for number in range(1, SERVICES):
             name = f"service-{number}"
-            made = ask(
-                self._keystone, "POST", "services", first,
-                {"service": {"type": f"type-{number}", "name": name}},
-            )  # fmt: skip
+            service = {"service": {"type": f"type-{number}", "name": name}}
+            made = ask(url, "POST", "/v3/services", first, service)["service"]["id"]
             for interface in ("public", "internal", "admin"):
                 endpoint = {
-                    "service_id": made["service"]["id"],
+                    "service_id": made,
                     "interface": interface,
                     "url": f"http://{name}.example.org:8774/v2.1",
                 }
-                ask(self._keystone, "POST", "endpoints", first, {"endpoint": endpoint})
-        self.token = log_in(self._keystone, "admin", password, "admin")
-        self.bare_token = log_in(self._keystone, "admin", password, None)
-        told = ask(self._keystone, "GET", "auth/tokens", self.token, subject=self.token)["token"]
+                ask(url, "POST", "/v3/endpoints", first, {"endpoint": endpoint})
+        self.token = self.keystone.token(url)
+        self.bare_token = log_in(url, login("admin", self.keystone.password, None))
+        told = ask(url, "GET", VALIDATION, self.token, subject=self.token)["token"]
         if len(told["catalog"]) != SERVICES:
             raise ServerError(f"Keystone's catalog has {len(told['catalog'])} services")
         self._user = told["user"]["id"]
@@ -181,36 +169,32 @@ class Services:
     @contextmanager
     def _served_keystone(self, port: int, coordinator: str) -> Iterator[Server]:
         folder = self._folder("keystone")
-        more = folder / "more.conf"
         values = {"coordinator": coordinator, "shared": str(self.shared / "tokens")}
-        # oslo.config substitutes $name
-        dollars = {name: value.replace("$", "$$") for name, value in values.items()}
-        more.write_text(_KEYSTONE.format(**dollars))
-        environment = {
-            **os.environ,
-            **self.state.environment(),
-            # the last one wins
-            "OS_KEYSTONE_CONFIG_FILES": f"{self.state.config};{more}",
-        }
-        text = uwsgi_server.ini(self.state, port, folder)
-        with uwsgi_server.running(folder, text, port, environment) as server:
+        text = _KEYSTONE.format(**{name: escaped(value) for name, value in values.items()})
+        environment = self.keystone.configured(folder, text)
+        ini = uwsgi.packaged(self.keystone.state, port, folder)
+        with uwsgi.serving(folder, ini, port, environment) as server:
             yield server
 
     @contextmanager
     def _served(
         self, name: str, candidate: Candidate, values: Mapping[str, str]
     ) -> Iterator[Server]:
-        folder, port = self._folder(name), programs.claim(f"{HOST}:0", HOST, 0)
+        folder, port = self._folder(name), free_port()
         paste = folder / "service.ini"
         pipeline = "authtoken service" if candidate.filter else "service"
         factory = (candidate.filter or _STOCK).format(**values)
         paste.write_text(_PASTE.format(**values, pipeline=pipeline, factory=factory))
-        environment = {**os.environ, service_application.PASTE_FILE: str(paste)}
-        module = f"{service_application.__name__}:load()"
-        text = uwsgi_server.ini(
-            self.state, port, folder, module=module, lazy=True, kept=candidate.kept
+        environment = {service_application.PASTE_FILE: str(paste)}
+        ini = uwsgi.packaged(
+            self.keystone.state,
+            port,
+            folder,
+            module=f"{service_application.__name__}:load()",
+            lazy=True,
+            kept=candidate.kept,
         )
-        with uwsgi_server.running(folder, text, port, environment, lazy=True) as server:
+        with uwsgi.serving(folder, ini, port, environment, lazy=True) as server:
             yield server
 
     def _folder(self, name: str) -> Path:
@@ -228,35 +212,23 @@ class Services:
         for token in (self.token, self.bare_token) * 2:
             for status, text in self._answers(name, token):
                 if (status, text) != (200, wanted):
-                    raise ServerError(f"{name} answers {status}: {tail(self[name].log)}")
+                    raise ServerError(f"{name} answers {status}: {self[name].tail()}")
         for status, _ in self._answers(name, "no token"):
             if status != (401 if CANDIDATES[name].filter else 200):
                 raise ServerError(f"{name} answers {status} without a good token")
 
     def _answers(self, name: str, token: str) -> list[tuple[int, str]]:
-        """What all workers answer to a token."""
-        open_ones = [self[name].connect() for _ in range(self.connections(name))]
-        answers = []
-        try:
-            # all at once, so that no worker takes all
-            for connection in open_ones:
-                connection.request("GET", "/", headers={"X-Auth-Token": token})
-            for connection in open_ones:
-                answer = connection.getresponse()
-                answers.append((answer.status, answer.read().decode()))
-        except (OSError, HTTPException) as error:
-            raise ServerError(f"{name} does not answer: {error!r}") from None
-        finally:
-            for connection in open_ones:
-                connection.close()
-        return answers
+        """Return what all workers answer to a token: status and body."""
+        # all at once, so that no worker takes all
+        found = self[name].answers(self.connections(name), "/", {"X-Auth-Token": token})
+        return [(status, text) for status, _, _, text in found]
 
     def revoke(self) -> None:
         """Revoke the token, and see that nobody goes on with it for longer than is promised.
 
         :raises ServerError: it is still taken, so what was measured is worth nothing
         """
-        ask(self._keystone, "DELETE", "auth/tokens", self.token, subject=self.token)
+        ask(self._server.url, "DELETE", VALIDATION, self.token, subject=self.token)
         revoked = time.monotonic()
         promised = {name: one.refuses for name, one in CANDIDATES.items()}
         for name, seconds in sorted(promised.items(), key=lambda item: item[1] or 0):
@@ -266,31 +238,3 @@ class Services:
             for status, _ in self._answers(name, self.token):
                 if status != 401:
                     raise ServerError(f"{name} answers {status} to a revoked token")
-
-
-@contextmanager
-def _redis(folder: Path) -> Iterator[str]:
-    """A Redis on a free port of loopback: its URL."""
-    # The last is the same program: what it does goes by the name it is called by.
-    names = ("redis-server", "valkey-server", "redis-check-rdb")
-    place = folder / "redis"
-    place.mkdir(mode=0o700)
-    program = place / "redis-server"
-    program.symlink_to(Path(programs.system_program(names, "redis-tools")).resolve())
-    port, password = programs.claim(f"{HOST}:0", HOST, 0), secrets.token_hex(16)
-    config, log = place / "redis.conf", place / "redis.log"
-    config.write_text(_REDIS.format(host=HOST, port=port, folder=place, password=password))
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [str(program), str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            process_group=0,
-        )
-    try:
-        uwsgi_server.await_port(process, port, lambda: f"Redis did not start: {tail(log)}")
-        yield f"redis://:{password}@{HOST}:{port}"
-    finally:
-        process.kill()
-        process.wait()

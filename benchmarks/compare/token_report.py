@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .. import results
-from ..lineups.uwsgi_server import PROCESSES
+from ..lineups.uwsgi import PROCESSES
 from ..results import Table
-from .token_candidates import CANDIDATES
 from .token_samples import CASES, TOKEN_CACHING_CASES, Ratio, Samples, judge, ratios, row
-from .token_servers import CONNECTIONS
+from .token_servers import CANDIDATES, CONNECTIONS
 
 TITLE = "Validations of a token by Keystone, with and without keyfront's token cache"
 DISTRIBUTIONS = ("keystone", "uWSGI", "pyuwsgi")

@@ -6,11 +6,10 @@ import statistics
 from collections import Counter
 from typing import NamedTuple
 
-from ..load import wrk
-from ..load.measured import percentile
+from ..load.measured import Load, percentile
 from . import goals
 from .goals import GOALS, Goal
-from .token_candidates import CANDIDATES
+from .token_servers import CANDIDATES
 
 
 class Case(NamedTuple):
@@ -75,24 +74,24 @@ RATIOS = (
 class Sample(NamedTuple):
     """One case in one round."""
 
-    load: wrk.Load
+    load: Load
     server_cpu: float
     """CPU seconds that uWSGI's processes took."""
 
     @property
     def p50(self) -> float:
-        return percentile(self.load.latencies, 0.50)
+        return percentile(self.load.latencies or {}, 0.50)
 
     @property
     def p99(self) -> float:
-        return percentile(self.load.latencies, 0.99)
+        return percentile(self.load.latencies or {}, 0.99)
 
     def described(self) -> dict[str, float]:
         """For a result."""
         return {
-            "requests": self.load.requests,
+            "requests": self.load.good,
             "seconds": self.load.seconds,
-            "errors": self.load.errors,
+            "errors": self.load.failed,
             "p50_ms": self.p50,
             "p99_ms": self.p99,
             "server_cpu": self.server_cpu,
@@ -122,14 +121,14 @@ def row(samples: list[Sample]) -> Row:
     """Sum up one case."""
     latencies: Counter[int] = Counter()
     for sample in samples:
-        latencies.update(sample.load.latencies)
+        latencies.update(sample.load.latencies or {})
     seconds = sum(sample.load.seconds for sample in samples)
-    answers = sum(sample.load.requests for sample in samples)
+    answers = sum(sample.load.good for sample in samples)
     return Row(
         statistics.median(sample.load.rate for sample in samples),
         percentile(latencies, 0.50),
         percentile(latencies, 0.99),
-        sum(sample.load.errors for sample in samples),
+        sum(sample.load.failed for sample in samples),
         sum(sample.server_cpu for sample in samples) / answers * 1e6,
         sum(sample.load.generator_cpu for sample in samples) / seconds,
     )

@@ -46,14 +46,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from keyfront.errors import ServerError
-from keyfront.gateway.serve import lineups as shapes
 
-from ..lineups.uwsgi_server import HOST, tail
+from ..lineups.keystone import VALIDATION
+from ..lineups.lineup import memory_folder
 from ..load import wrk
 from . import command, token_report
 from .token_report import Settings
 from .token_samples import CASES, TOKEN_CACHING_CASES, Case, Sample, Samples, judge, row
-from .token_servers import PATH, Servers, memcached_program
+from .token_servers import Servers, check
 
 ROUNDS = 6
 SECONDS = 2
@@ -65,7 +65,6 @@ VARY = "?nocatalog="
 HIT_SUSPECTED = 0.5
 # Seconds between changes, less than the fastest validation takes.
 CHANGE_EVERY = 0.005
-MEMORY = Path("/dev/shm")
 
 
 def say(text: str) -> None:
@@ -80,14 +79,13 @@ def measure(settings: Settings) -> Samples:
     :raises ServerError: a server did not start or does not answer as it should
     """
     wrk.program()
-    memcached_program()
-    shapes.check("uwsgi")
+    check()
     cases = CASES | (TOKEN_CACHING_CASES if settings.token_caching else {})
     samples: Samples = {name: [] for name in cases}
     with (
         tempfile.TemporaryDirectory(prefix="token-validation-") as folder,
         tempfile.TemporaryDirectory(
-            prefix="token-validation-", dir=MEMORY if MEMORY.is_dir() else None
+            prefix="token-validation-", dir=memory_folder()
         ) as shared,
     ):
         servers = Servers(Path(folder), Path(shared), threads=settings.threads)
@@ -115,7 +113,7 @@ def measure_once(servers: Servers, case: Case, seconds: int) -> Sample:
     with _changes(folder) if case.changes else nullcontext():
         before = server.cpu()
         seen = wrk.run(
-            f"http://{HOST}:{server.port}{PATH}",
+            f"{server.url}{VALIDATION}",
             servers.headers,
             seconds=seconds * SLOW if case.slow else seconds,
             connections=servers.connections(case.candidate),
@@ -123,8 +121,8 @@ def measure_once(servers: Servers, case: Case, seconds: int) -> Sample:
             vary=f"{VARY}{time.time_ns()}-" if case.vary else None,
         )
         spent = server.cpu() - before
-    if not seen.requests:
-        raise ServerError(f"{case.label}: no good answer, {seen.errors} errors; {tail(server.log)}")
+    if not seen.good:
+        raise ServerError(f"{case.label}: no good answer, {seen.failed} errors; {server.tail()}")
     return Sample(seen, spent)
 
 

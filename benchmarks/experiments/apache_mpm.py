@@ -23,16 +23,14 @@ from keyfront.common import programs
 from keyfront.errors import ServerError
 
 from .. import results
-from ..lineups import servers as fronts
-from ..lineups.processes import Process, finished
+from ..lineups import servers
 from ..load.generators import parse_ab
-from ..load.measured import Outcome as Load
+from ..load.measured import Load
 from ..worlds import certificates, rabbitmq
-from ..worlds.delaying_proxy import HOST
+from ..worlds.processes import HOST, Process, finished, free_port
 from . import counters
-from .experiment import Experiment, Outcome, World
+from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, alike, number, verdict
-from .processes import Running
 
 NAME = "apache-mpm"
 SOURCE = (
@@ -58,7 +56,7 @@ class Server:
     :ivar pids: of the processes that run Python
     """
 
-    def __init__(self, module: str, side: str, port: int, running: Running) -> None:
+    def __init__(self, module: str, side: str, port: int, running: Process) -> None:
         self.module = module
         self.side = side
         self.port = port
@@ -86,7 +84,7 @@ class Server:
                 found.setdefault(answer["pid"], answer["milliseconds"])
             elif time.monotonic() > deadline:
                 self._running.check()
-                raise ServerError(f"{self.name}: no answer; see {self._running.log.name}")
+                raise ServerError(f"{self.name}: no answer")
         self.pids |= set(found)
         return list(found.values())
 
@@ -108,29 +106,29 @@ class Server:
 @contextmanager
 def served(folder: Path, module: str, side: str, broker: int, tls: Path) -> Iterator[Server]:
     """Run an Apache with the service until the block ends."""
-    port = programs.claim(f"{HOST}:0", HOST, 0)
-    daemons = fronts.Daemons(
-        module=SERVICE,
-        processes=PROCESSES,
-        threads=1,
-        environment={
-            "MPM_BROKER": f"{rabbitmq.url(broker)}?heartbeat_timeout_threshold={HEARTBEAT}",
-            "MPM_KEPT": "1" if side == "keyfront" else "0",
-        },
-    )
-    mpm = fronts.STOCK_EVENT if module == "event" else fronts.STOCK_PREFORK
-    setting = fronts.Apache(
+    port = free_port()
+    environment = {
+        "MPM_BROKER": f"{rabbitmq.url(broker)}?heartbeat_timeout_threshold={HEARTBEAT}",
+        "MPM_KEPT": "1" if side == "keyfront" else "0",
+    }
+    mpm = servers.STOCK_EVENT if module == "event" else servers.STOCK_PREFORK
+    program = servers.apache(
+        folder,
+        f"{HOST}:{port}",
         mpm=module,
-        directives={**mpm, **fronts.STOCK_APACHE},
+        directives={**mpm, **servers.STOCK_APACHE},
         loaded=["socache_shmcb", "ssl"],
         content=[
-            *fronts.mod_wsgi(folder, "service", daemons),
+            *servers.mod_wsgi(
+                folder, SERVICE, processes=PROCESSES, threads=1, environment=environment
+            ),
             "SSLEngine on",
             f"SSLCertificateFile {tls}/server.pem",
             f"SSLCertificateKeyFile {tls}/server.key",
         ],
+        ordinary=True,
     )
-    with fronts.apache(folder / "apache", port, setting, as_ordinary_user=True) as running:
+    with servers.started(program) as running:
         yield Server(module, side, port, running)
 
 
@@ -152,12 +150,12 @@ def measure(world: World, record: results.Record) -> None:
     broker_folder = world.folder()
     world.say("RabbitMQ and four Apaches are started")
     with rabbitmq.broker(broker_folder) as broker, ExitStack() as stack:
-        servers = []
+        running = []
         for module in MODULES:
             for side in SIDES:
                 one = served(world.folder(), module, side, broker.port, folder)
-                servers.append(stack.enter_context(one))
-        for server in servers:
+                running.append(stack.enter_context(one))
+        for server in running:
             server.publish()
         before = counters.clients(broker.port)
         world.say(f"all are idle for {idle} s; RabbitMQ expects a beat every {HEARTBEAT} s")
@@ -166,7 +164,7 @@ def measure(world: World, record: results.Record) -> None:
             time.sleep(idle)
         record.timelines += watch.timelines("idle")
         after, names = counters.clients(broker.port), broker.reset_names()
-        for server in servers:
+        for server in running:
             first = server.publish()
             record.samples.append(
                 {
@@ -187,7 +185,7 @@ def measure(world: World, record: results.Record) -> None:
             }
         }
         for number_ in range(QUICK_ROUNDS if quick else ROUNDS):
-            for server in reversed(servers) if number_ % 2 else servers:
+            for server in reversed(running) if number_ % 2 else running:
                 with counters.Watch(start) as watch:
                     load = _ab(server, folder)
                 record.samples.append(
@@ -329,12 +327,12 @@ def _tables(samples: list[results.Sample]) -> list[results.Table]:
     ]
 
 
-def run(world: World, record: results.Record) -> Outcome:
+def run(world: World, record: results.Record) -> Conclusions:
     """Measure."""
     record.conditions |= {"heartbeat": HEARTBEAT, "requests": REQUESTS, "clients": CLIENTS}
     measure(world, record)
     record.tables += _tables(record.samples)
-    return Outcome(
+    return Conclusions(
         findings=findings(record.samples),
         changes=changes(record.samples),
         notes=[

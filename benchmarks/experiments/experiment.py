@@ -11,6 +11,8 @@ from pathlib import Path
 from keyfront.errors import ServerError
 
 from .. import results
+from ..lineups.keystone import Keystone
+from ..worlds.mariadb import MariaDB, mariadb
 from . import isolation
 from .judging import (
     CHANGES,
@@ -23,7 +25,6 @@ from .judging import (
     comparison,
     in_words,
 )
-from .keystone import Keystone, keystone
 
 #: Versions that every result tells.
 DISTRIBUTIONS = ("keystone", "oslo.messaging", "mod_wsgi", "uWSGI", "pyuwsgi", "ldappool")
@@ -51,6 +52,7 @@ class World:
 
     :param folder: of this user only; the caller deletes it
     :param say: takes a line of progress
+    :ivar database: what the Keystone is on once it is made; ``None`` for SQLite
     """
 
     def __init__(self, folder: Path, options: Options, say: Callable[[str], None]) -> None:
@@ -60,6 +62,7 @@ class World:
         self._count = 0
         self._stack = ExitStack()
         self._keystone: Keystone | None = None
+        self.database: MariaDB | None = None
 
     @contextmanager
     def open(self) -> Iterator[World]:
@@ -85,8 +88,14 @@ class World:
         if self._keystone is None:
             base = "SQLite" if self.options.sqlite else "MariaDB"
             self.say(f"a Keystone is made, on {base}")
-            made = keystone(self.folder(), sqlite=self.options.sqlite)
-            self._keystone = self._stack.enter_context(made)
+            database = None
+            if not self.options.sqlite:
+                self.database = self._stack.enter_context(mariadb(self.folder()))
+                database = self.database.fresh_database("keystone")
+            # the cache's own default: validations alone
+            made = Keystone(self.folder() / "state", database=database, routes=())
+            made.make()
+            self._keystone = made
         return self._keystone
 
     def namespace_note(self) -> list[str]:
@@ -100,8 +109,8 @@ class World:
 
 
 @dataclass(kw_only=True)
-class Outcome:
-    """What an experiment found.
+class Conclusions:
+    """What an experiment's samples say.
 
     :param notes: what differs from what was published, one line each
     """
@@ -122,7 +131,7 @@ class Experiment:
     name: str
     title: str
     source: str
-    run: Callable[[World, results.Record], Outcome]
+    run: Callable[[World, results.Record], Conclusions]
 
     def result(self, world: World) -> results.Result:
         """Run it.
@@ -140,17 +149,17 @@ class Experiment:
             distributions=DISTRIBUTIONS,
             programs=PROGRAMS,
         ) as record:
-            outcome = self.run(world, record)
+            found = self.run(world, record)
         if not record.samples:
             raise ServerError(f"{self.name}: nothing was measured")
-        record.tables.insert(0, comparison(outcome.findings, f"Published: {self.source}"))
-        if outcome.changes:
+        record.tables.insert(0, comparison(found.findings, f"Published: {self.source}"))
+        if found.changes:
             quiet = bool(record.result().others["quiet"])
             factor = chance(quick=options.quick, quiet=quiet)
-            found = [replace(one, chance=factor) for one in outcome.changes]
-            record.tables[1:1] = [changes(found, factor), in_words(found)]
+            told = [replace(one, chance=factor) for one in found.changes]
+            record.tables[1:1] = [changes(told, factor), in_words(told)]
             record.conditions["chance"] = factor
-        record.notes += [*outcome.notes, *world.namespace_note()]
+        record.notes += [*found.notes, *world.namespace_note()]
         if options.quick:
             record.notes.append(
                 "This is the quick form: its points are few and short, so its figures are rough."

@@ -23,7 +23,6 @@ from pathlib import Path
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 _SYSCTL = Path("/proc/sys")
 _OWN = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-_ORDINARY = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
 
 INSIDE = "KEYFRONT_EXPERIMENT_NAMESPACE"
 """Set in the environment of what runs in a namespace of its own."""
@@ -35,17 +34,6 @@ def prefix() -> tuple[str, ...] | None:
     root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     command = ("unshare", *root, *_OWN)
     return command if _works([*command, "true"]) else None
-
-
-@cache
-def ordinary_user() -> tuple[str, ...] | None:
-    """What to put before a command so that it does not run as root, yet may read root's files.
-
-    mod_wsgi runs no application as root. ``None`` if the kernel does not permit it.
-    """
-    if os.geteuid() != 0:
-        return ()
-    return tuple(_ORDINARY) if _works([*_ORDINARY, "true"]) else None
 
 
 def _works(command: list[str]) -> bool:

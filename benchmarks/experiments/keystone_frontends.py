@@ -13,20 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from keyfront.middleware.tokens import node_cache as node
 
 from .. import results
-from ..lineups import published as lineups
-from ..lineups.published import Lineup
+from ..lineups.keystone import PROJECTS, VALIDATION
+from ..lineups.lineup import SERVE, Lineup, Served, served
 from ..load import generators
-from ..load.measured import Outcome as Load
-from ..load.measured import Request
-from ..worlds.delaying_proxy import HOST
+from ..load.measured import Load, Request
 from . import counters, isolation
-from .experiment import Experiment, Outcome, World
+from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, Point, alike, best_stock, first_failing, number, verdict
-from .keystone import PROJECTS, VALIDATION
 
 NAME = "keystone-frontends"
 SOURCE = (
@@ -34,6 +32,8 @@ SOURCE = (
 )
 LISTS, VALIDATIONS = "list of projects", "validation of a token"
 _PATHS = {LISTS: PROJECTS, VALIDATIONS: VALIDATION}
+# As published for the tuned line-ups.
+SOMAXCONN = 8192
 
 SWEEP = (*range(10, 101, 10), *range(200, 1001, 100))
 # Beyond what the stock line-ups can hold: 20 in work and 100 waiting.
@@ -61,6 +61,51 @@ def drain(seconds: float = DRAIN) -> bool:
     return False
 
 
+class Setting(NamedTuple):
+    """A line-up of the experiment.
+
+    :ivar label: as tables show it
+    :ivar size: processes and threads of the application
+    :ivar database_connections: MariaDB's ``max_connections`` meanwhile
+    """
+
+    label: str
+    lineup: Lineup
+    size: tuple[int, int] = (0, 0)
+    database_connections: int = 100
+
+    @property
+    def stock(self) -> bool:
+        """Whether there is nothing of keyfront in it."""
+        return self.lineup.tuning != SERVE
+
+
+def settings(*, tuned_processes: int = TUNED_PROCESSES) -> dict[str, Setting]:
+    """Return the line-ups by name: as published, stock and tuned, and keyfront's own.
+
+    :param tuned_processes: 38 as published; fewer need less memory and start sooner
+    """
+    apache, nginx, tuned = "mod_wsgi-event", "nginx+uwsgi", tuned_processes
+    return {
+        "apache stock": Setting(
+            "Apache + mod_wsgi 5x1, stock", Lineup(apache, "published-stock"), (5, 1)
+        ),
+        "nginx stock": Setting(
+            "nginx + uWSGI 10x2, stock", Lineup(nginx, "published-stock"), (10, 2)
+        ),
+        "apache tuned": Setting(
+            f"Apache + mod_wsgi {tuned}x4, tuned",
+            Lineup(apache, "published-tuned"),
+            (tuned, 4),
+            200,
+        ),
+        "nginx tuned": Setting(
+            f"nginx + uWSGI {tuned}x5, tuned", Lineup(nginx, "published-tuned"), (tuned, 5), 200
+        ),
+        "keyfront": Setting("keyfront, as served (nginx + uWSGI)", Lineup(nginx, SERVE, True)),
+    }
+
+
 class Bench:
     """One run: the line-ups in turn, each at every load."""
 
@@ -76,81 +121,83 @@ class Bench:
         self.tuned_processes = QUICK_TUNED_PROCESSES if quick else TUNED_PROCESSES
 
     def measure(self) -> None:
-        keystone = self.world.keystone
-        with isolation.settings({"net.core.somaxconn": str(lineups.SOMAXCONN)}) as settings:
-            self.record.conditions["kernel"] = {**settings.applied}
-            self.record.conditions["kernel_refused"] = {**settings.refused}
-            for name, lineup in lineups.lineups(tuned_processes=self.tuned_processes).items():
-                folder = self.world.folder() / "lineup"
-                with lineups.served(folder, lineup, keystone) as port:
-                    headers = keystone.headers(port)
-                    self._warm(lineup, port, headers)
-                    self._points(name, lineup, port, headers)
+        """Serve each line-up and load it."""
+        keystone, headers = self.world.keystone, None
+        with isolation.settings({"net.core.somaxconn": str(SOMAXCONN)}) as kernel:
+            self.record.conditions["kernel"] = {**kernel.applied}
+            self.record.conditions["kernel_refused"] = {**kernel.refused}
+            for name, setting in settings(tuned_processes=self.tuned_processes).items():
+                if self.world.database is not None:
+                    self.world.database.limit(setting.database_connections)
+                with served(setting.lineup, keystone, processes=self.tuned_processes) as found:
+                    headers = headers or keystone.validation_headers(found.url)
+                    self._warm(setting, found, headers)
+                    self._points(name, setting, found, headers)
 
-    def _warm(self, lineup: Lineup, port: int, headers: dict[str, str]) -> None:
+    def _warm(self, setting: Setting, found: Served, headers: dict[str, str]) -> None:
         """Have every thread answer a few times, lists and validations."""
-        connections = max(lineup.processes * lineup.threads, FEW)
+        connections = max(math.prod(setting.size), FEW)
         wanted = 3 * connections
         deadline, answers = time.monotonic() + self.warm, 0
         while answers < wanted and time.monotonic() < deadline:
             for path in _PATHS.values():
-                request = Request(f"http://{HOST}:{port}{path}", headers)
+                request = Request(f"{found.url}{path}", headers)
                 load = generators.closed("wrk", request, connections=connections, seconds=2)
                 answers += load.good
         drain()
 
-    def _points(self, name: str, lineup: Lineup, port: int, headers: dict[str, str]) -> None:
+    def _points(
+        self, name: str, setting: Setting, found: Served, headers: dict[str, str]
+    ) -> None:
         plan = [("wrk", VALIDATIONS, FEW), ("wrk", LISTS, FEW)]
         if self.world.options.quick:
             # in place of the 2000 clients
-            plan += [("ab", LISTS, FEW)] if lineup.tuned and lineup.server != "mod_wsgi" else []
+            plan += [("ab", LISTS, FEW)] if name in ("nginx tuned", "keyfront") else []
         else:
             plan += [("wrk", VALIDATIONS, 100), ("wrk", LISTS, 100)]
         plan += [("siege", LISTS, load) for load in self.sweep]
         plan += [("ab", LISTS, load) for load in self.most]
         done = []
         for position, (generator, what, connections) in enumerate(plan):
-            request = Request(f"http://{HOST}:{port}{_PATHS[what]}", headers)
-            with counters.Watch(self.start, self._probes(lineup)) as watch:
+            request = Request(f"{found.url}{_PATHS[what]}", headers)
+            with counters.Watch(self.start, self._probes(found)) as watch:
                 load = generators.closed(
                     generator, request, connections=connections, seconds=self.seconds
                 )
-            self._note(name, lineup, what, connections, load, watch)
+            self._note(name, setting, what, connections, load, watch)
             done.append(f"{connections}: {load.rate:.0f}")
             # the last one's line-up is stopped, with what still waits in it
             if connections > FEW and position < len(plan) - 1:
                 drain()
-        self.world.say(f"{lineup.label}: {', '.join(done)} good answers a second")
+        self.world.say(f"{setting.label}: {', '.join(done)} good answers a second")
 
-    def _probes(self, lineup: Lineup) -> dict[tuple[str, str], Callable[[], float]]:
-        """The database's connections and, of keyfront, the token cache's counters."""
+    def _probes(self, found: Served) -> dict[tuple[str, str], Callable[[], float]]:
+        """Return the database's connections and, of keyfront, the token cache's counters."""
         probes: dict[tuple[str, str], Callable[[], float]] = {}
-        database, state = self.world.keystone.database, self.world.keystone.state
-        if database is not None:
-            probes["database connections", "sockets"] = database.connections
-        if not lineup.stock:
-            folder = state.run / "tokens"
+        if self.world.database is not None:
+            probes["database connections", "sockets"] = self.world.database.connections
+        if found.cache is not None:
             for name in ("hits", "node_hits", "misses"):
                 probes[f"token cache, {name.replace('_', ' ')}", "requests"] = partial(
-                    _counter, folder, name
+                    _counter, found.cache, name
                 )
         return probes
 
     def _note(
         self,
         name: str,
-        lineup: Lineup,
+        setting: Setting,
         what: str,
         connections: int,
         load: Load,
         watch: counters.Watch,
     ) -> None:
-        database = self.world.keystone.database
+        database = self.world.database
         self.record.samples.append(
             {
                 "lineup": name,
-                "label": lineup.label,
-                "stock": lineup.stock,
+                "label": setting.label,
+                "stock": setting.stock,
                 "what": what,
                 "connections": connections,
                 **load.sample(),
@@ -159,8 +206,8 @@ class Bench:
                 "database_connections": database.most_connections() if database else None,
             }
         )
-        title = f"{lineup.label}, {what}, {connections} connections, {load.generator}"
-        if connections == max(self.sweep) or (what == VALIDATIONS and not lineup.stock):
+        title = f"{setting.label}, {what}, {connections} connections, {load.generator}"
+        if connections == max(self.sweep) or (what == VALIDATIONS and not setting.stock):
             self.record.timelines += watch.timelines(title)
 
 
@@ -338,7 +385,7 @@ def _table(samples: Sequence[results.Sample]) -> results.Table:
     return results.Table(name="points", columns=columns, rows=rows, caption=caption)
 
 
-def run(world: World, record: results.Record) -> Outcome:
+def run(world: World, record: results.Record) -> Conclusions:
     """Measure all line-ups."""
     bench = Bench(world, record, time.monotonic())
     record.conditions |= {
@@ -366,7 +413,9 @@ def run(world: World, record: results.Record) -> Outcome:
     refused = record.conditions.get("kernel_refused")
     if refused:
         notes.append("net.core.somaxconn stays as it is, and uWSGI's listen queue keeps below it.")
-    return Outcome(findings=findings(record.samples), changes=changes(record.samples), notes=notes)
+    return Conclusions(
+        findings=findings(record.samples), changes=changes(record.samples), notes=notes
+    )
 
 
 EXPERIMENT = Experiment(

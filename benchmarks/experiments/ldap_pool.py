@@ -15,12 +15,12 @@ from collections import defaultdict
 
 from .. import results
 from ..compare import ldap_logins
-from ..compare.ldap_keystones import DOMAIN, Keystone, login
+from ..compare.ldap_keystones import DOMAIN, Server, login
 from ..compare.ldap_report import Settings
 from ..compare.ldap_samples import CASES, Sample, Samples, name_of, ratio, row
 from ..worlds import slapd as directory
 from . import counters
-from .experiment import Experiment, Outcome, World
+from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, number, verdict
 
 NAME = "ldap-pool"
@@ -61,7 +61,7 @@ def settings(world: World) -> Settings:
     )
 
 
-def calls(keystone: Keystone, admin: str) -> dict[str, tuple[str, str, str | None, object]]:
+def calls(keystone: Server, admin: str) -> dict[str, tuple[str, str, str | None, object]]:
     """The mix: each call's name, with method, path, token and body."""
     (domain,) = keystone.request("GET", f"domains?name={DOMAIN}", admin)["body"]["domains"]
     name = directory.user_name(0)
@@ -269,7 +269,7 @@ def changes(logins: Samples, samples: list[results.Sample]) -> list[Change]:
     return found
 
 
-def run(world: World, record: results.Record) -> Outcome:
+def run(world: World, record: results.Record) -> Conclusions:
     """Measure the tokens and the mix."""
     chosen = settings(world)
     record.conditions |= {
@@ -293,7 +293,7 @@ def run(world: World, record: results.Record) -> Outcome:
         repeats = QUICK_REPEATS if world.options.quick else REPEATS
         logins = bench.measure_with_mix(repeats, record)
     record.tables += [tokens_table(logins), mix_table(record.samples)]
-    return Outcome(
+    return Conclusions(
         findings=findings(logins),
         changes=changes(logins, record.samples),
         notes=[

@@ -12,22 +12,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from keyfront.common import programs
-from keyfront.gateway.serve.state import State
+from keyfront.common.machine import cores
 
 from .. import results
-from ..lineups import published as lineups
-from ..lineups import servers as fronts
+from ..lineups import lineup, servers
 from ..load import generators, sender
-from ..load.measured import Outcome as Load
-from ..worlds.delaying_proxy import HOST
+from ..load.measured import Load
+from ..worlds.processes import HOST, Process, free_port
 from . import counters, isolation, tiny_application
-from .experiment import Experiment, Outcome, World
+from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, alike, number, verdict
-from .processes import Running
 
 NAME = "live-replay"
 SOURCE = (
@@ -86,32 +83,34 @@ def schedule(rate: float, seconds: float, sources: int) -> list[tuple[float, int
 
 
 @contextmanager
-def application(folder: Path, port: int) -> Iterator[Running]:
-    """What both published servers pass on to: an nginx that answers 13 bytes at once."""
-    body = tiny_application.BODY.decode()
-    with fronts.nginx(
-        folder / "behind",
-        port,
-        location=[f'return 200 "{body}"'],
+def application(folder: Path, port: int) -> Iterator[Process]:
+    """Run what both published servers pass on to: an nginx that answers 13 bytes at once."""
+    folder.mkdir(mode=0o711)
+    program = servers.nginx(
+        folder,
+        f"{HOST}:{port}",
+        location=[f'return 200 "{tiny_application.BODY.decode()}"'],
         events={"worker_connections": 16384},
         http={"keepalive_requests": 1_000_000},
         main={"worker_rlimit_nofile": 65536},
         access_log="off",
-    ) as running:
+    )
+    with servers.started(program) as running:
         yield running
 
 
 @contextmanager
-def served(folder: Path, name: str, port: int, behind: int, processes_: int) -> Iterator[Running]:
-    """Run a target until the block ends."""
+def served(folder: Path, name: str, port: int, behind: int, processes: int) -> Iterator[Process]:
+    """Run a target until the block ends; gives its foremost server."""
+    listen = f"{HOST}:{port}"
     if name == APACHE:
-        threads = THREADS_EACH * processes_
+        threads = THREADS_EACH * processes
         directives = {
             "ListenBacklog": 5000,
-            "ServerLimit": processes_,
+            "ServerLimit": processes,
             "ThreadLimit": THREADS_EACH,
             "ThreadsPerChild": THREADS_EACH,
-            "StartServers": processes_,
+            "StartServers": processes,
             "MinSpareThreads": THREADS_EACH,
             "MaxSpareThreads": threads,
             # 8000 of 10000, as published
@@ -120,35 +119,39 @@ def served(folder: Path, name: str, port: int, behind: int, processes_: int) -> 
             "KeepAlive": "On",
             "KeepAliveTimeout": 12,
         }
-        setting = fronts.Apache(
-            directives=directives,
-            loaded=["proxy", "proxy_http"],
-            content=[f'ProxyPass "/" "http://{HOST}:{behind}/" keepalive=On'],
-        )
-        with fronts.apache(folder / "apache", port, setting) as running:
-            yield running
+        content = [f'ProxyPass "/" "http://{HOST}:{behind}/" keepalive=On']
+        programs = [
+            servers.apache(
+                folder,
+                listen,
+                directives=directives,
+                loaded=["proxy", "proxy_http"],
+                content=content,
+            )
+        ]
     elif name == NGINX:
-        with fronts.nginx(
-            folder / "nginx",
-            port,
-            location=[
-                f"proxy_pass http://{HOST}:{behind}",
-                "proxy_http_version 1.1",
-                'proxy_set_header Connection ""',
-            ],
-            main={"worker_rlimit_nofile": 65536},
-            events={"worker_connections": 8192, "accept_mutex": "off"},
-            http={"keepalive_timeout": 12},
-            access_log="off",
-        ) as running:
-            yield running
+        location = [
+            f"proxy_pass http://{HOST}:{behind}",
+            "proxy_http_version 1.1",
+            'proxy_set_header Connection ""',
+        ]
+        programs = [
+            servers.nginx(
+                folder,
+                listen,
+                location=location,
+                main={"worker_rlimit_nofile": 65536},
+                events={"worker_connections": 8192, "accept_mutex": "off"},
+                http={"keepalive_timeout": 12},
+                access_log="off",
+            )
+        ]
     else:
-        state = State(folder / "state")
-        for place in (state.path, state.run, state.log):
-            place.mkdir(mode=0o700)
         target = f"{tiny_application.__name__}:application"
-        with lineups.keyfront(folder, port, state, target) as all_running:
-            yield all_running[-1]
+        room = lineup.Room(folder / "state", {})
+        programs = lineup.served_files("nginx+uwsgi", room, listen, target, cores())
+    with ExitStack() as stack:
+        yield [stack.enter_context(servers.started(one)) for one in programs][-1]
 
 
 def replay(port: int, found: Sequence[tuple[float, int]], sources: int, seconds: float) -> Load:
@@ -185,13 +188,13 @@ def measure(world: World, record: results.Record) -> None:
                 continue
             for name in TARGETS:
                 folder = world.folder()
-                port, behind = (programs.claim(f"{HOST}:0", HOST, 0) for _ in range(2))
+                port, behind = (free_port() for _ in range(2))
                 with (
-                    application(folder, behind) as backend,
+                    application(folder / "behind", behind) as backend,
                     served(folder, name, port, behind, processes_) as running,
                 ):
-                    backend.wait_answer(behind)
-                    running.wait_answer(port)
+                    backend.wait_for_answer(behind)
+                    running.wait_for_answer(port)
                     # connections and buffers are there then
                     replay(port, schedule(rate, 0.5, 1), 1, 0.5)
                     lost = []
@@ -353,7 +356,7 @@ def _table(samples: Sequence[results.Sample]) -> results.Table:
     )
 
 
-def run(world: World, record: results.Record) -> Outcome:
+def run(world: World, record: results.Record) -> Conclusions:
     """Measure."""
     quick = world.options.quick
     record.conditions |= {
@@ -379,7 +382,9 @@ def run(world: World, record: results.Record) -> Outcome:
         )
     if any(one["generator_limit"] for one in record.samples):
         notes.append("At some points the generator was late: it was the limit, not the server.")
-    return Outcome(findings=findings(record.samples), changes=changes(record.samples), notes=notes)
+    return Conclusions(
+        findings=findings(record.samples), changes=changes(record.samples), notes=notes
+    )
 
 
 EXPERIMENT = Experiment(

@@ -23,11 +23,23 @@ from keyfront.errors import KeyfrontError, OptionError
 
 from .. import results, surroundings
 from ..load.arguments import ended_in_order
-from . import isolation
-from .catalog import EXPERIMENTS, NAMES
+from . import apache_mpm, isolation, keystone_frontends, ldap_pool, live_replay, small_nginx
 from .experiment import Options, World, as_text
 
+#: In the order in which ``all`` runs them.
+EXPERIMENTS = {
+    one.name: one
+    for one in (
+        keystone_frontends.EXPERIMENT,
+        apache_mpm.EXPERIMENT,
+        ldap_pool.EXPERIMENT,
+        small_nginx.EXPERIMENT,
+        live_replay.EXPERIMENT,
+    )
+}
+NAMES = tuple(EXPERIMENTS)
 ALL = "all"
+_MODULE = f"{__package__}.run_experiments"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +96,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
 def _in_namespaces(prefix: tuple[str, ...], task: dict[str, Any], out: TextIO) -> int:
     child = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *prefix, sys.executable, "-m", f"{__package__}.child"],
+        ["setpriv", "--pdeathsig", "KILL", *prefix, sys.executable, "-m", _MODULE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -167,3 +179,11 @@ def child(given: TextIO, out: TextIO, *, terminate: Callable[[], None]) -> int:
     except KeyfrontError as error:
         _say(f"keyfront: {error}")
         return 2
+
+
+def _terminate() -> None:
+    raise SystemExit(143)
+
+
+if __name__ == "__main__":
+    sys.exit(child(sys.stdin, sys.stdout, terminate=_terminate))

@@ -13,25 +13,20 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from keyfront.common import programs
 from keyfront.common.machine import cores
-from keyfront.gateway.serve.state import State
 
 from .. import results
-from ..lineups import published as lineups
-from ..lineups import servers as fronts
+from ..lineups import lineup, servers
 from ..load import generators
-from ..load.measured import Outcome as Load
-from ..load.measured import Request
-from ..worlds.delaying_proxy import HOST
+from ..load.measured import Load, Request
+from ..worlds.processes import HOST, Process, free_port
 from . import counters, isolation, memory_limit, tiny_application
-from .experiment import Experiment, Outcome, World
+from .experiment import Conclusions, Experiment, World
 from .judging import PAIRS, Change, Finding, number, verdict
-from .processes import Running
 
 NAME = "small-nginx"
 SOURCE = "C. Cutler, 2011-07, cutler.sg/2011/07/nginix-on-a-256mb-vm-slice-24000-tps"
@@ -70,47 +65,47 @@ _TUNED_HTTP = {
 
 
 @contextmanager
-def served(folder: Path, port: int, server: str) -> Iterator[list[Running]]:
-    """nginx and uWSGI until the block ends.
+def served(folder: Path, port: int, server: str) -> Iterator[list[Process]]:
+    """Run nginx and uWSGI until the block ends.
 
     keyfront's line-up has the dynamic endpoint alone: it serves no files.
     """
-    target = f"{tiny_application.__name__}:application"
+    target, listen = f"{tiny_application.__name__}:application", f"{HOST}:{port}"
     if server == KEYFRONT:
-        state = State(folder / "state")
-        for place in (state.path, state.run, state.log):
-            place.mkdir(mode=0o700)
-        with lineups.keyfront(folder, port, state, target) as running:
-            yield running
-        return
-    files = folder / "files"
-    files.mkdir(mode=0o755)
-    files.joinpath("hello.txt").write_bytes(tiny_application.BODY)
-    socket = folder / "socket"
-    workers = fronts.Daemons(
-        module=target,
-        processes=cores(),
-        threads=1,
-        options={"listen": 1024 if server == TUNED else 100, "disable-logging": "true"},
-    )
-    location = [
-        f"root {files}",
-        "location = /dynamic { " + " ".join(f"{one};" for one in fronts.uwsgi_pass(socket)) + " }",
-    ]
-    tuned: dict[str, Any] = {
-        "main": _TUNED_MAIN,
-        "events": _TUNED_EVENTS,
-        "http": _TUNED_HTTP,
-        "access_log": f"{folder}/access.log combined buffer=64k flush=1s",
-        "listen": "backlog=4096",
-    }
-    with (
-        fronts.uwsgi(folder / "uwsgi", socket, workers) as backend,
-        fronts.nginx(
-            folder / "nginx", port, location=location, **(tuned if server == TUNED else {})
-        ) as front,
-    ):
-        yield [backend, front]
+        room = lineup.Room(folder / "state", {})
+        programs = lineup.served_files("nginx+uwsgi", room, listen, target, cores())
+    else:
+        files = folder / "files"
+        files.mkdir(mode=0o755)
+        files.joinpath("hello.txt").write_bytes(tiny_application.BODY)
+        socket = folder / "socket"
+        options = {
+            "module": target,
+            "processes": cores(),
+            "socket": socket,
+            "chmod-socket": 666,
+            "buffer-size": 65535,
+            "listen": 1024 if server == TUNED else 100,
+            "disable-logging": "true",
+        }
+        passed = " ".join(f"{one};" for one in servers.uwsgi_pass(f"unix:{socket}"))
+        location = [f"root {files}", "location = /dynamic { " + passed + " }"]
+        tuned: dict[str, Any] = {
+            "main": _TUNED_MAIN,
+            "events": _TUNED_EVENTS,
+            "http": _TUNED_HTTP,
+            "access_log": f"{folder}/access.log combined buffer=64k flush=1s",
+        }
+        if server == TUNED:
+            listen += " backlog=4096"
+        programs = [
+            servers.uwsgi_workers(folder, options),
+            servers.nginx(
+                folder, listen, location=location, **(tuned if server == TUNED else {})
+            ),
+        ]
+    with ExitStack() as stack:
+        yield [stack.enter_context(servers.started(one)) for one in programs]
 
 
 def track_connections() -> str | None:
@@ -134,13 +129,13 @@ def measure(world: World, record: results.Record) -> list[str]:
     rounds = 1 if world.options.quick else PAIRS
     for number_ in range(rounds):
         for name in reversed(SERVERS) if number_ % 2 else SERVERS:
-            port = programs.claim(f"{HOST}:0", HOST, 0)
+            port = free_port()
             with (
                 memory_limit.limited(MEMORY) as limit,
                 served(world.folder(), port, name) as running,
             ):
                 for path in _PATHS.values():
-                    running[-1].wait_answer(port, path)
+                    running[-1].wait_for_answer(port, path)
                 for one in running:
                     _bound(limit, one.pid)
                 if limit.refused:
@@ -317,7 +312,7 @@ def _table(samples: list[results.Sample]) -> results.Table:
     )
 
 
-def run(world: World, record: results.Record) -> Outcome:
+def run(world: World, record: results.Record) -> Conclusions:
     """Measure."""
     record.conditions |= {"memory_mb": MEMORY // 2**20, "connections": CONNECTIONS}
     with isolation.settings(OLD_ADVICE) as old:
@@ -333,7 +328,7 @@ def run(world: World, record: results.Record) -> Outcome:
         "default, or harmful now (see docs/benchmarks.md).",
         "uWSGI answers the dynamic endpoint; only the opening of the publication is known to us.",
     ]
-    return Outcome(
+    return Conclusions(
         findings=findings(record.samples, refused), changes=changes(record.samples), notes=notes
     )
 

@@ -1,4 +1,4 @@
-"""The Keystone that line-ups serve: one database, one set of keys, whoever serves it and how.
+"""The Keystone that line-ups serve, and its client by HTTP.
 
 As in the published test it has two projects. It is made by ``keyfront serve``'s own steps, or is a
 state folder of ``keyfront serve`` that is there already.
@@ -7,7 +7,7 @@ state folder of ``keyfront serve`` that is there already.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -17,81 +17,110 @@ from keyfront.errors import ServerError
 from keyfront.gateway.serve.state import State
 
 PROJECTS, VALIDATION, VERSION = "/v3/projects", "/v3/auth/tokens", "/v3"
-SECOND_PROJECT = "service"
-# Seconds; an answer that takes longer is none.
-PATIENCE = 60
-# What the cache answers beside validations: what the sweep asks for, too.
-_ROUTES = (PROJECTS,)
-
-_UNTOUCHED = """\
-[database]
-connection = {connection}
-"""
-_CACHED = """\
-[database]
-connection = {connection}
-
+SECOND_PROJECT, SERVICE_USER = "service", "nova"
+_MORE = "more.conf"
+_DATABASE = "[database]\nconnection = {connection}\n"
+_CACHE = """
 [keyfront_token_cache]
 path = {shared}
 node_memory = 8
 routes = {routes}
 """
+# Seconds; an answer that takes longer is none.
+_PATIENCE = 60
+_DEFAULT = {"id": "default"}
+
+
+class _DatabaseState(State):
+    """A state folder whose Keystone is on another database than its own SQLite.
+
+    :param url: of the database
+    """
+
+    def __init__(self, path: Path, url: str) -> None:
+        super().__init__(path)
+        self._url = url
+
+    def write_configuration(self, endpoint: str) -> None:
+        super().write_configuration(endpoint)
+        lines = self.config.read_text(encoding="utf-8").splitlines()
+        connection = f"connection = {_with_plugin(escaped(self._url))}"
+        lines = [connection if line.startswith("connection =") else line for line in lines]
+        self.write("keystone.conf", "\n".join(lines) + "\n")
 
 
 class Keystone:
     """A Keystone to be served.
 
     :param path: its state folder, as ``keyfront serve`` makes it
-    :param connection: URL of its database without keyfront's plugin; default: SQLite in the folder
+    :param database: the URL of its database; default: SQLite in the folder
+    :param routes: what keyfront's token cache answers beside validations
     """
 
-    def __init__(self, path: Path, *, connection: str | None = None) -> None:
-        self.state = State(path)
-        self._connection = connection or f"sqlite:///{self.state.path / 'keystone.sqlite'}"
-        self._projects: list[str] = []
+    def __init__(
+        self, path: Path, *, database: str | None = None, routes: tuple[str, ...] = (PROJECTS,)
+    ) -> None:
+        self.state = _DatabaseState(path, database) if database else State(path)
+        self._routes = routes
+        sqlite = f"sqlite:///{self.state.path / 'keystone.sqlite'}"
+        self._connection = escaped(database or sqlite)
 
-    def make(self, say: Callable[[str], None]) -> None:
+    @property
+    def password(self) -> str:
+        """The administrator's password."""
+        return self.state.password_file.read_text(encoding="utf-8").strip()
+
+    def make(
+        self, say: Callable[[str], None] = lambda step: None, url: str = "http://127.0.0.1:5000/v3"
+    ) -> None:
         """Make it, unless it is there already.
 
         :param say: told each step before it is taken
+        :param url: of the identity service, for its catalog
         :raises StateError: the folder is not ours to use
         :raises ServerError: Keystone cannot be set up
         """
         if not self.state.check():
-            for step in self.state.create("http://127.0.0.1:5000/v3"):
+            for step in self.state.create(url):
                 say(step)
 
-    def environment(self, folder: Path, shared: Path | None) -> dict[str, str]:
-        """What names its configuration to a process.
+    def configured(self, folder: Path, text: str) -> dict[str, str]:
+        """Return the environment that names its configuration, with more of it, to a process.
 
-        :param folder: where a line-up keeps its files
-        :param shared: where its token cache lies; ``None`` without one: then there is no line of
-            keyfront in Keystone, either
+        :param folder: where the file with ``text`` is written
+        :param text: more of keystone.conf, which wins over the state's own
         """
-        # oslo.config substitutes $name
-        values = {
-            "connection": self._connection.replace("$", "$$"),
-            "routes": ", ".join(_ROUTES),
-        }
-        text = _UNTOUCHED.format(**values)
-        if shared is not None:
-            mark = "&" if "?" in self._connection else "?"
-            values["connection"] += f"{mark}plugin=keyfront"
-            text = _CACHED.format(**values, shared=str(shared).replace("$", "$$"))
-        more = folder / "line-up.conf"
+        more = folder / _MORE
         more.touch(mode=0o600)
         more.write_text(text, encoding="utf-8")
         # the last one wins
         files = f"{self.state.config};{more}"
         return {**self.state.environment(), "OS_KEYSTONE_CONFIG_FILES": files}
 
+    def without_keyfront(self) -> str:
+        """Return the lines of keystone.conf that leave nothing of keyfront in it."""
+        return _DATABASE.format(connection=self._connection)
+
+    def environment(self, folder: Path, shared: Path | None) -> dict[str, str]:
+        """Return the environment that names its configuration to a process.
+
+        :param folder: where a line-up keeps its files
+        :param shared: where its token cache lies; ``None`` without one: then there is no line of
+            keyfront in Keystone, either
+        """
+        if shared is None:
+            return self.configured(folder, self.without_keyfront())
+        text = _DATABASE.format(connection=_with_plugin(self._connection))
+        routes = ", ".join(self._routes)
+        text += _CACHE.format(shared=escaped(str(shared)), routes=routes)
+        return self.configured(folder, text)
+
     def login(self) -> dict[str, Any]:
-        """The body of a login as the administrator."""
-        password = self.state.password_file.read_text(encoding="utf-8").strip()
-        return login("admin", password, "admin")
+        """Return the body of a login as the administrator."""
+        return login("admin", self.password, "admin")
 
     def token(self, url: str) -> str:
-        """A new token of the administrator, from who serves at a URL.
+        """Return a new token of the administrator, from who serves at a URL.
 
         :raises ServerError: the login failed
         """
@@ -107,51 +136,91 @@ class Keystone:
         if not found:
             ask(url, "POST", PROJECTS, token, {"project": {"name": SECOND_PROJECT}})
 
+    def validation_headers(self, url: str) -> dict[str, str]:
+        """Return the headers by which a service validates the administrator's token.
 
-def login(user: str, password: str, project: str, *, domain: str = "default") -> dict[str, Any]:
-    """The body of a login with a password, for a project of the same domain (by its id)."""
-    found = {"id": domain}
-    return {
-        "auth": {
-            "identity": {
-                "methods": ["password"],
-                "password": {"user": {"name": user, "domain": found, "password": password}},
-            },
-            "scope": {"project": {"name": project, "domain": found}},
-        }
-    }
+        The service is a user of its own, made here, as it is in a cloud. For a user that asks
+        about itself Keystone does half the work, since it finds the one side in what its thread
+        remembers of the previous request.
+
+        :raises ServerError: Keystone does not answer as it should
+        """
+        self.populate(url)
+        subject = self.token(url)
+        (project,) = ask(url, "GET", f"{PROJECTS}?name={SECOND_PROJECT}", subject)["projects"]
+        if not (users := ask(url, "GET", f"/v3/users?name={SERVICE_USER}", subject)["users"]):
+            service = {"user": {"name": SERVICE_USER, "password": self.password}}
+            users = [ask(url, "POST", "/v3/users", subject, service)["user"]]
+        (role,) = ask(url, "GET", "/v3/roles?name=admin", subject)["roles"]
+        grant = f"{PROJECTS}/{project['id']}/users/{users[0]['id']}/roles/{role['id']}"
+        ask(url, "PUT", grant, subject)
+        caller = log_in(url, login(SERVICE_USER, self.password, SECOND_PROJECT))
+        return {"X-Auth-Token": caller, "X-Subject-Token": subject}
+
+
+def escaped(text: str) -> str:
+    """Return a value for keystone.conf, where oslo.config substitutes ``$name``."""
+    return text.replace("$", "$$")
+
+
+def _with_plugin(connection: str) -> str:
+    return f"{connection}{'&' if '?' in connection else '?'}plugin=keyfront"
+
+
+def login(
+    user: str, password: str, project: str | None, *, domain: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the body of a login with a password.
+
+    :param project: one of the domain Default, or ``None`` for an unscoped token
+    :param domain: of the user, by id or name; default: the domain Default
+    """
+    scope: object = "unscoped"
+    if project is not None:
+        scope = {"project": {"name": project, "domain": _DEFAULT}}
+    who = {"name": user, "domain": dict(domain or _DEFAULT), "password": password}
+    identity = {"methods": ["password"], "password": {"user": who}}
+    return {"auth": {"identity": identity, "scope": scope}}
 
 
 def log_in(url: str, body: dict[str, Any]) -> str:
-    """A new token, by the body of a login.
+    """Return a new token, by the body of a login.
 
+    :param url: of the server, without a path
     :raises ServerError: the login failed
     """
-    answer, _ = _exchange(url, "POST", VALIDATION, None, body)
-    return answer["X-Subject-Token"]
+    headers, _ = _exchange(url, "POST", VALIDATION, {}, body)
+    return headers["X-Subject-Token"]
 
 
 def ask(
-    url: str, method: str, path: str, token: str | None, body: dict[str, Any] | None = None
+    url: str,
+    method: str,
+    path: str,
+    token: str | None,
+    body: dict[str, Any] | None = None,
+    *,
+    subject: str | None = None,
 ) -> dict[str, Any]:
-    """The content of an answer.
+    """Make one request, on a connection of its own, and return the content of its answer.
 
     :param url: of the server, without a path
-    :raises ServerError: there was none, or another status than 2xx
+    :param subject: the token that the request is about
+    :raises ServerError: there was no answer, or another status than 2xx
     """
-    _, text = _exchange(url, method, path, token, body)
+    given = {"X-Auth-Token": token, "X-Subject-Token": subject}
+    headers = {name: value for name, value in given.items() if value is not None}
+    _, text = _exchange(url, method, path, headers, body)
     content: dict[str, Any] = json.loads(text or b"{}")
     return content
 
 
 def _exchange(
-    url: str, method: str, path: str, token: str | None, body: dict[str, Any] | None
+    url: str, method: str, path: str, headers: Mapping[str, str], body: dict[str, Any] | None
 ) -> tuple[dict[str, str], bytes]:
-    headers = {"Content-Type": "application/json", "Connection": "close"}
-    if token is not None:
-        headers["X-Auth-Token"] = token
+    headers = {"Content-Type": "application/json", "Connection": "close", **headers}
     parts = urlsplit(url)
-    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=_PATIENCE)
     what = f"{method} {url}{path.partition('?')[0]}"
     try:
         connection.request(method, path, json.dumps(body) if body else None, headers)

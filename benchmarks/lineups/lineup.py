@@ -1,46 +1,139 @@
-"""A line-up under measurement: its servers on their cores, their URL, and their CPU time."""
+"""A line-up under measurement: who serves a Keystone, how it is set, on which cores.
+
+``tuned`` is what ``keyfront render`` writes, and with greenlets what ``keyfront serve`` runs. The
+others are what it is compared with: ``stock`` has the numbers of Debian's packages of nginx and
+Apache and those of Keystone's own ``httpd/keystone-uwsgi-public.ini`` and ``wsgi-keystone.conf``;
+``published-stock`` and ``published-tuned`` have the settings of Rackspace's comparison of
+2016-07-05.
+"""
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
 import shutil
+import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from keyfront.common import programs as machine
-from keyfront.common.programs import first_error
+from keyfront.common import machine, programs
+from keyfront.common.machine import somaxconn
 from keyfront.errors import OptionError, ServerError
+from keyfront.gateway import application
+from keyfront.gateway.plan.compute import plan
+from keyfront.gateway.plan.workload import Workload
+from keyfront.gateway.render import versions
+from keyfront.gateway.render.lineups import render
+from keyfront.gateway.render.settings import Site
+from keyfront.gateway.serve import lineups as serve_lineups
+from keyfront.gateway.serve.lineups import Program
+from keyfront.gateway.serve.state import State
+from keyfront.gateway.serve.supervisor import first_error
 
-from ..load.measured import Request
-from . import files, processes
-from .keystone import PATIENCE, VERSION, Keystone
-from .processes import Cores, Process
+from ..worlds.processes import (
+    FILES,
+    HOST,
+    STOCK_FILES,
+    Cores,
+    Process,
+    family,
+    free_port,
+    memory,
+    status,
+)
+from . import servers
+from .keystone import VERSION, Keystone
 
-HOST = "127.0.0.1"
-# Seconds until the first answer: 38 processes on one core load Keystone one after the other.
-START_PATIENCE = 300.0
-# The same for an answer that will not change by waiting: 500, not 502 or 503.
-ERROR_PATIENCE = 20.0
+# Seconds until the first answer, for a server that is slow, and for an answer that will not change
+# by waiting: 500, not 502 or 503.
+_START_PATIENCE, _ERROR_PATIENCE = 300.0, 20.0
 # Seconds that a server gets for what a load left in its queue, and an answer when that is done.
-SETTLE_PATIENCE, SETTLED = 60.0, 1.0
+_SETTLE_PATIENCE, _SETTLED = 60.0, 1.0
+_STOCK_MODULE = "keystone.wsgi.api"
+# Greenlets of a stock worker: uWSGI's manual and ours agree.
+_GREENLETS = 100
+_PLAIN = """\
+[pipeline:main]
+pipeline = keystone
+
+[app:keystone]
+use = egg:keyfront#keystone
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """What a line-up that is not keyfront's is set to.
+
+    :param uwsgi: processes and threads
+    :param mod_wsgi: the same of its daemons
+    :param backlog: uWSGI's ``listen``, 0 for its default of 100
+    :param nginx: more directives of nginx's main context
+    :param connections: nginx's ``worker_connections``
+    :param apache: directives of Apache that differ from Debian's, those of the event MPM too
+    """
+
+    uwsgi: tuple[int, int]
+    mod_wsgi: tuple[int, int]
+    backlog: int = 0
+    nginx: Mapping[str, object] = field(default_factory=dict)
+    connections: int = 768
+    apache: Mapping[str, object] = field(default_factory=dict)
+
+
+NUMBERS = {
+    "stock": Numbers(uwsgi=(4, 1), mod_wsgi=(5, 1)),
+    "published-stock": Numbers(uwsgi=(10, 2), mod_wsgi=(5, 1)),
+    "published-tuned": Numbers(
+        uwsgi=(38, 5),
+        mod_wsgi=(38, 4),
+        backlog=5000,
+        nginx={"worker_rlimit_nofile": 30000},
+        connections=7000,
+        apache={
+            "ServerLimit": 15,
+            "MinSpareThreads": 200,
+            "MaxSpareThreads": 225,
+            "ThreadLimit": 225,
+            "ThreadsPerChild": 35,
+            "MaxRequestWorkers": 225,
+            "MaxKeepAliveRequests": 500,
+            "KeepAliveTimeout": 20,
+        },
+    ),
+}
+TUNED = "tuned"
+TUNINGS = ("stock", TUNED, "published-stock", "published-tuned")
+#: What ``keyfront serve`` runs; an experiment has it, the sweep has not.
+SERVE = "serve"
 CACHES = ("off", "on")
+# The line-up of ``keyfront render`` by topology; it makes none for greenlets.
+_RENDERED = {
+    "uwsgi": "uwsgi",
+    "nginx+uwsgi": "nginx+uwsgi",
+    "nginx+uwsgi-tcp": "nginx+uwsgi-tcp",
+    "apache+uwsgi": "apache+uwsgi",
+    "mod_wsgi-event": "mod_wsgi",
+    "mod_wsgi-prefork": "prefork+mod_wsgi",
+}
+TOPOLOGIES = ("uwsgi", "gevent", *tuple(_RENDERED)[1:])
 
 
 @dataclass(frozen=True, order=True)
 class Lineup:
     """Who serves Keystone, how it is set, and whether keyfront's token cache answers.
 
-    :param topology: one of :data:`files.TOPOLOGIES`
-    :param tuning: one of :data:`files.TUNINGS`
+    :param topology: one of :data:`TOPOLOGIES`
+    :param tuning: one of :data:`TUNINGS`, or :data:`SERVE`
     """
 
     topology: str
-    tuning: str = "tuned"
+    tuning: str = TUNED
     cached: bool = False
 
     def __str__(self) -> str:
@@ -52,8 +145,28 @@ class Lineup:
         return self.topology in ("uwsgi", "gevent")
 
     def check(self) -> None:
-        """:raises KeyfrontError: it cannot run here; says what to do"""
-        files.check(self.topology, self.tuning)
+        """Find out, before anything is made, that it can run here.
+
+        :raises OptionError: there is no such topology or tuning
+        :raises MissingPartError: something is not installed; names the command that installs it
+        """
+        topology = self.topology
+        if topology not in TOPOLOGIES:
+            raise OptionError("--topology", topology, f"one of {', '.join(TOPOLOGIES)}")
+        if self.tuning not in (*TUNINGS, SERVE):
+            raise OptionError("--tuning", self.tuning, f"one of {', '.join(TUNINGS)}")
+        programs.require_module("keystone", "keystone")
+        if "uwsgi" in topology or topology == "gevent":
+            programs.uwsgi_program()
+        if topology == "gevent":
+            programs.require_module("gevent", "gevent")
+        if topology.startswith("nginx"):
+            programs.system_program(("nginx",), "nginx")
+        if topology.startswith("apache"):
+            programs.apache_modules("mod_proxy_uwsgi.so", "apache2-bin libapache2-mod-proxy-uwsgi")
+        if topology.startswith("mod_wsgi"):
+            programs.system_program(("apache2", "httpd"), "apache2-bin")
+            programs.mod_wsgi_module()
 
 
 def parse(option: str, text: str) -> Lineup:
@@ -65,11 +178,263 @@ def parse(option: str, text: str) -> Lineup:
     tuning, _, cache = rest.partition(":")
     if cache not in ("", "cached", "plain"):
         raise OptionError(option, text, "TOPOLOGY[:TUNING[:cached|plain]]")
-    found = Lineup(topology, tuning or files.TUNED, cache == "cached")
-    if found.topology not in files.TOPOLOGIES:
-        raise OptionError(option, text, f"a URL, or one of {', '.join(files.TOPOLOGIES)}")
+    found = Lineup(topology, tuning or TUNED, cache == "cached")
+    if found.topology not in TOPOLOGIES:
+        raise OptionError(option, text, f"a URL, or one of {', '.join(TOPOLOGIES)}")
     found.check()
     return found
+
+
+class Room(State):
+    """A line-up's own folder for files, logs and sockets, beside a Keystone that several share.
+
+    :param path: its folder; made here
+    :param environment: what names the Keystone to a process
+    """
+
+    def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
+        super().__init__(path)
+        self._environment = dict(environment)
+        for folder in (self.path, self.run, self.log):
+            # a web server's own user has to reach the sockets inside
+            folder.mkdir(mode=0o711, parents=True)
+
+    def environment(self) -> dict[str, str]:
+        return dict(self._environment)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a line-up is made for.
+
+    :param room: its folder
+    :param listen: ``HOST:PORT`` of the foremost server
+    :param upstream: ``HOST:PORT`` of uWSGI behind it, for those that use TCP there
+    :param cached: whether keyfront's token cache answers
+    :param cores: of the servers
+    :param processes: of the application, instead of the published 38; 0 for those
+    """
+
+    room: Room
+    listen: str
+    upstream: str
+    cached: bool
+    cores: int
+    processes: int = 0
+
+    @property
+    def socket(self) -> Path:
+        return self.room.run / "uwsgi.sock"
+
+    @property
+    def target(self) -> str:
+        """What keyfront's entrypoint serves: Keystone alone, or with the token cache before it."""
+        if self.cached:
+            return application.default_target()
+        return f"config:{self.room.write('run/plain.ini', _PLAIN)}"
+
+    def module(self, server: str) -> tuple[str, dict[str, str]]:
+        """Return the application of a stock server, ``module:name``, and its environment.
+
+        :param server: ``uwsgi`` or ``mod_wsgi``
+        """
+        environment = self.room.environment()
+        if not self.cached:
+            return f"{_STOCK_MODULE}:application", environment
+        environment[application.TARGET_VARIABLE] = self.target
+        return f"keyfront.gateway.{server}:application", environment
+
+
+def made(lineup: Lineup, place: Place) -> list[Program]:
+    """Write the files of a line-up to its room; return its programs in the order they start.
+
+    :raises OptionError: there is no such topology or tuning
+    :raises MissingPartError: something is not installed; names the command that installs it
+    """
+    lineup.check()
+    if lineup.tuning == TUNED and lineup.topology in _RENDERED:
+        found = _rendered(lineup.topology, place)
+    elif lineup.tuning in (TUNED, SERVE):
+        found = served_files(lineup.topology, place.room, place.listen, place.target, place.cores)
+    else:
+        numbers = NUMBERS[lineup.tuning]
+        if place.processes and lineup.tuning == "published-tuned":
+            uwsgi, mod_wsgi = (
+                (place.processes, threads) for _, threads in (numbers.uwsgi, numbers.mod_wsgi)
+            )
+            numbers = replace(numbers, uwsgi=uwsgi, mod_wsgi=mod_wsgi)
+        return _stock(lineup.topology, numbers, place)
+    # a measured server has no requests left that matter
+    ends = {"nginx": signal.SIGTERM, "apache": signal.SIGTERM, "uwsgi": signal.SIGINT}
+    prefix = servers.as_ordinary_user() if "mod_wsgi" in lineup.topology else ()
+    return [
+        replace(one, stop=ends[one.name], command=[*prefix, *one.command]) for one in found
+    ]
+
+
+def served_files(
+    topology: str, state: State, listen: str, target: str, cores: int
+) -> list[Program]:
+    """Write what ``keyfront serve`` runs to a state folder; return its programs.
+
+    :param target: what is served, as ``KEYFRONT_APP``
+    :param cores: one process for each
+    """
+    chosen = serve_lineups.Plan(
+        state=state,
+        listen=listen,
+        target=target,
+        runtime=state.run,
+        stop_timeout=2,
+        processes=cores,
+    )
+    return serve_lineups.programs(topology, chosen)
+
+
+def _rendered(topology: str, place: Place) -> list[Program]:
+    """Write what ``keyfront render`` does, sized for the cores of a place."""
+    run, log = place.room.run, place.room.log
+    # whom a web server drops to; this user, if it is not root
+    user, group = programs.front_user() or (
+        pwd.getpwuid(os.geteuid()).pw_name,
+        grp.getgrgid(os.getegid()).gr_name,
+    )
+    environment = place.room.environment()
+    for name in ("app", "cache"):
+        run.joinpath(name).mkdir()
+    site = Site(
+        folder=run,
+        server=_RENDERED[topology],
+        target=place.target,
+        listen=place.listen,
+        upstream=place.upstream,
+        user=user,
+        group=group,
+        web_user=user,
+        web_group=group,
+        run_directory=run / "app",
+        log_directory=log,
+        cache_directory=run / "cache",
+        config=Path(environment["OS_KEYSTONE_CONFIG_DIR"]),
+        virtualenv=Path(programs.python_home()),
+    )
+    computed = plan(machine.read(cores=place.cores), Workload())
+    for file in render(computed, site, versions.find(site.virtualenv)):
+        path = run / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.text, encoding="utf-8")
+
+    def program(name: str, *command: str) -> Program:
+        return Program(
+            name=name,
+            command=list(command),
+            log=log / f"{name}.log",
+            stop=signal.SIGTERM,
+            reload=None,
+            environment=environment,
+        )
+
+    found = []
+    if "uwsgi" in topology:
+        found.append(program("uwsgi", programs.uwsgi_program(), "--ini", str(run / "uwsgi.ini")))
+    if topology.startswith("nginx"):
+        nginx = programs.system_program(("nginx",), "nginx")
+        command = [nginx, "-c", str(run / "nginx.conf"), "-e", str(log / "nginx.error.log")]
+        found.append(program("nginx", *command, "-g", "daemon off;"))
+    elif topology != "uwsgi":
+        apache = programs.system_program(("apache2", "httpd"), "apache2-bin")
+        found.append(program("apache", apache, "-f", str(run / "apache.conf"), "-DFOREGROUND"))
+    return found
+
+
+def _stock(topology: str, numbers: Numbers, place: Place) -> list[Program]:
+    """Write what a server's packages and Keystone's own files set."""
+    run = place.room.run
+    user = (programs.front_user() or (None,))[0]
+    if topology.startswith("mod_wsgi"):
+        mpm = topology.rpartition("-")[2]
+        processes, threads = numbers.mod_wsgi
+        module, environment = place.module("mod_wsgi")
+        lines = servers.mod_wsgi(
+            run,
+            module,
+            processes=processes,
+            threads=threads,
+            environment=environment,
+        )
+        directives = _apache(mpm, numbers)
+        return [
+            servers.apache(
+                run,
+                place.listen,
+                mpm=mpm,
+                directives=directives,
+                content=[*lines, "LimitRequestBody 114688"],
+                ordinary=True,
+            )
+        ]
+    listens = {"nginx+uwsgi-tcp": place.upstream, "uwsgi": place.listen, "gevent": place.listen}
+    upstream = listens.get(topology, str(place.socket))
+    found = [_stock_uwsgi(topology, numbers, place, upstream)]
+    if topology.startswith("nginx"):
+        passed = upstream if topology.endswith("tcp") else f"unix:{upstream}"
+        found.append(
+            servers.nginx(
+                run,
+                place.listen,
+                location=servers.uwsgi_pass(passed),
+                main=numbers.nginx,
+                events={"worker_connections": numbers.connections},
+                user=user,
+            )
+        )
+    elif topology.startswith("apache"):
+        found.append(
+            servers.apache(
+                run,
+                place.listen,
+                directives=_apache("event", numbers),
+                loaded=["proxy", "proxy_uwsgi"],
+                content=[
+                    f'ProxyPass "/" "unix:{upstream}|uwsgi://uwsgi-uds-keystone-public/" retry=0'
+                ],
+            )
+        )
+    return found
+
+
+def _apache(mpm: str, numbers: Numbers) -> dict[str, object]:
+    if mpm == "event":
+        return {**servers.STOCK_EVENT, **servers.STOCK_APACHE, **numbers.apache}
+    kept = ("MaxKeepAliveRequests", "KeepAliveTimeout")
+    changed = {name: numbers.apache[name] for name in kept if name in numbers.apache}
+    return {**servers.STOCK_PREFORK, **servers.STOCK_APACHE, **changed}
+
+
+def _stock_uwsgi(topology: str, numbers: Numbers, place: Place, listen: str) -> Program:
+    """Write the uWSGI of Keystone's own ``httpd/keystone-uwsgi-public.ini``."""
+    processes, threads = numbers.uwsgi
+    module, environment = place.module("uwsgi")
+    options: dict[str, object] = {
+        "module": module,
+        "buffer-size": 65535,
+        "processes": processes,
+        "threads": threads,
+        "thunder-lock": "true",
+        "lazy-apps": "true",
+    }
+    if topology == "gevent":
+        options |= {"threads": 1, "gevent": _GREENLETS}
+        if not place.cached:
+            options["gevent-monkey-patch"] = "true"
+    if numbers.backlog:
+        # uWSGI refuses to start above what the kernel gives
+        options["listen"] = min(numbers.backlog, somaxconn())
+    if topology in ("uwsgi", "gevent"):
+        options["http-socket"] = listen
+    else:
+        options |= {"socket": listen, "chmod-socket": 666}
+    return servers.uwsgi_workers(place.room.run, options, environment)
 
 
 @dataclass
@@ -77,91 +442,114 @@ class Served:
     """A line-up that answers.
 
     :param url: without a path
+    :param cache: where its token cache lies; ``None`` without one
     """
 
     lineup: Lineup
     url: str
     keystone: Keystone
+    cache: Path | None = None
     processes: list[Process] = field(default_factory=list)
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def cpu(self) -> dict[str, float]:
-        """CPU seconds until now, by program."""
+        """Return the CPU seconds until now, by program."""
         return {process.name: process.cpu() for process in self.processes}
 
+    def memory(self) -> float:
+        """Return the MiB of all its processes, what they share counted once."""
+        pids = [pid for process in self.processes for pid in family(process.pid)]
+        return round(sum(memory(pid)["Pss"] for pid in pids), 1)
+
     def check(self) -> None:
-        """:raises ServerError: a program ended; says why, as well as its log tells"""
+        """Find out that all its programs run.
+
+        :raises ServerError: one ended; says why, as well as its log tells
+        """
         for process in self.processes:
-            if process.poll() is not None:
-                cause = first_error(process.log) if process.log else "unknown"
-                raise ServerError(f"{self.lineup}: {process.name} ended: {cause}")
+            try:
+                process.check()
+            except ServerError as error:
+                raise ServerError(f"{self.lineup}: {error}") from None
 
     def settle(self) -> None:
         """Wait until requests that a load left behind are done: their clients have gone.
 
         :raises ServerError: they are not within a minute, or a program ended
         """
-        deadline = time.monotonic() + SETTLE_PATIENCE
+        deadline = time.monotonic() + _SETTLE_PATIENCE
         while True:
             begin = time.monotonic()
-            status = _status(urlsplit(self.url).port or 80)
-            if 0 < status < 500 and time.monotonic() - begin < SETTLED:
+            found = status(self.port, VERSION)
+            if 0 < found < 500 and time.monotonic() - begin < _SETTLED:
                 return
             self.check()
             if begin > deadline:
                 raise ServerError(
-                    f"{self.lineup} still answers {status or 'nothing'} after "
-                    f"{SETTLE_PATIENCE:.0f} s without load"
+                    f"{self.lineup} still answers {found or 'nothing'} after "
+                    f"{_SETTLE_PATIENCE:.0f} s without load"
                 )
             time.sleep(0.2)
 
-    def projects(self) -> Request:
-        """The request of the published test: the list of projects, with a fresh token."""
-        token = self.keystone.token(self.url)
-        return Request(f"{self.url}/v3/projects", {"X-Auth-Token": token})
-
-    def validation(self) -> Request:
-        """A service that validates a user's token."""
-        headers = {
-            "X-Auth-Token": self.keystone.token(self.url),
-            "X-Subject-Token": self.keystone.token(self.url),
-        }
-        return Request(f"{self.url}/v3/auth/tokens", headers)
+    def _wait(self) -> None:
+        start = time.monotonic()
+        while not 0 < (found := status(self.port, VERSION)) < 500:
+            self.check()
+            patience = _ERROR_PATIENCE if found == 500 else _START_PATIENCE
+            if time.monotonic() - start > patience:
+                logs = [process.log for process in self.processes if process.log]
+                causes = "; ".join(first_error(log) for log in logs)
+                says = f"answers {found}" if found else "does not answer"
+                raise ServerError(f"{self.lineup} {says} after {patience:.0f} s: {causes}")
+            time.sleep(0.05)
 
 
 @contextmanager
-def served(lineup: Lineup, keystone: Keystone, cores: Cores, *, name: str = "") -> Iterator[Served]:
+def served(
+    lineup: Lineup,
+    keystone: Keystone,
+    cores: Cores | None = None,
+    *,
+    name: str = "",
+    processes: int = 0,
+) -> Iterator[Served]:
     """Serve a Keystone until the block ends; it answers, but is not warm.
 
     :param keystone: one that is made
+    :param cores: on which the servers run; default: all
     :param name: tells line-ups apart that are served at the same time, in names of processes
+    :param processes: of the application, instead of the published 38
     :raises KeyfrontError: it cannot be served here
     """
     lineup.check()
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(None))
-        shared = stack.enter_context(_folder(_memory())) if lineup.cached else None
-        ports = [machine.claim(f"{HOST}:0", HOST, 0) for _ in range(2)]
-        room = files.Room(folder / "room", keystone.environment(folder, shared))
-        place = files.Place(
-            room=room,
+        shared = stack.enter_context(_folder(memory_folder())) if lineup.cached else None
+        ports = [free_port() for _ in range(2)]
+        place = Place(
+            room=Room(folder / "room", keystone.environment(folder, shared)),
             listen=f"{HOST}:{ports[0]}",
             upstream=f"{HOST}:{ports[1]}",
             cached=lineup.cached,
-            cores=len(cores.servers),
+            cores=len(cores.servers) if cores else machine.cores(),
+            processes=processes,
         )
-        found = Served(lineup, f"http://{HOST}:{ports[0]}", keystone)
-        for program in files.programs(lineup.topology, lineup.tuning, place):
+        found = Served(lineup, f"http://{HOST}:{ports[0]}", keystone, shared)
+        for program in made(lineup, place):
             process = Process(
                 name + program.name,
                 program.command,
                 log=program.log,
                 environment=program.environment,
                 stop=program.stop,
-                cores=cores.servers,
-                files=processes.STOCK_FILES if lineup.tuning == "stock" else processes.FILES,
+                cores=cores.servers if cores else None,
+                files=STOCK_FILES if lineup.tuning in ("stock", "published-stock") else FILES,
             )
             found.processes.append(stack.enter_context(process))
-        _wait(found, ports[0])
+        found._wait()
         keystone.populate(found.url)
         yield found
 
@@ -177,30 +565,7 @@ def _folder(parent: Path | None) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _memory() -> Path | None:
+def memory_folder() -> Path | None:
+    """Return the folder of files in memory; ``None`` where there is none."""
     shared = Path("/dev/shm")
     return shared if shared.is_dir() else None
-
-
-def _wait(found: Served, port: int) -> None:
-    start = time.monotonic()
-    while not 0 < (status := _status(port)) < 500:
-        found.check()
-        patience = ERROR_PATIENCE if status == 500 else START_PATIENCE
-        if time.monotonic() - start > patience:
-            logs = [process.log for process in found.processes if process.log]
-            causes = "; ".join(first_error(log) for log in logs)
-            says = f"answers {status}" if status else "does not answer"
-            raise ServerError(f"{found.lineup} {says} after {patience:.0f} s: {causes}")
-        time.sleep(0.05)
-
-
-def _status(port: int) -> int:
-    connection = HTTPConnection(HOST, port, timeout=PATIENCE)
-    try:
-        connection.request("GET", VERSION, headers={"Connection": "close"})
-        return connection.getresponse().status
-    except (OSError, HTTPException):
-        return 0
-    finally:
-        connection.close()

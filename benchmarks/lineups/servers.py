@@ -1,7 +1,8 @@
-"""The servers of the experiments: nginx, Apache and uWSGI, set as published or as they come.
+"""nginx, Apache and uWSGI with the settings that a measurement names, and nothing else.
 
-Only what a test varies or names is set; everything else keeps the default of Debian's package, and
-is named there: ``STOCK_EVENT`` is its ``mods-available/mpm_event.conf``, and so on.
+Everything that is not set keeps the default of Debian's package: :data:`STOCK_EVENT` is its
+``mods-available/mpm_event.conf``, and so on. Each function writes a configuration of this user only
+and returns the program that serves it.
 """
 
 from __future__ import annotations
@@ -9,21 +10,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from subprocess import run
 
-from keyfront.common import programs as machine
-from keyfront.common.templates import quoted, uwsgi_value
+from keyfront.common import programs
+from keyfront.common.templates import quoted
 from keyfront.errors import MissingPartError
+from keyfront.gateway.serve.lineups import Program
 
-from ..experiments import isolation, processes
-from ..experiments.processes import Running
-from ..worlds.delaying_proxy import HOST
-from .processes import FILES
+from ..worlds.processes import FILES, Process
+from . import uwsgi
 
-STOCK_EVENT = {
+STOCK_EVENT: Mapping[str, object] = {
     "StartServers": 2,
     "MinSpareThreads": 25,
     "MaxSpareThreads": 75,
@@ -32,56 +33,58 @@ STOCK_EVENT = {
     "MaxRequestWorkers": 150,
     "MaxConnectionsPerChild": 0,
 }
-STOCK_PREFORK = {
+STOCK_PREFORK: Mapping[str, object] = {
     "StartServers": 5,
     "MinSpareServers": 5,
     "MaxSpareServers": 10,
     "MaxRequestWorkers": 150,
     "MaxConnectionsPerChild": 0,
 }
-STOCK_APACHE = {
+STOCK_APACHE: Mapping[str, object] = {
     "Timeout": 300,
     "KeepAlive": "On",
     "MaxKeepAliveRequests": 100,
     "KeepAliveTimeout": 5,
 }
-STOCK_NGINX_EVENTS = {"worker_connections": 768}
-STOCK_NGINX_HTTP = {"sendfile": "on", "tcp_nopush": "on", "types_hash_max_size": 2048}
+STOCK_NGINX_EVENTS: Mapping[str, object] = {"worker_connections": 768}
+STOCK_NGINX_HTTP: Mapping[str, object] = {
+    "sendfile": "on",
+    "tcp_nopush": "on",
+    "types_hash_max_size": 2048,
+    "gzip": "on",
+}
+#: What mod_wsgi serves is told by this in Apache's configuration.
+WSGI_SCRIPT = "application.wsgi"
 
 _APACHE = """\
-ServerRoot "{folder}"
-DefaultRuntimeDir "{folder}"
-PidFile "{folder}/apache.pid"
+ServerRoot {folder}
+DefaultRuntimeDir {folder}
+PidFile {pid}
 ServerName localhost
 LoadModule mpm_{mpm}_module {modules}/mod_mpm_{mpm}.so
 LoadModule authz_core_module {modules}/mod_authz_core.so
 {loaded}
 Listen {listen}
 {directives}
-ErrorLog "{folder}/error.log"
+ErrorLog {errors}
 LogLevel warn
-CustomLog "{folder}/access.log" "%h %l %u %t \\"%r\\" %>s %O"
+CustomLog {accesses} "%h %l %u %t \\"%r\\" %>s %O \\"%{{Referer}}i\\" \\"%{{User-Agent}}i\\""
 <Location "/">
     Require all granted
 </Location>
 {content}
 """
 _NGINX = """\
-{user}worker_processes auto;
-{main}
-pid {folder}/nginx.pid;
-error_log {folder}/error.log warn;
+worker_processes auto;
+pid {pid};
+error_log {errors} warn;
 daemon off;
+{main}
 events {{
 {events}
 }}
 http {{
     default_type text/plain;
-    client_body_temp_path {folder}/body;
-    uwsgi_temp_path {folder}/uwsgi;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    scgi_temp_path {folder}/scgi;
 {http}
     server {{
         listen {listen};
@@ -98,6 +101,7 @@ _UWSGI_PARAMETERS = (
     "CONTENT_LENGTH $content_length",
     "REQUEST_URI $request_uri",
     "PATH_INFO $document_uri",
+    "DOCUMENT_ROOT $document_root",
     "SERVER_PROTOCOL $server_protocol",
     "REQUEST_SCHEME $scheme",
     "REMOTE_ADDR $remote_addr",
@@ -105,209 +109,216 @@ _UWSGI_PARAMETERS = (
     "SERVER_PORT $server_port",
     "SERVER_NAME $server_name",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Daemons:
-    """A group of mod_wsgi daemon processes, or of uWSGI workers.
-
-    :param module: of the WSGI application, ``module:name``
-    :param environment: of the application
-    :param options: of ``WSGIDaemonProcess`` or of the ini file, beside processes and threads
-    """
-
-    module: str
-    processes: int
-    threads: int
-    environment: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, object] = field(default_factory=dict)
+_ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 
 
 @contextmanager
-def uwsgi(folder: Path, socket: Path, workers: Daemons, *, files: int = FILES) -> Iterator[Running]:
-    """Run uWSGI at a unix socket until the block ends.
+def started(program: Program, *, files: int = FILES, name: str = "") -> Iterator[Process]:
+    """Run a program until the block ends, or this process does.
 
-    :param folder: for its files; made here
+    :param files: descriptors it may have, unless the system allows fewer
+    :param name: what results call it; default: the program's own name
+    :raises ServerError: it cannot be run
     """
-    folder.mkdir(mode=0o711)
-    lines = [
-        "[uwsgi]",
-        "master = true",
-        "need-app = true",
-        "enable-threads = true",
-        f"virtualenv = {uwsgi_value(machine.python_home())}",
-        f"module = {workers.module}",
-        f"processes = {workers.processes}",
-        f"threads = {workers.threads}",
-        f"socket = {socket}",
-        "chmod-socket = 666",
-        "buffer-size = 65535",
-        "die-on-term = true",
-        *(f"{name} = {value}" for name, value in workers.options.items()),
-    ]
-    ini = folder / "uwsgi.ini"
-    ini.write_text("\n".join(lines) + "\n")
-    with processes.running(
-        "uWSGI",
-        [machine.uwsgi_program(), "--ini", str(ini)],
-        folder / "log",
-        environment=workers.environment,
+    with Process(
+        name or program.name,
+        program.command,
+        log=program.log,
+        environment=program.environment,
+        stop=program.stop,
+        files=files,
+    ) as process:
+        yield process
+
+
+def uwsgi_workers(
+    folder: Path, options: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> Program:
+    """Write the ``uwsgi.ini`` of workers that load an application to a folder.
+
+    :param options: of the ini file, beside those of :func:`.uwsgi.plain`
+    :param environment: of the application
+    """
+    ini = _written(folder / "uwsgi.ini", uwsgi.plain(options))
+    return Program(
+        name="uwsgi",
+        command=[programs.uwsgi_program(), "--ini", str(ini)],
+        log=folder / "uwsgi.log",
         # a stop that waits for nothing: what is running is no longer wanted
         stop=signal.SIGINT,
-        folder=folder,
-        files=files,
-    ) as running:
-        yield running
+        reload=None,
+        environment=dict(environment or {}),
+    )
 
 
-@contextmanager
 def nginx(
     folder: Path,
-    port: int,
+    listen: str,
     *,
     location: Sequence[str],
     main: Mapping[str, object] | None = None,
     events: Mapping[str, object] = STOCK_NGINX_EVENTS,
     http: Mapping[str, object] = STOCK_NGINX_HTTP,
     access_log: str | None = None,
-    listen: str = "",
-    files: int = FILES,
-) -> Iterator[Running]:
-    """Run nginx on loopback until the block ends.
+    user: str | None = None,
+) -> Program:
+    """Write ``nginx.conf`` to a folder.
 
-    :param folder: for its files; made here
-    :param location: the directives of ``location /``
-    :param access_log: the arguments of ``access_log``; the default writes each request at once
-    :param listen: what ``listen`` has behind the port, for example ``backlog=4096``
+    :param listen: the words of ``listen``
+    :param location: the lines of ``location /``, without semicolons but within braces
+    :param access_log: the words of ``access_log``; the default writes each request at once
+    :param user: of its workers, where root starts it; default: root, which gets at any folder
     """
-    program = machine.system_program(("nginx",), "nginx")
-    folder.mkdir(mode=0o711)
-    log = access_log if access_log is not None else f"{folder}/access.log"
+    found = programs.system_program(("nginx",), "nginx")
+    main = {**({"user": user or "root"} if os.geteuid() == 0 else {}), **(main or {})}
+    http = {**http, "access_log": access_log or quoted(folder / "nginx.access.log")}
+    for kind in ("client_body", "uwsgi", "proxy", "fastcgi", "scgi"):
+        http[f"{kind}_temp_path"] = quoted(folder / f"nginx-{kind}")
+    errors = folder / "nginx.error.log"
     text = _NGINX.format(
-        folder=folder,
-        # its own user could not get at the files of an experiment
-        user="user root;\n" if os.geteuid() == 0 else "",
-        main=_directives(main or {}),
+        pid=quoted(folder / "nginx.pid"),
+        errors=quoted(errors),
+        main=_directives(main),
         events=_directives(events, 4),
-        http=_directives({**http, "access_log": log}, 4),
-        listen=f"{HOST}:{port} {listen}".strip(),
+        http=_directives(http, 4),
+        listen=listen,
         location="\n".join(
             f"{'':12}{line}" + ("" if line.endswith("}") else ";") for line in location
         ),
     )
-    configuration = folder / "nginx.conf"
-    configuration.write_text(text)
-    command = [program, "-c", str(configuration), "-p", str(folder), "-e", f"{folder}/error.log"]
-    with processes.running("nginx", command, folder / "log", folder=folder, files=files) as running:
-        running.wait(lambda: folder.joinpath("nginx.pid").exists())
-        yield running
+    config = _written(folder / "nginx.conf", text)
+    return Program(
+        name="nginx",
+        command=[found, "-c", str(config), "-p", str(folder), "-e", str(errors)],
+        log=folder / "nginx.log",
+        stop=signal.SIGTERM,
+        reload=None,
+    )
 
 
-def uwsgi_pass(socket: Path) -> list[str]:
-    """What passes requests on to a uWSGI."""
-    return [f"uwsgi_pass unix:{socket}", *(f"uwsgi_param {one}" for one in _UWSGI_PARAMETERS)]
+def uwsgi_pass(upstream: str) -> list[str]:
+    """Return the lines of a ``location`` that pass requests on to a uWSGI.
+
+    :param upstream: ``HOST:PORT`` or ``unix:PATH``
+    """
+    return [f"uwsgi_pass {quoted(upstream)}", *(f"uwsgi_param {one}" for one in _UWSGI_PARAMETERS)]
 
 
 def _directives(values: Mapping[str, object], indent: int = 0) -> str:
     return "\n".join(f"{'':{indent}}{name} {value};" for name, value in values.items())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Apache:
-    """How an Apache is set.
+def apache(
+    folder: Path,
+    listen: str,
+    *,
+    mpm: str = "event",
+    directives: Mapping[str, object],
+    loaded: Sequence[str] = (),
+    content: Iterable[str] = (),
+    ordinary: bool = False,
+) -> Program:
+    """Write ``apache.conf`` to a folder.
 
+    :param mpm: ``event`` or ``prefork``
     :param directives: of the MPM and of the server, by name
     :param loaded: more modules, by name without ``_module``
     :param content: lines behind the rest
-    """
-
-    mpm: str = "event"
-    directives: Mapping[str, object] = field(
-        default_factory=lambda: {**STOCK_EVENT, **STOCK_APACHE}
-    )
-    loaded: Sequence[str] = ()
-    content: Sequence[str] = ()
-
-
-@contextmanager
-def apache(
-    folder: Path,
-    port: int,
-    setting: Apache,
-    *,
-    as_ordinary_user: bool = False,
-    files: int = FILES,
-) -> Iterator[Running]:
-    """Run Apache on loopback until the block ends.
-
-    :param folder: for its files; made here
+    :param ordinary: whether it must not run as root
     :raises MissingPartError: it must not run as root, and the kernel permits nothing else
     """
-    program = machine.system_program(("apache2", "httpd"), "apache2-bin")
-    modules = machine.apache_modules(f"mod_mpm_{setting.mpm}.so", "apache2-bin")
-    folder.mkdir(mode=0o711)
-    loaded = [f"LoadModule {name}_module {modules}/mod_{name}.so" for name in setting.loaded]
-    prefix: Sequence[str] = ()
-    user = []
-    if as_ordinary_user:
-        found = isolation.ordinary_user()
-        if found is None:
-            raise MissingPartError(
-                "mod_wsgi does not run as root, and user namespaces are not permitted here: run it "
-                "as an ordinary user"
-            )
-        prefix = found
-    elif os.geteuid() == 0:
-        front = machine.front_user()
-        user = [f"User {front[0]}", f"Group {front[1]}"] if front else []
+    found = programs.system_program(("apache2", "httpd"), "apache2-bin")
+    modules = programs.apache_modules(f"mod_mpm_{mpm}.so", "apache2-bin")
+    prefix = as_ordinary_user() if ordinary else ()
+    front = None if ordinary else programs.front_user()
+    user = {"User": front[0], "Group": front[1]} if front else {}
     text = _APACHE.format(
-        folder=folder,
+        folder=quoted(folder),
+        pid=quoted(folder / "apache.pid"),
+        errors=quoted(folder / "apache.error.log"),
+        accesses=quoted(folder / "apache.access.log"),
         modules=modules,
-        mpm=setting.mpm,
-        loaded="\n".join(loaded),
-        listen=f"{HOST}:{port}",
-        directives="\n".join(
-            [*user, *(f"{name} {value}" for name, value in setting.directives.items())]
-        ),
-        content="\n".join(setting.content),
+        mpm=mpm,
+        loaded="\n".join(f"LoadModule {name}_module {modules}/mod_{name}.so" for name in loaded),
+        listen=listen,
+        directives="\n".join(f"{name} {value}" for name, value in {**user, **directives}.items()),
+        content="\n".join(content),
     )
-    configuration = folder / "apache.conf"
-    configuration.write_text(text)
-    command = [*prefix, program, "-f", str(configuration), "-DFOREGROUND"]
-    with processes.running(
-        "Apache", command, folder / "log", folder=folder, files=files
-    ) as running:
-        yield running
+    config = _written(folder / "apache.conf", text)
+    return Program(
+        name="apache",
+        command=[*prefix, found, "-f", str(config), "-DFOREGROUND"],
+        log=folder / "apache.log",
+        stop=signal.SIGTERM,
+        reload=None,
+    )
 
 
-def mod_wsgi(folder: Path, name: str, daemons: Daemons) -> list[str]:
-    """The lines for Apache that serve an application with mod_wsgi daemons.
+def mod_wsgi(
+    folder: Path,
+    module: str,
+    *,
+    processes: int,
+    threads: int,
+    environment: Mapping[str, str] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> list[str]:
+    """Return the lines for Apache that serve an application with mod_wsgi's daemons.
 
-    :param folder: an existing one, for the script that mod_wsgi loads
+    :param folder: where the script that mod_wsgi loads is written
+    :param module: of the application, ``module:name``
+    :param environment: of the application
+    :param options: of ``WSGIDaemonProcess``
     :raises MissingPartError: mod_wsgi is not installed; names the pip command
     """
-    module, _, application = daemons.module.partition(":")
-    script = folder / f"{name}.wsgi"
-    script.write_text(
+    name, _, attribute = module.partition(":")
+    script = _written(
+        folder / WSGI_SCRIPT,
         "import json, os\n"
-        f"os.environ.update(json.loads({json.dumps(dict(daemons.environment))!r}))\n"
-        f"from {module} import {application} as application\n"
+        f"os.environ.update(json.loads({json.dumps(dict(environment or {}))!r}))\n"
+        f"from {name} import {attribute} as application\n",
     )
-    script.chmod(0o600)
-    options = {
-        "processes": daemons.processes,
-        "threads": daemons.threads,
-        "python-home": quoted(machine.python_home()),
+    settings = {
+        "processes": processes,
+        "threads": threads,
+        "python-home": quoted(programs.python_home()),
         "display-name": "%{GROUP}",
-        **daemons.options,
+        **(options or {}),
     }
-    settings = " ".join(f"{key}={value}" for key, value in options.items())
+    words = " ".join(f"{key}={value}" for key, value in settings.items())
     return [
-        f"LoadModule wsgi_module {quoted(machine.mod_wsgi_module())}",
-        f"WSGIDaemonProcess {name} {settings}",
-        f"WSGISocketPrefix {folder}/wsgi",
-        f"WSGIProcessGroup {name}",
+        f"LoadModule wsgi_module {quoted(programs.mod_wsgi_module())}",
+        f"WSGIDaemonProcess application {words}",
+        f"WSGISocketPrefix {quoted(folder / 'wsgi')}",
+        "WSGIProcessGroup application",
         "WSGIApplicationGroup %{GLOBAL}",
         "WSGIPassAuthorization On",
-        f"WSGIScriptAlias / {script} process-group={name} application-group=%{{GLOBAL}}",
+        f"WSGIScriptAlias / {quoted(script)} process-group=application "
+        "application-group=%{GLOBAL}",
     ]
+
+
+@cache
+def as_ordinary_user() -> tuple[str, ...]:
+    """Return what to put before a command so that it does not run as root.
+
+    mod_wsgi runs no application as root. In a user namespace files of root stay readable to it.
+
+    :raises MissingPartError: the kernel or the machine does not permit it
+    """
+    if os.geteuid() != 0:
+        return ()
+    program = programs.system_program((_ORDINARY[0],), "util-linux")
+    command = (program, *_ORDINARY[1:])
+    if run([*command, "true"], capture_output=True, check=False, timeout=20).returncode:
+        raise MissingPartError(
+            "mod_wsgi does not run as root, and user namespaces are not permitted here: run it as "
+            "an ordinary user"
+        )
+    return command
+
+
+def _written(path: Path, text: str) -> Path:
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -4,6 +4,9 @@
     a closed loop in one thread of C, up to thousands of kept connections; reconnects where the
     server says that it closes. Its latencies mix refusals with answers, so they are left out where
     there are any.
+``wrk-status``
+    the same, which looks at each answer: failures are told by their status, and refusals (503 with
+    ``Retry-After``) apart. It is slower by that.
 ``ab``
     a closed loop by HTTP/1.0, a connection for each request: what fits servers that close without
     saying so. Takes headers by its arguments only, which every user of the machine can read.
@@ -30,19 +33,25 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from keyfront.common import programs as machine
+from keyfront.common import programs
 from keyfront.common.machine import cores as all_cores
 from keyfront.errors import OptionError, ServerError
 
-from ..lineups import processes
-from ..lineups.processes import Process
+from ..worlds import processes
+from ..worlds.processes import Process
 from . import sender, wrk
-from .measured import CLOSED, OPEN, Outcome, Request, percentile
+from .measured import CLOSED, OPEN, Load, Request, percentile
 
 PATIENCE = 30
 """Seconds until an answer that does not come has failed."""
 
-_PACKAGES = {"wrk": "wrk", "ab": "apache2-utils", "siege": "siege", "h2load": "nghttp2-client"}
+_PACKAGES = {
+    "wrk": "wrk",
+    "ab": "apache2-utils",
+    "siege": "siege",
+    "h2load": "nghttp2-client",
+    "wrk-status": "wrk",
+}
 CONSTANT = "constant"
 GENERATORS = (*_PACKAGES, CONSTANT)
 # More than any run sends.
@@ -81,7 +90,7 @@ def check(name: str) -> None:
 
 
 def _program(name: str) -> str:
-    return machine.system_program((name,), _PACKAGES[name])
+    return programs.system_program((name.partition("-")[0],), _PACKAGES[name])
 
 
 def closed(
@@ -91,7 +100,7 @@ def closed(
     connections: int,
     seconds: int,
     cores: Collection[int] | None = None,
-) -> Outcome:
+) -> Load:
     """Keep ``connections`` requests under way for ``seconds``.
 
     :param name: one of :data:`GENERATORS` but ``constant``
@@ -108,7 +117,7 @@ def constant(
     seconds: float,
     cores: Collection[int] | None = None,
     patience: float = PATIENCE,
-) -> Outcome:
+) -> Load:
     """Send ``rate`` requests per second at even distances for ``seconds``, whatever happens.
 
     :raises ServerError: the sender failed
@@ -142,7 +151,7 @@ def sending(job: bytes, name: str, cores: Collection[int] | None) -> Process:
     return Process(name, command, cores=cores, stdin=job)
 
 
-def sent(process: Process, seconds: float) -> Outcome:
+def sent(process: Process, seconds: float) -> Load:
     """What a sender found.
 
     :param seconds: for which to wait at most
@@ -152,9 +161,9 @@ def sent(process: Process, seconds: float) -> Outcome:
     return parse_sent(json.loads(out))
 
 
-def parse_sent(found: dict[str, Any]) -> Outcome:
+def parse_sent(found: dict[str, Any]) -> Load:
     """Read what a sender printed."""
-    return Outcome(
+    return Load(
         generator=CONSTANT,
         loop=OPEN,
         good=found["good"],
@@ -166,20 +175,22 @@ def parse_sent(found: dict[str, Any]) -> Outcome:
     )
 
 
-def _wrk(
-    request: Request, connections: int, seconds: int, cores: Collection[int] | None
-) -> Outcome:
-    load = wrk.run(
+def _wrk(request: Request, connections: int, seconds: int, cores: Collection[int] | None) -> Load:
+    return wrk.run(
         request.url, request.headers, seconds=seconds, connections=connections, cores=cores
     )
-    return Outcome(
-        generator="wrk",
-        loop=CLOSED,
-        good=load.requests,
-        failures=load.failures,
-        seconds=load.seconds,
-        latencies=None if load.failures["status"] else load.latencies,
-        generator_cpu=load.generator_cpu,
+
+
+def _wrk_by_status(
+    request: Request, connections: int, seconds: int, cores: Collection[int] | None
+) -> Load:
+    return wrk.run(
+        request.url,
+        request.headers,
+        seconds=seconds,
+        connections=connections,
+        cores=cores,
+        statuses=True,
     )
 
 
@@ -187,7 +198,7 @@ def _headers(request: Request) -> list[str]:
     return [part for name, value in request.headers.items() for part in ("-H", f"{name}: {value}")]
 
 
-def _ab(request: Request, connections: int, seconds: int, cores: Collection[int] | None) -> Outcome:
+def _ab(request: Request, connections: int, seconds: int, cores: Collection[int] | None) -> Load:
     with tempfile.TemporaryDirectory(prefix="keyfront-ab-") as folder:
         table = Path(folder, "percentiles.csv")
         command = [_program("ab"), "-q", "-r", "-l", "-s", str(PATIENCE), "-e", str(table)]
@@ -198,7 +209,7 @@ def _ab(request: Request, connections: int, seconds: int, cores: Collection[int]
     return parse_ab(out, rows, cpu)
 
 
-def parse_ab(output: str, percentiles: str, cpu: float) -> Outcome:
+def parse_ab(output: str, percentiles: str, cpu: float) -> Load:
     """Read ab's report and the table that ``-e`` writes.
 
     ab counts a request with a wrong status as complete, and others as complete and failed.
@@ -230,7 +241,7 @@ def parse_ab(output: str, percentiles: str, cpu: float) -> Outcome:
             found = shares.get(percent, 0.0)
             latencies[round(found * 1000)] += good * percent // 100 - good * (percent - 1) // 100
         latencies = +latencies
-    return Outcome(
+    return Load(
         generator="ab",
         loop=CLOSED,
         good=good,
@@ -243,7 +254,7 @@ def parse_ab(output: str, percentiles: str, cpu: float) -> Outcome:
 
 def _siege(
     request: Request, connections: int, seconds: int, cores: Collection[int] | None
-) -> Outcome:
+) -> Load:
     with tempfile.TemporaryDirectory(prefix="keyfront-siege-") as folder:
         rc = Path(folder, "siegerc")
         rc.touch(mode=0o600)
@@ -276,7 +287,7 @@ def _siege(
     return found
 
 
-def parse_siege(output: str, cpu: float, threads: int = 1) -> Outcome:
+def parse_siege(output: str, cpu: float, threads: int = 1) -> Load:
     """Read siege's JSON, which other lines may stand before.
 
     :param threads: cores that siege may use
@@ -286,7 +297,7 @@ def parse_siege(output: str, cpu: float, threads: int = 1) -> Outcome:
     except ValueError:
         raise ServerError(f"siege printed no result: {output[-300:]}") from None
     failures = Counter({"failed": int(found["failed_transactions"])})
-    return Outcome(
+    return Load(
         generator="siege",
         loop=CLOSED,
         good=int(found["successful_transactions"]),
@@ -300,7 +311,7 @@ def parse_siege(output: str, cpu: float, threads: int = 1) -> Outcome:
 
 def _h2load(
     request: Request, connections: int, seconds: int, cores: Collection[int] | None
-) -> Outcome:
+) -> Load:
     with tempfile.TemporaryDirectory(prefix="keyfront-h2load-") as folder:
         log = Path(folder, "requests.tsv")
         command = [_program("h2load"), "--h1", "-t", "1", "-c", str(connections)]
@@ -312,7 +323,7 @@ def _h2load(
     return parse_h2load(out, lines, seconds, cpu)
 
 
-def parse_h2load(output: str, log: str, seconds: float, cpu: float) -> Outcome:
+def parse_h2load(output: str, log: str, seconds: float, cpu: float) -> Load:
     """Read h2load's report, and its log of one line a request: start, status, microseconds."""
     latencies: Counter[int] = Counter()
     failures: Counter[str] = Counter()
@@ -329,7 +340,7 @@ def parse_h2load(output: str, log: str, seconds: float, cpu: float) -> Outcome:
             words = line.replace(",", "").split()
             failures["connection"] = int(words[words.index("errored") - 1])
             failures["timeout"] = int(words[words.index("timeout") - 1])
-    return Outcome(
+    return Load(
         generator="h2load",
         loop=CLOSED,
         good=good,
@@ -340,8 +351,9 @@ def parse_h2load(output: str, log: str, seconds: float, cpu: float) -> Outcome:
     )
 
 
-_CLOSED: dict[str, Callable[[Request, int, int, Collection[int] | None], Outcome]] = {
+_CLOSED: dict[str, Callable[[Request, int, int, Collection[int] | None], Load]] = {
     "wrk": _wrk,
+    "wrk-status": _wrk_by_status,
     "ab": _ab,
     "siege": _siege,
     "h2load": _h2load,

@@ -27,7 +27,7 @@ class Request(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Load:
     """One run.
 
     :param generator: its name
@@ -35,9 +35,9 @@ class Outcome:
     :param good: answers as wanted
     :param failures: what else happened, by kind: ``status 503``, ``connect``, ``timeout`` …
     :param seconds: for which it ran
-    :param latencies: good answers by their microseconds, of an open loop from the time at which
-        they should have been sent; ``None`` if the generator does not tell them, or mixes them
-        with those of refusals
+    :param latencies: answers by their microseconds, of an open loop from the time at which they
+        should have been sent; ``None`` if the generator does not tell them
+    :param mixed: whether answers that failed are among the latencies
     :param longest: milliseconds of the slowest answer, if it is known
     :param generator_cpu: CPU seconds that the generator took
     :param threads: cores that the generator can use
@@ -50,6 +50,7 @@ class Outcome:
     failures: Counter[str] = field(default_factory=Counter)
     seconds: float
     latencies: Counter[int] | None = None
+    mixed: bool = False
     longest: float | None = None
     generator_cpu: float
     threads: int = 1
@@ -83,14 +84,17 @@ class Outcome:
         return busy or late > max(LATE, LATE_SHARE * (self.percentile(0.95) or 0.0))
 
     def percentile(self, fraction: float) -> float | None:
-        """The milliseconds within which ``fraction`` of the good answers came, if known."""
-        return percentile(self.latencies, fraction) if self.latencies else None
+        """Return the milliseconds within which ``fraction`` of the good answers came, if known."""
+        return percentile(self.latencies, fraction) if self.latencies and not self.mixed else None
 
     def sample(self) -> dict[str, Any]:
         """For a result."""
         longest = self.longest
-        if longest is None and self.latencies:
+        if longest is None and self.latencies and not self.mixed:
             longest = max(self.latencies) / 1000
+        more = {}
+        if self.mixed and self.latencies:
+            more = {"p99_with_failed_ms": percentile(self.latencies, 0.99)}
         return {
             "generator": self.generator,
             "loop": self.loop,
@@ -104,6 +108,7 @@ class Outcome:
             "p99_ms": self.percentile(0.99),
             "p999_ms": self.percentile(0.999),
             "longest_ms": longest,
+            **more,
             "generator_cores": round(self.generator_cores, 3),
             "generator_limit": self.at_limit,
             "late_ms": self.late,

@@ -10,26 +10,29 @@ from __future__ import annotations
 import json
 import os
 import time
+from argparse import ArgumentParser, Namespace
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from keyfront.errors import BenchmarkError, MissingPartError, OptionError, StateError
 
 from .. import results
-from ..lineups import lineup, processes
+from ..lineups import lineup
 from ..lineups.keystone import Keystone
 from ..lineups.lineup import Lineup, Served
 from ..results import Cell, Record, Sample, Table, Timeline
-from . import access_log, generators, rewrite, sender
+from ..worlds import processes
+from . import access_log, generators, rewrite, sender, synthetic
+from . import arguments as given
 from .access_log import Entry
-from .measured import Outcome
-from .sweep_tables import number
+from .measured import Load
+from .sweep import asked, number
 
 # What a replay counts as lost: no answer, or one that says the server could not.
 LOST_STATUS = 500
@@ -201,7 +204,7 @@ def _ready(
         with lineup.served(one.where, keystone, cores) as served:
             # every worker loads Keystone's database before it counts
             generators.constant(
-                served.projects(), rate=_WARM_RATE, seconds=1, cores=cores.generator
+                asked(served, "projects"), rate=_WARM_RATE, seconds=1, cores=cores.generator
             )
             served.settle()
             yield served, rewrite.identity(served.url, keystone.login())
@@ -230,7 +233,7 @@ def _payload(aim: _Aim, todo: Job, start: float, patience: float) -> bytes:
     )
 
 
-def _sample(aim: _Aim, outcome: Outcome, found: dict[str, Any]) -> Sample:
+def _sample(aim: _Aim, outcome: Load, found: dict[str, Any]) -> Sample:
     cpu = {}
     if aim.served is not None:
         after = aim.served.cpu()
@@ -340,3 +343,111 @@ def record(name: str, log: str, todo: Job, speed: float) -> Record:
 def write(found: Record, folder: Path) -> Path:
     """Write the result; returns its file."""
     return results.write(found.result(), folder)
+
+
+TARGETS = ("nginx+uwsgi:stock:plain", "nginx+uwsgi:tuned:cached")
+# Of the log that is made up when none is named.
+SECONDS, QUICK_SECONDS, RATE = 60.0, 8.0, 10.0
+
+
+def add(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.description = (
+        "Send the requests of an access log to several targets at once, each at its time. Tokens "
+        "and ids are replaced by those of the target; requests that would change it are left out, "
+        "but for logins. A target on another host gets this load only if you name that host."
+    )
+    parser.add_argument(
+        "log",
+        nargs="?",
+        type=Path,
+        metavar="LOG",
+        help="combined (nginx, Apache), uWSGI's or JSON (default: a synthetic one of a minute)",
+    )
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="[NAME=]URL|LINE-UP",
+        help="http://HOST:PORT, or TOPOLOGY[:TUNING[:cached|plain]], which is started on loopback; "
+        f"give several (default: {' and '.join(TARGETS)})",
+    )
+    parser.add_argument(
+        "--speed", default="1", metavar="N", help="2 is twice as fast, 0.01 to 1000 (default: 1)"
+    )
+    parser.add_argument(
+        "--seconds", metavar="N", help="stop after so many, 0.1 to 86400 (default: the whole log)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a look: a synthetic log of some seconds"
+    )
+    parser.add_argument(
+        "--name", default="log", metavar="NAME", help="of the result (default: %(default)s)"
+    )
+    given.add_state(parser)
+    results.add_argument(parser)
+
+
+def run(arguments: Namespace, out: TextIO) -> int:
+    """Replay, and print the table.
+
+    :raises KeyfrontError: it cannot be replayed here, or an argument is wrong
+    """
+    speed = given.decimal("--speed", arguments.speed, 0.01, 1000)
+    seconds = None
+    if arguments.seconds:
+        seconds = given.decimal("--seconds", arguments.seconds, 0.1, 86400)
+    targets = [target(text) for text in arguments.target or TARGETS]
+    names = [one.name for one in targets]
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError("--target", name, "named once; tell two by NAME=")
+    if arguments.log is not None:
+        entries = access_log.read(arguments.log)
+        log = arguments.log.name
+    else:
+        length = (QUICK_SECONDS if arguments.quick else SECONDS) * speed
+        entries = list(synthetic.entries(seconds=length, rate=RATE))
+        log = f"a synthetic log, {RATE:g} requests/s"
+    todo = job(entries, speed=speed, seconds=seconds)
+
+    def say(text: str) -> None:
+        out.write(f"{text}\n")
+        out.flush()
+
+    for one in targets:
+        if one.elsewhere:
+            say(f"{one.name}: is another host; it gets the load since you named it")
+    login = None
+    if not all(isinstance(one.where, Lineup) for one in targets):
+        login = login_of(Keystone(arguments.state) if arguments.state else None)
+        if login is None:
+            raise MissingPartError(NO_LOGIN)
+    results.prepare(arguments.results)
+    with given.ended_in_order(), ExitStack() as stack:
+        try:
+            keystone: Keystone | None = None
+            if any(isinstance(one.where, Lineup) for one in targets):
+                keystone = stack.enter_context(given.keystone(arguments, say))
+            with record(arguments.name, log, todo, speed) as recorded:
+                if todo.left_out:
+                    changing = f"{todo.left_out} requests that would change the target: left out"
+                    recorded.note(changing)
+                replay(
+                    todo,
+                    targets,
+                    recorded,
+                    keystone=keystone,
+                    login=login,
+                    say=say,
+                )
+        except KeyboardInterrupt:
+            say("interrupted; nothing was written")
+            return 130
+    path = write(recorded, arguments.results)
+    result = results.read(path)
+    for found in result.tables:
+        say(f"\n{results.markdown(found)}")
+    for note in result.notes:
+        say(f"note: {note}")
+    say(f"\nwritten to {path}")
+    return 0

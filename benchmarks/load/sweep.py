@@ -8,7 +8,8 @@ published test's list of projects, or a validation.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,12 +17,13 @@ from typing import Any, TextIO
 from keyfront.errors import BenchmarkError, OptionError, ServerError
 
 from .. import results, surroundings
-from ..lineups.keystone import Keystone
-from ..lineups.lineup import Lineup, Served, served
-from ..lineups.processes import Cores, split
-from ..results import Record
-from . import generators, sweep_tables
-from .measured import OPEN, Outcome, Request
+from ..lineups.keystone import PROJECTS, VALIDATION, Keystone
+from ..lineups.lineup import CACHES, TOPOLOGIES, TUNINGS, Lineup, Served, served
+from ..results import Cell, Record, Sample, Table
+from ..worlds.processes import Cores, split
+from . import arguments as given
+from . import generators
+from .measured import OPEN, Load, Request
 
 REQUESTS = ("projects", "validation")
 PUBLISHED_POINTS = (*range(10, 100, 10), *range(100, 1001, 100), 2000, 5000)
@@ -132,7 +134,7 @@ class Sweep:
 
     def _write(self, *, complete: bool) -> Path:
         assert self._record is not None
-        self._record.tables[:] = sweep_tables.tables(self._record.samples)
+        self._record.tables[:] = tables(self._record.samples)
         return results.write(self._record.result(complete=complete), self._folder)
 
     def _missing(self, lineup: Lineup) -> list[tuple[str, float]]:
@@ -140,7 +142,7 @@ class Sweep:
         there = {
             (one["loop"], one["rate_offered"] if one["loop"] == OPEN else one["connections"])
             for one in self._record.samples
-            if sweep_tables.lineup_of(one) == str(lineup)
+            if lineup_of(one) == str(lineup)
         }
         wanted: list[tuple[str, float]] = [("closed", one) for one in self._settings.points]
         wanted += [(OPEN, one) for one in self._settings.rates]
@@ -168,17 +170,12 @@ class Sweep:
             self._say(f"{lineup}: {error}")
             self._clock.give_up(lineup)
 
-    def _request(self, found: Served) -> Request:
-        if self._settings.request == "validation":
-            return found.validation()
-        return found.projects()
-
     def _warm(self, found: Served) -> float:
         """Load a line-up until it gets no faster; returns its rate.
 
         As published: 200 connections, so that every process has loaded Keystone and its database.
         """
-        request, rate = self._request(found), 0.0
+        request, rate = asked(found, self._settings.request), 0.0
         for _ in range(_WARM_RUNS):
             last = rate
             outcome = generators.closed(
@@ -204,7 +201,7 @@ class Sweep:
         time.sleep(self._settings.pause)
         found.settle()
         # tokens live for an hour: one for each point
-        request = self._request(found)
+        request = asked(found, self._settings.request)
         before = found.cpu()
         with surroundings.Watch() as watch:
             outcome = self._load(found, request, loop, value)
@@ -220,13 +217,14 @@ class Sweep:
                 "rate_offered": value if loop == OPEN else None,
                 **outcome.sample(),
                 "cpu_cores": cpu,
+            "memory_mb": found.memory(),
                 "others": watch.described(),
             }
         )
         self._clock.point(watch.seconds)
         self._say(f"{found.lineup}: {told(loop, value, outcome)}; {self._clock.left()}")
 
-    def _load(self, found: Served, request: Request, loop: str, value: float) -> Outcome:
+    def _load(self, found: Served, request: Request, loop: str, value: float) -> Load:
         if loop == OPEN:
             return generators.constant(
                 request, rate=value, seconds=self._settings.seconds, cores=self._cores.generator
@@ -244,7 +242,21 @@ class Sweep:
         self._out.flush()
 
 
-def told(loop: str, value: float, outcome: Outcome) -> str:
+def asked(found: Served, what: str) -> Request:
+    """Return the request that a line-up is loaded with, with fresh tokens.
+
+    :param what: ``projects``, the published test's list of projects, or ``validation``, as a
+        service asks for
+    :raises ServerError: the login failed
+    """
+    headers = {"X-Auth-Token": found.keystone.token(found.url)}
+    if what == "projects":
+        return Request(f"{found.url}{PROJECTS}", headers)
+    headers["X-Subject-Token"] = found.keystone.token(found.url)
+    return Request(f"{found.url}{VALIDATION}", headers)
+
+
+def told(loop: str, value: float, outcome: Load) -> str:
     """A point, for a reader who waits."""
     what = f"{value:g}/s offered" if loop == OPEN else f"{value:g} connections"
     failures = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.failures.items()))
@@ -332,3 +344,300 @@ def lineups(
         for tuning in tunings
         for cache in caches
     ]
+
+
+_LEGEND = "answers per second; in brackets the share of requests that failed"
+_LIMITED = "; * the generator may have been the limit"
+_FAILURES = (
+    "Closed loop: answers per second, 99th percentile in milliseconds of all answers, and how many "
+    "requests failed, by kind; refused is 503 with Retry-After."
+)
+_SHORT = "; ~ fewer than two answers a connection, so measured too shortly"
+
+
+def lineup_of(sample: Sample) -> str:
+    """``nginx+uwsgi:tuned:cached``"""
+    cache = "cached" if sample["cached"] else "plain"
+    return f"{sample['topology']}:{sample['tuning']}:{cache}"
+
+
+def tables(samples: Sequence[Sample]) -> list[Table]:
+    """Return ``throughput`` and ``latency`` of closed loops, ``rates`` of open ones.
+
+    ``failures`` tells what failed by kind, where the generator told each status. In ``best`` each
+    line-up has one row: its best point without a failure in a hundred requests. Empty ones are
+    left out.
+    """
+    closed = [sample for sample in samples if sample["loop"] != OPEN]
+    constant = [sample for sample in samples if sample["loop"] == OPEN]
+    found = [
+        _grid(
+            "throughput",
+            "connections",
+            closed,
+            throughput,
+            f"Closed loop: {_LEGEND}{_LIMITED}{_SHORT}.",
+        ),
+        _grid(
+            "latency",
+            "connections",
+            closed,
+            _latency,
+            "Closed loop: median and 95th percentile of good answers, in milliseconds.",
+        ),
+        _grid(
+            "rates",
+            "offered per second",
+            constant,
+            _open,
+            "Constant rate: good answers in percent, and their median and 95th percentile in "
+            f"milliseconds from when they were due{_LIMITED}.",
+        ),
+        _grid("failures", "connections", _by_status(closed), _failures, _FAILURES),
+        _best(closed),
+    ]
+    return [table for table in found if table.rows]
+
+
+def _grid(
+    name: str, by: str, samples: Sequence[Sample], cell: Callable[[Sample], Cell], caption: str
+) -> Table:
+    key = "rate_offered" if samples and samples[0]["loop"] == OPEN else "connections"
+    names = list(dict.fromkeys(map(lineup_of, samples)))
+    values = {(sample[key], lineup_of(sample)): cell(sample) for sample in samples}
+    rows: list[list[Cell]] = [
+        [point, *(values.get((point, one)) for one in names)]
+        for point in sorted({sample[key] for sample in samples})
+    ]
+    return Table(name=name, columns=[by, *names], rows=rows, caption=caption)
+
+
+def throughput(sample: Sample) -> str:
+    """``812 (0.4 %)``"""
+    everything = sample["good"] + sample["failed"]
+    share = 100 * sample["failed"] / everything if everything else 0.0
+    text = number(sample["rate"])
+    if share:
+        text += f" ({share:.1f} %)" if share >= 0.05 else " (<0.1 %)"
+    if sample["good"] < 2 * sample["connections"]:
+        text = f"~{text}"
+    return text + ("*" if sample["generator_limit"] else "")
+
+
+def _latency(sample: Sample) -> Cell:
+    if sample["p50_ms"] is None:
+        return None
+    return f"{number(sample['p50_ms'])} / {number(sample['p95_ms'])}"
+
+
+def _by_status(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples, or none where no generator told each status."""
+    kinds = {kind for one in samples for kind in one.get("failures", ())}
+    if any(kind == "refused" or kind.startswith("status ") for kind in kinds):
+        return list(samples)
+    return []
+
+
+def _failures(sample: Sample) -> str:
+    """``49 200, p99 35; 12 refused``"""
+    p99 = sample.get("p99_with_failed_ms") or sample["p99_ms"]
+    text = number(sample["rate"]) + (f", p99 {number(p99)}" if p99 is not None else "")
+    failures = sorted(sample["failures"].items())
+    return "; ".join([text, *(f"{count} {kind}" for kind, count in failures)])
+
+
+def _open(sample: Sample) -> str:
+    everything = sample["good"] + sample["failed"]
+    share = 100 * sample["good"] / everything if everything else 0.0
+    text = f"{share:.4g} %"
+    if sample["p50_ms"] is not None:
+        text += f", {number(sample['p50_ms'])} / {number(sample['p95_ms'])}"
+    return text + ("*" if sample["generator_limit"] else "")
+
+
+def _best(samples: Iterable[Sample]) -> Table:
+    best: dict[str, Sample] = {}
+    for sample in samples:
+        clean = sample["failed"] * 100 <= sample["good"]
+        name = lineup_of(sample)
+        if clean and (name not in best or sample["rate"] > best[name]["rate"]):
+            best[name] = sample
+    rows: list[list[Cell]] = [
+        [
+            sample["topology"],
+            sample["tuning"],
+            "on" if sample["cached"] else "off",
+            number(sample["rate"]),
+            sample["connections"],
+            number(sample["p95_ms"]) if sample["p95_ms"] is not None else None,
+        ]
+        for sample in sorted(best.values(), key=lambda one: -one["rate"])
+    ]
+    return Table(
+        name="best",
+        columns=["line-up", "setting", "token cache", "answers/s", "connections", "p95, ms"],
+        rows=rows,
+        caption="The best point of each line-up at which at most 1 % failed.",
+    )
+
+
+def number(value: float) -> str:
+    """Three digits that count: ``0.81``, ``8.1``, ``812``, ``8120``."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+HIGHEST = 60000
+# Three minutes on two cores at most, with the Keystone that it makes.
+QUICK_LINEUPS = (
+    Lineup("nginx+uwsgi", "stock", False),
+    Lineup("nginx+uwsgi", "tuned", False),
+    Lineup("nginx+uwsgi", "tuned", True),
+)
+QUICK_POINTS = "10,100"
+QUICK = {"seconds": "4", "warm_up": "2", "pause": "0"}
+DEFAULTS = {"seconds": "10", "warm_up": "10", "pause": "2"}
+# What was published: two minutes a point, half a minute between, one of warming.
+PUBLISHED = {"seconds": "120", "warm_up": "60", "pause": "30"}
+
+
+def add(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.description = (
+        "Measure Keystone's throughput, latency and failures against connections, for each line-up "
+        "of servers. Everything runs on loopback; the generator has a core of its own if there are "
+        "two. An interrupted sweep goes on where it was when it is started again."
+    )
+    parser.add_argument(
+        "--topology",
+        action="append",
+        metavar="NAME[,NAME]",
+        help=f"of {', '.join(TOPOLOGIES)} (default: all)",
+    )
+    parser.add_argument(
+        "--tuning",
+        action="append",
+        metavar="NAME[,NAME]",
+        help=f"of {', '.join(TUNINGS)} (default: stock and tuned)",
+    )
+    parser.add_argument(
+        "--cache",
+        action="append",
+        metavar="off|on",
+        help="keyfront's token cache (default: off and on)",
+    )
+    parser.add_argument(
+        "--points",
+        metavar="N,N|FROM-TO/STEP",
+        help="connections, 1 to 60000 (default: 10-100/10,100-1000/100,2000,5000)",
+    )
+    parser.add_argument(
+        "--rates", metavar="N,N", help="constant rates too, in requests per second (default: none)"
+    )
+    parser.add_argument(
+        "--request",
+        default="projects",
+        metavar="|".join(REQUESTS),
+        help="what is asked: the published test's list of projects, or the validation of a token "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--generator",
+        default="auto",
+        metavar="NAME",
+        help=f"of {', '.join(generators.GENERATORS[:-1])} (default: wrk, and ab for servers that "
+        "close without saying so)",
+    )
+    parser.add_argument("--seconds", metavar="N", help="of each point, 1 to 3600 (default: 10)")
+    parser.add_argument("--warm-up", metavar="N", help="seconds, 1 to 3600 (default: 10)")
+    parser.add_argument(
+        "--pause", metavar="N", help="seconds between points, 0 to 600 (default: 2)"
+    )
+    parser.add_argument(
+        "--published",
+        action="store_true",
+        help="120 s a point, 30 s between, 60 s of warming, as published",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a look within three minutes: nginx and uWSGI, stock, tuned and with the cache",
+    )
+    parser.add_argument(
+        "--name", default="keystone", metavar="NAME", help="of the result (default: %(default)s)"
+    )
+    parser.add_argument("--fresh", action="store_true", help="measure again what was measured")
+    given.add_state(parser)
+    results.add_argument(parser)
+
+
+def run(arguments: Namespace, out: TextIO) -> int:
+    """Sweep, and print the tables.
+
+    :raises KeyfrontError: it cannot run here, or an argument is wrong
+    """
+    settings = read(arguments)
+    check(settings)
+    results.prepare(arguments.results)
+
+    def say(text: str) -> None:
+        out.write(f"{text}\n")
+        out.flush()
+
+    path = arguments.results / results.file_name("sweep", settings.name)
+    if arguments.fresh:
+        path.unlink(missing_ok=True)
+    with given.ended_in_order():
+        try:
+            with given.keystone(arguments, say) as found:
+                path = Sweep(settings, found, arguments.results, out).run()
+        except KeyboardInterrupt:
+            say(f"interrupted; the same command goes on with {path}")
+            return 130
+    result = results.read(path)
+    for table in result.tables:
+        say("")
+        say(results.markdown(table))
+    for note in result.notes:
+        say(f"note: {note}")
+    say(f"\nwritten to {path}; keyfront bench report makes a page of it")
+    return 0
+
+
+def read(arguments: Namespace) -> Settings:
+    """What the arguments ask for.
+
+    :raises OptionError: one is wrong
+    """
+    defaults = DEFAULTS
+    if arguments.published:
+        defaults = PUBLISHED
+    if arguments.quick:
+        defaults = QUICK
+    numbers = {name: getattr(arguments, name) or default for name, default in defaults.items()}
+    chosen = (arguments.topology, arguments.tuning, arguments.cache)
+    if arguments.quick and not any(chosen):
+        wanted = list(QUICK_LINEUPS)
+    else:
+        wanted = lineups(
+            given.choices("--topology", arguments.topology, TOPOLOGIES),
+            given.choices("--tuning", arguments.tuning or ["stock,tuned"], TUNINGS),
+            given.choices("--cache", arguments.cache, CACHES),
+        )
+    points = list(PUBLISHED_POINTS)
+    text = arguments.points or (QUICK_POINTS if arguments.quick else "")
+    if text:
+        points = given.points("--points", text, HIGHEST)
+    rates = given.points("--rates", arguments.rates, HIGHEST) if arguments.rates else []
+    return Settings(
+        name=arguments.name,
+        lineups=wanted,
+        points=points,
+        rates=rates,
+        request=arguments.request,
+        seconds=given.whole("--seconds", numbers["seconds"], 1, 3600),
+        warm_up=given.whole("--warm-up", numbers["warm_up"], 1, 3600),
+        pause=given.decimal("--pause", numbers["pause"], 0, 600),
+        generator=arguments.generator,
+    )

@@ -13,10 +13,15 @@ import itertools
 import json
 import math
 import random
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TextIO
 
+from keyfront.errors import BenchmarkError, OptionError
+
+from . import arguments as given
 from .access_log import Entry
 
 START = datetime(2026, 1, 5, 9, 0, 0, tzinfo=UTC).timestamp()
@@ -159,3 +164,57 @@ FORMATS: dict[str, Callable[[Entry], str]] = {
     "json": as_json,
     "uwsgi": uwsgi,
 }
+
+
+def add(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.description = (
+        "Write a made-up access log of a Keystone with a realistic mix of requests, to be replayed "
+        "with keyfront bench replay. The same seed makes the same log."
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="a new file (default: standard output)"
+    )
+    parser.add_argument("--seconds", default="600", metavar="N", help="1 to 604800 (default: 600)")
+    parser.add_argument(
+        "--rate", default="20", metavar="N", help="requests per second, 0.1 to 10000 (default: 20)"
+    )
+    parser.add_argument("--users", default="200", metavar="N", help="1 to 100000 (default: 200)")
+    parser.add_argument("--seed", default="1", metavar="N", help="any number (default: 1)")
+    parser.add_argument(
+        "--format",
+        default="combined",
+        metavar="|".join(FORMATS),
+        help="combined has whole seconds, json milliseconds (default: %(default)s)",
+    )
+
+
+def run(arguments: Namespace, out: TextIO) -> int:
+    """Write it.
+
+    :raises OptionError: an argument is wrong
+    :raises BenchmarkError: the file is there already, or cannot be written
+    """
+    if arguments.format not in FORMATS:
+        raise OptionError("--format", arguments.format, f"one of {', '.join(FORMATS)}")
+    written = FORMATS[arguments.format]
+    found = entries(
+        seconds=given.whole("--seconds", arguments.seconds, 1, 604800),
+        rate=given.decimal("--rate", arguments.rate, 0.1, 10000),
+        seed=given.whole("--seed", arguments.seed, 0, 999_999_999),
+        users=given.whole("--users", arguments.users, 1, 100000),
+    )
+    lines = (f"{written(entry)}\n" for entry in found)
+    path = arguments.file
+    if path is None:
+        out.writelines(lines)
+        return 0
+    try:
+        with path.open("x", encoding="ascii") as file:
+            file.writelines(lines)
+    except FileExistsError:
+        raise BenchmarkError(f"{path}: is there already; name another file") from None
+    except OSError as error:
+        raise BenchmarkError(f"{path}: cannot be written: {error.strerror}") from None
+    out.write(f"written to {path}\n")
+    return 0

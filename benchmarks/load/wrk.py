@@ -10,12 +10,12 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from keyfront.common import programs
 from keyfront.errors import ServerError
 
-from ..lineups import processes
+from ..worlds import processes
+from .measured import CLOSED, Load
 
 # Seconds until an answer that does not come counts as an error. Generous: what is slow shall show
 # as slow.
@@ -46,6 +46,7 @@ end
 _SCRIPT = """\
 {headers}
 {request}
+{response}
 {print_latencies}
 done = function(summary, latency, requests)
   local e = summary.errors
@@ -53,9 +54,32 @@ done = function(summary, latency, requests)
   for _, kind in ipairs({{"connect", "read", "write", "timeout"}}) do
     io.write(string.format("failed %s %d\\n", kind, e[kind]))
   end
+  {told}
   print_latencies(latency, summary.requests)
 end
 """
+# Its one thread notes each answer: 503 with Retry-After is "refused", any other failure its status.
+_RESPONSE = """\
+local threads = {}
+function setup(thread) table.insert(threads, thread) end
+function init(args) kinds = {} end
+function response(status, headers, body)
+  if status < 400 then return end
+  local kind = "status_" .. status
+  if status == 503 then
+    for name, _ in pairs(headers) do
+      if name:lower() == "retry-after" then kind = "refused" end
+    end
+  end
+  kinds[kind] = (kinds[kind] or 0) + 1
+end
+"""
+_TOLD = """\
+for _, thread in ipairs(threads) do
+    for kind, count in pairs(thread:get("kinds")) do
+      io.write(string.format("answered %s %d\\n", kind, count))
+    end
+  end"""
 
 _VARIED = """\
 local number = 0
@@ -64,27 +88,6 @@ request = function()
   return wrk.format(nil, wrk.path .. {prefix} .. number)
 end
 """
-
-
-class Load(NamedTuple):
-    """What one run of wrk saw."""
-
-    requests: int
-    """Answers with a status below 400."""
-    seconds: float
-    errors: int
-    """Answers with another status, and connections that failed or timed out."""
-    generator_cpu: float
-    """CPU seconds that wrk took."""
-    latencies: Counter[int]
-    """Answers by their microseconds, those with another status too."""
-    failures: Counter[str] = Counter()
-    """The errors by kind: ``status``, ``connect``, ``read``, ``write``, ``timeout``."""
-
-    @property
-    def rate(self) -> float:
-        """Good answers per second."""
-        return self.requests / self.seconds
 
 
 def program() -> str:
@@ -100,6 +103,7 @@ def run(
     connections: int,
     vary: str | None = None,
     cores: Collection[int] | None = None,
+    statuses: bool = False,
 ) -> Load:
     """Send GET requests for ``seconds``, over ``connections`` at a time.
 
@@ -107,6 +111,8 @@ def run(
     :param vary: a query (``?name=value``) that is added to the URL with a number behind it, which
         is another one in each request
     :param cores: those that wrk may run on; default: all
+    :param statuses: whether failures are told by the status of each answer, which slows wrk:
+        ``status 502``, and ``refused`` for 503 with ``Retry-After``; default: ``status`` for all
     :raises MissingPartError: wrk is not installed
     :raises ServerError: wrk failed
     """
@@ -118,7 +124,11 @@ def run(
     with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="ascii") as script:
         script.write(
             _SCRIPT.format(
-                headers="\n".join(lines), request=request, print_latencies=PRINT_LATENCIES
+                headers="\n".join(lines),
+                request=request,
+                response=_RESPONSE if statuses else "",
+                told=_TOLD if statuses else "",
+                print_latencies=PRINT_LATENCIES,
             )
         )
         script.flush()
@@ -136,6 +146,7 @@ def parse(output: str, generator_cpu: float) -> Load:
     """Read what the script printed behind wrk's own report."""
     answers = microseconds = 0
     failures: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
     latencies: Counter[int] = Counter()
     for line in output.splitlines():
         match line.split():
@@ -143,12 +154,23 @@ def parse(output: str, generator_cpu: float) -> Load:
                 answers, microseconds, failures["status"] = map(int, numbers)
             case ["failed", kind, number]:
                 failures[kind] = int(number)
+            case ["answered", kind, number]:
+                kinds[kind.replace("_", " ")] += int(number)
             case ["latency", value, count]:
                 latencies[int(value)] += int(count)
-    good = answers - failures["status"]
-    failures = +failures
-    seconds = microseconds / 1e6
-    return Load(good, seconds, failures.total(), generator_cpu, latencies, failures)
+    refused = failures["status"]
+    if kinds:
+        del failures["status"]
+    return Load(
+        generator="wrk",
+        loop=CLOSED,
+        good=answers - refused,
+        failures=+(failures + kinds),
+        seconds=microseconds / 1e6,
+        latencies=latencies,
+        mixed=bool(refused),
+        generator_cpu=generator_cpu,
+    )
 
 
 def quote(text: str) -> str:

@@ -20,7 +20,7 @@ pytest.importorskip("ldappool")
 import ldappool
 
 from keyfront.benchmarks.compare import ldap_operations
-from keyfront.benchmarks.worlds.delaying_proxy import HOST
+from keyfront.benchmarks.worlds.processes import HOST
 from keyfront.benchmarks.worlds.slapd import (
     PEOPLE,
     SERVICE_DN,

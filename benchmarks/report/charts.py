@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..load.sweep_tables import lineup_of
+from ..load.sweep import lineup_of
 from ..results import Result, Sample, Timeline
 from .drawing import BAR, GLYPHS, LINE, MARKERS, SERIES, Drawn, Key, draw, folded, plain_log, tall
 

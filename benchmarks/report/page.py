@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
 import shlex
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
 
 import jinja2
 
+from keyfront.errors import BenchmarkError, OptionError
+
+from .. import results
 from ..experiments.judging import CHANGES, COMPARISON, WORDS, number
 from ..results import Cell, Result, Table
 from . import answer as words
@@ -73,7 +81,7 @@ def page(results: Sequence[Result]) -> str:
 
 def _place(result: Result) -> int:
     """Experiments in the order in which they are run."""
-    from ..experiments.catalog import NAMES
+    from ..experiments.run_experiments import NAMES
 
     return NAMES.index(result.name) if result.name in NAMES else len(NAMES)
 
@@ -176,3 +184,51 @@ def _cell(value: Cell) -> str:
 def _unbroken(text: str) -> str:
     """Thousands stay on one line."""
     return re.sub(r"(?<=\d) (?=\d{3}\b)", "\N{NO-BREAK SPACE}", text)
+
+
+NAME = "report.html"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``keyfront bench report``."""
+    results.add_argument(parser)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"the page (default: {NAME} in that folder)",
+    )
+
+
+def run(arguments: argparse.Namespace, out: TextIO) -> int:
+    """Write the page; returns 0.
+
+    :raises BenchmarkError: there are no results, or one is damaged, or the page cannot be written
+    :raises MissingPartError: matplotlib is not installed; names the pip command
+    """
+    folder: Path = arguments.results
+    if not folder.is_dir():
+        raise OptionError(
+            "--results", folder, "a folder with results, as keyfront bench experiment all leaves it"
+        )
+    target: Path = arguments.output or folder / NAME
+    text = page(results.read_all(folder))
+    _write(target, text)
+    out.write(f"{target}\n")
+    return 0
+
+
+def _write(target: Path, text: str) -> None:
+    """Write the page whole or not at all."""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".html")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(descriptor, 0o644)
+                file.write(text)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise BenchmarkError(f"{target}: cannot be written: {error.strerror}") from None

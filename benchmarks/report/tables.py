@@ -12,9 +12,10 @@ measured on.
 from __future__ import annotations
 
 import re
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from keyfront.errors import BenchmarkError
 
@@ -100,3 +101,39 @@ def write(change: Change) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise BenchmarkError(f"{change.path}: cannot be written: {error.strerror}") from None
+
+
+def add(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.description = (
+        "Fill in the tables of documents from results, between <!-- bench KIND NAME TABLE --> and "
+        "<!-- /bench -->. All documents are changed, or none."
+    )
+    parser.add_argument("documents", nargs="+", type=Path, metavar="FILE", help="Markdown")
+    results.add_argument(parser)
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="change nothing; the exit status is 1 if a table is not up to date",
+    )
+
+
+def run(arguments: Namespace, out: TextIO) -> int:
+    """Fill in; returns 1 if ``--check`` found a difference.
+
+    :raises BenchmarkError: a document or a result is wrong; nothing was changed
+    """
+    found = results.read_all(arguments.results)
+    changes = [filled(path, found) for path in arguments.documents]
+    stale = 0
+    for change in changes:
+        if change.before == change.after:
+            out.write(f"{change.path}: up to date\n")
+            continue
+        stale += 1
+        if arguments.check:
+            out.write(f"{change.path}: not up to date\n")
+        else:
+            write(change)
+            out.write(f"{change.path}: written\n")
+    return 1 if stale and arguments.check else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from keyfront.errors import MissingPartError
 
-from .delaying_proxy import HOST
+from .processes import HOST
 
 
 def write(folder: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from keyfront.common import programs
 from keyfront.errors import MissingPartError, ServerError
 
-from .delaying_proxy import HOST
+from .processes import HOST, free_port
 
 # Seconds, for a machine that is busy.
 START_PATIENCE = 120
@@ -56,13 +56,13 @@ class Broker:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.port = programs.claim(f"{HOST}:0", HOST, 0)
+        self.port = free_port()
         self._folder = folder
         self._log = folder / "log"
         self._programs = [programs.system_program(("epmd",), "erlang-base"), rabbitmq_program()]
         self._epmd: subprocess.Popen[bytes] | None = None
         self._server: subprocess.Popen[bytes] | None = None
-        epmd_port = programs.claim(f"{HOST}:0", HOST, 0)
+        epmd_port = free_port()
         configuration, plugins = folder / "rabbitmq.conf", folder / "plugins"
         configuration.write_text(_CONFIGURATION.format(host=HOST, port=self.port))
         plugins.write_text("[].\n")
@@ -75,7 +75,7 @@ class Broker:
             "ERL_EPMD_PORT": str(epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
             "RABBITMQ_NODENAME": "bench@localhost",
-            "RABBITMQ_DIST_PORT": str(programs.claim(f"{HOST}:0", HOST, 0)),
+            "RABBITMQ_DIST_PORT": str(free_port()),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "RABBITMQ_MNESIA_BASE": str(folder / "data"),
             "RABBITMQ_LOG_BASE": str(folder),

@@ -21,7 +21,7 @@ from keyfront.common import programs
 from keyfront.errors import ServerError
 
 from . import certificates
-from .delaying_proxy import HOST
+from .processes import HOST, free_port
 
 SUFFIX = "dc=example,dc=org"
 PEOPLE = f"ou=People,{SUFFIX}"
@@ -148,7 +148,7 @@ def slapd(folder: Path, users: int) -> Iterator[Slapd]:
     )
     if done.returncode:
         raise ServerError(f"slapadd failed: {done.stdout.decode(errors='replace')[-600:]}")
-    port, plain_port = (programs.claim(f"{HOST}:0", HOST, 0) for _ in range(2))
+    port, plain_port = (free_port() for _ in range(2))
     urls, log = f"ldaps://{HOST}:{port} ldap://{HOST}:{plain_port}", folder / "slapd.log"
     with log.open("wb") as out:
         process = subprocess.Popen(

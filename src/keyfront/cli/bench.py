@@ -33,14 +33,14 @@ class Action(NamedTuple):
 
 ACTIONS = {
     "micro": Action("micro.run_pytest", "measure single operations and judge them by their gates"),
-    "sweep": Action("load.sweep_command", "throughput and failures against connections"),
-    "replay": Action("load.replay_command", "send an access log to two targets at once"),
-    "log": Action("load.log_command", "write a synthetic access log with a realistic mix"),
+    "sweep": Action("load.sweep", "throughput and failures against connections"),
+    "replay": Action("load.replay", "send an access log to two targets at once"),
+    "log": Action("load.synthetic", "write a synthetic access log with a realistic mix"),
     "experiment": Action(
         "experiments.run_experiments", "repeat a published experiment, or all of them"
     ),
-    "report": Action("report.command", "make one page of all results"),
-    "tables": Action("report.tables_command", "fill in the tables of documents from results"),
+    "report": Action("report.page", "make one page of all results"),
+    "tables": Action("report.tables", "fill in the tables of documents from results"),
 }
 
 

@@ -12,9 +12,11 @@ import pytest
 pytest.importorskip("keystone")
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.experiments import catalog, isolation
+from keyfront.benchmarks.experiments import run_experiments
 from keyfront.benchmarks.experiments.judging import CHANGES, COMPARISON
+from keyfront.benchmarks.lineups import servers
 from keyfront.cli.main import main
+from keyfront.errors import MissingPartError
 
 pytestmark = pytest.mark.slow
 
@@ -33,11 +35,14 @@ def needs(name: str) -> None:
     for program in PROGRAMS[name]:
         if shutil.which(program, path=_PATH) is None:
             pytest.skip(f"{program} is not installed")
-    if "apache2" in PROGRAMS[name] and isolation.ordinary_user() is None:
-        pytest.skip("mod_wsgi does not run as root, and user namespaces are not allowed here")
+    if "apache2" in PROGRAMS[name]:
+        try:
+            servers.as_ordinary_user()
+        except MissingPartError as error:
+            pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("name", catalog.NAMES)
+@pytest.mark.parametrize("name", run_experiments.NAMES)
 def test_the_quick_form_leaves_a_result(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

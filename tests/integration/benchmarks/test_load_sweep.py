@@ -19,10 +19,10 @@ import psutil
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.lineups import processes
 from keyfront.benchmarks.lineups.keystone import Keystone
 from keyfront.benchmarks.load import generators, sender, wrk
-from keyfront.benchmarks.load.measured import Outcome, Request, percentile
+from keyfront.benchmarks.load.measured import Load, Request, percentile
+from keyfront.benchmarks.worlds import processes
 from keyfront.cli.main import main
 from keyfront.errors import MissingPartError, ServerError
 
@@ -151,7 +151,7 @@ def test_latencies_of_an_overload_are_told_by_the_half_percent(
 
 def sent(
     url: str, paths: list[str], times: list[float], **options: object
-) -> tuple[Outcome, dict[str, object]]:
+) -> tuple[Load, dict[str, object]]:
     host, _, port = url.removeprefix("http://").partition(":")
     wires = [generators.wire("GET", url + path, {"X-Auth-Token": SECRET}) for path in paths]
     schedule = [(at, place % len(paths)) for place, at in enumerate(times)]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.lineups import lineup, processes
+from keyfront.benchmarks.lineups import lineup
 from keyfront.benchmarks.lineups.keystone import Keystone
 from keyfront.benchmarks.load import synthetic
+from keyfront.benchmarks.worlds import processes
 from keyfront.cli.main import main
 
 

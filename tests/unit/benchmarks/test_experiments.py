@@ -13,7 +13,6 @@ import pytest
 
 from keyfront.benchmarks.experiments import (
     apache_mpm,
-    catalog,
     counters,
     isolation,
     judging,
@@ -21,13 +20,11 @@ from keyfront.benchmarks.experiments import (
     ldap_pool,
     live_replay,
     memory_limit,
+    run_experiments,
     small_nginx,
 )
-from keyfront.benchmarks.experiments import (
-    run_experiments as command,
-)
 from keyfront.benchmarks.experiments.experiment import as_text
-from keyfront.benchmarks.lineups import published as lineups
+from keyfront.benchmarks.lineups import lineup
 from keyfront.benchmarks.results import Table
 from keyfront.benchmarks.worlds import rabbitmq
 from keyfront.cli.main import main
@@ -104,14 +101,18 @@ def test_a_list_that_keyfront_does_not_speed_up_is_said() -> None:
 
 
 def test_the_line_ups_are_the_published_ones() -> None:
-    found = lineups.lineups()
-    sizes = {name: (one.processes, one.threads) for name, one in found.items() if one.stock}
-    assert sizes == {
+    found = keystone_frontends.settings()
+    assert {name: one.size for name, one in found.items() if one.stock} == {
         "apache stock": (5, 1),
         "nginx stock": (10, 2),
         "apache tuned": (38, 4),
         "nginx tuned": (38, 5),
     }
+    for one in found.values():
+        if one.stock:
+            numbers = lineup.NUMBERS[one.lineup.tuning]
+            nginx = one.lineup.topology == "nginx+uwsgi"
+            assert one.size == (numbers.uwsgi if nginx else numbers.mod_wsgi)
     assert found["nginx tuned"].database_connections == 200
     assert not found["keyfront"].stock
 
@@ -266,14 +267,14 @@ def test_old_advice_is_named_when_it_is_gone() -> None:
 
 
 def test_there_are_the_five() -> None:
-    assert catalog.NAMES == (
+    assert run_experiments.NAMES == (
         "keystone-frontends",
         "apache-mpm",
         "ldap-pool",
         "small-nginx",
         "live-replay",
     )
-    assert all(one.source and one.title for one in catalog.EXPERIMENTS.values())
+    assert all(one.source and one.title for one in run_experiments.EXPERIMENTS.values())
 
 
 @pytest.mark.parametrize(
@@ -298,16 +299,16 @@ def test_results_do_not_go_where_a_file_is(tmp_path: Path) -> None:
     file.touch()
     given = Namespace(name="all", quick=True, seconds=None, sqlite=False, results=file)
     with pytest.raises(OptionError, match="--results"):
-        command.run(given, io.StringIO())
+        run_experiments.run(given, io.StringIO())
 
 
 def test_a_child_is_told_all_by_its_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(isolation, "raise_loopback", lambda: None)
-    monkeypatch.setattr(command, "perform", lambda task, out: seen.append(task) or 0)
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(run_experiments, "perform", lambda task, out: seen.append(task) or 0)
+    monkeypatch.setattr(run_experiments.signal, "signal", lambda *_: None)
     given = io.StringIO(json.dumps({"names": ["x"]}))
-    assert command.child(given, io.StringIO(), terminate=lambda: None) == 0
+    assert run_experiments.child(given, io.StringIO(), terminate=lambda: None) == 0
     assert seen == [{"names": ["x"]}]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.benchmarks.lineups.processes import split
 from keyfront.benchmarks.load import generators
-from keyfront.benchmarks.load.measured import CLOSED, OPEN, Outcome, percentile
+from keyfront.benchmarks.load.measured import CLOSED, OPEN, Load, percentile
+from keyfront.benchmarks.worlds.processes import split
 from keyfront.errors import MissingPartError, OptionError, ServerError
 
 AB = """\
@@ -85,7 +85,7 @@ def test_h2load_tells_refusals_and_answers_apart() -> None:
     assert found.failures == {"status 503": 1, "no answer": 1, "connection": 2, "timeout": 1}
 
 
-def sent(**changes: object) -> Outcome:
+def sent(**changes: object) -> Load:
     values = {
         "good": 3, "failures": {"timeout": 1}, "seconds": 2.0, "cpu": 0.2,
         "latencies": [[1000, 2], [5000, 1]], "late": [[100, 4]],
@@ -105,8 +105,8 @@ def test_a_generator_that_is_the_limit_says_so() -> None:
     # late, but little to what is measured
     assert not sent(late=[[20000, 4]], latencies=[[1_000_000, 3]]).at_limit
     assert sent(cpu=1.9).at_limit
-    assert Outcome(generator="wrk", loop=CLOSED, good=1, seconds=1, generator_cpu=0.95).at_limit
-    two = Outcome(generator="siege", loop=CLOSED, good=1, seconds=1, generator_cpu=1, threads=2)
+    assert Load(generator="wrk", loop=CLOSED, good=1, seconds=1, generator_cpu=0.95).at_limit
+    two = Load(generator="siege", loop=CLOSED, good=1, seconds=1, generator_cpu=1, threads=2)
     assert not two.at_limit
 
 
@@ -117,7 +117,7 @@ def test_percentiles() -> None:
 
 
 def test_nothing_at_all_has_no_rate() -> None:
-    empty = Outcome(generator="wrk", loop=CLOSED, good=0, seconds=0, generator_cpu=0)
+    empty = Load(generator="wrk", loop=CLOSED, good=0, seconds=0, generator_cpu=0)
     assert (empty.rate, empty.failed_share, empty.generator_cores) == (0, 0, 0)
     assert empty.sample()["longest_ms"] is None
 

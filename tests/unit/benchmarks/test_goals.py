@@ -10,7 +10,7 @@ from keyfront.benchmarks import results
 from keyfront.benchmarks.compare import goals, token_report, token_samples
 from keyfront.benchmarks.compare.goals import MET, MISSED, UNCLEAR, Goal
 from keyfront.benchmarks.compare.token_samples import CASES, RATIOS, Sample, Samples
-from keyfront.benchmarks.load.wrk import Load
+from keyfront.benchmarks.load.measured import CLOSED, Load
 
 AT_LEAST = Goal("one", "other", "rate", 0.9)
 AT_MOST = Goal("one", "other", "p99", 2.0)
@@ -43,7 +43,13 @@ def test_every_goal_is_of_cases_that_are_measured_and_shown() -> None:
 
 
 def sample(rate: int, milliseconds: int) -> Sample:
-    return Sample(Load(rate, 1.0, 0, 0.5, Counter({milliseconds * 1000: rate})), 0.1)
+    return Sample(
+        Load(
+            generator="wrk", loop=CLOSED, good=rate, seconds=1.0, generator_cpu=0.5,
+            latencies=Counter({milliseconds * 1000: rate}),
+        ),
+        0.1,
+    )  # fmt: skip
 
 
 @pytest.fixture

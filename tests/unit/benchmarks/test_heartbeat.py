@@ -32,7 +32,7 @@ from keyfront.benchmarks.compare.goals import (
 from keyfront.benchmarks.compare.heartbeat_idle import Idle, Results
 from keyfront.benchmarks.compare.heartbeat_publish import CASES, SIDES, Sample, Samples
 from keyfront.benchmarks.compare.heartbeat_worker import PATCHES, Task
-from keyfront.benchmarks.load.wrk import Load
+from keyfront.benchmarks.load.measured import CLOSED, Load
 from keyfront.benchmarks.worlds import rabbitmq
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
 from support.served import PATIENCE
@@ -203,7 +203,10 @@ def test_services_are_loaded_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(url: str, headers: dict[str, str], *, seconds: int, connections: int) -> Load:
         loaded.append(url)
         # it gets slower all the time
-        return Load(1000 - 100 * len(loaded), 1.0, len(loaded) // 9, 0.0, Counter())
+        return Load(
+            generator="wrk", loop=CLOSED, good=1000 - 100 * len(loaded), seconds=1.0,
+            failures=Counter(read=len(loaded) // 9), generator_cpu=0.0,
+        )  # fmt: skip
 
     monkeypatch.setattr("keyfront.benchmarks.load.wrk.run", run)
     urls = {"bare": "A", "kept": "B"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +15,20 @@ from keyfront.benchmarks.compare.goals import MET, MISSED, SERVICE_GOALS
 from keyfront.benchmarks.compare.service_report import CASES, RATIOS, Settings
 from keyfront.benchmarks.compare.service_servers import CANDIDATES, Services
 from keyfront.benchmarks.compare.token_samples import Sample, Samples
-from keyfront.benchmarks.load.wrk import Load
+from keyfront.benchmarks.load.measured import CLOSED, Load
 from keyfront.errors import ServerError
 
 RATES = {"bare": 1000, "lease": 950, "lease, no catalog": 960, "strict": 400, "memcached": 80}
 
 
 def sample(rate: int) -> Sample:
-    return Sample(Load(rate, 1.0, 0, 0.5, Counter({250: rate})), 0.1)
+    return Sample(
+        Load(
+            generator="wrk", loop=CLOSED, good=rate, seconds=1.0, latencies=Counter({250: rate}),
+            generator_cpu=0.5,
+        ),
+        0.1,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -68,7 +75,7 @@ def test_who_goes_on_with_a_revoked_token_is_an_error(
     late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services = Services(tmp_path, tmp_path)
-    services._keystone = None  # type: ignore[assignment]
+    services._server = SimpleNamespace(url="")  # type: ignore[assignment]
     asked: list[str] = []
 
     def answers(name: str, token: str) -> list[tuple[int, str]]:

@@ -14,18 +14,17 @@ from typing import Any
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.lineups import files
 from keyfront.benchmarks.lineups.lineup import Lineup, parse
-from keyfront.benchmarks.load import generators, sweep, sweep_command, sweep_tables
-from keyfront.benchmarks.load.measured import CLOSED, OPEN, Outcome, Request
+from keyfront.benchmarks.load import generators, sweep
+from keyfront.benchmarks.load.measured import CLOSED, OPEN, Load, Request
 from keyfront.cli.main import main
 from keyfront.errors import BenchmarkError, OptionError, ServerError
 
 
 def settings(*arguments: str) -> sweep.Settings:
     parser = ArgumentParser()
-    sweep_command.add(parser)
-    return sweep_command.read(parser.parse_args(arguments))
+    sweep.add(parser)
+    return sweep.read(parser.parse_args(arguments))
 
 
 def test_without_arguments_it_is_the_whole_grid() -> None:
@@ -77,7 +76,7 @@ def test_bad_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     # nothing has to be installed to be told
-    monkeypatch.setattr(files, "check", lambda topology, tuning: None)
+    monkeypatch.setattr(Lineup, "check", lambda self: None)
     monkeypatch.setattr(generators, "_program", lambda name: name)
     state = tmp_path / "state"
     options = ["--state", str(state), "--results", str(tmp_path / "results")]
@@ -92,7 +91,7 @@ def test_bad_input_is_one_line(
 
 
 def test_lineups_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "check", lambda topology, tuning: None)
+    monkeypatch.setattr(Lineup, "check", lambda self: None)
     assert parse("--target", "uwsgi") == Lineup("uwsgi", "tuned", False)
     assert parse("--target", "gevent:stock:cached") == Lineup("gevent", "stock", True)
     for wrong in ("iis", "uwsgi:stock:warm", "uwsgi:stock:plain:x"):
@@ -106,6 +105,8 @@ class Found:
     def __init__(self, lineup: Lineup) -> None:
         self.lineup = lineup
         self.seconds = 0.0
+        self.url = "http://h"
+        self.keystone = SimpleNamespace(token=lambda url: "a token")
 
     def cpu(self) -> dict[str, float]:
         self.seconds += 1
@@ -117,8 +118,8 @@ class Found:
 
     def settle(self) -> None: ...
 
-    def projects(self) -> Request:
-        return Request("http://h/v3/projects", {})
+    def memory(self) -> float:
+        return 100.0
 
 
 @pytest.fixture
@@ -133,17 +134,17 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     def closed(
         name: str, request: Request, *, connections: int, seconds: int, cores: object
-    ) -> Outcome:
+    ) -> Load:
         seen.append((name, connections, seconds))
         failures = Counter({"status": 5}) if connections > 100 else Counter()
-        return Outcome(
+        return Load(
             generator=name, loop=CLOSED, good=1000, failures=failures, seconds=2.0,
             latencies=Counter({4000: 1000}), generator_cpu=1.0,
         )  # fmt: skip
 
-    def constant(request: Request, *, rate: float, seconds: float, cores: object) -> Outcome:
+    def constant(request: Request, *, rate: float, seconds: float, cores: object) -> Load:
         seen.append(("constant", rate, seconds))
-        return Outcome(
+        return Load(
             generator="constant", loop=OPEN, good=10, seconds=1.0, latencies=None, generator_cpu=1
         )
 
@@ -237,7 +238,7 @@ def test_tables() -> None:
     one, two = Lineup("uwsgi", "stock"), Lineup("uwsgi", "tuned", True)
     found = {
         table.name: table
-        for table in sweep_tables.tables(
+        for table in sweep.tables(
             [
                 sample(one, 10, 812.34),
                 sample(one, 200, 900, failed=1000, p50_ms=None),
@@ -256,4 +257,4 @@ def test_tables() -> None:
     assert found["latency"].rows[1] == [200, None, None]
     assert found["rates"].rows == [[50.0, "99.9 %, 1.25 / 20"]]
     assert [row[3:5] for row in found["best"].rows] == [["812", 10], ["8.12", 10]]
-    assert sweep_tables.tables([]) == []
+    assert sweep.tables([]) == []

@@ -9,11 +9,15 @@ import pytest
 pytest.importorskip("sqlalchemy")
 
 from keyfront.benchmarks.compare import token_hit
-from keyfront.benchmarks.compare.token_candidates import BARE, CANDIDATES, STOCK
-from keyfront.benchmarks.compare.token_servers import Answer, Servers, comparable
+from keyfront.benchmarks.compare.token_servers import (
+    BARE,
+    CANDIDATES,
+    STOCK,
+    Answer,
+    Servers,
+    comparable,
+)
 from keyfront.errors import ServerError
-
-VALUES = {"database": "/db", "shared": "/dev/shm/x", "memcached": "127.0.0.1:11211"}
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +46,10 @@ def test_an_entry_weighs_about_what_the_memory_counts() -> None:
 
 def test_stock_candidates_have_nothing_of_keyfront(tmp_path: Path) -> None:
     for name, candidate in CANDIDATES.items():
-        text = candidate.configuration(VALUES)
         servers = Servers(tmp_path, tmp_path)
+        text = candidate.configuration(
+            servers.keystone, shared=Path("/dev/shm/x"), memcached="127.0.0.1:11211"
+        )
         ini = servers._ini(candidate, 5000, tmp_path)
         if candidate.module is None:
             assert "path = /dev/shm/x\n" in text
@@ -51,8 +57,8 @@ def test_stock_candidates_have_nothing_of_keyfront(tmp_path: Path) -> None:
             assert "module = keyfront.gateway.uwsgi:application\n" in ini
         else:
             assert candidate.module in (STOCK, BARE)
-            assert "keyfront" not in text
-            assert "connection = sqlite:////db\n" in text
+            assert "keyfront" not in text.replace(str(tmp_path), "")
+            assert f"connection = sqlite:///{tmp_path}/state/keystone.sqlite\n" in text
             assert f"\nmodule = {candidate.module}\n" in ini
         assert ("http11-socket = " in ini) == candidate.kept == name.endswith(" kept")
         assert ("Connection: close" in ini) != candidate.kept

@@ -7,11 +7,12 @@ import stat
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keyfront.benchmarks.load import wrk
-from keyfront.benchmarks.load.measured import percentile
+from keyfront.benchmarks.load.measured import Load, percentile
 from keyfront.errors import MissingPartError, ServerError
 
 # Stands in for wrk: notes what it was told and reports three answers and two kinds of failure.
@@ -49,15 +50,28 @@ def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, status: int) -> N
     monkeypatch.setenv("PATH", str(folder))
 
 
-def run(**options: str) -> wrk.Load:
+def run(**options: Any) -> Load:
     headers = {"X-Auth-Token": "secret-token"}
     return wrk.run("http://127.0.0.1:1/", headers, seconds=2, connections=4, **options)
 
 
 def test_counts_good_answers_and_errors(notes: Path) -> None:
     seen = run()
-    assert (seen.requests, seen.errors, seen.seconds, seen.rate) == (3, 3, 2.0, 1.5)
+    assert (seen.good, seen.failed, seen.seconds, seen.rate) == (3, 3, 2.0, 1.5)
     assert seen.latencies == Counter({100: 3, 9000: 1})
+
+
+def test_failures_are_told_by_status_if_wanted(notes: Path) -> None:
+    run()
+    assert "response" not in json.loads(notes.read_text())["script"]
+    run(statuses=True)
+    assert "function response" in json.loads(notes.read_text())["script"]
+    printed = "summary 9 1000000 5\nfailed read 2\nanswered refused 3\nanswered status_502 2\n"
+    seen = wrk.parse(f"{printed}latency 100 9", 0.0)
+    assert seen.failures == {"refused": 3, "status 502": 2, "read": 2}
+    # refusals are among them: they tell nothing of good answers
+    assert (seen.good, seen.percentile(0.5)) == (4, None)
+    assert seen.sample()["p99_with_failed_ms"] == 0.1
 
 
 def test_a_secret_is_in_no_argument_and_in_no_file_of_others(notes: Path) -> None:

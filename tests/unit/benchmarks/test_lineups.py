@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.benchmarks.lineups import files
+from keyfront.benchmarks.lineups import lineup, servers
 from keyfront.benchmarks.lineups.keystone import Keystone
+from keyfront.benchmarks.lineups.lineup import TOPOLOGIES, TUNED, TUNINGS, Lineup
 from keyfront.common import programs as machine
 from keyfront.errors import MissingPartError, OptionError
 
@@ -22,27 +23,28 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "mod_wsgi_module", lambda: "/modules/mod_wsgi.so")
     monkeypatch.setattr(machine, "uwsgi_program", lambda: "/usr/bin/uwsgi")
     monkeypatch.setattr(machine, "require_module", lambda module, extra: None)
-    monkeypatch.setattr(files, "somaxconn", lambda: 4096)
+    monkeypatch.setattr(lineup, "somaxconn", lambda: 4096)
+    monkeypatch.setattr(servers, "as_ordinary_user", lambda: ())
 
 
 def made(
     folder: Path, topology: str, tuning: str, *, cached: bool = False
-) -> tuple[dict[str, str], list[files.Program]]:
+) -> tuple[dict[str, str], list[lineup.Program]]:
     """The text of each file, by its name, and the programs."""
     folder.mkdir(exist_ok=True)
     keystone = Keystone(folder / "state")
     environment = keystone.environment(folder, folder / "shared" if cached else None)
-    room = files.Room(folder / "room", environment)
-    place = files.Place(
+    room = lineup.Room(folder / "room", environment)
+    place = lineup.Place(
         room=room, listen="127.0.0.1:5000", upstream="127.0.0.1:5001", cached=cached, cores=3
     )
-    programs = files.programs(topology, tuning, place)
+    programs = lineup.made(Lineup(topology, tuning, cached), place)
     found = {path.name: path.read_text() for path in room.run.iterdir() if path.is_file()}
-    found["keystone"] = (folder / "line-up.conf").read_text()
+    found["keystone"] = (folder / "more.conf").read_text()
     return found, programs
 
 
-@pytest.mark.parametrize("topology", files.TOPOLOGIES)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_stock_has_no_line_of_keyfront(topology: str, tmp_path: Path) -> None:
     found, programs = made(tmp_path, topology, "stock")
     for text in found.values():
@@ -55,8 +57,8 @@ def test_stock_has_no_line_of_keyfront(topology: str, tmp_path: Path) -> None:
     assert all("KEYFRONT_APP" not in program.environment for program in programs)
 
 
-@pytest.mark.parametrize("topology", files.TOPOLOGIES)
-@pytest.mark.parametrize("tuning", files.TUNINGS)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("tuning", TUNINGS)
 def test_the_cache_is_there_when_it_is_on(topology: str, tuning: str, tmp_path: Path) -> None:
     on, _ = made(tmp_path / "on", topology, tuning, cached=True)
     off, _ = made(tmp_path / "off", topology, tuning)
@@ -64,8 +66,8 @@ def test_the_cache_is_there_when_it_is_on(topology: str, tuning: str, tmp_path: 
     assert "routes = /v3/projects" in on["keystone"]
     assert "keyfront_token_cache" not in off["keystone"]
     assert "plugin" not in off["keystone"]
-    application = "keystone.wsgi" if "mod_wsgi" in topology else "uwsgi.ini"
-    if tuning != files.TUNED:
+    application = servers.WSGI_SCRIPT if "mod_wsgi" in topology else "uwsgi.ini"
+    if tuning != TUNED:
         assert "keyfront.gateway" in on[application]
         assert "keystone.wsgi.api" in off[application]
     else:
@@ -124,14 +126,14 @@ def test_secrets_are_for_this_user_only(tmp_path: Path) -> None:
 
 def test_what_is_unknown_or_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="--topology = iis: must be one of uwsgi"):
-        files.check("iis", "stock")
+        Lineup("iis", "stock").check()
     with pytest.raises(OptionError, match="--tuning = best: must be one of stock, tuned"):
-        files.check("uwsgi", "best")
+        Lineup("uwsgi", "best").check()
 
     def missing(*_: object) -> str:
         raise MissingPartError("nginx is not installed: run apt install nginx")
 
     monkeypatch.setattr(machine, "system_program", missing)
     with pytest.raises(MissingPartError, match="apt install nginx"):
-        files.check("nginx+uwsgi", "stock")
-    files.check("uwsgi", "stock")
+        Lineup("nginx+uwsgi", "stock").check()
+    Lineup("uwsgi", "stock").check()

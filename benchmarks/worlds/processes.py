@@ -1,7 +1,8 @@
-"""Servers and generators as processes: on cores of their own, and none outlives the measurement.
+"""Servers and generators as processes on loopback: none outlives the measurement.
 
 Each leads a session of its own, so that Ctrl-C in a terminal reaches only the measurement, which
-then ends them; should it be killed, the kernel tells them to end.
+then ends them; should it be killed, the kernel tells them to end. They can be given cores of their
+own.
 """
 
 from __future__ import annotations
@@ -11,25 +12,51 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from keyfront.common import programs
 from keyfront.errors import ServerError
+from keyfront.gateway.serve.supervisor import first_error
 
 from .. import surroundings
 
+HOST = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
+# Seconds, for a busy machine: 38 processes on one core load Keystone one after the other.
+START_PATIENCE = 300.0
 # Seconds that a server gets to end; it has no requests left to answer.
 STOP_PATIENCE = 5.0
 #: Descriptors of a login shell or a unit without settings, which stock servers get.
 STOCK_FILES = 1024
 #: Descriptors for everything else; enough for 5000 connections through a web server.
 FILES = 65536
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens at now."""
+    return programs.claim(f"{HOST}:0", HOST, 0)
+
+
+def status(port: int, path: str = "/", *, patience: float = 60.0) -> int:
+    """Return the status of one GET on loopback, 0 if there is no answer within ``patience``."""
+    client = HTTPConnection(HOST, port, timeout=patience)
+    try:
+        client.request("GET", path, headers={"Connection": "close"})
+        answer = client.getresponse()
+        answer.read()
+        return answer.status
+    except (OSError, HTTPException):
+        return 0
+    finally:
+        client.close()
 
 
 class Cores(NamedTuple):
@@ -63,6 +90,29 @@ def split(allowed: Collection[int] | None = None) -> Cores:
 
 def _plural(cores: Collection[int]) -> str:
     return f"{len(cores)} core{'' if len(cores) == 1 else 's'}"
+
+
+def family(pid: int) -> list[int]:
+    """Return the numbers of a process and its living descendants, itself first."""
+    found = [pid]
+    for one in found:
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
+    return found
+
+
+def memory(pid: int) -> dict[str, float]:
+    """Return the MiB that a process takes: ``Pss``, shared pages in parts, and ``Rss``, whole.
+
+    A process that has ended takes none.
+    """
+    found = {"Pss": 0.0, "Rss": 0.0}
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+            name, kib = line.split()[:2]
+            if name[:-1] in found:
+                found[name[:-1]] = int(kib) / 1024
+    return found
 
 
 class HangError(ServerError):
@@ -160,6 +210,53 @@ class Process:
     def poll(self) -> int | None:
         """Its exit status, or ``None`` while it runs."""
         return self._process.poll()
+
+    def check(self) -> None:
+        """Find out that it runs.
+
+        :raises ServerError: it has ended; says why, as well as its log tells
+        """
+        if self.poll() is not None:
+            raise ServerError(f"{self.name} ended: {self._cause()}")
+
+    def wait_until(self, ready: Callable[[], bool], *, seconds: float = START_PATIENCE) -> None:
+        """Wait until ``ready`` returns true.
+
+        :raises ServerError: it ended, or was not ready within ``seconds``
+        """
+        deadline = time.monotonic() + seconds
+        while not ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"{self.name} is not ready after {seconds:.0f} s: {self._cause()}"
+                )
+            time.sleep(0.02)
+
+    def wait_for_port(self, port: int) -> None:
+        """Wait until it takes connections at a port of loopback.
+
+        :raises ServerError: it ended, or takes none
+        """
+
+        def ready() -> bool:
+            try:
+                socket.create_connection((HOST, port), timeout=1).close()
+            except OSError:
+                return False
+            return True
+
+        self.wait_until(ready)
+
+    def wait_for_answer(self, port: int, path: str = "/") -> None:
+        """Wait until ``GET path`` is answered with a status below 500.
+
+        :raises ServerError: it ended, or does not answer so
+        """
+        self.wait_until(lambda: 0 < status(port, path) < 500)
+
+    def _cause(self) -> str:
+        return first_error(self.log) if self.log else "it has no log"
 
     def cpu(self) -> float:
         """CPU seconds of it and its descendants until now, or until it was stopped."""

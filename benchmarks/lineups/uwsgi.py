@@ -1,0 +1,161 @@
+"""A uWSGI that a comparison loads, on a port of loopback.
+
+uWSGI's ``http-socket`` closes after each answer, as packaged. One that keeps connections has
+``http11-socket`` instead; then a connection occupies a thread.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import NamedTuple
+
+from keyfront.common import programs
+from keyfront.common.templates import render, uwsgi_value
+from keyfront.errors import ServerError
+from keyfront.gateway import application
+from keyfront.gateway.serve import lineups as serve_lineups
+from keyfront.gateway.serve.state import State
+
+from ..worlds.processes import HOST, Process
+
+PROCESSES = 2
+# Seconds until an answer that does not come is an error.
+_PATIENCE = 30
+
+
+class Server(NamedTuple):
+    """A running uWSGI."""
+
+    port: int
+    process: Process
+    log: Path
+
+    @property
+    def url(self) -> str:
+        """Its URL without a path."""
+        return f"http://{HOST}:{self.port}"
+
+    def tail(self) -> str:
+        """Return the end of its log, for an error."""
+        return self.log.read_text(errors="replace")[-600:]
+
+    def cpu(self) -> float:
+        """Return the CPU seconds of the master and its workers up to now.
+
+        :raises ServerError: it has ended
+        """
+        self.process.check()
+        return self.process.cpu()
+
+    def answers(
+        self, count: int, path: str, headers: Mapping[str, str]
+    ) -> list[tuple[int, str, list[tuple[str, str]], str]]:
+        """Send so many GETs at once, so that no worker or thread answers two of them.
+
+        :return: of each answer status, reason, headers and body
+        :raises ServerError: one is not answered
+        """
+        clients = [HTTPConnection(HOST, self.port, timeout=_PATIENCE) for _ in range(count)]
+        found = []
+        try:
+            for client in clients:
+                client.request("GET", path, headers=dict(headers))
+            for client in clients:
+                answer = client.getresponse()
+                text = answer.read().decode()
+                found.append((answer.status, answer.reason, answer.getheaders(), text))
+        except (OSError, HTTPException) as error:
+            raise ServerError(f"uWSGI does not answer: {error!r}: {self.tail()}") from None
+        finally:
+            for client in clients:
+                client.close()
+        return found
+
+
+def packaged(
+    state: State,
+    port: int,
+    folder: Path,
+    *,
+    module: str | None = None,
+    lazy: bool = False,
+    kept: bool = False,
+    threads: int = 1,
+) -> str:
+    """Return the packaged ini file for 2 processes, with no request log.
+
+    :param module: uWSGI's ``module``; ``None`` for keyfront's entrypoint
+    :param lazy: whether each worker loads the application: nothing in it reopens what a fork must
+        not share
+    :param kept: whether connections are kept
+    :raises ServerError: the packaged file is not as this expects
+    """
+    plan = serve_lineups.Plan(
+        state=state,
+        listen=f"{HOST}:{port}",
+        target=application.default_target(),
+        runtime=folder,
+        stop_timeout=1,
+        processes=PROCESSES,
+    )
+    values = {**plan.values(), "threads": threads, "stats_socket": folder / "stats.sock"}
+    text = render("uwsgi/keyfront.ini.j2", **values) + "\ndisable-logging = true\n"
+    changes = {}
+    if module is not None:
+        changes["module = keyfront.gateway.uwsgi:application"] = f"module = {module}"
+    if lazy:
+        changes["lazy-apps = false"] = "lazy-apps = true"
+    if kept:
+        changes["\nhttp-socket = "] = "\nhttp11-socket = "
+        changes["add-header = Connection: close\n"] = ""
+    for old, new in changes.items():
+        if text.count(old) != 1:
+            raise ServerError(f"the packaged uWSGI ini has changed: no single {old!r} in it")
+        text = text.replace(old, new)
+    return text
+
+
+def plain(options: Mapping[str, object]) -> str:
+    """Return an ini file that has nothing but a master, this Python and these options."""
+    lines = ["[uwsgi]", "master = true", "need-app = true", "enable-threads = true"]
+    lines.append(f"virtualenv = {uwsgi_value(programs.python_home())}")
+    lines += [f"{name} = {uwsgi_value(value)}" for name, value in options.items()]
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def serving(
+    folder: Path,
+    text: str,
+    port: int,
+    environment: Mapping[str, str],
+    *,
+    lazy: bool = False,
+    processes: int = PROCESSES,
+) -> Iterator[Server]:
+    """Run one until the block ends; all its workers have loaded the application.
+
+    :param folder: of its files; of this user only
+    :param text: of its ini file
+    :param port: that the ini file names
+    :raises ServerError: it does not start
+    """
+    file, log = folder / "uwsgi.ini", folder / "uwsgi.log"
+    file.write_text(text)
+    # with lazy-apps a worker is there before its application
+    line = "WSGI app 0 " if lazy else "spawned uWSGI worker"
+
+    def ready() -> bool:
+        return log.read_text(errors="replace").count(line) >= processes
+
+    command = [programs.uwsgi_program(), "--ini", str(file)]
+    # at once: it has nothing left to answer
+    with Process(
+        "uWSGI", command, log=log, environment=environment, folder=folder, stop=signal.SIGINT
+    ) as process:
+        process.wait_until(ready)
+        yield Server(port, process, log)

@@ -1,0 +1,89 @@
+"""A memcached: empty, on loopback or at a socket, gone when the block ends."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from keyfront.common import programs
+
+from .processes import HOST, Process, free_port
+
+# Seconds; a bound on a hang, not an expectation.
+_PATIENCE = 90.0
+
+
+@dataclass(frozen=True)
+class Memcached:
+    """A running memcached."""
+
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT``, as oslo.cache's ``memcache_servers`` wants it."""
+        return f"{self.host}:{self.port}"
+
+    def stats(self) -> dict[str, str]:
+        """Return its own counters, ``cmd_set`` and ``get_hits`` among them."""
+        lines = self._ask("stats", b"END\r\n").decode("ascii").splitlines()
+        return dict(line.split(" ", 2)[1:] for line in lines if line.startswith("STAT "))
+
+    def flush(self) -> None:
+        """Forget everything, as a restart would."""
+        self._ask("flush_all", b"OK\r\n")
+
+    def _ask(self, command: str, end: bytes) -> bytes:
+        with socket.create_connection((self.host, self.port), _PATIENCE) as client:
+            client.sendall(command.encode() + b"\r\n")
+            answer = b""
+            while not answer.endswith(end):
+                part = client.recv(65536)
+                assert part, f"memcached hung up after {answer!r}"
+                answer += part
+        return answer
+
+
+@contextmanager
+def memcached() -> Iterator[Memcached]:
+    """Run a memcached with 64 MB at a port of loopback until the block ends.
+
+    :raises MissingPartError: it is not installed; names the command
+    :raises ServerError: it does not start
+    """
+    port = free_port()
+    with _process("-l", HOST, "-p", str(port), "-U", "0") as process:
+        process.wait_for_port(port)
+        yield Memcached(HOST, port)
+
+
+@contextmanager
+def memcached_at(path: Path) -> Iterator[str]:
+    """Run a memcached at a Unix socket until the block ends; gives ``unix:PATH``.
+
+    :raises MissingPartError: it is not installed; names the command
+    :raises ServerError: it does not start
+    """
+    with _process("-s", str(path)) as process:
+        process.wait_until(path.exists)
+        yield f"unix:{path}"
+
+
+def _process(*options: str) -> Process:
+    # without a user it refuses to run as root
+    user = ["-u", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
+    return Process("memcached", [program(), "-m", "64", *user, *options])
+
+
+def program() -> str:
+    """Return where memcached is.
+
+    :raises MissingPartError: it is not installed; names the command
+    """
+    return programs.system_program(("memcached",), "memcached")
