@@ -53,7 +53,7 @@ EXTRAS = {
     ],
     "experiments": [
         "matplotlib>=3.8",  # draws the figures of the report; the page itself needs nothing
-        "cryptography>=42",  # makes the certificates of servers with TLS
+        "trustme>=1.2",  # makes the certificates of servers with TLS
         "eventlet",  # patches the service that apache-mpm compares
         "gevent>=24.2",  # uWSGI's greenlet workers
         "keystone>=30",  # the service under load
@@ -66,7 +66,7 @@ EXTRAS = {
         "uwsgi>=2.0.27",  # never beside pyuwsgi: both install bin/uwsgi
     ],
     "test": [
-        "cryptography>=42",  # makes the certificates of the TLS tests; Keystone brings it anyway
+        "cryptography>=42",  # encrypts keys of the TLS tests; Keystone and trustme bring it anyway
         "amqp>=5",  # the AMQP client that the heartbeat keeps alive
         "eventlet",  # the LDAP pool and the heartbeat are tested under its green threads, too
         "fixtures",  # set up Keystone's own LDAP tests, which are run with our driver
@@ -102,6 +102,7 @@ EXTRAS = {
         "requests",  # plain HTTP against the running servers
         "requests-mock",  # keystonemiddleware's own tests, which are run with our middleware
         "setuptools>=77",  # the packaging tests build without an isolated environment
+        "trustme>=1.2",  # makes the certificates of the TLS tests
         "uwsgi>=2.0.27",  # never beside pyuwsgi: both install bin/uwsgi
     ],
 }

@@ -16,25 +16,21 @@ the rounds, with the lowest and the highest, and says of each goal whether it wa
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import io
 import json
 import logging
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keyfront.common import programs
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
 
+from ..worlds.memcached import memcached_at
 from . import goals
 from .goals import AUTHTOKEN_GOALS, AUTHTOKEN_MICROSECONDS, MET, MISSED, Goal
 from .token_hit import Times, call, timed
@@ -54,7 +50,6 @@ TOKENS = 100
 SEED = 20
 KEYFRONT, LOCAL, MEMCACHED = "keyfront", "in-process", "memcached"
 CASES = (KEYFRONT, LOCAL, MEMCACHED)
-_PATIENCE = 10.0
 _TOKEN = "gAAAAAB{:0>177}"
 
 Samples = dict[str, list[float]]
@@ -220,30 +215,6 @@ def judge(samples: Samples) -> dict[Goal, str]:
     return found
 
 
-@contextlib.contextmanager
-def running_memcached() -> Iterator[str]:
-    """Run a memcached until the block ends; returns what keystonemiddleware calls it.
-
-    :raises MissingPartError: it is not installed
-    :raises ServerError: it does not start
-    """
-    program = programs.system_program(("memcached",), "memcached")
-    with tempfile.TemporaryDirectory(prefix="authtoken-hit-") as folder:
-        socket = Path(folder) / "socket"
-        user = ["-u", "root"] if os.geteuid() == 0 else []
-        process = subprocess.Popen([program, "-s", str(socket), "-m", "64", *user])
-        try:
-            deadline = time.monotonic() + _PATIENCE
-            while not socket.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise ServerError("memcached does not start")
-                time.sleep(0.02)
-            yield f"unix:{socket}"
-        finally:
-            process.kill()
-            process.wait()
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure, and print the table and the goals."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -255,7 +226,10 @@ def main(arguments: list[str] | None = None) -> int:
     # What it says of options that its plugin takes, and of its in-process cache.
     logging.disable(logging.WARNING)
     try:
-        with running_memcached() as memcached:
+        with (
+            tempfile.TemporaryDirectory(prefix="authtoken-hit-") as folder,
+            memcached_at(Path(folder, "socket")) as memcached,
+        ):
             samples = measure(options.rounds, options.calls, memcached)
     except (MissingPartError, KeyfrontError) as error:
         print(f"authtoken_hit: {error}", file=sys.stderr)

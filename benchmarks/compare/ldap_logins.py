@@ -44,6 +44,7 @@ from keyfront.common import programs
 from keyfront.errors import OptionError
 
 from ..worlds import slapd as directory
+from ..worlds.fault_proxy import ProxyProcess, proxy_process
 from . import command, ldap_report
 from .ldap_keystones import CACHES, Keystones, Server, local_login, login
 from .ldap_report import Settings
@@ -71,7 +72,7 @@ class Bench:
     """
 
     def __init__(
-        self, settings: Settings, slapd: directory.Slapd, proxy: directory.Proxy, folder: Path
+        self, settings: Settings, slapd: directory.Slapd, proxy: ProxyProcess, folder: Path
     ) -> None:
         self.settings = settings
         self.cases = {name: case for name, case in CASES.items() if settings.only in name}
@@ -146,7 +147,7 @@ def measure(settings: Settings) -> dict[str, list[Sample]]:
         users = max(settings.tokens, settings.logins) + 1
         with (
             directory.slapd(folder / "slapd", users) as slapd,
-            directory.proxy(slapd.port) as proxy,
+            proxy_process(slapd.port) as proxy,
         ):
             bench = Bench(settings, slapd, proxy, folder / "keystones")
             say(f"a Keystone is made, and each of {users} users logs in")

@@ -26,7 +26,8 @@ from .. import results
 from ..lineups import servers
 from ..load.generators import parse_ab
 from ..load.measured import Load
-from ..worlds import certificates, rabbitmq
+from ..worlds import rabbitmq
+from ..worlds.certificates import Pair, certificates
 from ..worlds.processes import HOST, Process, finished, free_port
 from . import counters
 from .experiment import Conclusions, Experiment, World
@@ -104,7 +105,7 @@ class Server:
 
 
 @contextmanager
-def served(folder: Path, module: str, side: str, broker: int, tls: Path) -> Iterator[Server]:
+def served(folder: Path, module: str, side: str, broker: int, tls: Pair) -> Iterator[Server]:
     """Run an Apache with the service until the block ends."""
     port = free_port()
     environment = {
@@ -123,8 +124,8 @@ def served(folder: Path, module: str, side: str, broker: int, tls: Path) -> Iter
                 folder, SERVICE, processes=PROCESSES, threads=1, environment=environment
             ),
             "SSLEngine on",
-            f"SSLCertificateFile {tls}/server.pem",
-            f"SSLCertificateKeyFile {tls}/server.key",
+            f"SSLCertificateFile {tls.certificate}",
+            f"SSLCertificateKeyFile {tls.key}",
         ],
         ordinary=True,
     )
@@ -146,14 +147,14 @@ def measure(world: World, record: results.Record) -> None:
     idle = QUICK_IDLE if quick else IDLE
     start = time.monotonic()
     folder = world.folder()
-    certificates.write(folder)
+    pair = certificates(folder).server
     broker_folder = world.folder()
     world.say("RabbitMQ and four Apaches are started")
     with rabbitmq.broker(broker_folder) as broker, ExitStack() as stack:
         running = []
         for module in MODULES:
             for side in SIDES:
-                one = served(world.folder(), module, side, broker.port, folder)
+                one = served(world.folder(), module, side, broker.port, pair)
                 running.append(stack.enter_context(one))
         for server in running:
             server.publish()

@@ -19,6 +19,7 @@ from ..compare.ldap_keystones import DOMAIN, Server, login
 from ..compare.ldap_report import Settings
 from ..compare.ldap_samples import CASES, Sample, Samples, name_of, ratio, row
 from ..worlds import slapd as directory
+from ..worlds.fault_proxy import proxy_process
 from . import counters
 from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, number, verdict
@@ -285,7 +286,7 @@ def run(world: World, record: results.Record) -> Conclusions:
     users = chosen.tokens + 1
     with (
         directory.slapd(folder / "slapd", users) as slapd,
-        directory.proxy(slapd.port) as proxy,
+        proxy_process(slapd.port) as proxy,
     ):
         bench = Bench(chosen, slapd, proxy, folder / "keystones")
         world.say(f"a Keystone with {users} users in LDAP is made")

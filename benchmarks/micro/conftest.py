@@ -43,7 +43,7 @@ def stock() -> Iterator[Step]:
 @pytest.fixture(scope="session")
 def directory() -> Iterator[Slapd]:
     """A slapd with a few users, on loopback."""
-    pytest.importorskip("cryptography")
+    pytest.importorskip("trustme")
     from keyfront.benchmarks.worlds.slapd import slapd
 
     with tempfile.TemporaryDirectory(prefix="bench-micro-") as folder:

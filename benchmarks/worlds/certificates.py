@@ -1,79 +1,136 @@
-"""Certificates for the TLS servers of benchmarks: an authority of a day, a server on loopback."""
+"""A certificate authority, and certificates that are right or wrong in one way each.
+
+Kept in a folder: asked for again there, they are read back. Nobody should trust them; they are
+valid for some days only.
+"""
 
 from __future__ import annotations
 
 import datetime
-import ipaddress
+import hashlib
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from keyfront.errors import MissingPartError
+from keyfront.common import programs
 
-from .processes import HOST
+WRONG_HOST = "elsewhere.example.org"
+_HERE = ("localhost", "127.0.0.1", "::1")
+_DAY = datetime.timedelta(days=1)
 
 
-def write(folder: Path) -> None:
-    """Write ``ca.pem``, and ``server.pem`` with ``server.key`` for 127.0.0.1.
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, both PEM files."""
 
-    :raises MissingPartError: ``cryptography`` is not installed; names the command
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What :func:`certificates` made; all of it is signed by ``ca_file`` unless said otherwise."""
+
+    folder: Path
+
+    @property
+    def ca_file(self) -> Path:
+        """The authority that clients should trust."""
+        return self.folder / "ca.pem"
+
+    @property
+    def ca_dir(self) -> Path:
+        """A folder with only that authority, under the name that OpenSSL looks for."""
+        return self.folder / "ca"
+
+    @property
+    def other_ca_file(self) -> Path:
+        """An authority that has signed :attr:`other_ca` and nothing else."""
+        return self.folder / "other-ca.pem"
+
+    @property
+    def server(self) -> Pair:
+        """For localhost, 127.0.0.1 and ::1."""
+        return self.named("server")
+
+    @property
+    def wrong_host(self) -> Pair:
+        """For :data:`WRONG_HOST` only."""
+        return self.named("wrong-host")
+
+    @property
+    def expired(self) -> Pair:
+        """For the same names as :attr:`server`, until the day before yesterday."""
+        return self.named("expired")
+
+    @property
+    def other_ca(self) -> Pair:
+        """For the same names as :attr:`server`, signed by :attr:`other_ca_file`."""
+        return self.named("other-ca-server")
+
+    @property
+    def client(self) -> Pair:
+        """What a client shows of itself; the common name of its subject is ``client``."""
+        return self.named("client")
+
+    def named(self, name: str) -> Pair:
+        return Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
+
+
+def certificates(folder: Path) -> Certificates:
+    """Make the certificates, or find those that an earlier call made there.
+
+    :param folder: made if missing; for a whole session of pytest its ``getbasetemp()`` does
+    :raises MissingPartError: trustme is not installed; names the command
     """
+    programs.require_module("trustme", "experiments")
+    made = Certificates(folder / "certificates")
+    if made.folder.exists():
+        return made
+    # several processes may be here at once: whoever renames first has made them
+    draft = Certificates(folder / f"certificates.{os.getpid()}")
+    draft.folder.mkdir(parents=True)
+    _make(draft)
     try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-    except ImportError:
-        raise MissingPartError("cryptography is missing: run pip install cryptography") from None
+        draft.folder.rename(made.folder)
+    except OSError:
+        assert made.ca_file.exists()
+    return made
+
+
+def _make(into: Certificates) -> None:
+    from trustme import CA
+
+    # in lower case, for the name that OpenSSL looks for
+    ca, other = (
+        CA(organization_name="keyfront", organization_unit_name=name) for name in ("ca", "other ca")
+    )
+    ca.cert_pem.write_to_path(str(into.ca_file))
+    other.cert_pem.write_to_path(str(into.other_ca_file))
     now = datetime.datetime.now(datetime.UTC)
-    day = datetime.timedelta(days=1)
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "keyfront benchmark ca")])
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    since, until = now - 10 * _DAY, now + 30 * _DAY
+    for pair, authority, names, end in (
+        (into.server, ca, _HERE, until),
+        (into.wrong_host, ca, (WRONG_HOST,), until),
+        (into.expired, ca, _HERE, now - 2 * _DAY),
+        (into.other_ca, other, _HERE, until),
+        (into.client, ca, ("client",), until),
+    ):
+        leaf = authority.issue_cert(*names, common_name=names[0], not_before=since, not_after=end)
+        pair.key.touch(mode=0o600)
+        leaf.private_key_pem.write_to_path(str(pair.key))
+        leaf.cert_chain_pems[0].write_to_path(str(pair.certificate))
+    into.ca_dir.mkdir()
+    into.ca_dir.joinpath(_hashed(ca.cert_pem.bytes())).write_bytes(into.ca_file.read_bytes())
 
-    def build(name: x509.Name, number: int) -> x509.CertificateBuilder:
-        # Python 3.13 verifies strictly and wants all of these extensions
-        authority = number == 0
-        usage = x509.KeyUsage(
-            digital_signature=not authority,
-            key_cert_sign=authority,
-            crl_sign=authority,
-            content_commitment=False,
-            key_encipherment=False,
-            data_encipherment=False,
-            key_agreement=False,
-            encipher_only=False,
-            decipher_only=False,
-        )
-        public = keys[number].public_key()
-        return (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(issuer)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - day)
-            .not_valid_after(now + day)
-            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
-            .add_extension(usage, critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        )
 
-    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))])
-    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST)])
-    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(keys[0].public_key())
-    leaf = (
-        build(own, 1)
-        .add_extension(here, critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(signer, critical=False)
-    )
-    for name, builder in (("ca.pem", build(issuer, 0)), ("server.pem", leaf)):
-        made = builder.sign(keys[0], hashes.SHA256())
-        folder.joinpath(name).write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    key = folder / "server.key"
-    key.touch(mode=0o600)
-    key.write_bytes(
-        keys[1].private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
+def _hashed(certificate: bytes) -> str:
+    """Return an authority's file name in a folder of OpenSSL's: X509_NAME_hash, then a number.
+
+    It hashes the name in lower case without the outer header, two bytes long here.
+    """
+    from cryptography import x509
+
+    subject = x509.load_pem_x509_certificate(certificate).subject
+    digest = hashlib.sha1(subject.public_bytes()[2:], usedforsecurity=False).digest()
+    return f"{int.from_bytes(digest[:4], 'little'):08x}.0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from keyfront.common import programs
 
-from .processes import HOST, Process, free_port
+from .processes import HOST, Process
 
 # Seconds; a bound on a hang, not an expectation.
 _PATIENCE = 90.0
@@ -57,10 +58,13 @@ def memcached() -> Iterator[Memcached]:
     :raises MissingPartError: it is not installed; names the command
     :raises ServerError: it does not start
     """
-    port = free_port()
-    with _process("-l", HOST, "-p", str(port), "-U", "0") as process:
-        process.wait_for_port(port)
-        yield Memcached(HOST, port)
+    with tempfile.TemporaryDirectory(prefix="keyfront-memcached-") as folder:
+        ports = Path(folder, "ports")
+        # it takes a free port itself and, listening, moves this file in place
+        with _process("-l", HOST, "-p", "-1", "-U", "0", MEMCACHED_PORT_FILENAME=ports) as process:
+            process.wait_until(ports.exists)
+            line = next(x for x in ports.read_text().splitlines() if x.startswith("TCP"))
+            yield Memcached(HOST, int(line.rpartition(":")[2]))
 
 
 @contextmanager
@@ -75,10 +79,11 @@ def memcached_at(path: Path) -> Iterator[str]:
         yield f"unix:{path}"
 
 
-def _process(*options: str) -> Process:
+def _process(*options: str, **environment: Path) -> Process:
     # without a user it refuses to run as root
     user = ["-u", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
-    return Process("memcached", [program(), "-m", "64", *user, *options])
+    names = {name: str(value) for name, value in environment.items()}
+    return Process("memcached", [program(), "-m", "64", *user, *options], environment=names)
 
 
 def program() -> str:

@@ -1,4 +1,4 @@
-"""The directory of the LDAP benchmarks: a slapd that counts, and a proxy that makes it far away.
+"""The directory of the LDAP benchmarks: a slapd that counts.
 
 It is Debian's slapd, started here on loopback with TLS, never as a service, and gone when the block
 ends. Its log in the form "stats" tells what clients really sent.
@@ -9,19 +9,17 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from keyfront.common import programs
 from keyfront.errors import ServerError
 
-from . import certificates
-from .processes import HOST, free_port
+from .certificates import certificates
+from .processes import HOST, Process, free_port
 
 SUFFIX = "dc=example,dc=org"
 PEOPLE = f"ou=People,{SUFFIX}"
@@ -30,7 +28,6 @@ SERVICE_DN = f"cn=service,{SUFFIX}"
 SERVICE_PASSWORD = "service-secret"
 # All users are in it.
 GROUP = "everybody"
-START_PATIENCE = 30
 
 _MODULES = Path("/usr/lib/ldap")
 _SCHEMA = Path("/etc/ldap/schema")
@@ -42,8 +39,8 @@ include {schema}/cosine.schema
 include {schema}/inetorgperson.schema
 modulepath {modules}
 moduleload back_mdb
-TLSCertificateFile {folder}/server.pem
-TLSCertificateKeyFile {folder}/server.key
+TLSCertificateFile {pair.certificate}
+TLSCertificateKeyFile {pair.key}
 # 200 clients at once are measured; each holds a thread only while it is answered
 threads 8
 database mdb
@@ -125,19 +122,20 @@ def slapd(folder: Path, users: int) -> Iterator[Slapd]:
     """Run a slapd with user 0 to ``users`` - 1, the service's identity and one group.
 
     :param folder: an empty one of this user only; the caller deletes it
-    :raises MissingPartError: slapd or ``cryptography`` is not installed; names the command
+    :raises MissingPartError: slapd or trustme is not installed; names the command
     :raises ServerError: it did not start
     """
     program = Path(slapd_program())
     if _APPARMOR.exists():
         # a profile goes by the path of the program; a copy has none
         program = Path(shutil.copy2(program, folder / "slapd"))
-    certificates.write(folder)
+    made = certificates(folder)
     folder.joinpath("data").mkdir()
     configuration, content = folder / "slapd.conf", folder / "content.ldif"
-    configuration.write_text(
-        _CONFIGURATION.format(schema=_SCHEMA, modules=_MODULES, folder=folder, suffix=SUFFIX)
+    text = _CONFIGURATION.format(
+        schema=_SCHEMA, modules=_MODULES, folder=folder, suffix=SUFFIX, pair=made.server
     )
+    configuration.write_text(text)
     content.write_text(_ldif(users))
     done = subprocess.run(
         [str(program), "-T", "add", "-q", "-f", str(configuration), "-l", str(content)],
@@ -150,74 +148,16 @@ def slapd(folder: Path, users: int) -> Iterator[Slapd]:
         raise ServerError(f"slapadd failed: {done.stdout.decode(errors='replace')[-600:]}")
     port, plain_port = (free_port() for _ in range(2))
     urls, log = f"ldaps://{HOST}:{port} ldap://{HOST}:{plain_port}", folder / "slapd.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            # with -d it stays in the foreground, and the log goes to standard error, unbuffered
-            [str(program), "-f", str(configuration), "-d", "stats", "-h", urls],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            process_group=0,
-        )
-    try:
-        deadline = time.monotonic() + START_PATIENCE
-        while b"slapd starting" not in log.read_bytes():
-            if process.poll() is not None or time.monotonic() > deadline:
-                end = log.read_text(errors="replace")[-600:]
-                raise ServerError(f"slapd did not start: {end}")
-            time.sleep(0.02)
-        yield Slapd(port, plain_port, folder / "ca.pem", log)
-    finally:
-        process.kill()
-        process.wait()
+    # with -d it stays in the foreground, and the log goes to standard error, unbuffered
+    command = [str(program), "-f", str(configuration), "-d", "stats", "-h", urls]
+    with Process("slapd", command, log=log) as process:
+        process.wait_until(lambda: b"slapd starting" in log.read_bytes())
+        yield Slapd(port, plain_port, made.ca_file, log)
 
 
 def slapd_program() -> str:
     """:raises MissingPartError: slapd is not installed; names the command"""
     return programs.system_program(("slapd",), "slapd")
-
-
-class Proxy:
-    """A running ``delaying_proxy``; made by :func:`proxy`.
-
-    :ivar port: where clients find the server
-    """
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self.port = int(self._answer())
-
-    def delay(self, round_trip: float) -> None:
-        """Have each round trip take so many seconds more, from now on."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(f"{round_trip / 2}\n")
-            self._process.stdin.flush()
-        self._answer()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line:
-            raise ServerError("the delaying proxy ended")
-        return line
-
-
-@contextmanager
-def proxy(target: int) -> Iterator[Proxy]:
-    """Run a delaying proxy in front of a port of loopback, in a process of its own."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.delaying_proxy", "--target", str(target)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    try:
-        yield Proxy(process)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def _ldif(users: int) -> str:

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import pytest
 
+from keyfront.errors import MissingPartError
 from support.served import PATIENCE
 
 T = TypeVar("T")
@@ -106,3 +107,14 @@ def ready(
                 printed = log.read_text(errors="replace")
                 raise AssertionError(f"{process.args}: {error}; it printed: {printed}") from error
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def or_skip(world: contextlib.AbstractContextManager[T]) -> Iterator[T]:
+    """Enter a world of the benchmarks, or skip the test if this machine does not have it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            found = stack.enter_context(world)
+        except MissingPartError as error:
+            pytest.skip(str(error))
+        yield found

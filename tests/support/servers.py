@@ -13,7 +13,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,91 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import psycopg2
-import pymysql
-import pymysql.cursors
 
+from keyfront.benchmarks.worlds.mariadb import MariaDB
+from keyfront.benchmarks.worlds.mariadb import mariadb as _mariadb
+from keyfront.benchmarks.worlds.memcached import Memcached
+from keyfront.benchmarks.worlds.memcached import memcached as _memcached
+from support.programs import or_skip as _or_skip
 from support.programs import own_folder as _own_folder
 from support.programs import program as _program
 from support.programs import ready as _ready
 from support.programs import running as _running
 from support.programs import setpriv as _setpriv
-from support.served import PATIENCE
 
 _USER = "keystone"
 # Greenlet workers open a hundred connections each.
 _CONNECTIONS = 400
-
-
-@dataclass(frozen=True)
-class Memcached:
-    """A running memcached."""
-
-    host: str
-    port: int
-
-    @property
-    def address(self) -> str:
-        """``HOST:PORT``, as oslo.cache's ``memcache_servers`` wants it."""
-        return f"{self.host}:{self.port}"
-
-    def stats(self) -> dict[str, str]:
-        """Its own counters, ``cmd_set`` and ``get_hits`` among them."""
-        lines = self._ask("stats", b"END\r\n").decode("ascii").splitlines()
-        return dict(line.split(" ", 2)[1:] for line in lines if line.startswith("STAT "))
-
-    def flush(self) -> None:
-        """Forget everything, as a restart would."""
-        self._ask("flush_all", b"OK\r\n")
-
-    def _ask(self, command: str, end: bytes) -> bytes:
-        with socket.create_connection((self.host, self.port), PATIENCE) as client:
-            client.sendall(command.encode() + b"\r\n")
-            answer = b""
-            while not answer.endswith(end):
-                part = client.recv(65536)
-                assert part, f"memcached hung up after {answer!r}"
-                answer += part
-        return answer
-
-
-@dataclass(frozen=True)
-class MariaDB:
-    """A running MariaDB; whoever can open the folder of its socket is let in."""
-
-    socket: Path
-    log: Path
-    #: Where replicas find it; 0 if it has none.
-    port: int = 0
-
-    def url(self, name: str) -> str:
-        """What SQLAlchemy, and so Keystone's ``[database] connection``, connects to."""
-        return f"mysql+pymysql://{_USER}@localhost/{name}?unix_socket={self.socket}"
-
-    def fresh_database(self, name: str) -> str:
-        """Make an empty database, in place of one of that name; returns its URL."""
-        connection = self._connect()
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
-                cursor.execute(f"CREATE DATABASE `{name}`")
-        finally:
-            connection.close()
-        return self.url(name)
-
-    def ask(self, *statements: str) -> list[dict[str, Any]]:
-        """Run statements one by one; returns the rows of the last."""
-        with contextlib.closing(self._connect()) as connection:
-            connection.autocommit(True)
-            with connection.cursor(pymysql.cursors.DictCursor) as cursor:
-                for statement in statements:
-                    cursor.execute(statement)
-                return list(cursor.fetchall())
-
-    def _connect(self) -> pymysql.Connection:
-        # pymysql leaves a socket open if it finds nobody there
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.connect(str(self.socket))
-        return pymysql.connect(unix_socket=str(self.socket), user=_USER)
 
 
 @dataclass(frozen=True)
@@ -147,23 +76,8 @@ class PostgreSQL:
 @contextlib.contextmanager
 def memcached() -> Iterator[Memcached]:
     """Run a memcached with 64 MB until the block ends."""
-    program = _program("memcached", "memcached")
-    with _own_folder("memcached") as folder:
-        ports, log = folder / "ports", folder / "log"
-        command = [str(program), "-l", "127.0.0.1", "-p", "-1", "-U", "0"]
-        # without it memcached refuses to run as root
-        command += ["-u", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
-        # it takes a free port itself and, listening, moves this file in place
-        environment = {"MEMCACHED_PORT_FILENAME": str(ports)}
-        with _running(command, log, signal.SIGKILL, environment=environment) as process:
-
-            def look() -> Memcached:
-                line = next(x for x in ports.read_text().splitlines() if x.startswith("TCP"))
-                found = Memcached("127.0.0.1", int(line.rpartition(":")[2]))
-                found.stats()
-                return found
-
-            yield _ready(look, process, log, (OSError,))
+    with _or_skip(_memcached()) as found:
+        yield found
 
 
 @contextlib.contextmanager
@@ -179,44 +93,12 @@ def mariadb(
     :param more: options of one that has others beside it, which also gets a database ``mysql``
     :param seed: the data of one that was shut down, to begin with
     """
-    program = _program("mariadbd", "mariadb-server-core")
     with _own_folder("mariadb") as own:
-        data, log = own / "data", folder / "mariadb.log"
-        if seed is None:
-            data.mkdir(mode=0o700)
-        else:
-            shutil.copytree(seed, data)
-        server = MariaDB(own / "socket", log, port)
-        options = {
-            "datadir": data,
-            "socket": server.socket,
-            "pid-file": own / "pid",
-            # Debian's, for new databases; mariadbd's own default is latin1
-            "character-set-server": "utf8mb4",
-            "collation-server": "utf8mb4_general_ci",
-            "max-connections": _CONNECTIONS,
-            "innodb-buffer-pool-size": "32M",
-            "innodb-log-file-size": "16M",
-            "innodb-flush-method": "nosync",
-            "innodb-flush-log-at-trx-commit": 0,
-            # their table is one of those that mariadb-install-db would make, in many seconds
-            "innodb-stats-persistent": "OFF",
-            "performance-schema": "OFF",
-        }
-        network = {"bind-address": "127.0.0.1", "port": port} if port else {"skip-networking": 1}
-        options |= {"skip-log-bin": 1} if more is None else more
-        if more is not None:
-            (data / "mysql").mkdir(mode=0o700, exist_ok=True)
-        options |= network
-        command = [
-            str(program), "--no-defaults", "--skip-grant-tables",
-            *(f"--{name}={value}" for name, value in options.items()),
-        ]
-        # without it mariadbd refuses to run as root
-        command += ["--user=root"] if os.geteuid() == 0 else []
-        # nothing of the data is kept: it need not be put in order
-        with _running(command, log, signal.SIGKILL, environment=environment) as process:
-            _ready(lambda: server._connect().close(), process, log, (OSError, pymysql.Error))
+        world = _mariadb(
+            own, log=folder / "mariadb.log", port=port, connections=_CONNECTIONS, more=more,
+            seed=seed, environment=environment,
+        )  # fmt: skip
+        with _or_skip(world) as server:
             yield server
 
 

@@ -319,6 +319,17 @@ def test_delays(echo: int) -> None:
         assert time.monotonic() - begin >= 0.1 + 4 * 0.02
 
 
+def test_nothing_is_overtaken_when_the_delay_changes(echo: int) -> None:
+    with FaultProxy(echo) as proxy, connect(proxy) as client:
+        sent = b""
+        for number, delay in enumerate((0.03, 0.0, 0.01, 0.0)):
+            proxy.forward(delay)
+            part = bytes([number]) * 1000
+            client.sendall(part)
+            sent += part
+        assert receive(client, len(sent)) == sent
+
+
 def test_stall_passes_on_later(echo: int) -> None:
     with FaultProxy(echo) as proxy, connect(proxy) as old:
         assert ask(old) == b"hello"

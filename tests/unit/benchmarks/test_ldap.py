@@ -6,10 +6,7 @@ import configparser
 import io
 import json
 import os
-import socket
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +26,6 @@ from keyfront.benchmarks.compare import (
 from keyfront.benchmarks.compare.goals import LDAP_GOALS, MET, MISSED, ONE_BIND, UNCLEAR
 from keyfront.benchmarks.compare.ldap_samples import CASES, RATIOS, Case, Sample
 from keyfront.benchmarks.worlds import slapd as directory
-from keyfront.benchmarks.worlds.delaying_proxy import DelayingProxy
 from keyfront.errors import MissingPartError
 from support.served import PATIENCE
 
@@ -296,100 +292,6 @@ def test_logins_at_once_are_all_under_way() -> None:
 def test_any_request_can_be_made() -> None:
     (done,) = told({"request": ["PUT", "projects/p", "mine", {"project": {}}]})
     assert done == {"status": 201, "token": "token", "body": ["PUT", "/v3/projects/p", "mine"]}
-
-
-# The proxy
-
-
-class Proxied:
-    """A server of one connection behind a delaying proxy, and its client."""
-
-    def __init__(self) -> None:
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.server.settimeout(PATIENCE)
-        reading, self.commands = os.pipe()
-        self.told: list[str] = []
-        self.holds = threading.Event()
-        self.proxy = DelayingProxy(self.server.getsockname()[1], reading, self._note)
-        self.thread = threading.Thread(target=self.proxy.run)
-        self.thread.start()
-
-    def _note(self, text: str) -> None:
-        self.told.append(text)
-        self.holds.set()
-
-    def delay(self, text: str) -> None:
-        self.holds.clear()
-        os.write(self.commands, f"{text}\n".encode())
-        assert self.holds.wait(PATIENCE)
-
-    def connect(self) -> tuple[socket.socket, socket.socket]:
-        client = socket.create_connection(("127.0.0.1", self.proxy.port), PATIENCE)
-        server, _ = self.server.accept()
-        server.settimeout(PATIENCE)
-        return client, server
-
-
-@pytest.fixture
-def proxied() -> Iterator[Proxied]:
-    made = Proxied()
-    try:
-        yield made
-    finally:
-        os.close(made.commands)
-        made.thread.join(PATIENCE)
-        made.server.close()
-        made.proxy.close()
-    assert not made.thread.is_alive()
-
-
-def test_each_way_takes_the_delay_and_connecting_both(proxied: Proxied) -> None:
-    proxied.delay("0.05")
-    assert proxied.told == ["0.05"]
-    start = time.monotonic()
-    client, server = proxied.connect()
-    with client, server:
-        client.sendall(b"question")
-        assert server.recv(100) == b"question"
-        # TCP's handshake there and back, then the question
-        assert time.monotonic() - start >= 0.15
-        start = time.monotonic()
-        server.sendall(b"answer")
-        assert client.recv(100) == b"answer"
-        assert time.monotonic() - start >= 0.05
-        start = time.monotonic()
-        client.shutdown(socket.SHUT_WR)
-        assert server.recv(100) == b""
-        assert time.monotonic() - start >= 0.05
-
-
-def test_nothing_is_lost_or_overtaken_when_the_delay_changes(proxied: Proxied) -> None:
-    client, server = proxied.connect()
-    with client, server:
-        sent = b""
-        for number, text in enumerate(("0.03", "0", "0.01", "0")):
-            proxied.delay(text)
-            part = bytes([number]) * 1000
-            client.sendall(part)
-            sent += part
-            proxied.delay(text)
-        client.close()
-        seen = b""
-        while data := server.recv(65536):
-            seen += data
-        assert seen == sent
-        # what the server still says is for nobody, and the proxy lives on
-        server.sendall(b"late")
-    other, server = proxied.connect()
-    with other, server:
-        server.sendall(b"hello")
-        assert other.recv(100) == b"hello"
-
-
-def test_a_server_that_is_not_there_ends_the_connection(proxied: Proxied) -> None:
-    proxied.server.close()
-    with socket.create_connection(("127.0.0.1", proxied.proxy.port), PATIENCE) as client:
-        assert client.recv(100) == b""
 
 
 # The commands
