@@ -23,8 +23,6 @@ memcached, round by round. Everything is on the same cores, the asking as well.
 
 from __future__ import annotations
 
-import argparse
-import signal
 import statistics
 import sys
 import tempfile
@@ -34,11 +32,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from keyfront.errors import KeyfrontError, ServerError
+from keyfront.errors import ServerError
 
 from ..lineups.keystone import PROJECTS, VALIDATION, Keystone, ask, log_in, login
 from ..lineups.lineup import memory_folder
-from . import command
+from . import paired
+from .paired import say
 from .token_servers import CANDIDATES, Servers, check
 
 NAMES = ("keystone", "memcached", "keyfront")
@@ -57,11 +56,6 @@ ttl = 30
 
 #: Of one candidate in one round: how many requests of each phase, in how many seconds.
 Sample = dict[str, tuple[int, float]]
-
-
-def say(text: str) -> None:
-    """A line of progress; the result alone goes to standard output."""
-    print(text, file=sys.stderr, flush=True)
 
 
 class Cloud:
@@ -206,24 +200,20 @@ def table(samples: dict[str, list[Sample]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 2 if it cannot be measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = paired.parser(__doc__)
     for option, default, text in (
         ("--rounds", 3, "besides the first"),
         ("--users", 10, "who log in"),
         ("--services", 5, "that validate each token"),
     ):
         parser.add_argument(
-            option, type=command.at_least_one, default=default, help=f"{text} (default {default})"
+            option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
         )
-    options = parser.parse_args(arguments)
-    # what runs is taken down as after Ctrl-C
-    signal.signal(signal.SIGTERM, command.terminated)
-    try:
-        print(table(measure(options.rounds, options.users, options.services)))
-    except KeyfrontError as error:
-        say(f"cloud_mix: {error}")
-        return 2
-    return 0
+    given = parser.parse_args(arguments)
+    paired.ends_in_order()
+    return paired.finish(
+        "cloud_mix", lambda: measure(given.rounds, given.users, given.services), table
+    )
 
 
 if __name__ == "__main__":

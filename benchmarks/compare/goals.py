@@ -10,7 +10,7 @@ than the goal by more than the noise is missed in every run. Only what is missed
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 MET, UNCLEAR, MISSED = "met", "unclear", "missed"
@@ -125,12 +125,23 @@ HEARTBEAT_PERCENT = 0.1
 """Of the same: what the thread takes of a core for 300 idle connections at 30 s, at most."""
 
 
-def find(first: str, second: str, figure: str, among: Iterable[Goal] = GOALS) -> Goal | None:
-    """The goal for a figure of two cases, if there is one."""
-    for goal in among:
-        if goal[:3] == (first, second, figure):
-            return goal
-    return None
+_ALL = {
+    goal[:3]: goal
+    for goal in (
+        *GOALS,
+        *AUTHTOKEN_GOALS,
+        *SERVICE_GOALS,
+        *LDAP_GOALS,
+        LDAPS_CONNECT,
+        *HEARTBEAT_GOALS,
+        *HEARTBEAT_REQUESTS,
+    )
+}
+
+
+def find(first: str, second: str, figure: str) -> Goal | None:
+    """Return the goal for a figure of two cases, if there is one."""
+    return _ALL.get((first, second, figure))
 
 
 def missed(verdicts: Mapping[Goal, str]) -> list[str]:

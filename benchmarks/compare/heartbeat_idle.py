@@ -17,7 +17,6 @@ with status 1 if a goal was missed: see ``goals.py``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -28,17 +27,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keyfront.common import programs
-from keyfront.errors import KeyfrontError, ServerError
+from keyfront.errors import ServerError
 
 from ..lineups import uwsgi
 from ..load import wrk
 from ..load.measured import Load
 from ..worlds import rabbitmq
 from ..worlds.processes import HOST, free_port
-from . import heartbeat_worker
+from . import heartbeat_worker, paired
 from .goals import HEARTBEAT_PERCENT, HEARTBEAT_REQUESTS, MET, MISSED, Goal
-from .heartbeat_publish import at_least_one
 from .heartbeat_worker import PATCHES, Task
+from .paired import say
 
 ROUNDS = 12
 QUICK_ROUNDS = 2
@@ -73,11 +72,6 @@ class Results(NamedTuple):
     """At a hundredth of it; the percentage and the beats are divided by 100."""
     rates: dict[str, list[float]]
     """Requests per second in each round, by side and patch: ``kept, gevent``."""
-
-
-def say(text: str) -> None:
-    """A line of progress; the result alone goes to standard output."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def look_at(port: int, patch: str, *, seconds: float, fast_seconds: float) -> tuple[Idle, Idle]:
@@ -230,32 +224,30 @@ def judge(results: Results) -> list[tuple[str, str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = paired.parser(__doc__)
     parser.add_argument(
-        "--rounds", type=at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
+        "--rounds", type=paired.at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
     )
     parser.add_argument(
-        "--seconds", type=at_least_one, metavar="N", help=f"that the thread is looked at ({IDLE})"
+        "--seconds",
+        type=paired.at_least_one,
+        metavar="N",
+        help=f"that the thread is looked at ({IDLE})",
     )
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, {QUICK_IDLE} s"
     )
     options = parser.parse_args(arguments)
-    try:
-        results = measure(
+    return paired.finish(
+        "heartbeat_idle",
+        lambda: measure(
             options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS),
             options.seconds or (QUICK_IDLE if options.quick else IDLE),
             QUICK_FAST_SECONDS if options.quick else FAST_SECONDS,
-        )
-    except KeyfrontError as error:
-        say(f"heartbeat_idle: {error}")
-        return 2
-    print(table(results))
-    verdicts = judge(results)
-    print()
-    for text, verdict in verdicts:
-        print(f"{verdict:<8} {text}")
-    return 1 if any(verdict == MISSED for _, verdict in verdicts) else 0
+        ),
+        table,
+        judge,
+    )
 
 
 if __name__ == "__main__":

@@ -23,19 +23,19 @@ with status 1 if a goal was missed: see ``goals.py``.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from keyfront.errors import KeyfrontError, OptionError
+from keyfront.errors import OptionError
 
 from ..worlds import rabbitmq
-from . import heartbeat_worker
-from .goals import HEARTBEAT_GOALS, MISSED, Goal
+from . import heartbeat_worker, paired
+from .goals import HEARTBEAT_GOALS, Goal
 from .heartbeat_worker import PATCHES, Task
+from .paired import say
 
 ROUNDS = 12
 QUICK_ROUNDS = 2
@@ -78,11 +78,6 @@ Samples = dict[str, list[Sample]]
 
 Writes = dict[str, list[float]]
 """Microseconds of each part of a run, ``kept`` and ``left``."""
-
-
-def say(text: str) -> None:
-    """A line of progress; the result alone goes to standard output."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def measure(rounds: int, cases: list[Case], *, part: int = 1) -> tuple[Samples, dict[str, Writes]]:
@@ -167,18 +162,11 @@ def judge(samples: Samples) -> list[tuple[str, str]]:
     return found
 
 
-def at_least_one(text: str) -> int:
-    """A whole number from 1, of the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number from 1")
-    return int(text)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = paired.parser(__doc__)
     parser.add_argument(
-        "--rounds", type=at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
+        "--rounds", type=paired.at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
     )
     parser.add_argument(
         "--only", default="", metavar="TEXT", help='cases with this in their names, e.g. "one, "'
@@ -187,21 +175,17 @@ def main(arguments: list[str] | None = None) -> int:
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, a tenth of the messages"
     )
     options = parser.parse_args(arguments)
-    cases = [case for case in CASES if options.only in case.name("kept")]
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    try:
+
+    def measured() -> tuple[Samples, dict[str, Writes]]:
+        cases = [case for case in CASES if options.only in case.name("kept")]
         if not cases:
             raise OptionError("--only", options.only, "in the name of a case: kept, one, gevent")
-        samples, writes = measure(rounds, cases, part=10 if options.quick else 1)
-    except KeyfrontError as error:
-        say(f"heartbeat_publish: {error}")
-        return 2
-    print(table(samples, writes))
-    verdicts = judge(samples)
-    print()
-    for text, verdict in verdicts:
-        print(f"{verdict:<8} {text}")
-    return 1 if any(verdict == MISSED for _, verdict in verdicts) else 0
+        return measure(rounds, cases, part=10 if options.quick else 1)
+
+    return paired.finish(
+        "heartbeat_publish", measured, lambda found: table(*found), lambda found: judge(found[0])
+    )
 
 
 if __name__ == "__main__":

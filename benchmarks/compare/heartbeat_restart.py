@@ -13,7 +13,6 @@ unless set. A process that is not patched may have found out by itself meanwhile
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -23,22 +22,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from keyfront.errors import KeyfrontError, ServerError
+from keyfront.errors import ServerError
 
 from ..worlds import rabbitmq
-from . import heartbeat_worker
-from .heartbeat_publish import SIDES, at_least_one
+from . import heartbeat_worker, paired
+from .heartbeat_publish import SIDES
 from .heartbeat_worker import PATCHES, Task
+from .paired import say
 
 ROUNDS = 5
 
 Times = dict[str, list[float]]
 """Milliseconds in each round, by side and patch: ``kept, gevent``."""
-
-
-def say(text: str) -> None:
-    """A line of progress; the result alone goes to standard output."""
-    print(text, file=sys.stderr, flush=True)
 
 
 class Publisher:
@@ -123,18 +118,16 @@ def table(times: Times) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 2 if it cannot be measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = paired.parser(__doc__)
     parser.add_argument(
-        "--rounds", type=at_least_one, default=ROUNDS, metavar="N", help=f"restarts ({ROUNDS})"
+        "--rounds",
+        type=paired.at_least_one,
+        default=ROUNDS,
+        metavar="N",
+        help=f"restarts ({ROUNDS})",
     )
     options = parser.parse_args(arguments)
-    try:
-        times = measure(options.rounds)
-    except KeyfrontError as error:
-        say(f"heartbeat_restart: {error}")
-        return 2
-    print(table(times))
-    return 0
+    return paired.finish("heartbeat_restart", lambda: measure(options.rounds), table)
 
 
 if __name__ == "__main__":

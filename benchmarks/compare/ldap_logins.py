@@ -35,21 +35,29 @@ so a slow or busy machine makes all ratios smaller.
 from __future__ import annotations
 
 import argparse
-import signal
+import statistics
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from keyfront.common import programs
 from keyfront.errors import OptionError
 
+from .. import results
+from ..results import Table
 from ..worlds import slapd as directory
 from ..worlds.fault_proxy import ProxyProcess, proxy_process
-from . import command, ldap_report
-from .ldap_keystones import CACHES, Keystones, Server, local_login, login
-from .ldap_report import Settings
-from .ldap_samples import CASES, ONE, Case, Sample, Samples, judge
+from . import paired
+from .goals import MET, MISSED, ONE_BIND, Goal
+from .ldap_keystones import CACHES, CANDIDATES, Keystones, Server, local_login, login
+from .paired import Ratio, say
 
+TITLE = "Logins of LDAP users through Keystone, by the driver"
+DISTRIBUTIONS = ("keystone", "python-ldap", "ldappool", "gevent")
+PROGRAMS = ()
 TOKENS = 500
 ROUNDS = 5
 LOGINS = 200
@@ -58,11 +66,257 @@ QUICK_TOKENS = 20
 QUICK_ROUNDS = 2
 # In how many of the rounds, at most: one takes a minute.
 ROUNDS_AT_ONCE = 3
+# Of the experiment.
+PUBLISHED = 500
+# Milliseconds that are added to each round trip.
+LATENCIES = (0, 1, 10)
+FAR = 50
+ONE, MANY = "one", "many"
 
 
-def say(text: str) -> None:
-    """A line of progress; the result alone goes to standard output."""
-    print(text, file=sys.stderr, flush=True)
+@dataclass(frozen=True)
+class Case:
+    """One candidate under one load.
+
+    :param users: ``one`` (the same user each time) or ``many`` (each login another's)
+    :param latency: milliseconds added to each round trip
+    :param at_once: whether all logins begin at once
+    :param driver: whether the driver alone is asked, and no token is made
+    """
+
+    candidate: str
+    users: str
+    latency: int
+    at_once: bool = False
+    driver: bool = False
+
+    @property
+    def label(self) -> str:
+        """The candidate, as tables show it."""
+        return CANDIDATES[self.candidate].label
+
+
+def name_of(candidate: str, users: str, latency: int, *, driver: bool = False) -> str:
+    """What a case is called, in goals too."""
+    return f"{candidate}{' driver' if driver else ''}, {users}, {latency} ms"
+
+
+def _cases() -> dict[str, Case]:
+    cases = [Case("sql", ONE, 0)]
+    cases += [
+        Case(candidate, users, latency)
+        for latency in LATENCIES
+        for users in (ONE, MANY)
+        for candidate in ("unpooled", "ldappool", "keyfront")
+    ]
+    cases += [
+        Case(f"{candidate} gevent", MANY, FAR, True, driver)
+        for driver in (False, True)
+        for candidate in ("unpooled", "ldappool", "keyfront")
+    ]
+    return {
+        name_of(case.candidate, case.users, case.latency, driver=case.driver): case
+        for case in cases
+    }
+
+
+CASES = _cases()
+
+RATIOS = (
+    *(
+        (name_of("keyfront", users, latency), name_of(other, users, latency))
+        for latency in LATENCIES
+        for users in (ONE, MANY)
+        for other in ("unpooled", "ldappool")
+    ),
+    *(
+        (
+            name_of("keyfront gevent", MANY, FAR, driver=driver),
+            name_of(f"{other} gevent", MANY, FAR, driver=driver),
+        )
+        for driver in (False, True)
+        for other in ("unpooled", "ldappool")
+    ),
+)
+
+
+class Sample(NamedTuple):
+    """One case in one round."""
+
+    tokens: int
+    seconds: float
+    """Wall time of all logins together."""
+    cpu: float
+    """CPU seconds of Keystone's process."""
+    connects: int
+    binds: int
+    searches: int
+    uneven: int
+    """Users with more or fewer BINDs than logins."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+Samples = Mapping[str, Sequence[Sample]]
+
+
+class Row(NamedTuple):
+    """One case over all rounds."""
+
+    tokens: int
+    seconds: float
+    """Per token: the median of the rounds."""
+    cpu: float
+    connects: float
+    binds: float
+    searches: float
+
+
+def row(samples: Sequence[Sample]) -> Row:
+    """Sum up one case, per token."""
+    tokens = sum(sample.tokens for sample in samples)
+    return Row(
+        tokens,
+        statistics.median(1 / sample.rate for sample in samples),
+        sum(sample.cpu for sample in samples) / tokens,
+        sum(sample.connects for sample in samples) / tokens,
+        sum(sample.binds for sample in samples) / tokens,
+        sum(sample.searches for sample in samples) / tokens,
+    )
+
+
+class Settings(NamedTuple):
+    """How it was measured; see the options of ``ldap_logins``."""
+
+    tokens: int
+    rounds: int
+    cache: str
+    logins: int
+    stock_logins: int
+    only: str = ""
+
+    @property
+    def command(self) -> str:
+        """What measures the same again."""
+        more = f' --only "{self.only}"' if self.only else ""
+        return (
+            f"python -m keyfront.benchmarks.compare.ldap_logins --tokens {self.tokens} --rounds "
+            f"{self.rounds} --cache {self.cache} --logins {self.logins} --stock-logins "
+            f"{self.stock_logins}{more}"
+        )
+
+
+def judge(samples: Samples) -> dict[Goal, str]:
+    """Say of each goal how it was met."""
+    verdicts = paired.judge(paired.ratios(samples, RATIOS))
+    uneven = sum(
+        sample.uneven
+        for name, each in samples.items()
+        if CASES[name].candidate.startswith("keyfront")
+        for sample in each
+    )
+    # counted, not timed: one login with another number is enough to miss it
+    verdicts[ONE_BIND] = MISSED if uneven else MET
+    return verdicts
+
+
+def _rows(samples: Samples) -> Iterator[tuple[Case, Row, Ratio | None]]:
+    """Each case with its time, and how many times as fast it was as without a pool."""
+    against: dict[str, Ratio] = {}
+    for (one,) in paired.ratios(samples, RATIOS):
+        if one.second.startswith("unpooled"):
+            against[one.first] = one
+    for name, each in samples.items():
+        if each:
+            yield CASES[name], row(each), against.get(name)
+
+
+def _load(case: Case) -> str:
+    users = "one user" if case.users == "one" else "each another user"
+    if case.driver:
+        users += ", the driver alone"
+    return f"{users}, at once, gevent" if case.at_once else users
+
+
+def table(samples: Samples) -> str:
+    """The result as text of at most 100 columns."""
+    lines = [
+        f"{'':<24}{'':<32}{'ms per':>8}{'CPU ms':>8}{'connects':>10}{'BINDs':>8}{'searches':>10}"
+    ]
+    before = ""
+    for case, one, _ in _rows(samples):
+        load = f"+{case.latency} ms, {_load(case)}"
+        if load != before:
+            lines.append(load)
+            before = load
+        lines.append(
+            f"{'':<4}{case.label:<52}{one.seconds * 1000:>8.1f}{one.cpu * 1000:>8.1f}"
+            f"{one.connects:>10.2f}{one.binds:>8.2f}{one.searches:>10.2f}"
+        )
+    lines += ["", f"{'times as fast: median of the rounds (lowest to highest)':<70}{'':>20}"]
+    for (ratio,) in paired.ratios(samples, RATIOS):
+        names = f"{ratio.first} / {ratio.second}"
+        lines.append(f"{names:<70}{ratio.spread(1):>24}")
+    lines.append("")
+    return "\n".join([*lines, *paired.verdict_lines(judge(samples))])
+
+
+def tables(samples: Samples, settings: Settings) -> list[Table]:
+    """The result as the documents show it: ``logins`` and ``ratios``."""
+    logins: list[list[results.Cell]] = []
+    for case, one, ratio in _rows(samples):
+        logins.append(
+            [
+                f"{case.latency} ms",
+                _load(case),
+                case.label,
+                f"{one.seconds * PUBLISHED:.0f} s",
+                f"{one.seconds * 1000:.0f} ms",
+                f"{one.cpu * 1000:.0f} ms",
+                _count(one.connects),
+                _count(one.binds),
+                _count(one.searches),
+                ratio.spread(1) if ratio else None,
+            ]
+        )
+    verdicts = judge(samples)
+    found: list[list[results.Cell]] = [
+        [
+            f"{each.first} / {each.second}",
+            each.spread(1),
+            f"{each.goal}: {verdicts[each.goal]}" if each.goal else None,
+        ]
+        for (each,) in paired.ratios(samples, RATIOS)
+    ]
+    columns = [
+        "added per round trip", "logins", "by", f"{PUBLISHED} tokens", "per token", "of it CPU",
+        "connects", "BINDs", "searches", "times as fast as no pool",
+    ]  # fmt: skip
+    caption = (
+        f"`{settings.command}`: slapd and proxy on the same machine; Keystone on SQLite, in one "
+        f"process, its own caches: {settings.cache}."
+    )
+    spread = "times as fast: median of the rounds (lowest to highest)"
+    return [
+        Table(name="logins", columns=columns, rows=logins, caption=caption),
+        Table(name="ratios", columns=[spread, "", "goal"], rows=found),
+    ]
+
+
+def raw(samples: Samples) -> list[results.Sample]:
+    """Every round of every case."""
+    return [
+        {"case": name, "round": number, **sample._asdict()}
+        for name, each in samples.items()
+        for number, sample in enumerate(each)
+    ]
+
+
+def _count(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 class Bench:
@@ -156,14 +410,14 @@ def measure(settings: Settings) -> dict[str, list[Sample]]:
 
 
 def _settings(arguments: list[str] | None) -> tuple[Settings, argparse.Namespace]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = paired.parser(__doc__)
     for name, meaning in (
         ("--tokens", f"of each case, in all (default {TOKENS})"),
         ("--rounds", f"that they are divided over (default {ROUNDS})"),
         ("--logins", f"at once, of keyfront, in each round (default {LOGINS})"),
         ("--stock-logins", f"the same of the stock driver (default {STOCK_LOGINS})"),
     ):
-        parser.add_argument(name, type=command.at_least_one, metavar="N", help=meaning)
+        parser.add_argument(name, type=paired.at_least_one, metavar="N", help=meaning)
     parser.add_argument(
         "--cache", choices=CACHES, default="off", help="Keystone's own caches (default off)"
     )
@@ -175,7 +429,7 @@ def _settings(arguments: list[str] | None) -> tuple[Settings, argparse.Namespace
         action="store_true",
         help=f"{QUICK_TOKENS} tokens in {QUICK_ROUNDS} rounds, a tenth of the logins at once",
     )
-    command.add_arguments(parser)
+    paired.add_results(parser)
     options = parser.parse_args(arguments)
     part = 10 if options.quick else 1
     settings = Settings(
@@ -203,16 +457,13 @@ def _check(settings: Settings) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
     settings, options = _settings(arguments)
-    # what runs is taken down as after Ctrl-C
-    signal.signal(signal.SIGTERM, command.terminated)
+    paired.ends_in_order()
 
     def checked(settings: Settings) -> Samples:
         _check(settings)
         return measure(settings)
 
-    return command.run(
-        "ldap_logins", checked, settings, options, report=ldap_report, judge=judge, say=say
-    )
+    return paired.run(checked, settings, options, sys.modules[__name__])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ status 1 if the goal for connects, a ratio, was missed: see ``goals.py``.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import ssl
 import statistics
@@ -35,6 +34,7 @@ from keyfront.middleware.ldap.protocol.urls import ServerURL
 
 from ..worlds.processes import HOST
 from ..worlds.slapd import PEOPLE, Slapd, slapd, user_dn, user_name, user_password
+from . import paired
 from .goals import LDAP_BIND_MICROSECONDS, LDAP_SEARCH_MICROSECONDS, LDAPS_CONNECT, MET, MISSED
 
 ROUNDS = 20
@@ -247,17 +247,11 @@ def judge(times: Times) -> list[tuple[str, str]]:
     return found
 
 
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number from 1")
-    return int(text)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 1 if the ratio was missed, 2 if it cannot be measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = paired.parser(__doc__)
     parser.add_argument(
-        "--rounds", type=_at_least_one, default=ROUNDS, help=f"an even number ({ROUNDS})"
+        "--rounds", type=paired.at_least_one, default=ROUNDS, help=f"an even number ({ROUNDS})"
     )
     options = parser.parse_args(arguments)
     try:

@@ -25,24 +25,29 @@ Ends with status 1 if a goal was missed: see ``goals.py``, also for how noise is
 
 from __future__ import annotations
 
-import argparse
-import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from keyfront.common import programs
 from keyfront.errors import ServerError
 
+from .. import results
 from ..lineups.lineup import memory_folder
+from ..lineups.uwsgi import PROCESSES
 from ..load import wrk
-from . import command, service_report
-from .service_report import CASES, Case, Settings, judge
-from .service_servers import Services
-from .token_samples import Sample, Samples
-from .token_servers import check
+from ..results import Table
+from . import paired
+from .goals import Goal
+from .paired import Ratio, Sample, Samples, in_rounds, row, say, thousands
+from .service_servers import CANDIDATES, SERVICES, Services
+from .token_servers import CONNECTIONS, check
 
+TITLE = "A service behind authtoken, and behind keystonemiddleware's"
+DISTRIBUTIONS = ("keystone", "keystonemiddleware", "redis", "uWSGI", "pyuwsgi")
+PROGRAMS = ("wrk", "memcached", "redis-server")
 ROUNDS = 6
 SECONDS = 2
 # Seconds before a run. Rates varied with the order of the cases; after a run, Linux gives the ports
@@ -51,9 +56,62 @@ SECONDS = 2
 PAUSE = 1.5
 
 
-def say(text: str) -> None:
-    """A line of progress; the result alone goes to standard output."""
-    print(text, file=sys.stderr, flush=True)
+class Settings(NamedTuple):
+    """How it was measured."""
+
+    rounds: int
+    seconds: int
+
+    @property
+    def command(self) -> str:
+        """What measures the same again."""
+        return (
+            f"python -m keyfront.benchmarks.compare.service_rates --rounds {self.rounds} "
+            f"--seconds {self.seconds}"
+        )
+
+
+class Case(NamedTuple):
+    """A candidate under one load.
+
+    :param catalog: whether the token has one
+    """
+
+    candidate: str
+    catalog: bool = True
+
+    @property
+    def label(self) -> str:
+        """For a table."""
+        label = CANDIDATES[self.candidate].label
+        if CANDIDATES[self.candidate].kept:
+            label += ", kept connections"
+        return label if self.catalog else f"{label}, no catalog"
+
+
+# The two sides of a ratio are neighbours.
+CASES = {
+    "memcached": Case("memcached"),
+    "revalidate": Case("revalidate"),
+    "strict": Case("strict"),
+    "bare": Case("bare"),
+    "lease": Case("lease"),
+    "lease, no catalog": Case("lease", catalog=False),
+    "lease kept": Case("lease kept"),
+    "bare kept": Case("bare kept"),
+}
+RATIOS = (
+    ("strict", "bare"),
+    ("lease", "bare"),
+    ("revalidate", "bare"),
+    ("lease kept", "bare kept"),
+    ("strict", "memcached"),
+    ("lease", "memcached"),
+    ("revalidate", "memcached"),
+    ("bare", "memcached"),
+    ("lease", "lease, no catalog"),
+)
+FIGURES = ("rate", "CPU")
 
 
 def measure(settings: Settings) -> Samples:
@@ -66,7 +124,6 @@ def measure(settings: Settings) -> Samples:
     check()
     programs.require_module("redis", "redis")
     programs.require_module("keystonemiddleware", "keystone")
-    samples: Samples = {name: [] for name in CASES}
     with (
         tempfile.TemporaryDirectory(prefix="service-rates-") as folder,
         tempfile.TemporaryDirectory(
@@ -76,13 +133,12 @@ def measure(settings: Settings) -> Samples:
         services = Services(Path(folder), Path(shared))
         say("a Keystone and the services start")
         with services.running():
-            for number in range(settings.rounds):
-                rates = []
-                for name in reversed(CASES) if number % 2 else CASES:
-                    sample = measure_once(services, CASES[name], settings.seconds)
-                    samples[name].append(sample)
-                    rates.append(f"{name} {sample.load.rate:.0f}/s")
-                say(f"round {number + 1} of {settings.rounds}: {', '.join(rates)}")
+            samples = in_rounds(
+                list(CASES),
+                settings.rounds,
+                lambda name: measure_once(services, CASES[name], settings.seconds),
+                say,
+            )
             services.revoke()
     return samples
 
@@ -108,29 +164,96 @@ def measure_once(services: Services, case: Case, seconds: int) -> Sample:
     return Sample(seen, spent)
 
 
+def judge(samples: Samples) -> dict[Goal, str]:
+    """Say of each goal how it was met."""
+    return paired.judge(paired.ratios(samples, RATIOS, FIGURES))
+
+
+def table(samples: Samples) -> str:
+    """The result as text of at most 100 columns."""
+    lines = [f"{'':<50}{'requests/s':>11}{'p50 ms':>9}{'p99 ms':>9}{'CPU us':>9}{'wrk':>6}"]
+    for name, each in samples.items():
+        one = row(each)
+        lines.append(
+            f"{CASES[name].label:<50}{one.rate:>11.0f}{one.p50:>9.3f}{one.p99:>9.3f}"
+            f"{one.cpu:>9.0f}{one.generator:>6.0%}"
+        )
+    lines += [
+        "",
+        f"{'ratio of each pair (lowest to highest)':<42}{'requests/s':>22}{'CPU per request':>22}",
+    ]
+    for rate, cpu in paired.ratios(samples, RATIOS, FIGURES):
+        names = f"{rate.first} / {rate.second}"
+        lines.append(f"{names:<42}{_spread(rate):>22}{_spread(cpu):>22}")
+    lines.append("")
+    return "\n".join([*lines, *paired.verdict_lines(judge(samples))])
+
+
+def tables(samples: Samples, settings: Settings) -> list[Table]:
+    """The result as the documents show it: ``rates`` and ``ratios``."""
+    rates: list[list[results.Cell]] = []
+    for name, each in samples.items():
+        one = row(each)
+        rates.append(
+            [
+                CASES[name].label,
+                thousands(one.rate),
+                f"{one.p50:.2f} ms",
+                f"{one.p99:.2f} ms",
+                f"{one.cpu:.0f} µs",
+            ]
+        )
+    verdicts = judge(samples)
+    found: list[list[results.Cell]] = []
+    for both in paired.ratios(samples, RATIOS, FIGURES):
+        names = " / ".join(CASES[one].label for one in both[0][:2])
+        wanted = [
+            f"{one.goal.figure} {one.goal}: {verdicts[one.goal]}" for one in both if one.goal
+        ]
+        rate, cpu = map(_spread, both)
+        found.append([names, rate, cpu, ", ".join(wanted)])
+    columns = ["in front of the service", "requests per second", "p50", "p99", "CPU per request"]
+    caption = (
+        f"`{settings.command}`: wrk with {CONNECTIONS} connections, Redis, memcached and Keystone "
+        f"on the same cores; a catalog of {SERVICES} services; uWSGI with {PROCESSES} processes."
+    )
+    spread = "ratio: median of the pairs (lowest to highest)"
+    return [
+        Table(name="rates", columns=columns, rows=rates, caption=caption),
+        Table(
+            name="ratios",
+            columns=[spread, "requests per second", "CPU per request", "goal"],
+            rows=found,
+        ),
+    ]
+
+
+def raw(samples: Samples) -> list[results.Sample]:
+    """Every round of every case."""
+    return [
+        {
+            "case": name,
+            "round": number,
+            **sample.described(),
+        }
+        for name, each in samples.items()
+        for number, sample in enumerate(each)
+    ]
+
+
+def _spread(found: Ratio) -> str:
+    return found.spread(2 if max(found.pairs) < 10 else 1)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "--rounds",
-        type=command.at_least_one,
-        default=ROUNDS,
-        help=f"an even number (default {ROUNDS})",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=command.at_least_one,
-        default=SECONDS,
-        help=f"per case (default {SECONDS})",
-    )
-    command.add_arguments(parser)
+    parser = paired.parser(__doc__)
+    paired.add_rounds(parser, ROUNDS, SECONDS)
+    paired.add_results(parser)
     options = parser.parse_args(arguments)
-    # what runs is taken down as after Ctrl-C
-    signal.signal(signal.SIGTERM, command.terminated)
+    paired.ends_in_order()
     settings = Settings(options.rounds, options.seconds)
-    return command.run(
-        "service_rates", measure, settings, options, report=service_report, judge=judge, say=say
-    )
+    return paired.run(measure, settings, options, sys.modules[__name__])
 
 
 if __name__ == "__main__":

@@ -35,8 +35,6 @@ a bound in seconds would tell of the machine.
 
 from __future__ import annotations
 
-import argparse
-import signal
 import sys
 import tempfile
 import threading
@@ -44,17 +42,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from keyfront.errors import ServerError
 
+from .. import results
 from ..lineups.keystone import VALIDATION
 from ..lineups.lineup import memory_folder
+from ..lineups.uwsgi import PROCESSES
 from ..load import wrk
-from . import command, token_report
-from .token_report import Settings
-from .token_samples import CASES, TOKEN_CACHING_CASES, Case, Sample, Samples, judge, row
-from .token_servers import Servers, check
+from ..results import Table
+from . import paired
+from .goals import Goal
+from .paired import Ratio, Sample, Samples, in_rounds, milliseconds, row, say, thousands
+from .token_servers import CANDIDATES, CONNECTIONS, Servers, check
 
+TITLE = "Validations of a token by Keystone, with and without keyfront's token cache"
+DISTRIBUTIONS = ("keystone", "uWSGI", "pyuwsgi")
+PROGRAMS = ("wrk", "memcached")
 ROUNDS = 6
 SECONDS = 2
 # Longer for what answers slowly: requests under way at the end of a run are not counted.
@@ -67,9 +72,86 @@ HIT_SUSPECTED = 0.5
 CHANGE_EVERY = 0.005
 
 
-def say(text: str) -> None:
-    """A line of progress; the result alone goes to standard output."""
-    print(text, file=sys.stderr, flush=True)
+class Settings(NamedTuple):
+    """How it was measured."""
+
+    rounds: int
+    seconds: int
+    token_caching: bool = False
+    threads: int = 1
+
+    @property
+    def command(self) -> str:
+        """What measures the same again."""
+        more = " --token-caching" if self.token_caching else ""
+        more += f" --threads {self.threads}" if self.threads > 1 else ""
+        return (
+            f"python -m keyfront.benchmarks.compare.token_validation --rounds {self.rounds} "
+            f"--seconds {self.seconds}{more}"
+        )
+
+
+class Case(NamedTuple):
+    """A candidate under one load.
+
+    :param slow: measured for longer, so that there are enough answers
+    :param vary: each request is another one, so that no cache in front knows its answer
+    :param changes: all that Keystone's own caches hold is made stale all the time
+    """
+
+    candidate: str
+    slow: bool = False
+    vary: bool = False
+    changes: bool = False
+
+    @property
+    def label(self) -> str:
+        """For a table."""
+        kind = "kept connections" if CANDIDATES[self.candidate].kept else ""
+        if self.vary:
+            kind = "misses, changes" if self.changes else "misses"
+        label = CANDIDATES[self.candidate].label
+        return f"{label}, {kind}" if kind else label
+
+
+# The two sides of a ratio are neighbours.
+CASES = {
+    "bare kept": Case("bare kept"),
+    "keyfront kept": Case("keyfront kept"),
+    "bare": Case("bare"),
+    "keyfront": Case("keyfront"),
+    "memcached": Case("memcached", slow=True),
+    "keystone": Case("keystone", slow=True),
+    "keystone miss": Case("keystone", slow=True, vary=True),
+    "keyfront miss": Case("keyfront", slow=True, vary=True),
+    "memcached miss": Case("memcached", slow=True, vary=True),
+    "keyfront+memcached miss": Case("keyfront+memcached", slow=True, vary=True),
+}
+
+TOKEN_CACHING_CASES = {
+    "uncached tokens miss": Case("keyfront+memcached-tokens", slow=True, vary=True),
+    "keyfront+memcached changes": Case("keyfront+memcached", slow=True, vary=True, changes=True),
+    "uncached tokens changes": Case(
+        "keyfront+memcached-tokens", slow=True, vary=True, changes=True
+    ),
+}
+"""Whether Keystone's token cache helps beneath ours: at best, with what it holds never stale, and
+at worst, with all of it stale before it is asked for again."""
+
+RATIOS = (
+    ("keyfront", "bare"),
+    ("keyfront kept", "bare kept"),
+    ("keyfront", "memcached"),
+    ("keyfront", "keystone"),
+    ("keyfront miss", "keystone miss"),
+    ("keyfront+memcached miss", "memcached miss"),
+    ("uncached tokens miss", "keyfront+memcached miss"),
+    ("uncached tokens changes", "keyfront+memcached changes"),
+)
+
+
+FIGURES = ("rate", "p99")
+ALL_CASES = CASES | TOKEN_CACHING_CASES
 
 
 def measure(settings: Settings) -> Samples:
@@ -81,7 +163,6 @@ def measure(settings: Settings) -> Samples:
     wrk.program()
     check()
     cases = CASES | (TOKEN_CACHING_CASES if settings.token_caching else {})
-    samples: Samples = {name: [] for name in cases}
     with (
         tempfile.TemporaryDirectory(prefix="token-validation-") as folder,
         tempfile.TemporaryDirectory(
@@ -91,13 +172,12 @@ def measure(settings: Settings) -> Samples:
         servers = Servers(Path(folder), Path(shared), threads=settings.threads)
         say("a Keystone and its servers start")
         with servers.running(case.candidate for case in cases.values()):
-            for number in range(settings.rounds):
-                rates = []
-                for name in reversed(cases) if number % 2 else cases:
-                    sample = measure_once(servers, cases[name], settings.seconds)
-                    samples[name].append(sample)
-                    rates.append(f"{name} {sample.load.rate:.0f}/s")
-                say(f"round {number + 1} of {settings.rounds}: {', '.join(rates)}")
+            samples = in_rounds(
+                list(cases),
+                settings.rounds,
+                lambda name: measure_once(servers, cases[name], settings.seconds),
+                say,
+            )
     _check_misses(samples)
     return samples
 
@@ -164,38 +244,103 @@ def _check_misses(samples: Samples) -> None:
             )
 
 
+def table(samples: Samples) -> str:
+    """The result as text of at most 100 columns."""
+    lines = [
+        f"{'':<50}{'answers/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'errors':>7}{'CPU us':>9}{'wrk':>6}"
+    ]
+    for name, each in samples.items():
+        one = row(each)
+        lines.append(
+            f"{ALL_CASES[name].label:<50}{one.rate:>10.0f}{milliseconds(one.p50):>9}{milliseconds(one.p99):>9}"
+            f"{one.errors:>7}{one.cpu:>9.0f}{one.generator:>6.0%}"
+        )
+    lines.append("")
+    lines.append(f"{'ratio of each pair (lowest to highest)':<54}{'answers/s':>22}{'p99':>22}")
+    for rate, p99 in paired.ratios(samples, RATIOS, FIGURES):
+        name = f"{rate.first} / {rate.second}"
+        lines.append(f"{name:<54}{_spread(rate):>22}{_spread(p99):>22}")
+    lines.append("")
+    return "\n".join([*lines, *paired.verdict_lines(judge(samples))])
+
+
+def tables(samples: Samples, settings: Settings) -> list[Table]:
+    """The result as the documents show it: ``rates`` and ``ratios``."""
+    stock = row(samples["keystone"]).rate
+    rates: list[list[results.Cell]] = []
+    for name in ("keystone", "memcached", "keyfront", "bare", "keyfront kept", "bare kept"):
+        one = row(samples[name])
+        times = one.rate / stock
+        rates.append(
+            [
+                CASES[name].label,
+                thousands(one.rate),
+                f"{milliseconds(one.p50)} ms",
+                f"{milliseconds(one.p99)} ms",
+                one.errors,
+                f"{times:.{0 if times >= 10 else 1}f}",
+            ]
+        )
+    found: list[list[results.Cell]] = []
+    for rate, p99 in paired.ratios(samples, RATIOS, FIGURES):
+        names = " / ".join(ALL_CASES[one].label for one in rate[:2])
+        wanted = [f"{one.figure} {one.goal}" for one in (rate, p99) if one.goal is not None]
+        found.append([names, _spread(rate), _spread(p99), ", ".join(wanted)])
+    columns = ["validations of a token", "per second", "p50", "p99", "errors", "times Keystone"]
+    caption = (
+        f"`{settings.command}`: wrk with {CONNECTIONS} connections on the same cores; uWSGI "
+        f"`http-socket` with {PROCESSES} processes of {settings.threads} thread(s), Keystone on "
+        "SQLite."
+    )
+    spread = "ratio: median of the pairs (lowest to highest)"
+    return [
+        Table(name="rates", columns=columns, rows=rates, caption=caption),
+        Table(name="ratios", columns=[spread, "per second", "p99", "goal"], rows=found),
+    ]
+
+
+def raw(samples: Samples) -> list[results.Sample]:
+    """Every round of every case."""
+    return [
+        {
+            "case": name,
+            "kept": CANDIDATES[ALL_CASES[name].candidate].kept,
+            "round": number,
+            **sample.described(),
+        }
+        for name, each in samples.items()
+        for number, sample in enumerate(each)
+    ]
+
+
+def judge(samples: Samples) -> dict[Goal, str]:
+    """Say of each goal how it was met."""
+    return paired.judge(paired.ratios(samples, RATIOS, FIGURES))
+
+
+def _spread(ratio: Ratio) -> str:
+    high = max(ratio.pairs)
+    return ratio.spread(3 if high < 0.1 else 2 if high < 10 else 0)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "--rounds",
-        type=command.at_least_one,
-        default=ROUNDS,
-        help=f"an even number (default {ROUNDS})",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=command.at_least_one,
-        default=SECONDS,
-        help=f"per case (default {SECONDS}), {SLOW} times that where Keystone itself answers",
-    )
+    parser = paired.parser(__doc__)
+    paired.add_rounds(parser, ROUNDS, SECONDS, f", {SLOW} times that where Keystone itself answers")
     parser.add_argument(
         "--threads",
-        type=command.at_least_one,
+        type=paired.at_least_one,
         default=1,
         help="of each uWSGI process (default 1; keyfront serve has 2)",
     )
     parser.add_argument(
         "--token-caching", action="store_true", help="also without Keystone's own token cache"
     )
-    command.add_arguments(parser)
+    paired.add_results(parser)
     options = parser.parse_args(arguments)
     settings = Settings(options.rounds, options.seconds, options.token_caching, options.threads)
-    # what runs is taken down as after Ctrl-C
-    signal.signal(signal.SIGTERM, command.terminated)
-    return command.run(
-        "token_validation", measure, settings, options, report=token_report, judge=judge, say=say
-    )
+    paired.ends_in_order()
+    return paired.run(measure, settings, options, sys.modules[__name__])
 
 
 if __name__ == "__main__":

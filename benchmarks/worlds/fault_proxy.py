@@ -223,6 +223,17 @@ class _Pair:
             return
         flow.put(item)
 
+    def flush(self) -> None:
+        """Pass on what is due, both ways."""
+        self.up.flush()
+        self.down.flush()
+        self.watch()
+
+    def hurry(self) -> None:
+        """Pass on all at once, both ways, whatever its delay."""
+        self.up.hurry()
+        self.down.hurry()
+
     def close_if_done(self) -> None:
         if self.up.ended and self.down.ended:
             self.close()
@@ -325,7 +336,7 @@ class FaultProxy:
     def __exit__(self, *_: object) -> None:
         def stop() -> None:
             # what is on its way arrives, an unbind for instance
-            self._each(lambda pair: (pair.up.hurry(), pair.down.hurry()))
+            self._each(_Pair.hurry)
             self._stopping = True
 
         self._do(stop)
@@ -446,7 +457,7 @@ class FaultProxy:
                 pair.reset_after = reset_after
             self._listen(listen)
             then()
-            self._each(lambda pair: (pair.up.flush(), pair.down.flush(), pair.watch()))
+            self._each(_Pair.flush)
 
         self._do(change)
 
@@ -541,7 +552,7 @@ class FaultProxy:
         while not self._stopping:
             for key, mask in self._poll():
                 # an earlier one of this round may have closed it
-                if key.fileobj.fileno() >= 0:
+                if not isinstance(key.fileobj, int) and key.fileobj.fileno() >= 0:
                     key.data(mask)
             while self._timers and self._timers[0][0] <= time.monotonic():
                 flow = heapq.heappop(self._timers)[2]

@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.compare import goals, token_report, token_samples
+from keyfront.benchmarks.compare import goals, paired, token_validation
 from keyfront.benchmarks.compare.goals import MET, MISSED, UNCLEAR, Goal
-from keyfront.benchmarks.compare.token_samples import CASES, RATIOS, Sample, Samples
+from keyfront.benchmarks.compare.paired import Sample, Samples
+from keyfront.benchmarks.compare.token_validation import CASES, RATIOS
 from keyfront.benchmarks.load.measured import CLOSED, Load
 
 AT_LEAST = Goal("one", "other", "rate", 0.9)
@@ -62,29 +63,29 @@ def samples() -> Samples:
 def test_a_ratio_is_taken_in_each_round(samples: Samples) -> None:
     for name in ("keyfront", "bare"):
         samples[name].append(sample(1000, 1))
-    ratio = token_samples.ratio(samples, "keyfront", "bare", "rate")
+    ratio = paired.ratio(samples, "keyfront", "bare", "rate")
     assert ratio.pairs == (0.95, 0.95, 1.0)
-    assert token_samples.ratio(samples, "keyfront", "bare", "p99").pairs == (1.0, 1.0, 1.0)
+    assert paired.ratio(samples, "keyfront", "bare", "p99").pairs == (1.0, 1.0, 1.0)
 
 
 def test_goals_are_judged_by_the_pairs(samples: Samples) -> None:
-    assert set(token_samples.judge(samples).values()) == {MET}
+    assert set(token_validation.judge(samples).values()) == {MET}
     samples["keyfront miss"] = [sample(97, 4), sample(48, 8)]
-    verdicts = token_samples.judge(samples)
+    verdicts = token_validation.judge(samples)
     assert [goal.first for goal, verdict in verdicts.items() if verdict == MISSED] == [
         "keyfront miss"
     ]
 
 
 def test_the_tables_are_whole(samples: Samples) -> None:
-    settings = token_report.Settings(2, 1)
-    rates, ratios = token_report.tables(samples, settings)
+    settings = token_validation.Settings(2, 1)
+    rates, ratios = token_validation.tables(samples, settings)
     text = results.markdown(rates)
     assert "| Keystone + keyfront | 7 100 | 4.0 ms | 8.0 ms | 0 | 95 |" in text
     assert f"`{settings.command}`" in text
     rows = [line for line in results.markdown(ratios).splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {5}
     assert any("0.95 (0.95 to 0.95)" in line for line in rows)
-    assert all(len(line) <= 100 for line in token_report.table(samples).splitlines())
-    found = token_report.raw(samples)
+    assert all(len(line) <= 100 for line in token_validation.table(samples).splitlines())
+    found = token_validation.raw(samples)
     assert [one["requests"] for one in found if one["case"] == "keyfront"] == [9500, 4750]

@@ -19,17 +19,15 @@ from keyfront.benchmarks.compare import (
     ldap_keystones,
     ldap_logins,
     ldap_operations,
-    ldap_report,
-    ldap_samples,
     ldap_worker,
 )
 from keyfront.benchmarks.compare.goals import LDAP_GOALS, MET, MISSED, ONE_BIND, UNCLEAR
-from keyfront.benchmarks.compare.ldap_samples import CASES, RATIOS, Case, Sample
+from keyfront.benchmarks.compare.ldap_logins import CASES, RATIOS, Case, Sample
 from keyfront.benchmarks.worlds import slapd as directory
 from keyfront.errors import MissingPartError
 from support.served import PATIENCE
 
-SETTINGS = ldap_report.Settings(tokens=8, rounds=2, cache="off", logins=4, stock_logins=2)
+SETTINGS = ldap_logins.Settings(tokens=8, rounds=2, cache="off", logins=4, stock_logins=2)
 
 
 def sample(seconds: float, *, uneven: int = 0) -> Sample:
@@ -56,11 +54,11 @@ def test_every_goal_is_of_cases_that_are_measured_and_shown() -> None:
 
 
 def test_goals_are_judged_by_the_rounds(samples: dict[str, list[Sample]]) -> None:
-    assert set(ldap_samples.judge(samples)) == {*LDAP_GOALS, ONE_BIND}
-    assert set(ldap_samples.judge(samples).values()) == {MET}
+    assert set(ldap_logins.judge(samples)) == {*LDAP_GOALS, ONE_BIND}
+    assert set(ldap_logins.judge(samples).values()) == {MET}
     samples["keyfront, one, 10 ms"] = [sample(0.21), sample(0.22)]
     samples["keyfront, many, 1 ms"] = [sample(0.49), sample(0.6)]
-    verdicts = {goal.first: found for goal, found in ldap_samples.judge(samples).items()}
+    verdicts = {goal.first: found for goal, found in ldap_logins.judge(samples).items()}
     assert verdicts["keyfront, one, 10 ms"] == MISSED
     assert verdicts["keyfront, many, 1 ms"] == UNCLEAR
     assert verdicts["keyfront, many, 0 ms"] == MET
@@ -71,16 +69,16 @@ def test_one_login_with_another_number_of_binds_is_enough(
 ) -> None:
     # the stock driver's pool is a password cache: that is no goal of ours
     samples["ldappool, one, 0 ms"] = [sample(0.5, uneven=1)] * 2
-    assert ldap_samples.judge(samples)[ONE_BIND] == MET
+    assert ldap_logins.judge(samples)[ONE_BIND] == MET
     samples["keyfront gevent, many, 50 ms"][1:] = [sample(0.05, uneven=1)]
-    verdicts = ldap_samples.judge(samples)
+    verdicts = ldap_logins.judge(samples)
     assert verdicts[ONE_BIND] == MISSED
     assert goals.missed(verdicts) == ["missed: BINDs of keyfront / logins <= 1"]
 
 
 def test_what_was_not_measured_is_not_judged(samples: dict[str, list[Sample]]) -> None:
     few = {name: each for name, each in samples.items() if ", 10 ms" in name}
-    assert {goal.first for goal in ldap_samples.judge(few)} == {
+    assert {goal.first for goal in ldap_logins.judge(few)} == {
         "keyfront, one, 10 ms",
         "keyfront, many, 10 ms",
         "keyfront",
@@ -106,11 +104,11 @@ def test_a_goal_in_microseconds_fails_no_build() -> None:
 
 def test_a_row_is_per_token() -> None:
     one, other = Sample(4, 2.0, 0.4, 64, 64, 36, 0), Sample(4, 6.0, 0.8, 64, 64, 36, 0)
-    assert ldap_samples.row([one, other]) == (8, 1.0, pytest.approx(0.15), 16, 16, 9)
+    assert ldap_logins.row([one, other]) == (8, 1.0, pytest.approx(0.15), 16, 16, 9)
 
 
 def test_the_tables_are_whole(samples: dict[str, list[Sample]]) -> None:
-    logins, found = ldap_report.tables(samples, SETTINGS)
+    logins, found = ldap_logins.tables(samples, SETTINGS)
     text = results.markdown(logins)
     assert (
         "| 10 ms | one user | keyfront_ldap | 25 s | 50 ms | 100 ms | 0 | 1 | 2 "
@@ -120,8 +118,8 @@ def test_the_tables_are_whole(samples: dict[str, list[Sample]]) -> None:
     assert len(found.rows) == len(RATIOS)
     assert {str(row[2]).rpartition(": ")[2] for row in found.rows if row[2]} == {MET}
     assert f"`{SETTINGS.command}`" in text
-    assert all(len(line) <= 100 for line in ldap_report.table(samples).splitlines())
-    one = next(one for one in ldap_report.raw(samples) if one["case"] == "keyfront, one, 10 ms")
+    assert all(len(line) <= 100 for line in ldap_logins.table(samples).splitlines())
+    one = next(one for one in ldap_logins.raw(samples) if one["case"] == "keyfront, one, 10 ms")
     assert one["round"] == 0
     assert one["binds"] == samples["keyfront, one, 10 ms"][0].binds
 
@@ -129,7 +127,7 @@ def test_the_tables_are_whole(samples: dict[str, list[Sample]]) -> None:
 # What is done
 
 
-def bench(settings: ldap_report.Settings) -> ldap_logins.Bench:
+def bench(settings: ldap_logins.Settings) -> ldap_logins.Bench:
     nowhere: Any = SimpleNamespace(port=1, ca_file=Path("/ca.pem"))
     return ldap_logins.Bench(settings, nowhere, nowhere, Path("/nowhere"))
 
