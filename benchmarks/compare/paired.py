@@ -166,9 +166,12 @@ def verdict_lines(verdicts: Mapping[Goal, str]) -> list[str]:
     ]
 
 
-def thousands(value: float) -> str:
-    """Return two or three digits that mean something, thousands apart."""
-    return f"{round(value, -2 if value >= 1000 else 0):,.0f}".replace(",", " ")
+def thousands(value: float, *, hundreds_from: float = 1000) -> str:
+    """Return as many digits as mean something, thousands apart.
+
+    :param hundreds_from: what is as large is rounded to hundreds
+    """
+    return f"{round(value, -2 if value >= hundreds_from else 0):,.0f}".replace(",", " ")
 
 
 def milliseconds(value: float) -> str:

@@ -197,7 +197,7 @@ def tables(samples: Samples, settings: Settings) -> list[Table]:
         rates.append(
             [
                 CASES[name].label,
-                thousands(one.rate),
+                thousands(one.rate, hundreds_from=0),
                 f"{one.p50:.2f} ms",
                 f"{one.p99:.2f} ms",
                 f"{one.cpu:.0f} µs",
