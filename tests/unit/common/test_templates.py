@@ -16,12 +16,11 @@ from keyfront.common.templates import render, unit_word
 from keyfront.gateway.serve import lineups, state
 
 FOLDER = Path(str(importlib.resources.files(deploy)))
-# Those of `keyfront serve`; those of `keyfront render` (production/) and what it is measured
-# against (stock/) have tests of their own.
+# Those of `keyfront serve`; those of `keyfront render` (production/) have tests of their own.
 TEMPLATES = sorted(
     name
     for name in (path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.j2"))
-    if not name.startswith(("production/", "stock/"))
+    if not name.startswith("production/")
 )
 
 VALUES: dict[str, object] = {
