@@ -164,7 +164,7 @@ def measure(world: World, record: results.Record) -> None:
         with counters.Watch(start, probes) as watch:
             time.sleep(idle)
         record.timelines += watch.timelines("idle")
-        after, names = counters.clients(broker.port), broker.reset_names()
+        after, names = counters.clients(broker.port), broker.missed_names()
         for server in running:
             first = server.publish()
             record.samples.append(

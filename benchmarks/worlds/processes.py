@@ -115,6 +115,30 @@ def memory(pid: int) -> dict[str, float]:
     return found
 
 
+def state(pid: int) -> str:
+    """Return the state of a process or thread as ``ps`` names it; empty if there is none."""
+    try:
+        # the name before it, in parentheses, may have blanks and parentheses
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def freeze(pid: int) -> None:
+    """Send SIGSTOP, and wait until no thread of the process runs.
+
+    kill() returns before they have stopped: one that is on another processor may answer once more.
+
+    :raises ServerError: it does not stop within a minute
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 60
+    while not all(state(int(one.name)) in ("T", "") for one in Path(f"/proc/{pid}/task").iterdir()):
+        if time.monotonic() > deadline:
+            raise ServerError(f"{pid} does not stop")
+        time.sleep(0.001)
+
+
 class HangError(ServerError):
     """A program did not end by itself."""
 
@@ -210,6 +234,10 @@ class Process:
     def poll(self) -> int | None:
         """Its exit status, or ``None`` while it runs."""
         return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        self._process.send_signal(number)
 
     def check(self) -> None:
         """Find out that it runs.

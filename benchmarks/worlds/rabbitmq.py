@@ -1,185 +1,487 @@
-"""The broker of the heartbeat benchmarks: a RabbitMQ of its own, and AMQP connections to it.
+"""A RabbitMQ: private, on loopback only, without plugins, gone when the block ends.
 
-It is Debian's rabbitmq-server, started here on loopback with free ports, never as a service, and
-gone when the block ends, with its data. It keeps to the defaults but for what would make a
-benchmark of the disk out of one of the client.
+It is Debian's own program, run here and never as a service: one process of Erlang, which
+listens for AMQP and for nothing else. It has a node name, which its database wants, but neither a
+distribution port nor an epmd. What ``rabbitmqctl`` would be asked in seconds is typed into its
+Erlang shell, a named pipe, and answered in milliseconds.
+
+What clients did is counted from RabbitMQ's own log. A broker may be shared: a client gives its
+connection a name (``client_properties={"connection_name": …}``; oslo.messaging's is
+``PROGRAM:PID:UUID``), and each count takes a part of such a name to count only those.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import signal
-import subprocess
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from keyfront.common import programs
 from keyfront.errors import MissingPartError, ServerError
 
-from .processes import HOST, free_port
+from .certificates import Certificates
+from .fault_proxy import bind_stable
+from .processes import HOST, Process, family, freeze, state
 
-# Seconds, for a machine that is busy.
-START_PATIENCE = 120
-
-# Debian's wrapper in /usr/sbin changes to another user; this is what it runs.
-PROGRAMS = ("/usr/lib/rabbitmq/bin/rabbitmq-server",)
-_CONFIGURATION = """\
-listeners.tcp.local = {host}:{port}
-loopback_users = none
-log.console = true
-log.console.level = info
-log.file = false
+# Seconds; a bound on a hang, not an expectation.
+PATIENCE = 90.0
+_CONNECT_PATIENCE = 120
+# Debian's at /usr/sbin changes to user rabbitmq and reads /etc/rabbitmq.
+_DEBIAN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+_SETTINGS = """
+listeners.tcp.1 = 127.0.0.1:{port}
+num_acceptors.tcp = 2
+log.file = {log}
+log.file.level = info
+log.connection.level = info
+log.console = false
 disk_free_limit.absolute = 1MB
+vm_memory_high_watermark.absolute = 1GB
 """
-_STARTED = b"Server startup complete"
-_RESETS = re.compile(
-    r"closing AMQP connection [^\n]*?- ([^)\n]*)\)[^(]*missed heartbeats from client"
-)
+_TLS_SETTINGS = """
+listeners.ssl.1 = 127.0.0.1:{port}
+num_acceptors.ssl = 2
+ssl_options.cacertfile = {ca}
+ssl_options.certfile = {pair.certificate}
+ssl_options.keyfile = {pair.key}
+ssl_options.verify = verify_none
+ssl_options.fail_if_no_peer_cert = false
+"""
+# Names are looked up by Erlang itself; else it starts two processes of inet_gethost.
+_NAMES = '{lookup, [file]}. {host, {127,0,0,1}, ["localhost"]}.\n'
+_SMALL = "+sbwt none +sbwtdcpu none +sbwtdio none +S 2:2 +A 4 "
+_STARTED = b"Server startup complete;"
+_MEMORY_ALARM = "{resource_limit, memory, node()}"
+# What it calls the connection exceptions of AMQP 0-9-1 that a damaged or misplaced frame causes.
+_DAMAGE = "frame_error|syntax_error|command_invalid|channel_error|unexpected_frame|not_implemented"
+_ENTRY = re.compile(r"\[\w+\] (?P<pid><[\d.]+>) (?P<text>.*)")
+_ACCEPTED = re.compile(r"accepting AMQP connection <[\d.]+> \(\S+:(\d+) -> ")
+_NAMED = re.compile(r"[Cc]onnection <[\d.]+> \(.*\) has a client-provided name: (.*)")
 
 
-def rabbitmq_program() -> str:
-    """:raises MissingPartError: RabbitMQ is not installed; names the command"""
-    for program in PROGRAMS:
-        if os.access(program, os.X_OK):
-            return program
-    raise MissingPartError("rabbitmq-server is not installed: run apt install rabbitmq-server")
+@dataclass
+class Seen:
+    """One connection, from RabbitMQ's log."""
+
+    port: int
+    """The client's."""
+    name: str = ""
+    """What the client called it; empty if it did not."""
+    lines: list[str] = field(default_factory=list)
+    """What the log says of it, without time and level."""
+
+    def says(self, pattern: str) -> bool:
+        return any(re.search(pattern, line) for line in self.lines)
 
 
 class Broker:
-    """A RabbitMQ that can be killed and started again; made by :func:`broker`.
+    """A RabbitMQ that can be stopped, killed, paused and started again at its own ports."""
 
-    :ivar port: of AMQP, on loopback; the same after a restart
-    """
+    host = HOST
+    user = password = "guest"
 
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self._folder = folder
-        self._log = folder / "log"
-        self._programs = [programs.system_program(("epmd",), "erlang-base"), rabbitmq_program()]
-        self._epmd: subprocess.Popen[bytes] | None = None
-        self._server: subprocess.Popen[bytes] | None = None
-        epmd_port = free_port()
-        configuration, plugins = folder / "rabbitmq.conf", folder / "plugins"
-        configuration.write_text(_CONFIGURATION.format(host=HOST, port=self.port))
-        plugins.write_text("[].\n")
-        home = folder / "home"
-        home.mkdir(mode=0o700)
-        self._environment = {
-            **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
-            # the cookie, which lets nobody else in, lies there
-            "HOME": str(home),
-            "ERL_EPMD_PORT": str(epmd_port),
-            "ERL_EPMD_ADDRESS": HOST,
-            "RABBITMQ_NODENAME": "bench@localhost",
-            "RABBITMQ_DIST_PORT": str(free_port()),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
-            "RABBITMQ_LOG_BASE": str(folder),
-            "RABBITMQ_LOGS": "-",
-            "RABBITMQ_CONFIG_FILE": str(configuration),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
-            "RABBITMQ_CONF_ENV_FILE": str(folder / "none"),
-            # the script becomes the server then, and is no parent that outlives it
-            "RUNNING_UNDER_SYSTEMD": "1",
+    def __init__(
+        self, program: Path, own: Path, folder: Path, port: int, tls_port: int | None,
+        made: Certificates | None, extra: str, small: bool,
+    ) -> None:
+        self.port = port
+        self.tls_port = tls_port
+        self.certificates = made
+        #: RabbitMQ's log, of all its lives; it stays when the broker is gone.
+        self.log = folder / f"rabbitmq-{port}.log"
+        self._program = program
+        self._own = own
+        self._output = folder / f"rabbitmq-{port}.out"
+        self._node = f"keyfront-{port}@localhost"
+        self._pipe = own / "shell"
+        self._small = small
+        self._process: Process | None = None
+        self._life = contextlib.ExitStack()
+        self._paused = False
+        self._asking = threading.Lock()
+        self._questions = itertools.count()
+        self._configure(extra)
+
+    def _configure(self, extra: str) -> None:
+        text = _SETTINGS.format(port=self.port, log=self.log)
+        if self.tls_port:
+            assert self.certificates is not None
+            shown = {"ca": self.certificates.ca_file, "pair": self.certificates.server}
+            text += _TLS_SETTINGS.format(port=self.tls_port, **shown)
+        (self._own / "rabbitmq.conf").write_text(text + extra)
+        (self._own / "plugins").write_text("[].\n")
+        _make_home(self._own / "rabbitmq", self._program.parent)
+        (self._own / "names").write_text(_NAMES)
+        os.mkfifo(self._pipe, 0o600)
+
+    def _environment(self) -> dict[str, str]:
+        own = self._own
+        return {
+            "HOME": str(own),
+            "RABBITMQ_SCRIPTS_DIR": str(own / "rabbitmq" / "sbin"),
+            "RABBITMQ_NODENAME": self._node,
+            "RABBITMQ_MNESIA_BASE": str(own / "data"),
+            "RABBITMQ_LOG_BASE": str(own / "log"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(own / "plugins"),
+            "RABBITMQ_CONFIG_FILE": str(own / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(own / "advanced.config"),
+            # missing, or it would be Debian's
+            "RABBITMQ_CONF_ENV_FILE": str(own / "rabbitmq-env.conf"),
+            "RABBITMQ_PID_FILE": str(own / "pid"),
+            # the shell reads its input, and the script becomes Erlang instead of starting it
+            "RABBITMQ_ALLOW_INPUT": "1",
+            # SIGINT ignored; small: no waiting in circles, few threads
+            "RABBITMQ_SERVER_ERL_ARGS": f"{_SMALL if self._small else ''}+B i",
+            # no distribution
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                f"-sname {self._node} -setcookie keyfront -dist_listen false -start_epmd false "
+                "-erl_epmd_port 1"
+            ),
+            "ERL_AFLAGS": "",
+            "ERL_FLAGS": "",
+            "ERL_ZFLAGS": "",
+            "ERL_INETRC": str(own / "names"),
+            "ERL_CRASH_DUMP_SECONDS": "0",
+            "ERL_MAX_PORTS": "4096",
         }
 
+    # Where it is
+
+    def url(
+        self, user: str | None = None, *, tls: bool = False, vhost: str = "/",
+        port: int | None = None,
+    ) -> str:
+        """What oslo.messaging's ``transport_url`` takes.
+
+        :param port: of a proxy in front of it, instead of its own
+        """
+        return self._url("rabbit", user, tls, vhost, port)
+
+    def amqp_url(
+        self, user: str | None = None, *, tls: bool = False, vhost: str = "/",
+        port: int | None = None,
+    ) -> str:
+        """What kombu takes; with `tls` its ``ssl`` argument is needed, too."""
+        return self._url("amqp", user, tls, vhost.replace("/", "%2F"), port)
+
+    def _url(
+        self, scheme: str, user: str | None, tls: bool, vhost: str, port: int | None
+    ) -> str:
+        assert self.tls_port or not tls, "made without tls="
+        own = self.tls_port if tls else self.port
+        who = f"{user or self.user}:{self.password}"
+        return f"{scheme}://{who}@{self.host}:{port or own}/{vhost}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    # Its life
+
     def start(self) -> None:
-        """Run it, and come back when it takes connections.
+        """Start it at the ports it had, with what it stored.
 
-        :raises ServerError: it did not start; names the end of its log
+        Only from a thread that lives on: the kernel ends it with the thread that started it.
         """
-        if self._epmd is None:
-            # by itself Erlang starts one that stays behind
-            self._epmd = self._run([self._programs[0]])
-        mark = self._log.stat().st_size if self._log.exists() else 0
-        self._server = self._run([self._programs[1]])
-        deadline = time.monotonic() + START_PATIENCE
-        while _STARTED not in self._log.read_bytes()[mark:]:
-            if self._server.poll() is not None or time.monotonic() > deadline:
-                end = self._log.read_text(errors="replace")[-600:]
-                raise ServerError(f"RabbitMQ did not start: {end}")
-            time.sleep(0.05)
+        assert self._process is None, "it runs"
+        before = self.log.stat().st_size if self.log.exists() else 0
+        # open at both ends, so that neither waits for the other
+        pipe = os.open(self._pipe, os.O_RDWR | os.O_CLOEXEC)
+        self._life.callback(os.close, pipe)
+        self._drain(pipe)
+        command = ["sh", "-c", 'exec "$0" <"$1"', str(self._program), str(self._pipe)]
+        process = Process(
+            "RabbitMQ", command, log=self._output, environment=self._environment(),
+            folder=Path("/"), stop=signal.SIGKILL,
+        )  # fmt: skip
+        self._life.enter_context(process)
 
-    def restart(self) -> None:
-        """Kill it, as a crash would, and start it again with its data on its port.
+        def started() -> bool:
+            with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:
+                log.seek(before)
+                return _STARTED in log.read()
+            return False
 
-        :raises ServerError: it did not start
-        """
-        self._kill(self._server)
-        self.start()
+        try:
+            process.wait_until(started)
+        except BaseException:
+            self._life.close()
+            raise
+        self._process = process
+        # it would look for an epmd each minute, and start programs
+        self.ask("supervisor:terminate_child(rabbit_sup, rabbit_epmd_monitor_sup)")
 
     def stop(self) -> None:
-        """Kill all of it; nothing of the data is kept."""
-        self._kill(self._server)
-        self._kill(self._epmd)
-        self._server = self._epmd = None
+        """End it in good order: it closes its connections with AMQP's connection.close."""
+        self._end(signal.SIGTERM)
 
-    def resets(self) -> int:
-        """How many connections RabbitMQ has closed for missed heartbeats, by its log."""
-        return self._log.read_bytes().count(b"missed heartbeats from client")
+    def kill(self) -> None:
+        """End it at once; the kernel closes its connections."""
+        self._end(signal.SIGKILL)
 
-    def reset_names(self) -> list[str]:
-        """What the clients of those connections call themselves."""
-        return reset_names(self._log.read_text(encoding="utf-8", errors="replace"))
+    def restart(self) -> None:
+        """Kill it, as a crash would, and start it again with its data on its ports."""
+        self.kill()
+        self.start()
 
-    def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as out:
-            return subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *command],
-                env=self._environment,
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-
-    def _kill(self, process: subprocess.Popen[bytes] | None) -> None:
-        if process is None:
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
             return
-        # its helpers (inet_gethost, erl_child_setup) are of its session
+        helpers: list[int] = []
+        if self._process.poll() is None:
+            helpers = family(self._process.pid)[1:]
+            with contextlib.suppress(AssertionError):
+                self._finish_log()
+        # what is sent to a stopped process waits, but for SIGKILL
+        self._process.send(number)
+        if self._paused and number != signal.SIGKILL:
+            self.resume()
+        self._paused = False
         try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
+            self._process.wait(PATIENCE)
+        finally:
+            self._process = None
+            self._life.close()
+        # they end by themselves when it has
+        _wait_until(
+            lambda: all(state(pid) in ("", "Z") for pid in helpers), f"of {helpers} none lives"
+        )
+
+    def pause(self) -> None:
+        """Stop its process: connections stay, new ones are made by the kernel, nobody answers."""
+        assert self._process is not None
+        self._finish_log()
+        freeze(self._process.pid)
+        self._paused = True
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send(signal.SIGCONT)
+        self._paused = False
+
+    def output(self) -> str:
+        """Return what it printed."""
+        return self._output.read_text(errors="replace")
+
+    # What it does
+
+    def block(self) -> None:
+        """Raise its memory alarm: who publishes gets connection.blocked, and is read no more."""
+        self.ask(f"rabbit_alarm:set_alarm({{{_MEMORY_ALARM}, []}})")
+        assert "memory" in self.ask("rabbit_alarm:get_alarms()")
+
+    def unblock(self) -> None:
+        """Clear its memory alarm: who was blocked gets connection.unblocked."""
+        self.ask(f"rabbit_alarm:clear_alarm({_MEMORY_ALARM})")
+        assert "memory" not in self.ask("rabbit_alarm:get_alarms()")
+
+    def add_vhost(self, name: str) -> None:
+        """Make a virtual host that guest may use."""
+        host, user = f'<<"{name}">>', f'<<"{self.user}">>'
+        self.ask(f"rabbit_vhost:add({host}, {user})")
+        every = '<<".*">>'
+        allowed = f"{user}, {host}, {every}, {every}, {every}, {user}"
+        done = self.ask(f"rabbit_auth_backend_internal:set_permissions({allowed})")
+        assert done == "ok", done
+
+    def ask(self, expression: str) -> str:
+        """The value of an Erlang expression in it, on one line; for what has no method here."""
+        process = self._process
+        assert process is not None and not self._paused, "it does not run"
+        with self._asking:
+            mark = f"answer-{next(self._questions)}"
+            start = self._output.stat().st_size
+            line = f'io:format("~n~s ~0p~n", ["{mark}", catch ({expression})]).\n'
+            pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(pipe, line.encode())
+            finally:
+                os.close(pipe)
+            answer = re.compile(rb"^" + mark.encode() + rb" (.*)\n", re.MULTILINE)
+            found: list[bytes] = []
+
+            def look() -> bool:
+                assert process.poll() is None, f"it has ended; see {self._output}"
+                with self._output.open("rb") as output:
+                    output.seek(start)
+                    found.extend(answer.findall(output.read()))
+                return bool(found)
+
+            _wait_until(look, f"it answers {expression}; see {self._output}")
+        return found[0].decode(errors="replace")
+
+    # What clients did, in all its lives
+
+    def log_text(self) -> str:
+        """Its log, with all that it has written so far."""
+        self._finish_log()
+        return self.log.read_text(errors="replace")
+
+    def _finish_log(self) -> None:
+        """Have it write what it would keep for two seconds."""
+        if self._process is None or self._paused or self._process.poll() is not None:
+            return
+        module = "rabbit_logger_std_h"
+        handlers = f"#{{id := X, module := {module}}} <- logger:get_handler_config()"
+        self.ask(f"[{module}:filesync(X) || {handlers}]")
+
+    def seen(self, name: str = "") -> list[Seen]:
+        """All connections ever made to it, in order, whose name has `name` in it."""
+        return [x for x in _connections(self.log_text()) if name in x.name]
+
+    def accepted(self, name: str = "") -> int:
+        """How many connections were made."""
+        return len(self.seen(name))
+
+    def missed(self, name: str = "") -> int:
+        """How many it closed because no heartbeat came."""
+        return sum(x.says("missed heartbeats from client") for x in self.seen(name))
+
+    def missed_names(self) -> list[str]:
+        """Return the names of the clients of those connections."""
+        return missed_names(self.log_text())
+
+    def closed_unexpectedly(self, name: str = "") -> int:
+        """How many clients hung up without AMQP's connection.close."""
+        return sum(x.says("client unexpectedly closed TCP connection") for x in self.seen(name))
+
+    def frame_errors(self, name: str = "") -> int:
+        """How many it closed because of what the client sent: a broken or misplaced frame."""
+        damage = f"(connection|channel) exception ({_DAMAGE})|bad_header|invalid_frame"
+        return sum(x.says(damage) for x in self.seen(name))
+
+    def connections(self, name: str = "") -> list[int]:
+        """The client's ports of connections that are open now, by the kernel; also if paused."""
+        established, here = "01", {self.port, self.tls_port}
+        found = []
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, remote, how = line.split()[:4]
+            port, client = (int(end.rpartition(":")[2], 16) for end in (local, remote))
+            if port in here and how == established:
+                found.append(client)
+        found.sort()
+        if name:
+            named = {x.port: x.name for x in _connections(self.log_text())}
+            found = [x for x in found if name in named.get(x, "")]
+        return found
+
+    def wait_for(self, condition: Callable[[Broker], bool], what: str) -> None:
+        """Wait until it is so: ``wait_for(lambda b: b.missed() == 1, "one is missed")``."""
+        _wait_until(lambda: condition(self), what)
+
+    def _drain(self, pipe: int) -> None:
+        """Forget what an earlier life was asked and did not read."""
+        os.set_blocking(pipe, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(pipe, 65536):
+                pass
 
 
-def reset_names(log: str) -> list[str]:
-    """The names of clients whose connections RabbitMQ closed for missed heartbeats, by its log."""
-    return _RESETS.findall(log)
+@contextlib.contextmanager
+def broker(
+    folder: Path, *, tls: Certificates | None = None, port: int = 0, extra: str = "",
+    small: bool = False,
+) -> Iterator[Broker]:
+    """Run a RabbitMQ until the block ends; two seconds of CPU pass before it is ready.
 
-
-@contextmanager
-def broker(folder: Path) -> Iterator[Broker]:
-    """Run a RabbitMQ until the block ends.
-
-    :param folder: an empty one of this user only; the caller deletes it
-    :raises MissingPartError: RabbitMQ is not installed; names the command
+    :param folder: where its log is left, ``rabbitmq-PORT.log``
+    :param tls: what it shows at a second port; it asks clients for no certificate
+    :param port: to listen at, if it matters
+    :param extra: lines for rabbitmq.conf (``heartbeat = 10``)
+    :param small: whether it shall take little of the machine, and be slower
+    :raises MissingPartError: it is not installed; names the command
     :raises ServerError: it did not start
     """
-    made = Broker(folder)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
+    program = _DEBIAN
+    if not program.exists():
+        program = Path(programs.system_program(("rabbitmq-server",), "rabbitmq-server"))
+    while True:
+        # a socket's path is short
+        with tempfile.TemporaryDirectory(prefix="keyfront-rabbitmq-", dir="/tmp") as name:
+            server = Broker(
+                program.resolve(), Path(name), folder, port or _stable_port(),
+                _stable_port() if tls else None, tls, extra, small,
+            )  # fmt: skip
+            try:
+                server.start()
+            except ServerError:
+                # somebody took the port since we looked
+                if port or "eaddrinuse" not in server.output():
+                    raise
+                continue
+            try:
+                yield server
+            finally:
+                server.kill()
+            return
+
+
+def _make_home(home: Path, scripts: Path) -> None:
+    """RabbitMQ as it is installed, without its plugins.
+
+    Erlang looks for each module in the folder of each plugin, which made starting half as long
+    again.
+    """
+    home.mkdir()
+    (home / "sbin").symlink_to(scripts)
+    parts = home / "plugins"
+    parts.mkdir()
+    for part in (scripts.parent / "plugins").iterdir():
+        if not part.name.startswith("rabbitmq_") or part.name.startswith("rabbitmq_prelaunch"):
+            (parts / part.name).symlink_to(part)
+
+
+def _stable_port() -> int:
+    with bind_stable() as bound:
+        number: int = bound.getsockname()[1]
+        return number
+
+
+def _connections(log: str) -> list[Seen]:
+    """What the log says, put together by connection.
+
+    Each line begins with the Erlang process that wrote it, and a connection has one. After a
+    restart these are given anew, so the last that was accepted is meant.
+    """
+    found: list[Seen] = []
+    current: dict[str, Seen] = {}
+    for entry in _ENTRY.finditer(log):
+        pid, text = entry["pid"], entry["text"]
+        if accepted := _ACCEPTED.match(text):
+            current[pid] = Seen(int(accepted[1]))
+            found.append(current[pid])
+        if pid in current:
+            current[pid].lines.append(text)
+            if named := _NAMED.match(text):
+                current[pid].name = named[1]
+    return found
+
+
+def missed_names(log: str) -> list[str]:
+    """Return the names of clients whose connections it closed for missed heartbeats."""
+    return [x.name for x in _connections(log) if x.says("missed heartbeats from client")]
 
 
 def url(port: int) -> str:
-    """What oslo.messaging connects to; the password is RabbitMQ's own, for this broker only."""
-    return f"rabbit://guest:guest@{HOST}:{port}//"
+    """Return what oslo.messaging connects to, by RabbitMQ's own user and password."""
+    return f"rabbit://{Broker.user}:{Broker.password}@{HOST}:{port}//"
 
 
 def connect(port: int, *, heartbeat: float, name: str = "") -> Any:
-    """A py-amqp connection to a broker of loopback.
+    """Return a py-amqp connection to a broker of loopback.
 
     :param heartbeat: seconds that are asked for; the broker takes what is below its own 60
     :param name: as the broker's log shall call it
+    :raises MissingPartError: py-amqp is not installed; names the command
     """
     try:
         import amqp
@@ -188,8 +490,15 @@ def connect(port: int, *, heartbeat: float, name: str = "") -> Any:
     made = amqp.Connection(
         f"{HOST}:{port}",
         heartbeat=heartbeat,
-        connect_timeout=START_PATIENCE,
+        connect_timeout=_CONNECT_PATIENCE,
         client_properties={"connection_name": name} if name else {},
     )
     made.connect()
     return made
+
+
+def _wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.01)

@@ -16,7 +16,7 @@ import kombu
 import psutil
 import pytest
 
-from support import broker as broker_module
+from keyfront.benchmarks.worlds import rabbitmq
 from support.broker import Broker, broker
 from support.served import PATIENCE
 
@@ -155,7 +155,7 @@ def test_it_stops_and_starts_and_leaves_nothing_behind(tmp_path: Path) -> None:
         assert any(x.says("connection_forced") for x in server.seen() if x.port == local)
         assert server.pid is None
         raise ZeroDivisionError
-    assert not any(map(broker_module._lives, tree)), tree
+    assert not any(map(_lives, tree)), tree
     assert not own.exists()
     assert server.log.exists()
     assert not _mentions(own)
@@ -163,12 +163,19 @@ def test_it_stops_and_starts_and_leaves_nothing_behind(tmp_path: Path) -> None:
         probe.connect((server.host, port))
 
 
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _mentions(path: Path) -> list[psutil.Process]:
     """Processes that were told of a folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if broker_module._lives(process) and str(path) in str(process.environ()):
+            if _lives(process) and str(path) in str(process.environ()):
                 found.append(process)
     return found
 
@@ -177,7 +184,7 @@ def test_it_ends_with_whoever_runs_it_and_takes_another_port(tmp_path: Path) -> 
     """A test run that is killed leaves no process; a port that is taken is not waited for."""
     program = (
         "import sys, pathlib, socket\n"
-        "from support import broker\n"
+        "from keyfront.benchmarks.worlds import rabbitmq as broker\n"
         "taken, choose = socket.create_server(('127.0.0.1', 0)), broker._stable_port\n"
         "ports = iter([taken.getsockname()[1]])\n"
         "broker._stable_port = lambda: next(ports, None) or choose()\n"
@@ -189,13 +196,13 @@ def test_it_ends_with_whoever_runs_it_and_takes_another_port(tmp_path: Path) -> 
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     pipe = subprocess.PIPE
-    environment = {**os.environ, "PYTHONPATH": str(Path(broker_module.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as runner:
         assert runner.stdout is not None
         pid, own = runner.stdout.readline().split()
         tree = [psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True)]
         runner.kill()
-    broker_module._wait_until(lambda: not any(map(broker_module._lives, tree)), "they have ended")
+    rabbitmq._wait_until(lambda: not any(map(_lives, tree)), "they have ended")
     assert not _mentions(Path(own))
     # the one thing that a killed test run leaves
     subprocess.run(["rm", "-r", own], check=True)

@@ -151,14 +151,17 @@ def test_each_source_sends_the_same_at_the_same_times() -> None:
 
 
 def test_resets_are_counted_for_the_process_that_had_the_connection() -> None:
-    log = (
-        "2026-01-01 [error] <0.1.0> closing AMQP connection <0.1.0> (127.0.0.1:1 -> 127.0.0.1:2 - "
-        "mod_wsgi:71:aa-bb):\n"
-        "2026-01-01 [error] <0.1.0> missed heartbeats from client, timeout: 4s\n"
-        "2026-01-01 [info] <0.2.0> closing AMQP connection <0.2.0> (127.0.0.1:3 -> 127.0.0.1:2 - "
-        "mod_wsgi:72:cc, vhost: '/', user: 'guest')\n"
+    log = "".join(
+        f"2026-01-01 00:00:00.0 [info] <0.{number}.0> {text}\n"
+        for number, name in ((1, "mod_wsgi:71:aa-bb"), (2, "mod_wsgi:72:cc"))
+        for text in (
+            f"accepting AMQP connection <0.{number}.0> (127.0.0.1:{number} -> 127.0.0.1:5672)",
+            f"Connection <0.{number}.0> (127.0.0.1:{number} -> 127.0.0.1:5672) has a "
+            f"client-provided name: {name}",
+            "missed heartbeats from client, timeout: 4s" if number == 1 else "closing it",
+        )
     )
-    names = rabbitmq.reset_names(log)
+    names = rabbitmq.missed_names(log)
     assert names == ["mod_wsgi:71:aa-bb"]
     assert apache_mpm.resets(names, {71, 5}) == 1
     assert apache_mpm.resets(names, {72}) == 0

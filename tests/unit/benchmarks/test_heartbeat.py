@@ -324,8 +324,13 @@ def test_a_publisher_that_ends_is_told_with_its_log(tmp_path: Path) -> None:
 def test_without_rabbitmq_its_package_is_named(
     module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rabbitmq, "PROGRAMS", ("/does/not/exist",))
-    monkeypatch.setattr("keyfront.common.programs.system_program", lambda *_: "/bin/true")
+    def find(names: tuple[str, ...], packages: str) -> str:
+        if packages == "rabbitmq-server":
+            raise MissingPartError(f"{names[0]} is not installed: run apt install {packages}")
+        return "/bin/true"
+
+    monkeypatch.setattr(rabbitmq, "_DEBIAN", Path("/does/not/exist"))
+    monkeypatch.setattr("keyfront.common.programs.system_program", find)
     monkeypatch.setattr("keyfront.common.programs.uwsgi_program", lambda: "/bin/true")
     assert module.main([]) == 2
     assert "apt install rabbitmq-server" in capsys.readouterr().err
