@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .counts import Count
 from .decision import Verdict
+from .outcome import Count
 from .session import name_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import sysconfig
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from .counts import Count
 from .decision import Verdict
+from .outcome import Count
 from .session import name_of
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import random
@@ -9,16 +10,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from keyfront.errors import BenchmarkError
 
-from . import entries
-from .counts import Count
 from .decision import LIMIT, Verdict
-from .outcome import Outcome
+from .outcome import Count, Outcome
 from .records import Records
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class GateSession:
         outcome.title = _first_line(getattr(getattr(item, "obj", None), "__doc__", None))
         self.outcomes.append(outcome)
         item.user_properties.append(("gate", outcome.line()))
-        entries.add(self.config, item, outcome)
+        _add_entries(self.config, item, outcome)
         if outcome.verdict is Verdict.FAIL or (self.strict and outcome.verdict in _WORSE):
             self.fail(outcome.failure())
         return outcome
@@ -257,3 +257,38 @@ def _untimed(config: pytest.Config) -> str:
     if hasattr(config, "workerinput") or config.getoption("dist", "no") != "no":
         return "beside other processes of xdist times mean nothing"
     return ""
+
+
+def _add_entries(config: pytest.Config, item: pytest.Item, outcome: Outcome) -> None:
+    """Put what a gate timed into pytest-benchmark's session, as if it had timed it itself.
+
+    So its table, ``--benchmark-json``, ``--benchmark-save``, ``pytest-benchmark compare`` and its
+    histogram show both sides, in a group of their own. Without pytest-benchmark, or where it is
+    switched off, nothing happens.
+    """
+    session = getattr(config, "_benchmarksession", None)
+    if session is None or session.disabled or outcome.samples is None:
+        return
+    made: Any = importlib.import_module("pytest_benchmark.stats").Metadata
+    for side, label in enumerate(("", " (baseline)")):
+        spec = getattr(item, "callspec", None)
+        fixture = SimpleNamespace(
+            name=item.name + label,
+            fullname=item.nodeid + label,
+            group=item.nodeid,
+            param=spec.id if spec else None,
+            params=spec.params if spec else None,
+            extra_info={} if side else {"gate": outcome.described()},
+            cprofile_stats=None,
+            has_error=False,
+        )
+        calls = outcome.samples.calls[side]
+        entry = made(fixture, iterations=calls, options=_options())
+        for pair in outcome.samples.pairs:
+            entry.update(pair[side] / 1e9)
+        session.benchmarks.append(entry)
+
+
+def _options() -> dict[str, object]:
+    """What pytest-benchmark notes of its own runs, as it was here."""
+    return {"disable_gc": True, "timer": "perf_counter_ns", "warmup": True}
