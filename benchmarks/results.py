@@ -41,9 +41,9 @@ Cell = str | int | float | None
 class Table:
     """A table ready for a document.
 
-    :param name: what a document asks for it by, beside the result's kind and name
+    :param name: the word that a document asks for it by, beside the result's kind and name
     :param rows: as long as ``columns`` each; ``None`` stands for "not measured"
-    :param caption: what a reader must know of it, one line; empty for nothing
+    :param caption: a line that a reader must know of it; empty for nothing
     """
 
     name: str
@@ -56,7 +56,7 @@ class Table:
 class Timeline:
     """A figure over time.
 
-    :param unit: of the values, for example ``cores`` or ``connections``
+    :param unit: the unit of the values, for example ``cores`` or ``connections``
     :param points: seconds since the result began, and the value
     """
 
@@ -72,13 +72,13 @@ class Result:
     :param kind: one of :data:`KINDS`
     :param name: unique within the kind
     :param title: one line for a reader
-    :param command: what to type to measure it again, as arguments
+    :param command: the command that measures it again, as arguments
     :param began: ISO 8601, UTC
     :param seconds: how long it took
     :param machine: as :func:`surroundings.described` gives it
-    :param versions: of everything that took part
+    :param versions: the versions of everything that took part
     :param others: as :meth:`surroundings.Watch.described` gives it
-    :param conditions: what was set; plain values, no secrets
+    :param conditions: the values that were set; plain ones, no secrets
     :param samples: each with the same meaning of names, raw
     :param notes: lines for a reader: what differs from what was to be measured, and why
     :param complete: false for what was interrupted and can be resumed
@@ -105,12 +105,12 @@ class Result:
         return file_name(self.kind, self.name)
 
     def table(self, name: str) -> Table | None:
-        """The table of this name, if there is one."""
+        """Return the table of this name, if there is one."""
         return next((table for table in self.tables if table.name == name), None)
 
 
 def file_name(kind: str, name: str) -> str:
-    """What the file of a result is called in its folder."""
+    """Return what the file of a result is called in its folder."""
     return f"{kind}-{re.sub(r'[^A-Za-z0-9+.=,_-]+', '_', name)}.json"
 
 
@@ -126,7 +126,7 @@ def add_argument(parser: ArgumentParser) -> None:
 
 
 def markdown(table: Table) -> str:
-    """A table in Markdown, with its caption below."""
+    """Return a table in Markdown, with its caption below."""
     numeric = [
         all(isinstance(row[place], int | float | None) for row in table.rows)
         for place in range(len(table.columns))
@@ -157,7 +157,7 @@ class Record:
     :param command: default: the command that runs
     :param distributions: Python packages whose versions matter
     :param programs: programs of the system whose versions matter
-    :param samples: of an interrupted result that is resumed
+    :param samples: the samples of an interrupted result that is resumed
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Record:
         self._seconds_before = before.seconds
 
     def result(self, *, complete: bool = True) -> Result:
-        """What was measured until now, or until the end of the ``with`` block."""
+        """Return what was measured until now, or until the end of the ``with`` block."""
         return Result(
             kind=self._kind,
             name=self._name,
@@ -309,7 +309,7 @@ def read(path: Path) -> Result:
 
 
 def read_all(folder: Path) -> list[Result]:
-    """Every result in a folder, by kind and name.
+    """Return every result in a folder, by kind and name.
 
     :raises BenchmarkError: there is none, or a file is no result
     """

@@ -31,7 +31,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def described() -> dict[str, object]:
-    """The machine: CPU, cores, memory in MB, kernel, distribution."""
+    """Return the machine: CPU, cores, memory in MB, kernel, distribution."""
     return {
         "cpu": _cpu(),
         "cores": cores(),
@@ -119,7 +119,7 @@ class Times(NamedTuple):
 
 
 def cpu_times() -> Times:
-    """CPU seconds since the start; ``own`` counts this process, its children, and theirs."""
+    """Return CPU seconds since the start; ``own`` counts this process, its children, and theirs."""
     fields = [int(field) for field in _text("/proc/stat").splitlines()[0].split()[1:9]]
     user, nice, system, _, _, irq, softirq, steal = fields
     busy = user + nice + system + irq + softirq

@@ -56,7 +56,7 @@ Samples = dict[str, list[float]]
 
 
 def label(case: str, services: int) -> str:
-    """The name of a case, as the goals have it."""
+    """Return the name of a case, as the goals have it."""
     return f"{case}, {services} service{'s' if services > 1 else ''}"
 
 
@@ -84,7 +84,7 @@ class Keystone(BaseAdapter):  # type: ignore[misc, unused-ignore]
 
 
 def described(token: str, services: int) -> dict[str, Any]:
-    """What Keystone says of a token for a project, with a catalog of so many services."""
+    """Return what Keystone says of a token for a project, with a catalog of so many services."""
     domain = {"id": "default", "name": "Default"}
     return {
         "methods": ["password"],
@@ -122,7 +122,7 @@ def described(token: str, services: int) -> dict[str, Any]:
 
 
 def request(number: int) -> dict[str, Any]:
-    """A request with a token, as a server makes it."""
+    """Return a request with a token, as a server makes it."""
     return {
         "REQUEST_METHOD": "GET",
         "SCRIPT_NAME": "",
@@ -150,7 +150,7 @@ def request(number: int) -> dict[str, Any]:
 
 
 def service(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-    """The application behind authtoken."""
+    """Answer a request, as the application behind authtoken."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "2")])
     return [b"ok"]
 

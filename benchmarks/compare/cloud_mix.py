@@ -61,8 +61,8 @@ Sample = dict[str, tuple[int, float]]
 class Cloud:
     """Users and services of a Keystone.
 
-    :param url: of the server by which they are made
-    :param keystone: of which they are made
+    :param url: the URL of the server by which they are made
+    :param keystone: the Keystone whose users they are
     :param users: how many
     :param services: how many, each with a token of its own
     :raises ServerError: one cannot be made

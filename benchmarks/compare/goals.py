@@ -145,7 +145,7 @@ def find(first: str, second: str, figure: str) -> Goal | None:
 
 
 def missed(verdicts: Mapping[Goal, str]) -> list[str]:
-    """A line for each goal that was missed."""
+    """Return a line for each goal that was missed."""
     return [
         f"missed: {goal.figure} of {goal.first} / {goal.second} {goal}"
         for goal, verdict in verdicts.items()

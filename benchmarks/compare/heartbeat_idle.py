@@ -179,12 +179,12 @@ def measure(rounds: int, seconds: float, fast_seconds: float) -> Results:
 
 
 def ratios(rates: dict[str, list[float]], goal: Goal) -> list[float]:
-    """How many times as many requests the first answers, in each round."""
+    """Return how many times as many requests the first answers, in each round."""
     return [a / b for a, b in zip(rates[goal.first], rates[goal.second], strict=True)]
 
 
 def table(results: Results) -> str:
-    """The result as text of at most 100 columns."""
+    """Return the result as text of at most 100 columns."""
     title = f"{CONNECTIONS} idle connections"
     lines = [f"{title:<28}{'% of core':>10}{'beats/s':>10}{'us each':>10}"]
     for title, found in (
@@ -208,7 +208,7 @@ def table(results: Results) -> str:
 
 
 def judge(results: Results) -> list[tuple[str, str]]:
-    """Each goal in words, and how it was met."""
+    """Return each goal in words, and how it was met."""
     found = []
     for title, threads in (("direct", results.direct), ("scaled", results.scaled)):
         for patch, one in threads.items():

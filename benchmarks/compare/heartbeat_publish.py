@@ -113,13 +113,13 @@ def measure(rounds: int, cases: list[Case], *, part: int = 1) -> tuple[Samples, 
 
 
 def ratios(samples: Samples, goal: Goal) -> list[float]:
-    """How many times as many messages the first sends, in each round."""
+    """Return how many times as many messages the first sends, in each round."""
     pairs = zip(samples[goal.first], samples[goal.second], strict=True)
     return [one.rate / other.rate for one, other in pairs]
 
 
 def table(samples: Samples, writes: dict[str, Writes]) -> str:
-    """The result as text of at most 100 columns."""
+    """Return the result as text of at most 100 columns."""
     lines = [
         f"{'messages':<22}{'stock/s':>10}{'kept/s':>10}{'ratio':>8}{'':20}"
         f"{'stock us':>10}{'kept us':>10}"
@@ -152,7 +152,7 @@ def _median(rounds: list[Sample], figure: str) -> float:
 
 
 def judge(samples: Samples) -> list[tuple[str, str]]:
-    """Each goal that was measured in words, and how it was met."""
+    """Return each goal that was measured in words, and how it was met."""
     found = []
     for goal in HEARTBEAT_GOALS:
         if goal.first in samples:

@@ -107,7 +107,7 @@ def measure(rounds: int) -> Times:
 
 
 def table(times: Times) -> str:
-    """The result as text of at most 100 columns."""
+    """Return the result as text of at most 100 columns."""
     lines = [f"{'ms of the first message':<26}{'median':>10}{'lowest':>10}{'highest':>10}"]
     for name, rounds in times.items():
         lines.append(

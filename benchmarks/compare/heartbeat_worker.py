@@ -158,7 +158,7 @@ def _oslo_senders(task: Task) -> Senders:
 
 
 def oslo_client(port: int) -> Any:
-    """An RPC client of oslo.messaging; nobody listens to its topic."""
+    """Return an RPC client of oslo.messaging; nobody listens to its topic."""
     try:
         import oslo_messaging
         from oslo_config import cfg
@@ -176,12 +176,12 @@ def oslo_client(port: int) -> Any:
 
 
 def threads() -> set[int]:
-    """The kernel's ids of the threads of this process."""
+    """Return the kernel's ids of the threads of this process."""
     return {int(name) for name in os.listdir("/proc/self/task")}
 
 
 def thread_seconds(thread: int) -> float:
-    """The CPU time that a thread of this process has taken, exact to the nanosecond.
+    """Return the CPU time that a thread of this process has taken, exact to the nanosecond.
 
     Its clock's number is made of its id as in the kernel's ``posix-timers.h``: all bits of the id
     turned, then ``CPUCLOCK_PERTHREAD`` and ``CPUCLOCK_SCHED``.
@@ -226,7 +226,7 @@ def _beats(heartbeat: Any) -> int:
 
 
 def writes(task: Task) -> dict[str, list[float]]:
-    """Microseconds of CPU for a ``transport.write`` of a small frame, ``kept`` and ``left``.
+    """Return microseconds of CPU for a ``transport.write`` of a small frame, ``kept`` and ``left``.
 
     Both are connections of this one process, which takes turns: one has a heartbeat and so is
     kept, the other has none and so is left as it comes. The frame is a heartbeat, which RabbitMQ

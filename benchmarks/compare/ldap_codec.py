@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
 
 def answer(entries: int) -> bytes:
-    """What a server sends for a search: entries, and that these are all."""
+    """Return what a server sends for a search: entries, and that these are all."""
     wire = []
     for number in range(entries):
         attributes = b"".join(
@@ -92,7 +92,7 @@ def _framed(operation: bytes) -> bytes:
 
 
 def read(wire: bytes) -> list[dict[str, list[bytes]]]:
-    """The attributes of all entries, by ours."""
+    """Return the attributes of all entries, by ours."""
     decoder = responses.Decoder()
     decoder.feed(wire)
     found = []
@@ -103,17 +103,17 @@ def read(wire: bytes) -> list[dict[str, list[bytes]]]:
 
 
 def write_bind() -> bytes:
-    """A bind, by ours."""
+    """Return a bind, by ours."""
     return messages.bind_request(2, DN, PASSWORD.encode())
 
 
 def write_search() -> bytes:
-    """A search, by ours."""
+    """Return a search, by ours."""
     return messages.search_request(2, BASE, 2, filters.encode(FILTER), WANTED)
 
 
 def cases() -> list[Case]:
-    """All steps.
+    """Return all steps.
 
     :raises MissingPartError: ldap3 is not installed
     :raises ServerError: ours and ldap3's differ, so that a comparison would mean nothing
@@ -182,7 +182,7 @@ def _ldap3() -> _Theirs:
 
 
 def timed(step: Callable[[], object], calls: int) -> float:
-    """Microseconds of this process per call."""
+    """Return microseconds of this process per call."""
     start = time.process_time()
     for _ in range(calls):
         step()

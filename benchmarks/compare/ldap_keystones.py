@@ -79,7 +79,7 @@ class Candidate:
 
     :param driver: ``[identity] driver`` of the domain
     :param pool: ``[ldap] use_pool`` and ``use_auth_pool``
-    :param gevent: whether the process is patched by gevent
+    :param gevent: true if the process is patched by gevent
     """
 
     label: str
@@ -116,7 +116,7 @@ class Server:
         return self._timed({"logins": list(bodies), "at_once": at_once})
 
     def authenticate(self, users: Sequence[int], *, at_once: bool = False) -> tuple[float, float]:
-        """The same of the driver alone: it finds the user and checks the password."""
+        """Return the same of the driver alone: it finds the user and checks the password."""
         pairs = [(directory.user_name(one), directory.user_password(one)) for one in users]
         return self._timed({"authenticate": pairs, "domain": DOMAIN, "at_once": at_once})
 
@@ -160,7 +160,7 @@ class Keystones:
     """All Keystones of one measurement.
 
     :param folder: a folder of this user only; the caller deletes it
-    :param slapd: what the users are in
+    :param slapd: the directory that the users are in
     :param port: where the Keystones find it
     :param users: how many users may log in
     :param cache: Keystone's own caches, one of :data:`CACHES`

@@ -80,8 +80,8 @@ class Case:
 
     :param users: ``one`` (the same user each time) or ``many`` (each login another's)
     :param latency: milliseconds added to each round trip
-    :param at_once: whether all logins begin at once
-    :param driver: whether the driver alone is asked, and no token is made
+    :param at_once: true if all logins begin at once
+    :param driver: true if the driver alone is asked, and no token is made
     """
 
     candidate: str
@@ -97,7 +97,7 @@ class Case:
 
 
 def name_of(candidate: str, users: str, latency: int, *, driver: bool = False) -> str:
-    """What a case is called, in goals too."""
+    """Return what a case is called, in goals too."""
     return f"{candidate}{' driver' if driver else ''}, {users}, {latency} ms"
 
 
@@ -242,7 +242,7 @@ def _load(case: Case) -> str:
 
 
 def table(samples: Samples) -> str:
-    """The result as text of at most 100 columns."""
+    """Return the result as text of at most 100 columns."""
     lines = [
         f"{'':<24}{'':<32}{'ms per':>8}{'CPU ms':>8}{'connects':>10}{'BINDs':>8}{'searches':>10}"
     ]
@@ -265,7 +265,7 @@ def table(samples: Samples) -> str:
 
 
 def tables(samples: Samples, settings: Settings) -> list[Table]:
-    """The result as the documents show it: ``logins`` and ``ratios``."""
+    """Return the result as the documents show it: ``logins`` and ``ratios``."""
     logins: list[list[results.Cell]] = []
     for case, one, ratio in _rows(samples):
         logins.append(
@@ -307,7 +307,7 @@ def tables(samples: Samples, settings: Settings) -> list[Table]:
 
 
 def raw(samples: Samples) -> list[results.Sample]:
-    """Every round of every case."""
+    """Return every round of every case."""
     return [
         {"case": name, "round": number, **sample._asdict()}
         for name, each in samples.items()

@@ -175,7 +175,7 @@ Times = dict[str, dict[str, list[float]]]
 
 
 def timed(step: Step, calls: int) -> float:
-    """Microseconds of this process per call."""
+    """Return microseconds of this process per call."""
     start = time.process_time()
     for number in range(calls):
         step(number % USERS)
@@ -211,12 +211,12 @@ def row(rounds: list[float]) -> Row:
 
 
 def ratios(times: Times, name: str, first: str, second: str) -> list[float]:
-    """How many times as much time the first takes, in each round."""
+    """Return how many times as much time the first takes, in each round."""
     return [one / other for one, other in zip(times[name][first], times[name][second], strict=True)]
 
 
 def table(times: Times) -> str:
-    """The result as text of at most 100 columns."""
+    """Return the result as text of at most 100 columns."""
     lines = [f"{'us of CPU':<24}{'':<14}{'median':>10}{'lowest':>10}{'highest':>10}{'ratio':>22}"]
     for name, clients in times.items():
         for client, rounds in clients.items():
@@ -232,7 +232,7 @@ def table(times: Times) -> str:
 
 
 def judge(times: Times) -> list[tuple[str, str]]:
-    """Each goal in words, and how it was met; the last one is the ratio."""
+    """Return each goal in words, and how it was met; the last one is the ratio."""
     found = []
     for name, bound in ((BIND, LDAP_BIND_MICROSECONDS), (SEARCH, LDAP_SEARCH_MICROSECONDS)):
         spent = row(times[name]["keyfront"]).median

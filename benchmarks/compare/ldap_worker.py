@@ -84,7 +84,7 @@ def ask_for_token(application: Application, body: object) -> None:
 
 
 def driver_of(domain: str) -> Any:
-    """The identity driver of a domain; somebody of it must have logged in."""
+    """Return the identity driver of a domain; somebody of it must have logged in."""
     from keystone.common.provider_api import ProviderAPIs
 
     found = ProviderAPIs.resource_api.get_domain_by_name(domain)["id"]

@@ -169,7 +169,7 @@ def verdict_lines(verdicts: Mapping[Goal, str]) -> list[str]:
 def thousands(value: float, *, hundreds_from: float = 1000) -> str:
     """Return as many digits as mean something, thousands apart.
 
-    :param hundreds_from: what is as large is rounded to hundreds
+    :param hundreds_from: the least value that is rounded to hundreds
     """
     return f"{round(value, -2 if value >= hundreds_from else 0):,.0f}".replace(",", " ")
 
@@ -271,7 +271,7 @@ def run(
 
     :param measure: called with the settings; returns the samples
     :param settings: a named tuple with the property ``command``
-    :param options: what :func:`add_results` adds
+    :param options: the arguments that :func:`add_results` adds, parsed
     """
     command = shlex.split(settings.command)
     name = command[2].rpartition(".")[2]
@@ -321,7 +321,7 @@ def finish(
 ) -> int:
     """Measure and print; 1 if a goal was missed, 2 if it cannot be measured.
 
-    :param name: of the script, for errors
+    :param name: the name of the script, for errors
     :param judge: returns each goal in words, and how it was met
     """
     try:

@@ -74,7 +74,7 @@ class Settings(NamedTuple):
 class Case(NamedTuple):
     """A candidate under one load.
 
-    :param catalog: whether the token has one
+    :param catalog: true if the token has one
     """
 
     candidate: str
@@ -170,7 +170,7 @@ def judge(samples: Samples) -> dict[Goal, str]:
 
 
 def table(samples: Samples) -> str:
-    """The result as text of at most 100 columns."""
+    """Return the result as text of at most 100 columns."""
     lines = [f"{'':<50}{'requests/s':>11}{'p50 ms':>9}{'p99 ms':>9}{'CPU us':>9}{'wrk':>6}"]
     for name, each in samples.items():
         one = row(each)
@@ -190,7 +190,7 @@ def table(samples: Samples) -> str:
 
 
 def tables(samples: Samples, settings: Settings) -> list[Table]:
-    """The result as the documents show it: ``rates`` and ``ratios``."""
+    """Return the result as the documents show it: ``rates`` and ``ratios``."""
     rates: list[list[results.Cell]] = []
     for name, each in samples.items():
         one = row(each)
@@ -229,7 +229,7 @@ def tables(samples: Samples, settings: Settings) -> list[Table]:
 
 
 def raw(samples: Samples) -> list[results.Sample]:
-    """Every round of every case."""
+    """Return every round of every case."""
     return [
         {
             "case": name,

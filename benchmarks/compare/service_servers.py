@@ -68,7 +68,7 @@ class Candidate:
     """What one uWSGI serves.
 
     :param filter: lines of the section of ``authtoken``; empty: the service alone
-    :param kept: whether connections are kept
+    :param kept: true if connections are kept
     :param refuses: seconds after which a revoked token has to be refused; ``None``: not looked at
     """
 
@@ -118,7 +118,7 @@ class Services:
         return self._running[name]
 
     def connections(self, name: str) -> int:
-        """How many connections load a candidate: kept ones hold a thread each."""
+        """Return how many connections load a candidate: kept ones hold a thread each."""
         return PROCESSES if CANDIDATES[name].kept else CONNECTIONS
 
     @contextmanager

@@ -76,7 +76,7 @@ def shared_folder() -> Iterator[Path]:
 
 
 def new_filter(application: Pipeline, folder: Path, count: int, *, ttl: float = TTL) -> TokenCache:
-    """The filter in front of ``application``, with room for ``count`` entries."""
+    """Return the filter in front of ``application``, with room for ``count`` entries."""
     return TokenCache(
         application,
         SharedMemory(folder),
@@ -110,7 +110,7 @@ def _ignore(status: str, headers: list[tuple[str, str]], exc_info: object = None
 
 
 def timed(step: Callable[[Any], object], make: Callable[[int], Any], numbers: list[int]) -> float:
-    """Microseconds per call of ``step``, on what ``make`` makes of each number."""
+    """Return microseconds per call of ``step``, on what ``make`` makes of each number."""
     spent = 0.0
     # not the collection of what was made before
     gc.collect()
@@ -166,7 +166,7 @@ def measure(count: int, calls: int = CALLS, *, touches: int = 0, ttl: float = TT
 
 
 def loop_cost(calls: int = CALLS) -> Times:
-    """The same loop around an application that does nothing."""
+    """Time the same loop around an application that does nothing."""
     body = [validation(0)]
 
     def nothing(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
@@ -229,7 +229,7 @@ def weigh(count: int = WEIGHED) -> Weight:
 
 
 def _growth(cache: Pipeline, count: int) -> float:
-    """Bytes of Python's memory per entry that a cache takes up."""
+    """Return bytes of Python's memory per entry that a cache takes up."""
     gc.collect()
     tracemalloc.start()
     try:

@@ -69,9 +69,9 @@ class Candidate:
     """What one uWSGI serves.
 
     :param module: uWSGI's ``module``; ``None`` for keyfront's entrypoint and packaged pipeline
-    :param memcached: whether Keystone's own caches are in a memcached
+    :param memcached: true if Keystone's own caches are in a memcached
     :param token_caching: Keystone's ``[token] caching``
-    :param kept: whether connections are kept
+    :param kept: true if connections are kept
     """
 
     label: str
@@ -136,7 +136,7 @@ class Servers:
 
     :param folder: a folder of this user only; the caller deletes it
     :param shared: the same in memory, for what keyfront's workers share
-    :param threads: of each uWSGI process
+    :param threads: the threads of each uWSGI process
     :param extra: more of keystone.conf, for all
     """
 

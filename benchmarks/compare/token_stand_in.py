@@ -47,7 +47,7 @@ class Answers:
 
 
 def _model(name: str) -> Any:
-    """What Keystone knows of a token scoped to a project, as far as answers depend on it."""
+    """Return what Keystone knows of a token scoped to a project, as far as answers depend on it."""
     return SimpleNamespace(
         audit_ids=[f"audit-{name}"],
         user_id=f"user-{name}",
@@ -65,7 +65,7 @@ def _model(name: str) -> Any:
 
 
 def validation(number: int) -> bytes:
-    """What Keystone says of a token scoped to a project, with a catalog of one service."""
+    """Return what Keystone says of a token scoped to a project, with a catalog of one service."""
     now = time.time()
     stamps = [time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime(t)) for t in (now, now + 3600)]
     endpoint = {"region": "RegionOne", "region_id": "RegionOne", "url": "http://127.0.0.1:5000/v3"}
@@ -100,7 +100,7 @@ def validation(number: int) -> bytes:
 
 
 def request(number: int) -> dict[str, Any]:
-    """The environ of one token's validation, as uWSGI makes it."""
+    """Return the environ of one token's validation, as uWSGI makes it."""
     return {
         "REQUEST_METHOD": "GET",
         "SCRIPT_NAME": "",

@@ -242,7 +242,7 @@ def _check_misses(samples: Samples) -> None:
 
 
 def table(samples: Samples) -> str:
-    """The result as text of at most 100 columns."""
+    """Return the result as text of at most 100 columns."""
     lines = [
         f"{'':<50}{'answers/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'errors':>7}{'CPU us':>9}{'wrk':>6}"
     ]
@@ -262,7 +262,7 @@ def table(samples: Samples) -> str:
 
 
 def tables(samples: Samples, settings: Settings) -> list[Table]:
-    """The result as the documents show it: ``rates`` and ``ratios``."""
+    """Return the result as the documents show it: ``rates`` and ``ratios``."""
     stock = row(samples["keystone"]).rate
     rates: list[list[results.Cell]] = []
     for name in ("keystone", "memcached", "keyfront", "bare", "keyfront kept", "bare kept"):
@@ -297,7 +297,7 @@ def tables(samples: Samples, settings: Settings) -> list[Table]:
 
 
 def raw(samples: Samples) -> list[results.Sample]:
-    """Every round of every case."""
+    """Return every round of every case."""
     return [
         {
             "case": name,

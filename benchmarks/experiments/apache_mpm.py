@@ -54,7 +54,7 @@ SERVICE = f"{__package__}.mpm_service:application"
 class Server:
     """One Apache with the service behind it.
 
-    :ivar pids: of the processes that run Python
+    :ivar pids: the numbers of the processes that run Python
     """
 
     def __init__(self, module: str, side: str, port: int, running: Process) -> None:
@@ -134,7 +134,7 @@ def served(folder: Path, module: str, side: str, broker: int, tls: Pair) -> Iter
 
 
 def resets(names: list[str], pids: set[int]) -> int:
-    """How many of the connections that were reset belonged to these processes.
+    """Return how many of the connections that were reset belonged to these processes.
 
     :param names: as oslo.messaging names its connections: ``program:pid:uuid``
     """
@@ -227,7 +227,7 @@ def _idle(samples: list[results.Sample], module: str, side: str) -> results.Samp
 
 
 def findings(samples: list[results.Sample]) -> list[Finding]:
-    """What was proposed, and what is true of it here."""
+    """Return what was proposed, and what is true of it here."""
     rates = {module: statistics.median(_rates(samples, module, "stock")) for module in MODULES}
     lost = {module: _idle(samples, module, "stock")["resets"] for module in MODULES}
     kept = {module: _idle(samples, module, "keyfront")["resets"] for module in MODULES}
@@ -268,7 +268,7 @@ def findings(samples: list[results.Sample]) -> list[Finding]:
 
 
 def changes(samples: list[results.Sample]) -> list[Change]:
-    """What keyfront's heartbeat changes, against the better module."""
+    """Return what keyfront's heartbeat changes, against the better module."""
     best = min(MODULES, key=lambda one: _idle(samples, one, "stock")["resets"])
     fast = max(MODULES, key=lambda one: statistics.median(_rates(samples, one, "stock")))
     stock, ours = (_rates(samples, fast, side) for side in SIDES)

@@ -78,7 +78,7 @@ class Usage:
 
 
 def descendants() -> list[Process]:
-    """The living descendants of this process."""
+    """Return the living descendants of this process."""
     children: dict[int, list[Process]] = defaultdict(list)
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -125,7 +125,7 @@ def kernel() -> dict[str, float]:
 
 
 def clients(port: int) -> int:
-    """How many clients a server on loopback has now, at a port of IPv4."""
+    """Return how many clients a server on loopback has now, at a port of IPv4."""
     found = 0
     for line in _lines("/proc/net/tcp")[1:]:
         _, local, _, state = line.split()[:4]
@@ -210,7 +210,7 @@ class Watch:
             last, at = usage, now
 
     def timelines(self, title: str) -> list[Timeline]:
-        """What was sampled, each named ``title: what``; what was always 0 is left out."""
+        """Return what was sampled, each named ``title: what``; what was always 0 is left out."""
         return [
             Timeline(name=f"{title}: {name}", unit=unit, points=points)
             for (name, unit), points in self._points.items()

@@ -36,9 +36,9 @@ class Options:
     """How experiments are run.
 
     :param quick: the form for tests: fewer and shorter points, fewer processes
-    :param seconds: of each point; ``None`` for each experiment's own
+    :param seconds: the seconds of each point; ``None`` for each experiment's own
     :param sqlite: Keystone's database is SQLite instead of MariaDB
-    :param command: what was typed, for the result
+    :param command: the words that were typed, for the result
     """
 
     quick: bool = False
@@ -50,9 +50,9 @@ class Options:
 class World:
     """What the experiments of one run share: a folder, and a Keystone made when first asked for.
 
-    :param folder: of this user only; the caller deletes it
+    :param folder: a folder of this user only; the caller deletes it
     :param say: takes a line of progress
-    :ivar database: what the Keystone is on once it is made; ``None`` for SQLite
+    :ivar database: the server that the Keystone is on once it is made; ``None`` for SQLite
     """
 
     def __init__(self, folder: Path, options: Options, say: Callable[[str], None]) -> None:
@@ -71,7 +71,7 @@ class World:
             yield self
 
     def folder(self) -> Path:
-        """A new, empty folder; its path is short, for sockets are in it."""
+        """Return a new, empty folder; its path is short, for sockets are in it."""
         self._count += 1
         made = self._folder / str(self._count)
         # a server that has dropped root passes through
@@ -99,7 +99,7 @@ class World:
         return self._keystone
 
     def namespace_note(self) -> list[str]:
-        """What to tell of the network, if it is not the experiment's own."""
+        """Return what to tell of the network, if it is not the experiment's own."""
         if isolation.inside():
             return []
         return [
@@ -112,7 +112,7 @@ class World:
 class Conclusions:
     """What an experiment's samples say.
 
-    :param notes: what differs from what was published, one line each
+    :param notes: the differences from what was published, a line each
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Conclusions:
 class Experiment:
     """One of the five.
 
-    :param source: who published it, where and when
+    :param source: the author of the publication, where and when it was made
     :param run: measures; adds samples, tables, timelines and conditions to the record
     """
 

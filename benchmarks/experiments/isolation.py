@@ -47,7 +47,7 @@ def _works(command: list[str]) -> bool:
 
 
 def inside() -> bool:
-    """Whether this process runs in a network namespace of its own."""
+    """Return whether this process runs in a network namespace of its own."""
     return os.environ.get(INSIDE) == "1"
 
 

@@ -50,13 +50,13 @@ class Point(NamedTuple):
 
 
 def best_stock(points: Iterable[Point], load: int) -> Point | None:
-    """The stock line-up with the most good answers at a load; fewer failures break a tie."""
+    """Return the stock line-up with the most good answers at a load; fewer failures break a tie."""
     stock = [point for point in points if point.stock and point.load == load]
     return max(stock, key=lambda point: (point.good, -point.failures), default=None)
 
 
 def first_failing(points: Iterable[Point], lineup: str, *, share: float = 0.01) -> int | None:
-    """The smallest load at which more than ``share`` of a line-up's requests failed."""
+    """Return the smallest load at which more than ``share`` of a line-up's requests failed."""
     failing = [p.load for p in points if p.lineup == lineup and p.failed_share > share]
     return min(failing, default=None)
 
@@ -69,10 +69,10 @@ class Change:
     :param stock: the best stock value
     :param stock_name: whose it is
     :param unit: behind the values: ``a second``, ``ms``
-    :param more_is_better: whether a larger value is the better one
+    :param more_is_better: true if a larger value is the better one
     :param pairs: ratios keyfront / stock that were measured in turn, if they were
     :param chance: the factor that a single run may be off by
-    :param because: what a reader must know of it, a sentence; empty for nothing
+    :param because: a sentence that a reader must know of it; empty for nothing
     """
 
     what: str
@@ -151,17 +151,17 @@ _CHANGE_COLUMNS = [
 
 
 def chance(*, quick: bool, quiet: bool) -> float:
-    """What single figures may be off by, as a factor.
+    """Return what single figures may be off by, as a factor.
 
-    :param quick: whether points were few and short
-    :param quiet: whether nobody else used the machine
+    :param quick: true if points were few and short
+    :param quiet: true if nobody else used the machine
     """
     rough = ROUGH ** (quick + (not quiet))
     return max(CHANCE, rough)
 
 
 def changes(found: Iterable[Change], factor: float = CHANCE) -> Table:
-    """The figures that the report's first answer is made of.
+    """Return the figures that the report's first answer is made of.
 
     :param factor: as :func:`chance` gives it
     """
@@ -176,7 +176,7 @@ def changes(found: Iterable[Change], factor: float = CHANCE) -> Table:
 
 
 def in_words(found: Iterable[Change]) -> Table:
-    """The same in sentences."""
+    """Return the same in sentences."""
     return Table(
         name=WORDS,
         columns=["what", "in words"],
@@ -214,14 +214,14 @@ def comparison(found: Iterable[Finding], caption: str) -> Table:
 
 
 def verdict(holds: bool | None) -> str:
-    """What a published statement turned out to be; ``None`` if it could not be tried."""
+    """Return what a published statement turned out to be; ``None`` if it could not be tried."""
     if holds is None:
         return UNKNOWN
     return AS_PUBLISHED if holds else OTHERWISE
 
 
 def alike(first: float, second: float) -> bool:
-    """Whether two rates are the same as far as single runs can tell."""
+    """Return whether two rates are the same as far as single runs can tell."""
     low, high = sorted((first, second))
     return high == 0 or low / high >= 1 / CHANCE**2
 

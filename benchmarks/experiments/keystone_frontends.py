@@ -216,7 +216,7 @@ def _counter(folder: Path, name: str) -> float:
 
 
 def points(samples: Sequence[results.Sample], what: str, generator: str) -> list[Point]:
-    """The samples of one question and generator."""
+    """Return the samples of one question and generator."""
     return [
         Point(
             one["lineup"],
@@ -232,7 +232,7 @@ def points(samples: Sequence[results.Sample], what: str, generator: str) -> list
 
 
 def findings(samples: Sequence[results.Sample]) -> list[Finding]:
-    """The statements of the publication, and what is true of them here."""
+    """Return the statements of the publication, and what is true of them here."""
     swept = points(samples, LISTS, "siege")
     low = {
         name: _mean(swept, name, 100)
@@ -314,7 +314,7 @@ def _begin(load: int | None, reached: int) -> str:
 
 
 def _python_share(samples: Sequence[results.Sample]) -> float:
-    """How much of the CPU time of web servers and Python is Python's, in stock line-ups."""
+    """Return how much of the CPU time of web servers and Python is Python's, in stock line-ups."""
     python = front = 0.0
     for one in samples:
         if one["stock"] and one["what"] == LISTS:
@@ -324,7 +324,7 @@ def _python_share(samples: Sequence[results.Sample]) -> float:
 
 
 def changes(samples: Sequence[results.Sample]) -> list[Change]:
-    """What keyfront changes, against the best stock line-up at each load."""
+    """Return what keyfront changes, against the best stock line-up at each load."""
     found = []
     labels = {one["lineup"]: one["label"] for one in samples}
     for what, generator, title in (

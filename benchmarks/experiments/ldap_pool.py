@@ -49,7 +49,7 @@ LABELS = {
 
 
 def settings(world: World) -> Settings:
-    """How ``ldap_logins`` is told to measure this."""
+    """Return how ``ldap_logins`` is told to measure this."""
     quick = world.options.quick
     only = f", one, {DISTANCE} ms" if quick else f", {DISTANCE} ms"
     return Settings(
@@ -63,7 +63,7 @@ def settings(world: World) -> Settings:
 
 
 def calls(keystone: Server, admin: str) -> dict[str, tuple[str, str, str | None, object]]:
-    """The mix: each call's name, with method, path, token and body."""
+    """Return the mix: each call's name, with method, path, token and body."""
     (domain,) = keystone.request("GET", f"domains?name={DOMAIN}", admin)["body"]["domains"]
     name = directory.user_name(0)
     by_name = f"users?domain_id={domain['id']}&name={name}"
@@ -139,7 +139,7 @@ class Bench(ldap_logins.Bench):
 
 
 def mix_table(samples: list[results.Sample]) -> results.Table:
-    """The mix: milliseconds of each call, by who keeps connections."""
+    """Return the mix: milliseconds of each call, by who keeps connections."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in samples:
         if one["what"] != "tokens":
@@ -167,7 +167,7 @@ def mix_table(samples: list[results.Sample]) -> results.Table:
 
 
 def tokens_table(logins: Samples) -> results.Table:
-    """The tokens, with what was asked of the directory for each."""
+    """Return the tokens, with what was asked of the directory for each."""
     rows: list[list[results.Cell]] = []
     for name, each in logins.items():
         case, one = CASES[name], row(each)
@@ -195,7 +195,7 @@ def tokens_table(logins: Samples) -> results.Table:
 
 
 def findings(logins: Samples) -> list[Finding]:
-    """What was published, and what is true of it here."""
+    """Return what was published, and what is true of it here."""
     one = {name: row(logins[name_of(name, "one", DISTANCE)]) for name in CANDIDATES}
     before, after = (one[name].seconds * TOKENS for name in (UNPOOLED, LDAPPOOL))
     gain = before / after
@@ -229,7 +229,7 @@ def findings(logins: Samples) -> list[Finding]:
 
 
 def changes(logins: Samples, samples: list[results.Sample]) -> list[Change]:
-    """What keyfront changes, against the better of the two stock ways."""
+    """Return what keyfront changes, against the better of the two stock ways."""
     found = []
     for users, words in (("one", "the same user again"), ("many", "each another user")):
         names = {who: name_of(who, users, DISTANCE) for who in CANDIDATES}

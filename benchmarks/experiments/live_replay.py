@@ -234,7 +234,7 @@ def _said(one: results.Sample | None) -> str:
 
 
 def findings(samples: Sequence[results.Sample]) -> list[Finding]:
-    """What was published, and what is true of it here."""
+    """Return what was published, and what is true of it here."""
     most = max(one["sources"] for one in samples)
     found = []
     for sources, published in (

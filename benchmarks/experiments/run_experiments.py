@@ -169,7 +169,7 @@ def _seconds(text: str | None) -> int | None:
 
 
 def child(given: TextIO, out: TextIO, *, terminate: Callable[[], None]) -> int:
-    """What the process in the namespaces does; returns the exit status."""
+    """Return what the process in the namespaces does; returns the exit status."""
     task = json.loads(given.read())
     # the first process of a namespace ignores every signal it has no handler for
     signal.signal(signal.SIGTERM, lambda number, frame: terminate())

@@ -193,7 +193,7 @@ def _best(samples: list[results.Sample], **wanted: object) -> results.Sample:
 
 
 def findings(samples: list[results.Sample], refused: dict[str, str]) -> list[Finding]:
-    """What was published, and what is true of it here."""
+    """Return what was published, and what is true of it here."""
     static = {
         (server, kept): _best(samples, server=server, what=STATIC, kept=kept)
         for server in (STOCK, TUNED)

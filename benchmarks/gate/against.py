@@ -33,7 +33,7 @@ DISAGREE = 2
 def compare(session: GateSession, item: pytest.Item, *, seconds: float, new: str) -> Outcome:
     """Compare; fails the test if a side cannot be run.
 
-    :param seconds: of each pair of processes, at most
+    :param seconds: the seconds of each pair of processes, at most
     :param new: why the release may not know what is measured; empty if it has to
     """
     assert session.release is not None
@@ -101,7 +101,7 @@ def _undecided(rounds: list[Outcome]) -> bool:
 
 
 def _together(rounds: list[Outcome], name: str) -> Outcome:
-    """The verdict of all pairs of processes, with the figures of the one in the middle."""
+    """Return the verdict of all pairs of processes, with the figures of the one in the middle."""
     failed = [one for one in rounds if one.verdict is Verdict.FAIL]
     chosen = sorted(failed or rounds, key=lambda one: one.interval.median)[len(failed) // 2]
     chosen.against = f"in {name}"

@@ -50,7 +50,7 @@ HERE = Place("the candidate", sys.executable)
 
 
 def command(session: GateSession, place: Place, nodes: Sequence[str]) -> list[str]:
-    """The command that runs some tests with the worker's fixtures in place of the gate's."""
+    """Return the command that runs some tests with the worker's fixtures in place of the gate's."""
     config = session.config
     given = [place.python, "-m", "pytest", "-p", PACKAGE, "-p", "no:keyfront_gate"]
     arguments = list(config.invocation_params.args)
@@ -76,7 +76,7 @@ def _holds(path: Path, tops: frozenset[str]) -> bool:
 
 
 def environment(session: GateSession, place: Place, more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of such a process; the order of hashes is the same in all of them."""
+    """Return the environment of such a process; the order of hashes is the same in all of them."""
     plugins = session.folder / "plugins"
     if not plugins.is_dir():
         shutil.copytree(
@@ -100,7 +100,7 @@ def environment(session: GateSession, place: Place, more: Mapping[str, str]) -> 
 
 
 def tail(path: Path) -> str:
-    """The end of what a process has said."""
+    """Return the end of what a process has said."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return "\n".join(text.strip().splitlines()[-_TAIL:])
 

@@ -43,7 +43,7 @@ class Counted:
         """Compare counts with those recorded, and fail the test at the first difference.
 
         :param changed: why they differ from now on; empty if they do not
-        :param counts: what was counted. A mapping counts several things of a kind and their sum;
+        :param counts: the numbers. A mapping counts several things of a kind and their sum;
             ``None`` is what could not be counted on this machine
         :raises ValueError: a count is no integer from 0
         """
@@ -179,7 +179,7 @@ class Counted:
 
 
 def _flat(counts: Mapping[str, Value]) -> dict[str, int]:
-    """Each kind of a mapping under ``key.kind``, their sum under ``key``."""
+    """Return each kind of a mapping under ``key.kind``, their sum under ``key``."""
     found: dict[str, int] = {}
     for key, value in counts.items():
         if value is None:

@@ -67,7 +67,7 @@ def decide(
     """Take log ratios until there is a verdict or no more time; returns it, and what is known.
 
     :param values: log ratios of independent blocks, without end
-    :param limit: of the ratio; greater than 0
+    :param limit: the limit of the ratio; greater than 0
     :param most_seconds: after which the last look is taken, and it may be inconclusive
     :param least_seconds: before which no look is taken
     :param looks: numbers of values, ascending; after the last it is inconclusive

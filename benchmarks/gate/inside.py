@@ -71,7 +71,7 @@ class Inside(ABC):
         self._found = self._read(folder, told)
 
     def find(self, item: pytest.Item) -> Any:
-        """What was counted of a test; ``None`` if it did not get that far."""
+        """Return what was counted of a test; ``None`` if it did not get that far."""
         return self._found.get(address(item))
 
     @abstractmethod
@@ -80,11 +80,11 @@ class Inside(ABC):
 
     @abstractmethod
     def _before(self, folder: Path) -> list[str]:
-        """What is put before the command."""
+        """Return what is put before the command."""
 
     @abstractmethod
     def _read(self, folder: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
-        """What was counted, by address."""
+        """Return what was counted, by address."""
 
 
 class Syscalls(Inside):

@@ -24,13 +24,13 @@ _LEAST = 1e-18
 
 
 def _exactly(n: int, k: int, p: float) -> float:
-    """The chance of ``k`` of ``n`` trials that succeed with chance ``p``, 0 < p < 1."""
+    """Return the chance of ``k`` of ``n`` trials that succeed with chance ``p``, 0 < p < 1."""
     ways = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
     return math.exp(ways + k * math.log(p) + (n - k) * math.log1p(-p))
 
 
 def _at_most(n: int, k: int, p: float) -> float:
-    """The chance of at most ``k`` of ``n`` trials that succeed with chance ``p``."""
+    """Return the chance of at most ``k`` of ``n`` trials that succeed with chance ``p``."""
     if k < 0:
         return 0.0
     if k >= n or p <= 0.0:
@@ -42,7 +42,7 @@ def _at_most(n: int, k: int, p: float) -> float:
 
 @cache
 def sign_rank(n: int, tail: float) -> int:
-    """The highest rank whose value exceeds the true median by a chance of at most ``tail``.
+    """Return the highest rank whose value exceeds the true median by a chance of at most ``tail``.
 
     Ranks count from 1; 0 if even the lowest of ``n`` values does so more often. This is the sign
     test: the value of rank r exceeds the median only if fewer than r values do not.
@@ -59,7 +59,7 @@ def sign_rank(n: int, tail: float) -> int:
 
 @cache
 def bootstrap_rank(n: int, tail: float) -> int:
-    """The rank at which the bootstrap's distribution of the median reaches ``tail``.
+    """Return the rank at which the bootstrap's distribution of the median reaches ``tail``.
 
     In closed form, without drawing: the median of ``n`` draws (odd) is at most the value of rank r
     if more than half of them are, and each is with chance r / n.
@@ -81,7 +81,7 @@ def rank(n: int, tail: float) -> int:
 
 
 def interval(values: Sequence[float], tail: float) -> Interval:
-    """The median of some values, and the interval that misses the true one by 2 * ``tail``.
+    """Return the median of some values, and the interval that misses the true one by 2 * ``tail``.
 
     :param values: at least one, independent of each other
     :param tail: the chance of a miss on each side, 0 < tail < 0.5

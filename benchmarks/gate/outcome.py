@@ -20,13 +20,13 @@ class Outcome:
     """The result of ``paired``.
 
     :ivar name: the test's node id
-    :ivar limit: of the ratio
-    :ivar interval: of the ratio's logarithm; of no meaning without samples
+    :ivar limit: the limit of the ratio
+    :ivar interval: the interval of the ratio's logarithm; of no meaning without samples
     :ivar samples: all pairs; ``None`` if nothing was timed
     :ivar seconds: how long it took
-    :ivar against: what the baseline was
+    :ivar against: the baseline, in words
     :ivar reason: why it is no plain PASS or FAIL; empty otherwise
-    :ivar title: what the test says of itself, its first line
+    :ivar title: the first line of what the test says of itself
     :ivar rounds: verdicts of further pairs of processes, the first included
     """
 
@@ -68,7 +68,7 @@ class Outcome:
         )
 
     def failure(self) -> str:
-        """What a failed test says."""
+        """Return what a failed test says."""
         if self.samples is None:
             return self.reason
         candidate, baseline = (statistics.median(self.samples.seconds(side)) for side in (0, 1))
@@ -131,7 +131,7 @@ class Count:
 
     :param name: the test's node id
     :param fixture: by which it was counted
-    :param key: what was counted; of instructions, with which versions
+    :param key: the thing that was counted; of instructions, the versions
     :param value: ``None`` if it was not counted
     :param recorded: ``None`` if nothing is
     :param reason: why it is no plain PASS or FAIL; empty otherwise

@@ -101,7 +101,7 @@ def measure(
 ) -> Outcome:
     """Time two sides until there is a verdict or no more time.
 
-    :param seed: of the order, made the gate's own by its name
+    :param seed: the seed of the order, made the gate's own by its name
     """
     start = time.monotonic()
     with clock.undisturbed():

@@ -46,7 +46,7 @@ class Records:
         return cls(path, {kind: content[kind] for kind in KINDS})
 
     def get(self, kind: str, name: str) -> dict[str, int] | None:
-        """What is recorded of a test; ``None`` if nothing is."""
+        """Return what is recorded of a test; ``None`` if nothing is."""
         return self._content[kind].get(name)
 
     def put(self, kind: str, name: str, values: dict[str, int]) -> None:
@@ -56,7 +56,7 @@ class Records:
             self._changed = True
 
     def names(self) -> set[str]:
-        """The tests something is recorded of."""
+        """Return the tests something is recorded of."""
         return {name for kind in KINDS for name in self._content[kind]}
 
     def remove(self, names: list[str]) -> None:

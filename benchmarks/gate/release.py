@@ -43,7 +43,7 @@ class Release:
         self._error: BenchmarkError | None = None
 
     def place(self, session: GateSession) -> Place:
-        """Where tests run with this release; made once.
+        """Return where tests run with this release; made once.
 
         :raises BenchmarkError: it is none of these, or cannot be installed
         :raises MissingPartError: pip or git is not installed
@@ -147,14 +147,14 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _last(text: str) -> str:
-    """The line of a program's errors that says most."""
+    """Return the line of a program's errors that says most."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     wrong = [line for line in lines if "error" in line.lower()]
     return (wrong or lines or ["it said nothing"])[-1]
 
 
 def _tops(target: Path) -> frozenset[str]:
-    """The modules a release brings."""
+    """Return the modules a release brings."""
     found = set()
     for path in target.iterdir():
         if path.is_dir() and path.suffix not in (".dist-info", ".egg-info", ".data"):

@@ -23,7 +23,7 @@ class Side(Protocol):
     """Whose processor is chosen; 0 for this thread."""
 
     def calibrate(self) -> int:
-        """How many calls make a batch."""
+        """Return how many calls make a batch."""
         ...
 
     def batch(self, calls: int) -> int:
@@ -58,7 +58,7 @@ class Samples:
     """All pairs that were taken, in their order; two make a block.
 
     :ivar calls: in a batch of the candidate, and of the baseline
-    :ivar seed: what the order of the blocks was drawn with
+    :ivar seed: the number that the order of the blocks was drawn with
     """
 
     calls: tuple[int, int]
@@ -66,11 +66,11 @@ class Samples:
     pairs: list[Pair] = field(default_factory=list)
 
     def seconds(self, side: int) -> list[float]:
-        """Seconds per call in each batch of the candidate (0) or the baseline (1)."""
+        """Return seconds per call in each batch of the candidate (0) or the baseline (1)."""
         return [pair[side] / self.calls[side] / 1e9 for pair in self.pairs]
 
     def ratios(self) -> list[float]:
-        """The log ratio of each pair, candidate to baseline."""
+        """Return the log ratio of each pair, candidate to baseline."""
         shift = math.log(self.calls[1] / self.calls[0])
         return [math.log(pair.candidate / pair.baseline) + shift for pair in self.pairs]
 

@@ -32,12 +32,12 @@ _WORSE = (Verdict.INCONCLUSIVE, Verdict.MISSING)
 class GateSession:
     """Made when the first test asks for a gate, or an option of it is given.
 
-    :ivar release: what ``--gate-baseline`` names; ``None`` if it was not given
-    :ivar limit: of a ratio to the release
+    :ivar release: the release that ``--gate-baseline`` names; ``None`` if it was not given
+    :ivar limit: the limit of a ratio to the release
     :ivar most_seconds: that a decision may take; infinite for what each test says
-    :ivar seed: of the order of pairs
+    :ivar seed: the seed of the order of pairs
     :ivar untimed: why no times are compared; empty if they are
-    :ivar update: whether counts are recorded instead of compared
+    :ivar update: true if counts are recorded instead of compared
     :raises pytest.UsageError: an option is outside its range
     """
 
@@ -180,7 +180,7 @@ class GateSession:
         return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
     def described(self) -> dict[str, object]:
-        """All that was found, for a file."""
+        """Return all that was found, for a file."""
         return {
             "schema": SCHEMA,
             "seed": self.seed,
@@ -220,12 +220,12 @@ def _first_line(text: str | None) -> str:
 
 
 def address(item: pytest.Item) -> str:
-    """What another pytest finds a test by, wherever it takes its root to be."""
+    """Return what another pytest finds a test by, wherever it takes its root to be."""
     return f"{item.path}::{name_of(item)}"
 
 
 def name_of(item: pytest.Item) -> str:
-    """A test's name within its file, by which counts are recorded."""
+    """Return a test's name within its file, by which counts are recorded."""
     return item.nodeid.partition("::")[2]
 
 
@@ -290,5 +290,5 @@ def _add_entries(config: pytest.Config, item: pytest.Item, outcome: Outcome) -> 
 
 
 def _options() -> dict[str, object]:
-    """What pytest-benchmark notes of its own runs, as it was here."""
+    """Return what pytest-benchmark notes of its own runs, as it was here."""
     return {"disable_gc": True, "timer": "perf_counter_ns", "warmup": True}

@@ -34,7 +34,7 @@ _DEFAULT = {"id": "default"}
 class _DatabaseState(State):
     """A state folder whose Keystone is on another database than its own SQLite.
 
-    :param url: of the database
+    :param url: the URL of the database
     """
 
     def __init__(self, path: Path, url: str) -> None:
@@ -54,7 +54,7 @@ class Keystone:
 
     :param path: its state folder, as ``keyfront serve`` makes it
     :param database: the URL of its database; default: SQLite in the folder
-    :param routes: what keyfront's token cache answers beside validations
+    :param routes: the paths that keyfront's token cache answers beside validations
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Keystone:
         """Make it, unless it is there already.
 
         :param say: told each step before it is taken
-        :param url: of the identity service, for its catalog
+        :param url: the URL of the identity service, for its catalog
         :raises StateError: the folder is not ours to use
         :raises ServerError: Keystone cannot be set up
         """
@@ -173,7 +173,7 @@ def login(
     """Return the body of a login with a password.
 
     :param project: one of the domain Default, or ``None`` for an unscoped token
-    :param domain: of the user, by id or name; default: the domain Default
+    :param domain: the domain of the user, by id or name; default: the domain Default
     """
     scope: object = "unscoped"
     if project is not None:
@@ -186,7 +186,7 @@ def login(
 def log_in(url: str, body: dict[str, Any]) -> str:
     """Return a new token, by the body of a login.
 
-    :param url: of the server, without a path
+    :param url: the URL of the server, without a path
     :raises ServerError: the login failed
     """
     headers, _ = _exchange(url, "POST", VALIDATION, {}, body)
@@ -204,7 +204,7 @@ def ask(
 ) -> dict[str, Any]:
     """Make one request, on a connection of its own, and return the content of its answer.
 
-    :param url: of the server, without a path
+    :param url: the URL of the server, without a path
     :param subject: the token that the request is about
     :raises ServerError: there was no answer, or another status than 2xx
     """

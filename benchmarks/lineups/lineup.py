@@ -189,7 +189,7 @@ class Room(State):
     """A line-up's own folder for files, logs and sockets, beside a Keystone that several share.
 
     :param path: its folder; made here
-    :param environment: what names the Keystone to a process
+    :param environment: the variables that name the Keystone to a process
     """
 
     def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
@@ -210,9 +210,9 @@ class Place:
     :param room: its folder
     :param listen: ``HOST:PORT`` of the foremost server
     :param upstream: ``HOST:PORT`` of uWSGI behind it, for those that use TCP there
-    :param cached: whether keyfront's token cache answers
-    :param cores: of the servers
-    :param processes: of the application, instead of the published 38; 0 for those
+    :param cached: true if keyfront's token cache answers
+    :param cores: the cores of the servers
+    :param processes: the processes of the application, instead of the published 38; 0 for those
     """
 
     room: Room
@@ -277,7 +277,7 @@ def served_files(
 ) -> list[Program]:
     """Write what ``keyfront serve`` runs to a state folder; return its programs.
 
-    :param target: what is served, as ``KEYFRONT_APP``
+    :param target: the application that is served, as ``KEYFRONT_APP``
     :param cores: one process for each
     """
     chosen = serve_lineups.Plan(
@@ -521,7 +521,7 @@ def served(
     :param keystone: one that is made
     :param cores: on which the servers run; default: all
     :param name: tells line-ups apart that are served at the same time, in names of processes
-    :param processes: of the application, instead of the published 38
+    :param processes: the processes of the application, instead of the published 38
     :raises KeyfrontError: it cannot be served here
     """
     lineup.check()

@@ -117,7 +117,7 @@ def started(program: Program, *, files: int = FILES, name: str = "") -> Iterator
     """Run a program until the block ends, or this process does.
 
     :param files: descriptors it may have, unless the system allows fewer
-    :param name: what results call it; default: the program's own name
+    :param name: the name that results call it by; default: the program's own name
     :raises ServerError: it cannot be run
     """
     with Process(
@@ -136,8 +136,8 @@ def uwsgi_workers(
 ) -> Program:
     """Write the ``uwsgi.ini`` of workers that load an application to a folder.
 
-    :param options: of the ini file, beside those of :func:`.uwsgi.plain`
-    :param environment: of the application
+    :param options: the options of the ini file, beside those of :func:`.uwsgi.plain`
+    :param environment: the environment of the application
     """
     ini = _written(folder / "uwsgi.ini", uwsgi.plain(options))
     return Program(
@@ -221,10 +221,10 @@ def apache(
     """Write ``apache.conf`` to a folder.
 
     :param mpm: ``event`` or ``prefork``
-    :param directives: of the MPM and of the server, by name
+    :param directives: the directives of the MPM and of the server, by name
     :param loaded: more modules, by name without ``_module``
     :param content: lines behind the rest
-    :param ordinary: whether it must not run as root
+    :param ordinary: true if it must not run as root
     :raises MissingPartError: it must not run as root, and the kernel permits nothing else
     """
     found = programs.system_program(("apache2", "httpd"), "apache2-bin")
@@ -266,9 +266,9 @@ def mod_wsgi(
     """Return the lines for Apache that serve an application with mod_wsgi's daemons.
 
     :param folder: where the script that mod_wsgi loads is written
-    :param module: of the application, ``module:name``
-    :param environment: of the application
-    :param options: of ``WSGIDaemonProcess``
+    :param module: the module of the application, ``module:name``
+    :param environment: the environment of the application
+    :param options: the options of ``WSGIDaemonProcess``
     :raises MissingPartError: mod_wsgi is not installed; names the pip command
     """
     name, _, attribute = module.partition(":")

@@ -89,9 +89,9 @@ def packaged(
     """Return the packaged ini file for 2 processes, with no request log.
 
     :param module: uWSGI's ``module``; ``None`` for keyfront's entrypoint
-    :param lazy: whether each worker loads the application: nothing in it reopens what a fork must
+    :param lazy: true if each worker loads the application: nothing in it reopens what a fork must
         not share
-    :param kept: whether connections are kept
+    :param kept: true if connections are kept
     :raises ServerError: the packaged file is not as this expects
     """
     plan = serve_lineups.Plan(
@@ -139,8 +139,8 @@ def serving(
 ) -> Iterator[Server]:
     """Run one until the block ends; all its workers have loaded the application.
 
-    :param folder: of its files; of this user only
-    :param text: of its ini file
+    :param folder: the folder of its files; of this user only
+    :param text: the text of its ini file
     :param port: that the ini file names
     :raises ServerError: it does not start
     """

@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
     :param at: seconds since 1970
     :param target: path and query
-    :param status: of the answer
+    :param status: the status of the answer
     """
 
     at: float
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 def read(path: Path) -> list[Entry]:
-    """All requests of a log, by their time.
+    """Return all requests of a log, by their time.
 
     :raises BenchmarkError: it cannot be read, or is in no format that is known; names file and line
     """
@@ -57,7 +57,7 @@ def read(path: Path) -> list[Entry]:
 
 
 def parse(lines: Iterable[str], name: str = "log") -> list[Entry]:
-    """The same of lines.
+    """Return the same of lines.
 
     :param name: for errors
     """

@@ -26,7 +26,7 @@ def add_state(parser: ArgumentParser) -> None:
 
 
 def whole(option: str, text: str, low: int, high: int) -> int:
-    """A whole number.
+    """Return a whole number.
 
     :raises OptionError: it is none, or not within ``low`` and ``high``
     """
@@ -36,7 +36,7 @@ def whole(option: str, text: str, low: int, high: int) -> int:
 
 
 def decimal(option: str, text: str, low: float, high: float) -> float:
-    """A number.
+    """Return a number.
 
     :raises OptionError: it is none, or not within ``low`` and ``high``
     """
@@ -64,7 +64,7 @@ def points(option: str, text: str, high: int) -> list[int]:
 
 
 def choices(option: str, given: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """What was chosen, by options that are repeated or lists with commas; all without any.
+    """Return what was chosen, by options that are repeated or lists with commas; all without any.
 
     :raises OptionError: a name is not known
     """

@@ -135,7 +135,7 @@ def constant(
 
 
 def wire(method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
-    """A request as it is sent."""
+    """Return a request as it is sent."""
     parts = urlsplit(url)
     target = parts.path + (f"?{parts.query}" if parts.query else "")
     lines = [f"{method} {target or '/'} HTTP/1.1", f"Host: {parts.netloc}"]
@@ -152,7 +152,7 @@ def sending(job: bytes, name: str, cores: Collection[int] | None) -> Process:
 
 
 def sent(process: Process, seconds: float) -> Load:
-    """What a sender found.
+    """Return what a sender found.
 
     :param seconds: for which to wait at most
     :raises ServerError: it failed or hangs

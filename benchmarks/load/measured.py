@@ -33,11 +33,11 @@ class Load:
     :param generator: its name
     :param loop: :data:`CLOSED` or :data:`OPEN`
     :param good: answers as wanted
-    :param failures: what else happened, by kind: ``status 503``, ``connect``, ``timeout`` …
+    :param failures: the other requests, by kind: ``status 503``, ``connect``, ``timeout`` …
     :param seconds: for which it ran
     :param latencies: answers by their microseconds, of an open loop from the time at which they
         should have been sent; ``None`` if the generator does not tell them
-    :param mixed: whether answers that failed are among the latencies
+    :param mixed: true if answers that failed are among the latencies
     :param longest: milliseconds of the slowest answer, if it is known
     :param generator_cpu: CPU seconds that the generator took
     :param threads: cores that the generator can use
@@ -116,7 +116,7 @@ class Load:
 
 
 def percentile(latencies: Mapping[int, int], fraction: float) -> float:
-    """The milliseconds within which ``fraction`` of the answers came; 0 without answers.
+    """Return the milliseconds within which ``fraction`` of the answers came; 0 without answers.
 
     :param latencies: answers by their microseconds
     """

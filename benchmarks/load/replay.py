@@ -262,7 +262,7 @@ def _timelines(name: str, seconds: Sequence[Sequence[int]]) -> list[Timeline]:
 
 
 def table(samples: Sequence[Sample]) -> Table:
-    """The targets side by side."""
+    """Return the targets side by side."""
     rows: list[list[Cell]] = []
     for sample in samples:
         cpu = sum(sample["cpu_cores"].values())
@@ -293,7 +293,7 @@ def table(samples: Sequence[Sample]) -> Table:
 
 
 def login_of(keystone: Keystone | None) -> dict[str, Any] | None:
-    """The login for targets that are URLs: a state folder's, or the openstack command's.
+    """Return the login for targets that are URLs: a state folder's, or the openstack command's.
 
     :raises StateError: there is no Keystone in the folder
     """
@@ -320,9 +320,9 @@ def login_of(keystone: Keystone | None) -> dict[str, Any] | None:
 
 
 def record(name: str, log: str, todo: Job, speed: float) -> Record:
-    """The record of a replay.
+    """Return the record of a replay.
 
-    :param log: what was replayed, in words
+    :param log: the log that was replayed, in words
     """
     return Record(
         "replay",

@@ -33,8 +33,8 @@ TOKENS = 5
 class Form(NamedTuple):
     """What is left of a request: its ids are named, its tokens are gone.
 
-    :param refused: whether the answer was 401
-    :param missing: whether it was 404
+    :param refused: true if the answer was 401
+    :param missing: true if it was 404
     """
 
     method: str
@@ -44,7 +44,7 @@ class Form(NamedTuple):
 
 
 def form(entry: Entry) -> Form | None:
-    """The form of a request; ``None`` if it would change the target."""
+    """Return the form of a request; ``None`` if it would change the target."""
     path, mark, query = entry.target.partition("?")
     login = entry.method == _LOGIN and path == VALIDATION
     if entry.method not in ("GET", "HEAD") and not login:
@@ -101,9 +101,9 @@ class Wires:
         self.logged: list[Counter[int]] = []
 
     def place(self, one: Form, status: int) -> int:
-        """Where the request for a form is in :attr:`wires`; validations take tokens in turn.
+        """Return where the request for a form is in :attr:`wires`; validations take tokens in turn.
 
-        :param status: of the log, noted in :attr:`logged`
+        :param status: the status of the log, noted in :attr:`logged`
         """
         turn = 0
         validation = one.target.startswith(VALIDATION) and one.method != _LOGIN
@@ -142,7 +142,7 @@ def as_logged(
 ) -> float:
     """The share of requests whose answer was of the class (2xx, 4xx …) that the log has, 0 to 1.
 
-    :param found: of each place the answers by status
+    :param found: the answers by status, of each place
     """
     matched, everything = 0, sum(counts.total() for counts in logged)
     for place, statuses in found:

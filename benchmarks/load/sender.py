@@ -47,7 +47,7 @@ def job(
     sources: Sequence[str] = (),
     kept: bool = True,
 ) -> bytes:
-    """What the process is to do.
+    """Return what the process is to do.
 
     :param wires: requests, whole
     :param schedule: seconds after ``start``, ascending, and the place in ``wires``
@@ -55,7 +55,7 @@ def job(
     :param patience: seconds until a request without an answer has failed
     :param limit: the lowest status that is a failure
     :param sources: addresses that connections come from, in turn; default: the kernel's choice
-    :param kept: whether connections are used again
+    :param kept: true if connections are used again
     """
     times, places = array("d"), array("I")
     for due, place in schedule:
@@ -127,7 +127,7 @@ class _Exchange:
         return self.length is not None and len(self.answer) - self.body >= self.length
 
     def ended(self) -> bool:
-        """The connection was closed; whether the answer is whole by that."""
+        """Return the connection was closed; whether the answer is whole by that."""
         self.close = True
         return bool(self.status) and not self.chunked and self.length is None
 
@@ -326,7 +326,7 @@ def _kind(code: int) -> str:
 
 
 def _rounded(seconds: float) -> int:
-    """Microseconds with three digits that count, so that results stay small."""
+    """Return microseconds with three digits that count, so that results stay small."""
     microseconds = max(int(seconds * 1e6), 0)
     step: int = 10 ** max(len(str(microseconds)) - 3, 0)
     return microseconds // step * step

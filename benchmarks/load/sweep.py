@@ -41,15 +41,15 @@ _SIEGE_CONNECTIONS = 1000
 class Settings:
     """What a sweep does.
 
-    :param name: of the result
+    :param name: the name of the result
     :param lineups: in this order
     :param points: connections of closed loops, ascending
     :param rates: requests per second of open loops
     :param request: one of :data:`REQUESTS`
-    :param seconds: of each point
+    :param seconds: the seconds of each point
     :param warm_up: seconds of each run that warms
     :param pause: seconds between points
-    :param generator: of closed loops, or ``auto``
+    :param generator: the generator of closed loops, or ``auto``
     """
 
     name: str
@@ -63,7 +63,7 @@ class Settings:
     generator: str = "auto"
 
     def conditions(self, cores: Cores) -> dict[str, Any]:
-        """What has to be the same for samples to stand in one table."""
+        """Return what has to be the same for samples to stand in one table."""
         values = asdict(self)
         for varied in ("name", "lineups", "points", "rates"):
             del values[varied]
@@ -74,7 +74,7 @@ class Sweep:
     """One sweep.
 
     :param keystone: one that is made
-    :param folder: of results
+    :param folder: the folder of results
     :param out: progress goes there
     """
 
@@ -191,7 +191,7 @@ class Sweep:
         return rate
 
     def _generator(self, lineup: Lineup, connections: int) -> str:
-        """Which generator is right: wrk, unless the server closes without saying so."""
+        """Return which generator is right: wrk, unless the server closes without saying so."""
         if self._settings.generator != "auto":
             return self._settings.generator
         return "ab" if lineup.closes else "wrk"
@@ -257,7 +257,7 @@ def asked(found: Served, what: str) -> Request:
 
 
 def told(loop: str, value: float, outcome: Load) -> str:
-    """A point, for a reader who waits."""
+    """Return a point, for a reader who waits."""
     what = f"{value:g}/s offered" if loop == OPEN else f"{value:g} connections"
     failures = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.failures.items()))
     p95 = outcome.percentile(0.95)
@@ -334,7 +334,7 @@ def check(settings: Settings) -> None:
 def lineups(
     topologies: Sequence[str], tunings: Sequence[str], caches: Sequence[str]
 ) -> list[Lineup]:
-    """Every combination, one topology after the other.
+    """Return every combination, one topology after the other.
 
     :param caches: ``off`` and ``on``
     """
@@ -606,7 +606,7 @@ def run(arguments: Namespace, out: TextIO) -> int:
 
 
 def read(arguments: Namespace) -> Settings:
-    """What the arguments ask for.
+    """Return what the arguments ask for.
 
     :raises OptionError: one is wrong
     """

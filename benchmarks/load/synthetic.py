@@ -124,14 +124,14 @@ def _popular(chance: random.Random, ids: list[str]) -> str:
 
 
 def combined(entry: Entry) -> str:
-    """A line as nginx and Apache write it."""
+    """Return a line as nginx and Apache write it."""
     at = datetime.fromtimestamp(entry.at, UTC).strftime("%d/%b/%Y:%H:%M:%S +0000")
     request = f"{entry.method} {entry.target} HTTP/1.1"
     return f'127.0.0.1 - - [{at}] "{request}" {entry.status} {_bytes(entry)} "-" "synthetic"'
 
 
 def as_json(entry: Entry) -> str:
-    """A line as keyfront's files for nginx write it; milliseconds stay."""
+    """Return a line as keyfront's files for nginx write it; milliseconds stay."""
     at = datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="milliseconds")
     values = {
         "time": at,
@@ -146,7 +146,7 @@ def as_json(entry: Entry) -> str:
 
 
 def uwsgi(entry: Entry) -> str:
-    """A line as uWSGI writes it unless told otherwise, in the local time."""
+    """Return a line as uWSGI writes it unless told otherwise, in the local time."""
     at = datetime.fromtimestamp(entry.at).strftime("%a %b %e %H:%M:%S %Y")
     return (
         f"[pid: 1|app: 0|req: 1/1] 127.0.0.1 () {{34 vars in 500 bytes}} [{at}] {entry.method} "

@@ -111,7 +111,7 @@ def run(
     :param vary: a query (``?name=value``) that is added to the URL with a number behind it, which
         is another one in each request
     :param cores: those that wrk may run on; default: all
-    :param statuses: whether failures are told by the status of each answer, which slows wrk:
+    :param statuses: true if failures are told by the status of each answer, which slows wrk:
         ``status 502``, and ``refused`` for 503 with ``Retry-After``; default: ``status`` for all
     :raises MissingPartError: wrk is not installed
     :raises ServerError: wrk failed
@@ -174,5 +174,5 @@ def parse(output: str, generator_cpu: float) -> Load:
 
 
 def quote(text: str) -> str:
-    """A Lua string, whatever is in it."""
+    """Return a Lua string, whatever is in it."""
     return '"' + "".join(f"\\{byte:03d}" for byte in text.encode()) + '"'

@@ -167,7 +167,7 @@ def fill(record: Record, content: dict[str, Any]) -> None:
 
 
 def operation(node: str) -> str:
-    """A test's name for a reader: ``tokens: hit against stock keystone``."""
+    """Return a test's name for a reader: ``tokens: hit against stock keystone``."""
     file, _, name = node.partition("::")
     place = Path(file).stem.removeprefix("test_")
     words = name.removeprefix("test_").replace("_", " ").replace("[", " (").replace("]", ")")

@@ -29,7 +29,7 @@ def test_hit_whatever_the_catalog(paired: Any) -> None:
 
 
 def hit(case: str, services: int) -> Step:
-    """A request with a token that the filter knows."""
+    """Return a request with a token that the filter knows."""
     keystone = Keystone(services)
     filtered = pipeline(case, keystone, "")
     call(filtered, request(1))

@@ -129,7 +129,7 @@ def test_counts_of_a_checkout(counted: Any, pool: LDAPPool) -> None:
 
 
 def _logged(directory: Slapd, mark: int, searches: int) -> Any:
-    """What slapd logged, once the last search is in it."""
+    """Return what slapd logged, once the last search is in it."""
     deadline = time.monotonic() + PATIENCE
     while (found := directory.counts(mark)).searches < searches:
         assert time.monotonic() < deadline, found

@@ -37,7 +37,7 @@ paste.app_factory = keyfront.benchmarks.micro.world:bare_factory
 
 
 def _post() -> dict[str, Any]:
-    """A login: no filter of ours answers it."""
+    """Return a login: no filter of ours answers it."""
     return {**request(0), "REQUEST_METHOD": "POST", "wsgi.input": io.BytesIO()}
 
 

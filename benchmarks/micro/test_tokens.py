@@ -101,7 +101,7 @@ def test_key_in_instructions(instructions: Any, cache: Cache) -> None:
 
 
 def _entry(cache: Cache) -> Entry:
-    """An entry like any other, of the cache's own epoch."""
+    """Return an entry like any other, of the cache's own epoch."""
     token_hit.call(cache.filter, request(ENTRIES - 1))
     known = cache.filter.answers.get(cache.filter._keys.key(request(ENTRIES - 1)) or b"")
     assert known is not None

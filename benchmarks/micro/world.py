@@ -29,7 +29,7 @@ class Cache(NamedTuple):
     """A token cache that is filled, and the stand-in behind it.
 
     :ivar keystone: counts the requests that reach it
-    :ivar numbers: of tokens that were never asked about
+    :ivar numbers: the numbers of tokens that were never asked about
     """
 
     filter: TokenCache
@@ -37,12 +37,12 @@ class Cache(NamedTuple):
     numbers: Iterator[int]
 
     def hit(self) -> Step:
-        """A validation that it knows."""
+        """Return a validation that it knows."""
         environ = request(0)
         return lambda: token_hit.call(self.filter, environ.copy())
 
     def miss(self) -> Step:
-        """A validation that it does not know, another one each time."""
+        """Return a validation that it does not know, another one each time."""
         return lambda: token_hit.call(self.filter, request(next(self.numbers)))
 
 
@@ -57,7 +57,7 @@ def token_cache() -> Iterator[Cache]:
 
 
 def bare() -> Application:
-    """A WSGI application that answers the same few bytes; nothing can be quicker."""
+    """Return a WSGI application that answers the same few bytes; nothing can be quicker."""
     body = [validation(0)]
     headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body[0])))]
 

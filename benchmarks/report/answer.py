@@ -41,7 +41,7 @@ class Answer:
     warnings: list[str] = field(default_factory=list)
 
     def by_verdict(self, verdict: str) -> list[Line]:
-        """The figures of one verdict, the greatest change first."""
+        """Return the figures of one verdict, the greatest change first."""
         found = [line for line in self.lines if line.verdict == verdict]
         return sorted(found, key=lambda line: -_size(line))
 
@@ -63,7 +63,7 @@ def _size(line: Line) -> float:
 
 
 def lines(results: Iterable[Result]) -> list[Line]:
-    """Every figure that keyfront changes, from all experiments."""
+    """Return every figure that keyfront changes, from all experiments."""
     found = []
     for result in results:
         table, words = result.table(CHANGES), result.table(WORDS)
@@ -84,7 +84,7 @@ def lines(results: Iterable[Result]) -> list[Line]:
 
 
 def _goodness(values: dict[str, Cell]) -> float | None:
-    """The ratio, turned so that more is better."""
+    """Return the ratio, turned so that more is better."""
     times = values["times"]
     if not isinstance(times, int | float) or times <= 0:
         return None
@@ -92,7 +92,7 @@ def _goodness(values: dict[str, Cell]) -> float | None:
 
 
 def answer(results: Sequence[Result]) -> Answer:
-    """What all results together say."""
+    """Return what all results together say."""
     found = lines(results)
     counts = Counter(line.verdict for line in found)
     if not found:

@@ -48,7 +48,7 @@ def over_time(result: Result) -> Iterator[Drawn]:
 
 
 def series(sample: Sample) -> str:
-    """Which line of a figure a sample is a point of."""
+    """Return which line of a figure a sample is a point of."""
     if "label" in sample:
         return str(sample["label"])
     if "topology" in sample:

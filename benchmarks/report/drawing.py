@@ -55,8 +55,8 @@ class Key(NamedTuple):
 class Drawn(NamedTuple):
     """A figure, ready for the page.
 
-    :param title: what it shows, in a line
-    :param caption: what a reader must know; empty for nothing
+    :param title: the thing that it shows, in a line
+    :param caption: a line that a reader must know; empty for nothing
     """
 
     title: str
@@ -153,7 +153,7 @@ def _for_page(text: str, salt: str) -> str:
 
 
 def _number(text: str) -> int:
-    """The same for the same text in every process."""
+    """Return the same for the same text in every process."""
     found = 7
     for character in text:
         found = (found * 31 + ord(character)) % 2**40
@@ -161,7 +161,7 @@ def _number(text: str) -> int:
 
 
 def folded(text: str, width: int) -> str:
-    """A label on as many lines as it needs."""
+    """Return a label on as many lines as it needs."""
     return "\n".join(textwrap.wrap(text, width))
 
 

@@ -22,7 +22,7 @@ class Branch(NamedTuple):
     """A line of a forest.
 
     :param low: the interval's ends; the same as ``ratio`` if there is none
-    :param limit: what the ratio must keep below; ``None`` for no limit
+    :param limit: the ratio that it must keep below; ``None`` for no limit
     :param verdict: 1 for good, -1 for bad, 0 for neither
     """
 
@@ -49,9 +49,9 @@ def forest(
 ) -> Drawn:
     """Draw ratios on a logarithmic axis, each with its interval and limit.
 
-    :param axis: what the ratios are
-    :param right_is_good: whether larger ratios are the better ones
-    :param told: whether each ratio stands beside its mark
+    :param axis: the meaning of the ratios, in words
+    :param right_is_good: true if larger ratios are the better ones
+    :param told: true if each ratio stands beside its mark
     """
 
     def plot(figure: Figure, narrow: bool) -> None:

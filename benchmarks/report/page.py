@@ -52,7 +52,7 @@ class Machine:
 
 
 def page(results: Sequence[Result]) -> str:
-    """The page.
+    """Return the page.
 
     :param results: in any order
     :raises MissingPartError: matplotlib is not installed; names the pip command
@@ -120,7 +120,7 @@ def _part(result: Result) -> Part:
 
 
 def _gates(result: Result) -> Drawn | None:
-    """The forest of a result's gates, if it has any."""
+    """Return the forest of a result's gates, if it has any."""
     signs = {"PASS": 1, "FAIL": -1}
     branches = [
         Branch(

@@ -73,7 +73,7 @@ def filled(path: Path, found: Sequence[Result]) -> Change:
 
 
 def text(found: Sequence[Result], kind: str, name: str, table: str, where: str) -> str:
-    """A table in Markdown, and what it was measured on.
+    """Return a table in Markdown, and what it was measured on.
 
     :param where: file and line, for errors
     """

@@ -43,7 +43,7 @@ _RESET = "reset"
 
 
 def bind_stable(host: str = "127.0.0.1") -> socket.socket:
-    """A socket at a port that the kernel gives to no client.
+    """Return a socket at a port that the kernel gives to no client.
 
     From the kernel's own range a port could be taken as soon as nobody listens there, even by a
     client that connects to itself.
@@ -348,7 +348,7 @@ class FaultProxy:
         self._selector.close()
 
     def url(self, scheme: str = "ldap") -> str:
-        """Where clients connect to, by a name that :mod:`certificates` has certified."""
+        """Return where clients connect to, by a name that :mod:`certificates` has certified."""
         return f"{scheme}://{'localhost' if scheme == 'ldaps' else '127.0.0.1'}:{self.port}"
 
     # What it does
@@ -407,7 +407,7 @@ class FaultProxy:
             return self._accepted
 
     def received(self, direction: str) -> int:
-        """How many bytes came, from clients ("request") or the server ("response")."""
+        """Return how many bytes came, from clients ("request") or the server ("response")."""
         with self._changed:
             return self._bytes[direction]
 

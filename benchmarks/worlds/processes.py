@@ -146,7 +146,7 @@ class HangError(ServerError):
 class Process:
     """A process that runs until the ``with`` block ends, or until it ends itself.
 
-    :param name: what results call it
+    :param name: the name that results call it by
     :param log: where its output goes; default: a file without a name, see :meth:`output`
     :param stop: the signal that ends it at once, also if this process dies
     :param cores: those it may run on; default: all
@@ -287,7 +287,7 @@ class Process:
         return first_error(self.log) if self.log else "it has no log"
 
     def cpu(self) -> float:
-        """CPU seconds of it and its descendants until now, or until it was stopped."""
+        """Return CPU seconds of it and its descendants until now, or until it was stopped."""
         if self._ended_cpu is not None:
             return self._ended_cpu
         return surroundings.tree_seconds([self.pid])
@@ -309,7 +309,7 @@ class Process:
         return status
 
     def output(self) -> tuple[str, str]:
-        """What it wrote to standard output and standard error, without ``log``."""
+        """Return what it wrote to standard output and standard error, without ``log``."""
         self._out.seek(0)
         self._errors.seek(0)
         return _text(self._out.read()), _text(self._errors.read())

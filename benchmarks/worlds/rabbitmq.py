@@ -160,9 +160,9 @@ class Broker:
         self, user: str | None = None, *, tls: bool = False, vhost: str = "/",
         port: int | None = None,
     ) -> str:
-        """What oslo.messaging's ``transport_url`` takes.
+        """Return what oslo.messaging's ``transport_url`` takes.
 
-        :param port: of a proxy in front of it, instead of its own
+        :param port: the port of a proxy in front of it, instead of its own
         """
         return self._url("rabbit", user, tls, vhost, port)
 
@@ -170,7 +170,7 @@ class Broker:
         self, user: str | None = None, *, tls: bool = False, vhost: str = "/",
         port: int | None = None,
     ) -> str:
-        """What kombu takes; with `tls` its ``ssl`` argument is needed, too."""
+        """Return what kombu takes; with `tls` its ``ssl`` argument is needed, too."""
         return self._url("amqp", user, tls, vhost.replace("/", "%2F"), port)
 
     def _url(
@@ -335,15 +335,15 @@ class Broker:
         self.ask(f"[{module}:filesync(X) || {handlers}]")
 
     def seen(self, name: str = "") -> list[Seen]:
-        """All connections ever made to it, in order, whose name has `name` in it."""
+        """Return all connections ever made to it, in order, whose name has `name` in it."""
         return [x for x in _connections(self.log_text()) if name in x.name]
 
     def accepted(self, name: str = "") -> int:
-        """How many connections were made."""
+        """Return how many connections were made."""
         return len(self.seen(name))
 
     def missed(self, name: str = "") -> int:
-        """How many it closed because no heartbeat came."""
+        """Return how many it closed because no heartbeat came."""
         return sum(x.says("missed heartbeats from client") for x in self.seen(name))
 
     def missed_names(self) -> list[str]:
@@ -351,7 +351,7 @@ class Broker:
         return missed_names(self.log_text())
 
     def closed_unexpectedly(self, name: str = "") -> int:
-        """How many clients hung up without AMQP's connection.close."""
+        """Return how many clients hung up without AMQP's connection.close."""
         return sum(x.says("client unexpectedly closed TCP connection") for x in self.seen(name))
 
     def frame_errors(self, name: str = "") -> int:
@@ -394,10 +394,10 @@ def broker(
     """Run a RabbitMQ until the block ends; two seconds of CPU pass before it is ready.
 
     :param folder: where its log is left, ``rabbitmq-PORT.log``
-    :param tls: what it shows at a second port; it asks clients for no certificate
+    :param tls: the certificates that it shows at a second port; it asks clients for no certificate
     :param port: to listen at, if it matters
     :param extra: lines for rabbitmq.conf (``heartbeat = 10``)
-    :param small: whether it shall take little of the machine, and be slower
+    :param small: true if it shall take little of the machine, and be slower
     :raises MissingPartError: it is not installed; names the command
     :raises ServerError: it did not start
     """
@@ -447,7 +447,7 @@ def _stable_port() -> int:
 
 
 def _connections(log: str) -> list[Seen]:
-    """What the log says, put together by connection.
+    """Return what the log says, put together by connection.
 
     Each line begins with the Erlang process that wrote it, and a connection has one. After a
     restart these are given anew, so the last that was accepted is meant.

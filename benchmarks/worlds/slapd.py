@@ -60,7 +60,7 @@ _LINES = re.compile(
 
 
 def user_name(number: int) -> str:
-    """The name (and ``uid``) of a user."""
+    """Return the name (and ``uid``) of a user."""
     return f"user{number}"
 
 
@@ -86,7 +86,7 @@ class Counts(NamedTuple):
 class Slapd:
     """A running slapd; made by :func:`slapd`.
 
-    :ivar port: of LDAPS
+    :ivar port: the port of LDAPS
     :ivar plain_port: without TLS
     :ivar ca_file: the authority that its certificate, for 127.0.0.1, is of
     """
@@ -98,11 +98,11 @@ class Slapd:
         self.log = log
 
     def mark(self) -> int:
-        """Where :meth:`counts` may begin."""
+        """Return where :meth:`counts` may begin."""
         return self.log.stat().st_size
 
     def counts(self, mark: int) -> Counts:
-        """What clients did since a mark; all that was answered is in it."""
+        """Return what clients did since a mark; all that was answered is in it."""
         with self.log.open("rb") as file:
             file.seek(mark)
             text = file.read()

@@ -43,7 +43,7 @@ def _ask(code: int, argument: int = 0) -> int:
 
 
 def running() -> bool:
-    """Whether this process runs under valgrind."""
+    """Return whether this process runs under valgrind."""
     return platform.machine() == MACHINE and bool(_ask(_RUNNING_ON_VALGRIND))
 
 

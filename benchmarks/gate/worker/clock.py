@@ -25,7 +25,7 @@ def batch(step: Callable[[], object], calls: int) -> int:
 
 
 def calibrate(step: Callable[[], object], nanoseconds: int = BATCH) -> int:
-    """How many calls last about that long; at least one, and warm when it returns."""
+    """Return how many calls last about that long; at least one, and warm when it returns."""
     calls = 1
     while True:
         # the best of three: what disturbs makes it longer only
