@@ -34,6 +34,7 @@ from ..worlds.memcached import memcached_at
 from . import goals
 from .goals import AUTHTOKEN_GOALS, AUTHTOKEN_MICROSECONDS, MET, MISSED, Goal
 from .token_hit import Times, call, timed
+from .token_stand_in import environ
 
 try:
     import keystonemiddleware.auth_token as stock
@@ -123,30 +124,13 @@ def described(token: str, services: int) -> dict[str, Any]:
 
 def request(number: int) -> dict[str, Any]:
     """Return a request with a token, as a server makes it."""
-    return {
-        "REQUEST_METHOD": "GET",
-        "SCRIPT_NAME": "",
-        "PATH_INFO": "/v2.1/servers/detail",
-        "QUERY_STRING": "",
-        "SERVER_NAME": "localhost",
-        "SERVER_PORT": "8774",
-        "SERVER_PROTOCOL": "HTTP/1.1",
-        "REMOTE_ADDR": "127.0.0.1",
-        "REMOTE_PORT": "40000",
-        "CONTENT_TYPE": "",
-        "CONTENT_LENGTH": "",
-        "HTTP_HOST": "127.0.0.1:8774",
-        "HTTP_ACCEPT": "application/json",
-        "HTTP_USER_AGENT": "python-novaclient",
-        "HTTP_X_AUTH_TOKEN": _TOKEN.format(number),
-        "wsgi.version": (1, 0),
-        "wsgi.url_scheme": "http",
-        "wsgi.input": io.BytesIO(),
-        "wsgi.errors": sys.stderr,
-        "wsgi.multithread": True,
-        "wsgi.multiprocess": True,
-        "wsgi.run_once": False,
-    }
+    return environ(
+        "GET",
+        "/v2.1/servers/detail",
+        "127.0.0.1:8774",
+        HTTP_USER_AGENT="python-novaclient",
+        HTTP_X_AUTH_TOKEN=_TOKEN.format(number),
+    )
 
 
 def service(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import grp
 import os
-import pwd
-import signal
 import socket
 import ssl
 import sys
@@ -28,67 +25,32 @@ from typing import NamedTuple
 from keyfront.common import programs
 from keyfront.errors import KeyfrontError, ServerError
 from keyfront.gateway.render import certificates
+from keyfront.gateway.serve.lineups import Program
 
+from ..lineups import servers
 from ..worlds import processes
 
 _REQUEST = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _PREFORK = 40
 
-_NGINX = """\
-{user}
-worker_processes 1;
-worker_rlimit_nofile {slots};
-daemon off;
-pid {folder}/nginx.pid;
-events {{ worker_connections {slots}; }}
-http {{
-    access_log off;
-    keepalive_timeout 75s;
-    client_body_temp_path {folder}/body;
-    uwsgi_temp_path {folder}/uwsgi;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    scgi_temp_path {folder}/scgi;
-    server {{
-        listen 127.0.0.1:{port} ssl;
-        ssl_certificate {certificate};
-        ssl_certificate_key {key};
-        location / {{ return 404; }}
-    }}
-}}
-"""
-_APACHE = """\
-ServerRoot "{folder}"
-DefaultRuntimeDir "{folder}"
-PidFile "{folder}/apache.pid"
-ServerName localhost
-{user}
-LoadModule mpm_{mpm}_module {modules}/mod_mpm_{mpm}.so
-LoadModule authz_core_module {modules}/mod_authz_core.so
-LoadModule ssl_module {modules}/mod_ssl.so
-Listen 127.0.0.1:{port}
-ErrorLog "{folder}/apache.log"
-KeepAliveTimeout 75
-SSLEngine on
-SSLCertificateFile "{certificate}"
-SSLCertificateKeyFile "{key}"
-{processes}
-"""
-_EVENT = """\
-ServerLimit 4
-StartServers 4
-ThreadsPerChild 32
-MaxRequestWorkers 128
-MaxSpareThreads 128
-AsyncRequestWorkerFactor {factor}
-"""
-_PREFORKED = f"""\
-ServerLimit {_PREFORK}
-StartServers {_PREFORK}
-MaxRequestWorkers {_PREFORK}
-MinSpareServers {_PREFORK}
-MaxSpareServers {_PREFORK + 1}
-"""
+_PREFORKED = {
+    "ServerLimit": _PREFORK,
+    "StartServers": _PREFORK,
+    "MaxRequestWorkers": _PREFORK,
+    "MinSpareServers": _PREFORK,
+    "MaxSpareServers": _PREFORK + 1,
+}
+
+
+def _event(clients: int) -> dict[str, object]:
+    return {
+        "ServerLimit": 4,
+        "StartServers": 4,
+        "ThreadsPerChild": 32,
+        "MaxRequestWorkers": 128,
+        "MaxSpareThreads": 128,
+        "AsyncRequestWorkerFactor": clients // 32 + 2,
+    }
 
 
 class Memory(NamedTuple):
@@ -127,12 +89,12 @@ def connected(port: int, clients: int) -> Iterator[None]:
         yield
 
 
-def measure(name: str, command: list[str], log: Path, port: int, clients: int) -> Memory:
+def measure(program: Program, port: int, clients: int) -> Memory:
     """Run a server and read its memory.
 
     :raises ServerError: it does not start, or does not answer
     """
-    with processes.Process(name, command, log=log, stop=signal.SIGTERM) as server:
+    with servers.started(program) as server:
         server.wait_for_port(port)
         before = (0, 0.0)
 
@@ -149,39 +111,42 @@ def measure(name: str, command: list[str], log: Path, port: int, clients: int) -
             return Memory(count, idle, clients, pss(server.pid)[1])
 
 
-def servers(folder: Path, clients: int) -> Iterator[tuple[str, list[str], int, int]]:
-    """Write the files of each server; gives its name, command, port and clients."""
+def candidates(folder: Path, clients: int) -> Iterator[tuple[str, Program, int, int]]:
+    """Write the files of each server; gives its name, program, port and clients."""
     certificate, key = certificates.make(folder, "localhost")
-    user = programs.front_user()
-    values = {"folder": folder, "certificate": certificate, "key": key}
-    if user is not None:
-        os.chown(folder, pwd.getpwnam(user[0]).pw_uid, grp.getgrnam(user[1]).gr_gid)
-    nginx = programs.system_program(("nginx",), "nginx")
+    user = (programs.front_user() or (None,))[0]
     for slots in (1024, 16384):
         port = processes.free_port()
-        config = folder / f"nginx-{slots}.conf"
-        who = f"user {' '.join(user)};" if user else ""
-        config.write_text(_NGINX.format(**values, user=who, slots=slots, port=port))
-        command = [nginx, "-c", str(config), "-p", str(folder), "-e", str(folder / "nginx.log")]
-        yield f"nginx, {slots} slots", command, port, min(clients, slots // 2)
-    apache = programs.system_program(("apache2", "httpd"), "apache2-bin")
-    modules = programs.apache_modules("mod_ssl.so", "apache2-bin")
+        nginx = servers.nginx(
+            folder,
+            f"{processes.HOST}:{port} ssl",
+            location=["return 404"],
+            main={"worker_processes": 1, "worker_rlimit_nofile": slots},
+            events={"worker_connections": slots},
+            http={
+                "keepalive_timeout": "75s",
+                "ssl_certificate": certificate,
+                "ssl_certificate_key": key,
+            },
+            access_log="off",
+            user=user,
+        )
+        yield f"nginx, {slots} slots", nginx, port, min(clients, slots // 2)
+    lines = [f'SSLCertificateFile "{certificate}"', f'SSLCertificateKeyFile "{key}"']
     for mpm, limits, most in (
-        ("event", _EVENT.format(factor=clients // 32 + 2), clients),
+        ("event", _event(clients), clients),
         ("prefork", _PREFORKED, _PREFORK - 1),
     ):
         port = processes.free_port()
-        config = folder / f"{mpm}.conf"
-        who = f"User {user[0]}\nGroup {user[1]}" if user else ""
-        config.write_text(
-            _APACHE.format(
-                **values, user=who, modules=modules, mpm=mpm, port=port, processes=limits
-            )
+        apache = servers.apache(
+            folder,
+            f"{processes.HOST}:{port}",
+            mpm=mpm,
+            directives={**limits, "KeepAliveTimeout": 75},
+            loaded=["ssl"],
+            content=["SSLEngine on", *lines],
         )
-        yield (
-            f"Apache {mpm}", [apache, "-f", str(config), "-DFOREGROUND"], port,
-            min(clients, most),
-        )
+        yield f"Apache {mpm}", apache, port, min(clients, most)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -192,8 +157,10 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{'':<20} processes  idle MiB  clients  with them  KiB a client")
     try:
         with tempfile.TemporaryDirectory(prefix="front-memory-") as name:
-            for label, command, port, clients in servers(Path(name), options.clients):
-                one = measure(label, command, Path(name, "log"), port, clients)
+            # a web server's own user has to reach its files
+            os.chmod(name, 0o711)
+            for label, program, port, clients in candidates(Path(name), options.clients):
+                one = measure(program, port, clients)
                 print(
                     f"{label:<20}{one.processes:>10}{one.idle:>10.1f}{one.clients:>9}"
                     f"{one.busy:>11.1f}{one.client:>14.1f}"

@@ -99,26 +99,30 @@ def validation(number: int) -> bytes:
     return json.dumps({"token": token}).encode()
 
 
-def request(number: int) -> dict[str, Any]:
-    """Return the environ of one token's validation, as uWSGI makes it."""
+def environ(method: str, path: str, host: str, **more: Any) -> dict[str, Any]:
+    """Return the environ of a request (PEP 3333), as uWSGI makes it.
+
+    :param path: the path, and the query behind a question mark
+    :param host: ``HOST:PORT`` of the server
+    :param more: its other keys: ``HTTP_X_AUTH_TOKEN`` and so on
+    """
+    plain, _, query = path.partition("?")
+    name, _, port = host.partition(":")
     return {
-        "REQUEST_METHOD": "GET",
+        "REQUEST_METHOD": method,
         "SCRIPT_NAME": "",
-        "PATH_INFO": "/v3/auth/tokens",
-        "QUERY_STRING": "",
-        "REQUEST_URI": "/v3/auth/tokens",
-        "SERVER_NAME": "localhost",
-        "SERVER_PORT": "5000",
+        "PATH_INFO": plain,
+        "QUERY_STRING": query,
+        "REQUEST_URI": path,
+        "SERVER_NAME": name,
+        "SERVER_PORT": port,
         "SERVER_PROTOCOL": "HTTP/1.1",
         "REMOTE_ADDR": "127.0.0.1",
         "REMOTE_PORT": "40000",
         "CONTENT_TYPE": "",
         "CONTENT_LENGTH": "",
-        "HTTP_HOST": "127.0.0.1:5000",
+        "HTTP_HOST": host,
         "HTTP_ACCEPT": "application/json",
-        "HTTP_USER_AGENT": "python-keystoneclient",
-        "HTTP_X_AUTH_TOKEN": _CALLER,
-        "HTTP_X_SUBJECT_TOKEN": _TOKEN.format(number),
         "wsgi.version": (1, 0),
         "wsgi.url_scheme": "http",
         "wsgi.input": io.BytesIO(),
@@ -126,4 +130,17 @@ def request(number: int) -> dict[str, Any]:
         "wsgi.multithread": True,
         "wsgi.multiprocess": True,
         "wsgi.run_once": False,
+        **more,
     }
+
+
+def request(number: int) -> dict[str, Any]:
+    """Return the environ of one token's validation."""
+    return environ(
+        "GET",
+        "/v3/auth/tokens",
+        "127.0.0.1:5000",
+        HTTP_USER_AGENT="python-keystoneclient",
+        HTTP_X_AUTH_TOKEN=_CALLER,
+        HTTP_X_SUBJECT_TOKEN=_TOKEN.format(number),
+    )

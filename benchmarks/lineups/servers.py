@@ -75,7 +75,6 @@ CustomLog {accesses} "%h %l %u %t \\"%r\\" %>s %O \\"%{{Referer}}i\\" \\"%{{User
 {content}
 """
 _NGINX = """\
-worker_processes auto;
 pid {pid};
 error_log {errors} warn;
 daemon off;
@@ -170,7 +169,8 @@ def nginx(
     :param user: of its workers, where root starts it; default: root, which gets at any folder
     """
     found = programs.system_program(("nginx",), "nginx")
-    main = {**({"user": user or "root"} if os.geteuid() == 0 else {}), **(main or {})}
+    root = {"user": user or "root"} if os.geteuid() == 0 else {}
+    main = {"worker_processes": "auto", **root, **(main or {})}
     http = {**http, "access_log": access_log or quoted(folder / "nginx.access.log")}
     for kind in ("client_body", "uwsgi", "proxy", "fastcgi", "scgi"):
         http[f"{kind}_temp_path"] = quoted(folder / f"nginx-{kind}")
