@@ -23,17 +23,17 @@ from pathlib import Path
 
 from keyfront.common import machine, programs
 from keyfront.common.machine import somaxconn
+from keyfront.common.programs import first_error
 from keyfront.errors import OptionError, ServerError
 from keyfront.gateway import application
 from keyfront.gateway.plan.compute import plan
 from keyfront.gateway.plan.workload import Workload
 from keyfront.gateway.render import versions
 from keyfront.gateway.render.lineups import render
-from keyfront.gateway.render.settings import Site
+from keyfront.gateway.render.settings import Settings
 from keyfront.gateway.serve import lineups as serve_lineups
 from keyfront.gateway.serve.lineups import Program
 from keyfront.gateway.serve.state import State
-from keyfront.gateway.serve.supervisor import first_error
 
 from ..worlds.processes import (
     FILES,
@@ -280,7 +280,7 @@ def served_files(
     :param target: the application that is served, as ``KEYFRONT_APP``
     :param cores: one process for each
     """
-    chosen = serve_lineups.Plan(
+    chosen = serve_lineups.Lineup(
         state=state,
         listen=listen,
         target=target,
@@ -302,7 +302,7 @@ def _rendered(topology: str, place: Place) -> list[Program]:
     environment = place.room.environment()
     for name in ("app", "cache"):
         run.joinpath(name).mkdir()
-    site = Site(
+    settings = Settings(
         folder=run,
         server=_RENDERED[topology],
         target=place.target,
@@ -319,7 +319,7 @@ def _rendered(topology: str, place: Place) -> list[Program]:
         virtualenv=Path(programs.python_home()),
     )
     computed = plan(machine.read(cores=place.cores), Workload())
-    for file in render(computed, site, versions.find(site.virtualenv)):
+    for file in render(computed, settings, versions.find(settings.virtualenv)):
         path = run / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file.text, encoding="utf-8")

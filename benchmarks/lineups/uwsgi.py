@@ -94,7 +94,7 @@ def packaged(
     :param kept: true if connections are kept
     :raises ServerError: the packaged file is not as this expects
     """
-    plan = serve_lineups.Plan(
+    lineup = serve_lineups.Lineup(
         state=state,
         listen=f"{HOST}:{port}",
         target=application.default_target(),
@@ -102,8 +102,8 @@ def packaged(
         stop_timeout=1,
         processes=PROCESSES,
     )
-    values = {**plan.values(), "threads": threads, "stats_socket": folder / "stats.sock"}
-    text = render("uwsgi/keyfront.ini.j2", **values) + "\ndisable-logging = true\n"
+    values = {**lineup.values(), "threads": threads, "stats_socket": folder / "stats.sock"}
+    text = render("serve/uwsgi/keyfront.ini.j2", **values) + "\ndisable-logging = true\n"
     changes = {}
     if module is not None:
         changes["module = keyfront.gateway.uwsgi:application"] = f"module = {module}"

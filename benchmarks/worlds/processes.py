@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 from keyfront.common import programs
+from keyfront.common.programs import first_error
 from keyfront.errors import ServerError
-from keyfront.gateway.serve.supervisor import first_error
 
 from .. import surroundings
 
