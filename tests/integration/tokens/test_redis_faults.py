@@ -21,13 +21,8 @@ from keyfront.benchmarks.compare.token_hit import call
 from keyfront.benchmarks.compare.token_stand_in import Answers, request
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.cache import TokenCache
-from keyfront.middleware.tokens.coordinator.redis import (
-    contact as redis_contact,
-)
+from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
-from keyfront.middleware.tokens.coordinator.redis import (
-    outage as redis_outage,
-)
 from keyfront.middleware.tokens.coordinator.redis import server as redis_server_module
 from keyfront.middleware.tokens.coordinator.redis.contact import RETRY_SECONDS, UNTOLD
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
@@ -75,7 +70,7 @@ def clock(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisClock:
 def retries(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A Redis that is lost is tried again when the test says so."""
     clock = Clock()
-    monkeypatch.setattr(redis_outage, "time", clock)
+    monkeypatch.setattr(contact, "time", clock)
     return clock
 
 
@@ -485,7 +480,7 @@ def test_a_process_that_starts_without_redis(
 def test_what_is_owed_is_paid_without_being_asked(
     server: RedisServer, make: Make, clock: RedisClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_outage, "time", clock)
+    monkeypatch.setattr(contact, "time", clock)
     keystone, other = make(allow=True, timeout=0.5), make()
     change(keystone, 1)
     filled = other.now()
@@ -537,7 +532,7 @@ def test_nothing_is_told_in_a_new_table_before_it_has_settled(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, deed: str
 ) -> None:
     """Until then somebody may go by an older one."""
-    monkeypatch.setattr(redis_contact, "SETTLE_SECONDS", 0.15)
+    monkeypatch.setattr(contact, "SETTLE_SECONDS", 0.15)
     keystone = Redis(address(server.url), slot_count=SLOTS)
     mark = keystone.mark(some(2))
     server.client.flushall()

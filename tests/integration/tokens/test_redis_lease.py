@@ -15,13 +15,9 @@ import pytest
 pytest.importorskip("redis")
 
 from keyfront.middleware.tokens import tags_header
+from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
-from keyfront.middleware.tokens.coordinator.redis import (
-    lease as redis_mirror,
-)
-from keyfront.middleware.tokens.coordinator.redis import (
-    outage as redis_outage,
-)
+from keyfront.middleware.tokens.coordinator.redis import lease as redis_mirror
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.coordinator.redis.lease import Poller
 from keyfront.middleware.tokens.coordinator.redis.scripts import CHANGES
@@ -56,7 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, server: RedisServer) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "time", RedisClock(server))
     monkeypatch.setattr(redis_mirror, "time", clock)
-    monkeypatch.setattr(redis_outage, "time", clock)
+    monkeypatch.setattr(contact, "time", clock)
     return clock
 
 
@@ -265,7 +261,7 @@ def test_redis_is_lost_when_the_lease_has_ended(
         assert not service.fresh(epoch, ENTRY)
     assert proxy.received("request") == asked
     server.resume()
-    clock.later(redis_outage.RETRY_SECONDS)
+    clock.later(contact.RETRY_SECONDS)
     assert service.fresh(epoch, ENTRY)
 
 
