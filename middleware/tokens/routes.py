@@ -1,6 +1,6 @@
 """Which requests may be answered from the cache.
 
-What a validation depends on is seen while Keystone answers (``dependencies.py``): the tokens. Any
+What a validation depends on is seen while Keystone answers (``request.py``): the tokens. Any
 other read also shows rows that belong to neither token: of it the tables are noted that Keystone
 reads (``invalidation/sqlalchemy_plugin.py``, ``gateway/keystone/cache_regions.py``).
 """
