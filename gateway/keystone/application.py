@@ -84,7 +84,7 @@ class KeystoneApplication:
     """A WSGI callable: forget the previous request of this thread, then call Keystone.
 
     A change that its database hooks refused is answered 503 with ``Retry-After``, and so is a
-    request that fails because the database is away.
+    request that fails because the database is away; without it, if a commit may have been made.
 
     :param application: Keystone's WSGI application, middleware included
     :param request_store: the thread-local in which ``oslo_context`` keeps the request context
@@ -144,7 +144,14 @@ class KeystoneApplication:
         if request.lost and (not given or given[0].startswith("5")):
             self._loss.tell(request.lost)
             reason = "The database cannot be reached. Try again."
-            return _unavailable(reason, given, body, start_response)
+            if request.unknown_commit:
+                reason = (
+                    "The database was lost while it made the change. Look whether it is made "
+                    "before you try again."
+                )
+            return _unavailable(
+                reason, given, body, start_response, again=not request.unknown_commit
+            )
         # Keystone's own 503 tells no time: when the directory of its users is away, for example.
         if given and given[0].startswith("503") and not _says_when(given[1]):
             given[1] = [*given[1], ("Retry-After", "1")]
@@ -153,18 +160,26 @@ class KeystoneApplication:
 
 
 def _unavailable(
-    reason: str, given: list[Any], body: Iterable[bytes], start_response: Callable[..., Any]
+    reason: str,
+    given: list[Any],
+    body: Iterable[bytes],
+    start_response: Callable[..., Any],
+    *,
+    again: bool = True,
 ) -> Iterable[bytes]:
     """Answer 503 in place of what Keystone has given.
 
     :param given: status and headers of Keystone's answer; empty if it raised
     :param body: of that answer
+    :param again: whether clients may send the request again by themselves
     """
     close = getattr(body, "close", None)
     if close is not None:
         close()
     headers = [(n, v) for n, v in (given or ("", ()))[1] if n.lower() not in _REPLACED]
-    headers += [("Content-Type", "application/json"), ("Retry-After", "1")]
+    headers.append(("Content-Type", "application/json"))
+    if again:
+        headers.append(("Retry-After", "1"))
     text = error_body(503, reason)
     headers.append(("Content-Length", str(len(text))))
     start_response("503 Service Unavailable", headers)

@@ -165,7 +165,7 @@ def _uwsgi(virtualenv: Path) -> Version | None:
         return None
     # its list of options is the only word on what the build host had (SSL, PCRE)
     options = re.findall(r"--([a-z0-9][\w-]*)", _say(program, "--help"))
-    # pyuwsgi's, which is one more thing to know
+    # As pyuwsgi's is: a reload has to be told which Python runs it.
     features = [*options, *(["script"] if is_script(program) else [])]
     return _version("uwsgi", program, _say(program, "--version"), r"(\d+\.\d+[\d.]*)", features)
 

@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keyfront.errors import CoordinatorError, MissingPartError
 
@@ -36,9 +36,6 @@ from .node_cache import Node
 from .request import ENVIRON_KEY, Request, expiry, tags
 from .routes import TOKENS, Routes
 from .watched_files import WatchedFiles, of_keystone
-
-if TYPE_CHECKING:
-    pass
 
 LOG = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ class Request:
     __slots__ = (
         *("accepted", "created", "garbage", "lost", "memory", "names", "own_name", "recorded"),
         *("recording", "reading", "reads", "refused", "since", "unsure", "until", "unvouched"),
-        "windows",
+        *("unknown_commit", "windows"),
     )
 
     def __init__(self, *, recording: bool = False, since: object | None = None) -> None:
@@ -74,6 +74,8 @@ class Request:
         self.refused = ""
         #: What the driver said when the database could not be reached for it.
         self.lost = ""
+        #: Whether the connection was lost in a commit, which may have been made.
+        self.unknown_commit = False
 
 
 current: contextvars.ContextVar[Request | None] = contextvars.ContextVar(

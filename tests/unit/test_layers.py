@@ -1,6 +1,7 @@
 """The map of the packages: no module-level import cycle, and APIs that exist.
 
-Which layer may import which is import-linter's part (``tox -e layers``, ``.importlinter``).
+Which layer may import which is import-linter's part: ``tox -e layers``, by what
+``[tool.importlinter]`` in pyproject.toml allows.
 """
 
 from __future__ import annotations

@@ -210,7 +210,10 @@ def _commit(
     try:
         commit(connection)
     except BaseException as error:
-        if here or _is_answer(dialect, error):
+        answered = here or _is_answer(dialect, error)
+        if request is not None:
+            request.unknown_commit = not answered
+        if answered:
             _end(changes, mark, tags)
         elif mark is not None:
             # The server may still be about to commit. Nothing more may come in this session, so

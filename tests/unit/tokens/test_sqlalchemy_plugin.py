@@ -422,8 +422,14 @@ def failed_commit(tmp_path: Path, dialect: str, error: BaseException) -> bool:
     driver = SimpleNamespace(close=closed.set)
     connection = SimpleNamespace(info=info, dbapi_connection=driver)
     told_of = change_log.Changes(lambda: tmp_path)
-    with pytest.raises(type(error)):
-        sqlalchemy_plugin._commit(connection, commit, told_of, dialect)
+    request = Request()
+    before = current.set(request)
+    try:
+        with pytest.raises(type(error)):
+            sqlalchemy_plugin._commit(connection, commit, told_of, dialect)
+    finally:
+        current.reset(before)
+    assert request.unknown_commit == closed.is_set()
     return closed.is_set()
 
 

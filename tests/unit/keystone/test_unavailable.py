@@ -1,0 +1,63 @@
+"""What a client is answered in place of Keystone's error when the database was lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from keyfront.gateway.keystone.application import KeystoneApplication
+from keyfront.middleware.tokens.request import current
+
+
+def answer(status: str | None, **noted: Any) -> tuple[str, dict[str, str], bytes]:
+    """Answer a request for which Keystone's hooks note something, and which it then answers.
+
+    :param status: of Keystone's answer; ``None``: it raises
+    """
+
+    def keystone(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        request = current.get()
+        for name, value in noted.items():
+            setattr(request, name, value)
+        if status is None:
+            raise OSError("gone")
+        start_response(status, [("Content-Type", "text/plain"), ("Vary", "X-Auth-Token")])
+        return [b"Keystone's own"]
+
+    given: list[Any] = []
+    application = KeystoneApplication(keystone, threading.local())
+    body = application({}, lambda *values: given.extend(values))
+    return given[0], dict(given[1]), b"".join(body)
+
+
+@pytest.mark.parametrize("status", ["500 INTERNAL SERVER ERROR", None])
+def test_who_lost_the_database_may_try_again(status: str | None) -> None:
+    given, headers, body = answer(status, lost="refused")
+    assert given == "503 Service Unavailable"
+    assert headers["Retry-After"] == "1"
+    assert headers["Content-Length"] == str(len(body))
+    assert json.loads(body)["error"]["message"].endswith("Try again.")
+    assert b"refused" not in body
+
+
+def test_who_lost_it_in_a_commit_has_to_look_first() -> None:
+    given, headers, body = answer("500 ERROR", lost="gone", unknown_commit=True)
+    assert given == "503 Service Unavailable"
+    assert "Retry-After" not in headers
+    assert "Look whether it is made" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("status", ["200 OK", "404 NOT FOUND"])
+def test_what_was_answered_all_the_same_stands(status: str) -> None:
+    given, headers, body = answer(status, lost="gone")
+    assert (given, body) == (status, b"Keystone's own")
+    assert "Retry-After" not in headers
+
+
+def test_another_error_is_keystones() -> None:
+    assert answer("500 ERROR")[0] == "500 ERROR"
+    with pytest.raises(OSError, match="gone"):
+        answer(None)
