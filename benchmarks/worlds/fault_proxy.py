@@ -294,10 +294,16 @@ class FaultProxy:
 
     :param target_port: the server's; it is connected to once for each client
     :param delay: seconds each way, see :attr:`delay`
+    :param host: address to listen at; ``0.0.0.0`` for all of 127.0.0.0/8, among others
     """
 
     def __init__(
-        self, target_port: int, *, target_host: str = "127.0.0.1", delay: float = 0.0
+        self,
+        target_port: int,
+        *,
+        target_host: str = "127.0.0.1",
+        delay: float = 0.0,
+        host: str = "127.0.0.1",
     ) -> None:
         self.target = (target_host, target_port)
         #: Seconds that each part takes each way, settable. A new connection takes the two of its
@@ -322,7 +328,7 @@ class FaultProxy:
         self._bell, self._button = socket.socketpair()
         for end in (self._bell, self._button):
             end.setblocking(False)
-        self._listener = bind_stable()
+        self._listener = bind_stable(host)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)

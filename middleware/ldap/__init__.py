@@ -16,6 +16,7 @@ the paste filter ``ldap_auth``. ``keyfront ldap check`` tells what works on whic
 from keyfront.errors import (
     CredentialsError,
     DirectoryAnswerError,
+    DirectoryBusyError,
     DirectoryError,
     DirectoryProtocolError,
     DirectoryTimeoutError,
@@ -38,6 +39,7 @@ __all__ = [
     "TLS",
     "CredentialsError",
     "DirectoryAnswerError",
+    "DirectoryBusyError",
     "DirectoryError",
     "DirectoryProtocolError",
     "DirectoryTLSError",

@@ -12,6 +12,7 @@ from collections import deque
 
 from keyfront.errors import (
     DirectoryAnswerError,
+    DirectoryBusyError,
     DirectoryError,
     DirectoryProtocolError,
     DirectoryTimeoutError,
@@ -20,6 +21,7 @@ from keyfront.errors import (
 
 from .monitor import Monitor
 from .protocol.connection import FAST_BIND, Connection
+from .protocol.responses import DEFAULT_LIMITS, Limits
 from .protocol.tls import TLS
 from .protocol.transport import Address
 from .protocol.urls import ServerURL
@@ -35,10 +37,18 @@ class Dialer:
 
     :param connect_timeout: seconds for a server, above 0
     :param operation_timeout: seconds for each operation on the connections made, above 0
+    :param limits: limits of the answers to searches
     """
 
-    def __init__(self, tls: TLS, connect_timeout: float, operation_timeout: float) -> None:
+    def __init__(
+        self,
+        tls: TLS,
+        connect_timeout: float,
+        operation_timeout: float,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
         self.tls = tls
+        self.limits = limits
         self.connect_timeout = connect_timeout
         self.operation_timeout = operation_timeout
 
@@ -53,6 +63,7 @@ class Dialer:
             connect_timeout=seconds,
             timeout=None if math.isinf(self.operation_timeout) else self.operation_timeout,
             address=address,
+            limits=self.limits,
         )
 
     def probe(self, url: ServerURL, address: Address, seconds: float) -> None:
@@ -118,16 +129,18 @@ class Connector:
         while (spare := self._take_spare()) is not None:
             self.close(spare)
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection: Connection, seconds: float) -> None:
         """Ask a connection's server for a sign of life.
 
+        :param seconds: time for it at most, besides ``connect_timeout``
         :raises DirectoryUnavailableError: there is none
         """
         since = time.monotonic()
         try:
-            connection.ping(self._check_timeout)
+            connection.ping(min(seconds, self._check_timeout))
         except DirectoryUnavailableError as error:
-            self.failed(connection, error, since)
+            if self._is_the_servers(connection, error, since):
+                self._note_failure(connection, error, since)
             raise
 
     def is_stale(self, connection: Connection) -> bool:
@@ -150,20 +163,40 @@ class Connector:
     def failed(
         self, connection: Connection, error: DirectoryUnavailableError, since: float
     ) -> None:
-        """Note that an operation was not answered, and tell the servers if one is to blame.
+        """Note that an operation was not answered, and tell the servers if one may be to blame.
+
+        No answer in time, and "busy", may be due to the one entry that was asked for: a BIND as
+        somebody whose part of the directory is away. Then the server is asked by the way, so that
+        nobody who only knows a name can take it out of service.
 
         :param since: when the operation began, by ``time.monotonic()``
         """
-        fair = min(_FAIR_SECONDS, self._check_timeout)
-        hurried = isinstance(error, DirectoryTimeoutError) and time.monotonic() - since < fair
-        if not (hurried or is_lost(connection, error)):
-            self._servers.failed(connection.url, error, since=since)
-            self._monitor.update()
+        if not self._is_the_servers(connection, error, since):
+            return
+        silent = isinstance(error, DirectoryTimeoutError)
+        if silent or isinstance(error, DirectoryBusyError):
+            self._monitor.suspect(connection.url, silent=silent)
+        else:
+            self._note_failure(connection, error, since)
 
     def after_fork(self) -> None:
         """Let go of what the parent opened."""
         while (spare := self._take_spare()) is not None:
             spare.close()
+
+    def _is_the_servers(
+        self, connection: Connection, error: DirectoryUnavailableError, since: float
+    ) -> bool:
+        """Return whether a failure is not due to a caller in a hurry or a lost connection."""
+        fair = min(_FAIR_SECONDS, self._check_timeout)
+        hurried = isinstance(error, DirectoryTimeoutError) and time.monotonic() - since < fair
+        return not (hurried or is_lost(connection, error))
+
+    def _note_failure(
+        self, connection: Connection, error: DirectoryUnavailableError, since: float
+    ) -> None:
+        self._servers.failed(connection.url, error, since=since)
+        self._monitor.update()
 
     def _make_ready(self, made: Connection, deadline: float) -> None:
         """Do what comes before its use; at least, have the server answer something.

@@ -17,10 +17,11 @@ from typing import Any, Final, Literal, TypeVar
 from keyfront.errors import DirectoryAnswerError, DirectoryError, OptionError
 
 from .connector import Dialer
+from .protocol.addresses import Addresses
 from .protocol.connection import FAST_BIND, TAKEN, BindAnswer, Connection
 from .protocol.controls import PAGED_RESULTS, PASSWORD_POLICY
 from .protocol.requests import START_TLS
-from .protocol.transport import Address, Addresses, Transport
+from .protocol.transport import Address, Transport
 from .protocol.urls import ServerURL
 from .service_account import ServiceAccount
 

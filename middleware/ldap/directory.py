@@ -14,6 +14,7 @@ the answer, and when nobody can be asked that is an error of its own, never a wr
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from typing import Any, Literal, Self
 from keyfront.errors import (
     CredentialsError,
     DirectoryAnswerError,
+    DirectoryBusyError,
     DirectoryUnavailableError,
     OptionError,
 )
@@ -36,8 +38,10 @@ from .monitor import Monitor
 from .names import Identity, Names, octets
 from .pool import ConnectionPool, Lease
 from .protocol.connection import Connection, SearchAnswer
+from .protocol.responses import Limits
 from .protocol.tls import TLS
 from .protocol.urls import ServerURL
+from .secret_file import read_secret
 from .servers import ServerSet, ServerState
 from .service_account import ServiceAccount
 
@@ -82,7 +86,8 @@ class DirectoryLease(Lease[Connection]):
         try:
             if isinstance(error, DirectoryUnavailableError):
                 # It may have come from elsewhere.
-                if error.server == connection.server and not connection.usable:
+                told = not connection.usable or isinstance(error, DirectoryBusyError)
+                if told and error.server == connection.server:
                     self._connector.failed(connection, error, self._since)
             elif connection.usable and (error is None or isinstance(error, DirectoryAnswerError)):
                 self._connector.answered(connection)
@@ -101,6 +106,8 @@ class LDAPPool:
     :param bind_dn: DN to search as; by default nobody (anonymous)
     :param bind_password: its password; kept, since connections are opened at any time, and shown
         nowhere
+    :param bind_password_file: a file with it instead, which is read again when it is refused; only
+        its owner may write it, and nobody but its group read it
     :param tls: certificates and StartTLS
     :param strategy: ``ordered``: the first server that is up; ``balanced``: the one with the
         fewest connections of this pool
@@ -119,10 +126,15 @@ class LDAPPool:
     :param connect_timeout: seconds to connect to a server, all its addresses and TLS included;
         above 0, and finite
     :param operation_timeout: seconds for the answer to an operation, above 0
+    :param max_answer: MiB that the answer to a search may take, of all pages together, 1 or more;
+        64 bytes are counted for each value besides its own
+    :param max_entries: entries of such an answer; 0 for any number
     :param user_dn: DN of every user, with ``{}`` for the name; see :class:`.names.Names`
     :param search_base: DN below which the user of a name is searched; without both, what is given
         to :meth:`authenticate` is bound as it is
     :param user_filter: filter of that search, with ``{}`` for the name
+    :param user_name_attribute: an attribute of the entry found, whose one value is the name of the
+        user who logged in, instead of the name given
     :param password_policy: ask the server why a login fails, and when a password expires
     :param fast_bind: use Active Directory's fast bind for logins; ``auto``: where the server has it
     :param fail_back: close connections to a worse server when a better one is up again, bit by bit
@@ -137,6 +149,7 @@ class LDAPPool:
         *,
         bind_dn: str = "",
         bind_password: str | bytes = "",
+        bind_password_file: str | None = None,
         tls: TLS | None = None,
         strategy: Literal["ordered", "balanced"] = "ordered",
         min_size: int = 1,
@@ -151,17 +164,31 @@ class LDAPPool:
         check_after: float = 30.0,
         connect_timeout: float = 5.0,
         operation_timeout: float = 30.0,
+        max_answer: int = 128,
+        max_entries: int = 100_000,
         user_dn: str | None = None,
         search_base: str | None = None,
         user_filter: str = "(uid={})",
+        user_name_attribute: str | None = None,
         password_policy: bool = True,
-        fast_bind: bool | Literal["auto"] = "auto",
+        fast_bind: bool | Literal["auto"] = False,
         fail_back: bool = True,
         name: str | None = None,
         open: bool = True,
     ) -> None:
         try:
-            account = ServiceAccount(bind_dn, bind_password)
+            self._urls = _parsed(urls)
+            read = None
+            if bind_password_file is not None:
+                if bind_password:
+                    raise OptionError("bind_password", "(hidden)", "left out beside its file")
+                read = functools.partial(read_secret, "bind_password_file", bind_password_file)
+            account = ServiceAccount(
+                bind_dn,
+                read() if read else bind_password,
+                read=read,
+                servers=[url.text for url in self._urls],
+            )
         finally:
             # The traceback of an error below keeps this frame.
             del bind_password
@@ -180,16 +207,22 @@ class LDAPPool:
         ranges.sizes(min_size, max_size)
         ranges.sizes(auth_min_size, auth_max_size, "auth_")
         ranges.count("max_waiting", max_waiting)
+        ranges.count("max_entries", max_entries)
+        if ranges.count("max_answer", max_answer) < 1:
+            raise OptionError("max_answer", max_answer, "a whole number of MiB, 1 or more")
         ranges.one_of("fast_bind", fast_bind, "auto", True, False)
-        self._urls = _parsed(urls)
         tls = _checked(tls, self._urls)
-        self._names = Names(user_dn=user_dn, search_base=search_base, user_filter=user_filter)
+        self._names = Names(
+            user_dn=user_dn, search_base=search_base, user_filter=user_filter,
+            name_attribute=user_name_attribute,
+        )  # fmt: skip
         self._search_base = search_base
         self._password_policy = password_policy
         self._timeout = timeout
         self.name = name or self._urls[0].host
         self._servers = ServerSet(self._urls, strategy=strategy, connect_timeout=connect_timeout)
-        self._dialer = Dialer(tls, connect_timeout, operation_timeout)
+        limits = Limits(int(max_answer * (1 << 20)), max_entries)
+        self._dialer = Dialer(tls, connect_timeout, operation_timeout, limits)
         self._monitor = Monitor(
             self._servers, self._dialer.probe, name=self.name, fail_back=fail_back,
             wait=connect_timeout,
@@ -213,6 +246,9 @@ class LDAPPool:
         )  # fmt: skip
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._counts_lock = threading.Lock()
+        self._pid = os.getpid()
+        # By process: locks that no thread of a parent has held.
+        self._in_child: dict[int, threading.Lock] = {}
         _all.add(self)
         if open:
             self.open()
@@ -258,14 +294,14 @@ class LDAPPool:
         self._count("logins")
         try:
             secret = octets(password)
-            dn = self._names.find(dn_or_name, self.search)
+            dn, name = self._names.find(dn_or_name, self.search)
             with DirectoryLease(self._auth_pool, self._login_connector) as connection:
                 self._count("binds")
                 answer = connection.bind(
                     dn, secret, timeout=timeout, password_policy=self._password_policy
                 )
                 return Identity(
-                    dn, dn_or_name, connection.server, answer.password_expiring, answer.grace
+                    dn, name, connection.server, answer.password_expiring, answer.grace
                 )
         except CredentialsError:
             self._count("credentials_refused")
@@ -300,7 +336,8 @@ class LDAPPool:
         :param timeout: seconds for all of the answer; by default ``operation_timeout``
         :raises DirectoryUnavailableError: nobody answered, or no connection was free in time
         :raises CredentialsError: the service itself was refused: ``bind_dn``, ``bind_password``
-        :raises DirectoryAnswerError: a server refused, or a limit was reached
+        :raises DirectoryAnswerError: a server refused, or a limit was reached, of the server's,
+            ``size_limit``, ``max_answer`` or ``max_entries``
         :raises FilterError: ``filter`` is not one
         """
         self._count("searches")
@@ -336,12 +373,17 @@ class LDAPPool:
         """
         return DirectoryLease(self._search_pool, self._search_connector, timeout)
 
+    def forget(self, connection: Connection) -> None:
+        """Have the workers close a connection that :meth:`connection` lent; for finalizers only."""
+        self._search_pool.forget(connection)
+
     def check(self) -> list[ServerReport]:
         """Try each server, one after the other, and tell what works; opens connections of its own.
 
         Not for a program in service: it asks servers that are known to be down as well, and waits
         for them.
         """
+        self._enter()
         terms = Terms.of_pool(self._dialer, self._search_connector.account, self._search_base)
         return [examine(url, terms) for url in self._urls]
 
@@ -357,6 +399,7 @@ class LDAPPool:
 
         :raises PoolClosedError: it was closed; a closed pool stays closed
         """
+        self._enter()
         self._search_pool.open()
         self._auth_pool.open()
 
@@ -379,6 +422,7 @@ class LDAPPool:
             it comes back
         """
         deadline = time.monotonic() + timeout
+        self._enter()
         self._monitor.stop()
         done = self._search_pool.close(timeout)
         done &= self._auth_pool.close(max(deadline - time.monotonic(), 0.0))
@@ -392,6 +436,7 @@ class LDAPPool:
     @property
     def servers(self) -> list[ServerState]:
         """The state of each server as far as it is known, in the order given."""
+        self._enter()
         return self._servers.states()
 
     def get_stats(self) -> dict[str, int | float]:
@@ -412,6 +457,7 @@ class LDAPPool:
         return self._statistics(pop=True)
 
     def _statistics(self, *, pop: bool) -> dict[str, int | float]:
+        self._enter()
         states = self._servers.states()
         up = sum(state.state == "up" for state in states)
         found: dict[str, int | float] = {"servers_up": up, "servers_down": len(states) - up}
@@ -425,19 +471,41 @@ class LDAPPool:
         return found
 
     def _count(self, name: str) -> None:
+        self._enter()
         with self._counts_lock:
             self._counts[name] += 1
 
     def _make_pool(
         self, kind: str, connector: Connector, **options: Any
     ) -> ConnectionPool[Connection]:
+        this = weakref.ref(self)
+
+        def after_fork() -> None:
+            if (directory := this()) is not None:
+                directory._enter()
+
         pool = ConnectionPool[Connection](
-            connector, name=f"{self.name}-{kind}", timeout=self._timeout, **options
-        )
+            connector, name=f"{self.name}-{kind}", timeout=self._timeout, after_fork=after_fork,
+            **options,
+        )  # fmt: skip
         self._monitor.watch(pool, connector)
         return pool
 
+    def _enter(self) -> None:
+        """Begin anew in a forked child, also if nobody told Python of the fork, as uWSGI may not.
+
+        What threads of the parent held and had under way is held by nobody here.
+        """
+        pid = os.getpid()
+        if self._pid == pid:
+            return
+        with self._in_child.setdefault(pid, threading.Lock()):
+            if self._pid != pid:
+                self._after_fork()
+                self._pid = pid
+
     def _after_fork(self) -> None:
+        self._servers.after_fork()
         self._monitor.after_fork()
         self._search_connector.after_fork()
         self._login_connector.after_fork()
@@ -477,7 +545,7 @@ _all: weakref.WeakSet[LDAPPool] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for pool in _all:
-        pool._after_fork()
+        pool._enter()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -37,6 +37,8 @@ def run(pool: ConnectionPool[Any], state: State[Any]) -> float:
     :return: seconds until there is more to do
     """
     try:
+        while state.forgotten:
+            pool.checkin(state.forgotten.popleft(), discard=True)
         _sweep(pool, state)
         while _open_one(pool, state):
             pass

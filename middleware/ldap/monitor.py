@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -77,6 +78,20 @@ class Monitor:
             if self._down != before:
                 self._workers.wake()
 
+    def suspect(self, url: ServerURL, *, silent: bool) -> None:
+        """Have a server asked whether it is well: what it did may be due to a single user.
+
+        :param silent: it did not answer, so that what is idle may be dead, too
+        """
+        if not self._servers.suspect(url) or self._closed:
+            return
+        for watched in self._watched if silent else ():
+            pool = watched.pool()
+            if pool is not None:
+                pool.doubt(lambda connection: connection.url == url)
+        self._workers.start(self)
+        self._workers.wake()
+
     def opened(self, url: ServerURL) -> None:
         """Note where a new connection leads; a better server may have come up meanwhile."""
         if self._fail_back and not (self._closed or self._servers.preferred(url)):
@@ -105,7 +120,7 @@ class Monitor:
 
         :return: seconds until there is more to do, ``None`` if that is never
         """
-        if self._closed or worker not in self._workers:
+        if self._closed or worker.pid != os.getpid() or worker not in self._workers:
             return None
         unsettled, self._unsettled = self._unsettled, False
         try:

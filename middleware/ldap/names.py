@@ -16,7 +16,7 @@ from keyfront.errors import (
 
 from .protocol import search_filter as filters
 from .protocol.connection import SearchAnswer
-from .protocol.requests import password_octets
+from .protocol.requests import never_sent, password_octets
 
 _SIZE_LIMIT_EXCEEDED = 4
 # More than RFC 4514 section 2.4 asks for: "=", which may be, and controls, since libldap and slapd
@@ -30,7 +30,7 @@ class Identity:
     """A user whose password a server took.
 
     :ivar dn: the name that was bound: a DN, or a UPN where such are used
-    :ivar name: the name as it was given
+    :ivar name: the name as it was given, or as the entry has it
     :ivar server: URL of the server that took the password
     :ivar password_expiring: seconds until the password expires, if the server says that it will
     :ivar grace: logins left with an expired password, if the server says so
@@ -54,12 +54,21 @@ class Names:
         is no DN but what Active Directory takes as well, for example ``{}@example.org``.
     :param search_base: DN below which users are searched instead
     :param user_filter: filter of that search, with ``{}`` for the name, which is escaped (RFC 4515)
+    :param name_attribute: attribute of what is found there that names the user
     :raises OptionError: a template lacks its ``{}``, or both ways are given
     """
 
     def __init__(
-        self, *, user_dn: str | None, search_base: str | None, user_filter: str
+        self,
+        *,
+        user_dn: str | None,
+        search_base: str | None,
+        user_filter: str,
+        name_attribute: str | None = None,
     ) -> None:
+        if name_attribute is not None and search_base is None:
+            allowed = "left out without search_base: no entry is read"
+            raise OptionError("user_name_attribute", name_attribute, allowed)
         if user_dn is not None and search_base is not None:
             raise OptionError("user_dn", user_dn, "left out where search_base is given")
         if user_dn is not None and user_dn.count("{}") != 1:
@@ -69,9 +78,10 @@ class Names:
         self._user_dn = user_dn
         self._search_base = search_base
         self._user_filter = user_filter
+        self._name_attribute = name_attribute
 
-    def find(self, name: str, search: Callable[..., SearchAnswer]) -> str:
-        """Return the DN to bind, or whatever else the server binds.
+    def find(self, name: str, search: Callable[..., SearchAnswer]) -> tuple[str, str]:
+        """Return the DN to bind, or whatever else the server binds, and the user's name.
 
         :param search: the pool's :meth:`.directory.LDAPPool.search`
         :raises CredentialsError: there is nobody of this name, or more than one
@@ -82,13 +92,14 @@ class Names:
             raise _unknown()
         if self._user_dn is not None:
             is_dn = "=" in self._user_dn
-            return self._user_dn.replace("{}", escape_dn(name) if is_dn else name)
+            return self._user_dn.replace("{}", escape_dn(name) if is_dn else name), name
         if self._search_base is None:
-            return name
+            return name, name
         text = self._user_filter.replace("{}", filters.escape(name))
         try:
             # A second one is enough to know that it is not unique.
-            found = search(self._search_base, 2, text, ["1.1"], size_limit=2).entries
+            wanted = self._name_attribute or "1.1"
+            found = search(self._search_base, 2, text, [wanted], size_limit=2).entries
         except CredentialsError as error:
             # It is the service that was refused, and nothing is known of the user.
             refused = str(error)
@@ -99,8 +110,25 @@ class Names:
         else:
             if len(found) != 1:
                 raise _unknown()
-            return found[0][0]
+            dn, attributes = found[0]
+            return dn, name if self._name_attribute is None else self._named(attributes)
         raise DirectoryUnavailableError(f"bind_dn was refused, users cannot be found: {refused}")
+
+
+    def _named(self, attributes: dict[str, list[bytes]]) -> str:
+        """Return the name that an entry gives to its user."""
+        values = [value for found in attributes.values() for value in found]
+        try:
+            (value,) = values
+            name = value.decode()
+        except ValueError:
+            name = ""
+        if not name or not name.isprintable():
+            raise CredentialsError(
+                Verdict.UNKNOWN_USER,
+                diagnostic=f"{self._name_attribute} of its entry is not one name",
+            )
+        return name
 
 
 def escape_dn(value: str) -> str:
@@ -117,7 +145,7 @@ def octets(password: str | bytes) -> bytes:
     """Return a password as it is sent (RFC 4513 section 5.1.3).
 
     :raises CredentialsError: it is empty, which a server would take for a wish to be nobody and
-        accept for any user (RFC 4513 section 5.1.2), or no UTF-8 can express it
+        accept for any user (RFC 4513 section 5.1.2), no UTF-8 can express it, or it has a NUL
     :raises TypeError: it is neither text nor bytes
     """
     secret: bytes | None = None
@@ -125,9 +153,9 @@ def octets(password: str | bytes) -> bytes:
         if not isinstance(password, (str, bytes)):
             raise TypeError(f"a password is text or bytes, not {type(password).__name__}")
         secret = password_octets(password)
-        if secret:
+        if secret and b"\0" not in secret:
             return secret
-        reason = "it is empty" if secret is not None else "it cannot be written in UTF-8"
+        reason = never_sent(secret)
         raise CredentialsError(
             Verdict.WRONG_PASSWORD, diagnostic=f"{reason}; nothing was sent"
         )

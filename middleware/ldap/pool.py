@@ -8,7 +8,8 @@ checked or closed.
 A connection is counted in ``size`` before it is opened and until it is closed, so there are never
 more than ``max_size``. Whoever gives up a connection, or its count, hands it to the longest waiter;
 hence while anybody waits, nothing is idle and ``size`` is ``max_size``. Whatever is raised, by
-whatever call, neither is lost.
+whatever call, neither is lost: what gives something back takes the lock ``surely``, so that the
+timeout or the death of a greenlet comes after it.
 
 Each process has connections of its own: in a forked child the pool is empty at first. Where
 ``threading`` is monkey-patched by gevent or eventlet before the pool is made, the same code runs
@@ -20,16 +21,18 @@ from __future__ import annotations
 import bisect
 import enum
 import logging
+import math
 import os
 import random
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
+from keyfront.common.condition import Condition, raise_if, take_surely
 from keyfront.errors import PoolClosedError, PoolFullError, PoolTimeoutError
 
 from . import maintenance, ranges
@@ -42,6 +45,9 @@ C = TypeVar("C")
 #: Connections that are opened together do not end together: up to this part of their lifetime is
 #: taken off, at random.
 LIFETIME_JITTER = 0.05
+
+# Seconds that a look at an idle connection has, however little its caller has.
+_LEAST_CHECK = 0.05
 
 
 class Connector(Protocol[C]):
@@ -56,8 +62,11 @@ class Connector(Protocol[C]):
     def abandon(self, connection: C) -> None:
         """Close the descriptor that a forked child inherits; the connection is the parent's."""
 
-    def check(self, connection: C) -> None:
-        """Ask the server over an idle connection for a sign of life; raise if there is none."""
+    def check(self, connection: C, seconds: float) -> None:
+        """Ask the server over an idle connection for a sign of life; raise if there is none.
+
+        :param seconds: time for it at most
+        """
 
     def is_stale(self, connection: C) -> bool:
         """Return whether an idle connection is seen to be dead; costs no round trip."""
@@ -137,7 +146,7 @@ class State(Generic[C]):
         self.pid = os.getpid()
         self.lock = threading.Lock()
         #: Notified of each new connection, and of each one closed once the pool is closed.
-        self.changed = threading.Condition(self.lock)
+        self.changed = Condition(self.lock)
         self.opened = False
         self.closed = False
         #: Connections that exist: idle, lent, being opened or being closed.
@@ -147,6 +156,8 @@ class State(Generic[C]):
         #: By the identity of the connection; also those that the pool itself examines.
         self.lent: dict[int, Member[C]] = {}
         self.waiters: OrderedDict[_Waiter[C], None] = OrderedDict()
+        #: Lent connections whose users were collected as garbage, for the workers to close.
+        self.forgotten: deque[C] = deque()
         self.workers = workers
         self.counts = _Counts()
         #: Whether one of the workers is looking through the idle connections.
@@ -298,6 +309,7 @@ class ConnectionPool(Generic[C]):
     :param retry_delay: seconds until the workers try again to open a connection, above 0; doubled
         each time up to a minute
     :param clock: returns seconds that never go back
+    :param after_fork: called in a forked child before it uses the pool; perhaps more than once
     :raises OptionError: a value is out of range
     """
 
@@ -316,6 +328,7 @@ class ConnectionPool(Generic[C]):
         workers: int = 1,
         retry_delay: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        after_fork: Callable[[], object] | None = None,
     ) -> None:
         ranges.sizes(min_size, max_size)
         for option, number in (("max_waiting", max_waiting), ("workers", workers)):
@@ -339,6 +352,7 @@ class ConnectionPool(Generic[C]):
         self._connector = connector
         self._max_waiting = max_waiting
         self._max_lifetime = max_lifetime
+        self._after_fork = after_fork
         self._state: State[C] = State(min_size, Workers(name, workers))
 
     def __repr__(self) -> str:
@@ -390,7 +404,7 @@ class ConnectionPool(Generic[C]):
         try:
             if member is not None:
                 member.lent_at = now
-                found = self._look(state, member, now, self.check_after)
+                found = self._look(state, member, now, self.check_after, timeout)
                 if found is _FIT:
                     return member.connection
             return self._checkout_slowly(state, now, timeout, found)
@@ -414,7 +428,12 @@ class ConnectionPool(Generic[C]):
         finally:
             now = self.clock()
             expired = False
-            with state.lock:
+            raised = None
+            try:
+                state.lock.acquire()
+            except BaseException as error:
+                raised = take_surely(state.lock, error)
+            try:
                 member = state.lent.pop(id(connection), None)
                 if member is not None:
                     state.counts.used += now - member.lent_at
@@ -425,8 +444,22 @@ class ConnectionPool(Generic[C]):
                         member = None
                 elif state.inherited.pop(id(connection), None) is None:
                     raise ValueError(f"{self.name}: this connection is not lent by the pool")
+            finally:
+                state.lock.release()
             if member is not None:
                 self.drop(state, member, expired=expired)
+            if raised is not None:
+                raise_if(raised)
+
+    def forget(self, connection: C) -> None:
+        """Have the workers close a lent connection. Takes no lock: it is for finalizers.
+
+        The garbage collector may call these in a thread that holds the pool's lock.
+        """
+        state = self._state
+        if state.pid == os.getpid():
+            state.forgotten.append(connection)
+            state.workers.wake()
 
     def _checkout_slowly(
         self, state: State[C], now: float, timeout: float | None, found: _Found | None
@@ -447,10 +480,15 @@ class ConnectionPool(Generic[C]):
                 state.suspect = True
                 state.workers.wake()
             else:
-                with state.lock:
-                    if state.idle:
-                        grant = state.lend()
+                try:
+                    with state.lock:
+                        if state.idle:
+                            grant = state.lend()
+                            state.subtract()
+                except BaseException:
+                    with state.changed.surely():
                         state.subtract()
+                    raise
             if grant is _Grant.OPEN:
                 opened = self._open_in_time(state, deadline, timeout)
                 if opened is not None:
@@ -463,7 +501,8 @@ class ConnectionPool(Generic[C]):
             else:
                 assert isinstance(grant, Member)
                 grant.lent_at = self.clock()
-                found = self._look(state, grant, grant.lent_at, self.check_after)
+                left = deadline - grant.lent_at
+                found = self._look(state, grant, grant.lent_at, self.check_after, left)
                 if found is _FIT:
                     return grant.connection
 
@@ -501,13 +540,14 @@ class ConnectionPool(Generic[C]):
                 return waiter.grant
         except BaseException:
             # What was granted at this very moment is handed on.
-            with state.lock:
-                state.waiters.pop(waiter, None)
-                grant = waiter.grant
-                if grant is _Grant.OPEN:
-                    state.subtract()
-            if isinstance(grant, Member):
-                self._put_back(state, grant)
+            try:
+                with state.changed.surely():
+                    state.waiters.pop(waiter, None)
+                    if waiter.grant is _Grant.OPEN:
+                        state.subtract()
+            finally:
+                if isinstance(waiter.grant, Member):
+                    self._put_back(state, waiter.grant)
             raise
 
     def _open_in_time(
@@ -520,7 +560,7 @@ class ConnectionPool(Generic[C]):
                 raise self._timeout_error(state, timeout)
             state.workers.start(self)
         except BaseException:
-            with state.lock:
+            with state.changed.surely():
                 state.subtract()
             raise
         return self.open_counted(state, left, lend=True)
@@ -538,7 +578,7 @@ class ConnectionPool(Generic[C]):
         try:
             connection = self._connector.open(seconds)
         except BaseException as error:
-            with state.lock:
+            with state.changed.surely():
                 state.counts.open_errors += 1
                 state.last_error = str(error) or type(error).__name__
                 state.subtract()
@@ -546,9 +586,9 @@ class ConnectionPool(Generic[C]):
         now = self.clock()
         lifetime = self._max_lifetime * (1 - LIFETIME_JITTER * random.random())
         member = Member(connection, now, now + lifetime)
-        closed = False
+        here = closed = False
         try:
-            with state.lock:
+            with state.changed.surely():
                 here = state.pid == os.getpid()
                 if here:
                     closed = state.closed
@@ -561,7 +601,10 @@ class ConnectionPool(Generic[C]):
                         state.put(member)
                     state.changed.notify_all()
         except BaseException:
-            self.drop(state, member)
+            if not here:
+                self._abandon(connection)
+            elif lend or closed:
+                self.drop(state, member)
             raise
         if not here:
             self._abandon(connection)
@@ -580,10 +623,10 @@ class ConnectionPool(Generic[C]):
             idle = state.lend_this(member)
         if not idle:
             return
-        if self._look(state, member, self.clock(), check_after) is _FIT:
+        if self._look(state, member, self.clock(), check_after, math.inf) is _FIT:
             self._put_back(state, member)
         else:
-            with state.lock:
+            with state.changed.surely():
                 state.subtract()
 
     def drop(
@@ -594,14 +637,25 @@ class ConnectionPool(Generic[C]):
         :param expired: count it among those that reached ``max_lifetime``
         :param evicted: count it among those that nobody wanted for ``max_idle``
         """
-        self._discard(state, member, expired=expired, evicted=evicted)
-        with state.lock:
-            state.subtract()
+        try:
+            self._discard(state, member, expired=expired, evicted=evicted)
+        finally:
+            with state.changed.surely():
+                state.subtract()
 
     def _look(
-        self, state: State[C], member: Member[C], now: float, check_after: float
+        self,
+        state: State[C],
+        member: Member[C],
+        now: float,
+        check_after: float,
+        seconds: float | None,
     ) -> _Found:
-        """See whether a lent connection works, and else close it: it is still counted then."""
+        """See whether a lent connection works, and else close it: it is still counted then.
+
+        :param seconds: what the caller has, ``None`` for the pool's timeout: half of it is left for
+            another connection, to another server perhaps
+        """
         lost = expired = asked = False
         try:
             if member.retired:
@@ -614,7 +668,8 @@ class ConnectionPool(Generic[C]):
                 return _FIT
             else:
                 asked = True
-                self._connector.check(member.connection)
+                left = self.timeout if seconds is None else seconds
+                self._connector.check(member.connection, max(left / 2, _LEAST_CHECK))
                 member.alive_at = self.clock()
                 return _FIT
         except Exception as error:
@@ -624,17 +679,26 @@ class ConnectionPool(Generic[C]):
         except BaseException:
             self.drop(state, member)
             raise
-        self._discard(state, member, lost=lost, expired=expired)
+        try:
+            self._discard(state, member, lost=lost, expired=expired)
+        except BaseException:
+            with state.changed.surely():
+                state.subtract()
+            raise
         return _Found.DEAD if asked else _Found.UNFIT
 
     def _put_back(self, state: State[C], member: Member[C]) -> None:
         """Hand a lent connection that was not used to the longest waiter, or keep it idle."""
-        with state.lock:
-            if state.is_open and not member.retired:
-                del state.lent[id(member.connection)]
-                state.put(member)
-                return
-        self.drop(state, member)
+        kept = False
+        try:
+            with state.changed.surely():
+                if state.is_open and not member.retired:
+                    del state.lent[id(member.connection)]
+                    state.put(member)
+                    kept = True
+        finally:
+            if not kept:
+                self.drop(state, member)
 
     def _discard(
         self,
@@ -645,22 +709,20 @@ class ConnectionPool(Generic[C]):
         expired: bool = False,
         evicted: bool = False,
     ) -> None:
-        """Close a lent connection; it is still counted, unless something is raised."""
-        with state.lock:
-            state.lent.pop(id(member.connection), None)
-            counts = state.counts
-            counts.closed += 1
-            counts.lost += lost
-            counts.expired += expired
-            counts.evicted += evicted
+        """Close a lent connection; it is still counted, whatever is raised."""
         try:
-            self._connector.close(member.connection)
-        except Exception as error:
-            LOG.debug("%s: closing a connection: %s", self.name, error)
-        except BaseException:
-            with state.lock:
-                state.subtract()
-            raise
+            with state.changed.surely():
+                state.lent.pop(id(member.connection), None)
+                counts = state.counts
+                counts.closed += 1
+                counts.lost += lost
+                counts.expired += expired
+                counts.evicted += evicted
+        finally:
+            try:
+                self._connector.close(member.connection)
+            except Exception as error:
+                LOG.debug("%s: closing a connection: %s", self.name, error)
 
     def _abandon(self, connection: C) -> None:
         with suppress(Exception):
@@ -711,7 +773,7 @@ class ConnectionPool(Generic[C]):
         with state.changed:
             state.changed.wait_for(
                 lambda: not state.is_open or len(state.idle) + len(state.lent) >= self.min_size,
-                min(timeout, threading.TIMEOUT_MAX),
+                timeout,
             )
             if not state.is_open:
                 raise self._closed_error(state)
@@ -741,8 +803,7 @@ class ConnectionPool(Generic[C]):
                 break
             self.drop(state, idle)
         with state.changed:
-            left = min(max(deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)
-            done = state.changed.wait_for(lambda: state.size == 0, left)
+            done = state.changed.wait_for(lambda: state.size == 0, deadline - time.monotonic())
             size = state.size
         state.workers.join(deadline - time.monotonic())
         if not done:
@@ -782,6 +843,17 @@ class ConnectionPool(Generic[C]):
             if found:
                 self.drop(state, member)
         return len(chosen)
+
+    def doubt(self, predicate: Callable[[C], bool]) -> None:
+        """Have the idle connections for which ``predicate`` is true checked before they are lent.
+
+        :param predicate: takes no time
+        """
+        state = self._here()
+        with state.lock:
+            for member in state.idle:
+                if predicate(member.connection):
+                    member.alive_at = -math.inf
 
     def maintain(self) -> float:
         """Do what the workers do: only needed with ``workers=0``.
@@ -852,6 +924,8 @@ class ConnectionPool(Generic[C]):
         parents = self._state
         if parents.pid == os.getpid():
             return parents
+        if self._after_fork is not None:
+            self._after_fork()
         state = self._state = parents.in_child()
         for connection in parents.leave_to_child():
             self._abandon(connection)

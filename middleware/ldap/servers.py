@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import os
 import random as random_module
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from keyfront.common.condition import Condition
 from keyfront.errors import (
     DirectoryAnswerError,
     DirectoryError,
@@ -27,7 +27,8 @@ from keyfront.errors import (
 )
 
 from . import ranges
-from .protocol.transport import Address, Addresses, Resolve, look_up
+from .protocol.addresses import Addresses, PassedOver, Resolve, look_up
+from .protocol.transport import Address
 from .protocol.urls import ServerURL
 
 LOG = logging.getLogger(__name__)
@@ -62,6 +63,9 @@ class Breaker:
     connects and answers on older connections, does not: of a server that takes no new connections
     while it serves old ones, half of the users would wait for the next failure, again and again.
 
+    What may be due to a single user, such as a login without an answer, opens nothing: the server
+    is suspected, stays up, and is asked by the next one who would connect, or in the background.
+
     :param retry_delay: seconds from a failure to the first probe, above 0
     :param max_retry_delay: seconds, the most that doubling leads to
     :param jitter: part by which a delay is made longer or shorter, 0 to below 1, so that many
@@ -81,8 +85,10 @@ class Breaker:
         "_probe",
         "_random",
         "_retry_delay",
+        "_suspected",
         "_up_since",
         "_urgent",
+        "_well_at",
         "failures",
         "last_error",
     )
@@ -112,6 +118,14 @@ class Breaker:
         self._due = 0.0
         self._urgent = False
         self._probe: Attempt | None = None
+        self._suspected = False
+        # When a suspicion was last found to be none.
+        self._well_at = float("-inf")
+
+    @property
+    def is_suspected(self) -> bool:
+        """Whether the server is up but has to be asked whether it is."""
+        return self._suspected
 
     @property
     def is_up(self) -> bool:
@@ -128,7 +142,7 @@ class Breaker:
     @property
     def is_awaited(self) -> bool:
         """Whether the answer to a probe that runs is worth waiting for, see :meth:`hasten`."""
-        return self._urgent and self._probe is not None
+        return (self._urgent or self._suspected) and self._probe is not None
 
     @property
     def retry_in(self) -> float | None:
@@ -145,12 +159,13 @@ class Breaker:
     def attempt(self) -> Attempt | None:
         """Return leave to ask the server, or ``None`` if it is down and not to be asked now.
 
-        If it is down this is the one probe: there is no other before its outcome was told.
+        If it is down, or suspected, this is the one probe: there is no other before its outcome
+        was told.
         """
         now = self._clock()
-        if self._down_since is None:
+        if self.is_up and not self._suspected:
             return Attempt(now)
-        if self._probe is not None or now < self._due:
+        if self._probe is not None or (now < self._due and not self._suspected):
             return None
         self._probe = Attempt(now)
         return self._probe
@@ -160,11 +175,17 @@ class Breaker:
 
         :return: the seconds that it was down, if it is up again by this
         """
-        if attempt is not self._probe or self._down_since is None:
+        if attempt is not self._probe:
             return None
         now = self._clock()
+        self._probe = None
+        if self._suspected:
+            self._suspected = False
+            self._well_at = now
+        if self._down_since is None:
+            return None
         lasted = now - self._down_since
-        self._probe = self._down_since = None
+        self._down_since = None
         self._urgent = False
         self._up_since = now
         self.failures = 0
@@ -178,10 +199,24 @@ class Breaker:
         """
         if attempt is self._probe:
             self._probe = None
+            if self._suspected:
+                return self._open(attempt.began, reason, self._retry_delay)
             self._urgent = False
             self._fail(reason, min(self._delay * 2 or self._retry_delay, self._max_retry_delay))
             return False
         return self._open(attempt.began, reason, self._retry_delay)
+
+    def suspect(self) -> bool:
+        """Note what speaks against the server and may be a single user's matter.
+
+        Nothing happens if it was found well less than ``retry_delay`` ago.
+
+        :return: whether it is suspected from now on
+        """
+        if self._suspected or not self.is_up:
+            return False
+        self._suspected = self._clock() - self._well_at >= self._retry_delay
+        return self._suspected
 
     def lost(self, reason: str, since: float | None = None) -> bool:
         """Note that a connection got no answer.
@@ -232,6 +267,7 @@ class Breaker:
         if began < self._up_since:
             return False  # what began before it was up again says nothing of now
         self._down_since = self._clock()
+        self._suspected = False
         self._fail(reason, delay)
         return True
 
@@ -281,12 +317,12 @@ class ServerSet:
     :param strategy: ``ordered``: the first one that is up, in the order given; ``balanced``: the
         one of those that are up with the fewest connections of this set
     :param connect_timeout: seconds for a server to be connected to, all its addresses, their
-        lookup and TLS included; above 0
+        lookup, TLS and the first answer included; above 0
     :param retry_delay: seconds until a server that went down is tried again; above 0
     :param max_retry_delay: seconds, the most that this doubles to
     :param jitter: part of the delay, up or down, that is left to chance, 0 to below 1
     :param clock: returns seconds that never go back
-    :param resolve: finds the addresses of a name and a port, as :func:`.transport.look_up`
+    :param resolve: finds the addresses of a name and a port, as :func:`.addresses.look_up`
     :param random: decides jitter and ties
     :raises OptionError: one is out of its range
     :ivar any_down: whether a server is down; read without a lock
@@ -319,11 +355,11 @@ class ServerSet:
         self._retry_delay = retry_delay
         self._clock = clock or (lambda: time.monotonic())
         self._random = random or random_module.Random()
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition()
         self._servers = [
             _Server(
                 url,
-                Addresses(url, resolve=resolve, clock=self._clock),
+                Addresses(url, resolve=resolve, clock=self._clock, beside=True),
                 Breaker(
                     retry_delay=retry_delay,
                     max_retry_delay=max_retry_delay,
@@ -362,6 +398,7 @@ class ServerSet:
         tried: list[_Server] = []
         kinds: list[type[DirectoryError]] = []
         reasons: dict[ServerURL, str] = {}
+        answer: DirectoryAnswerError | None = None
         while (chosen := self._choose(tried, deadline)) is not None:
             server, attempt, seconds = chosen
             tried.append(server)
@@ -369,17 +406,22 @@ class ServerSet:
                 return self._reach(server, attempt, connect, seconds)
             except DirectoryUnavailableError as error:
                 self.released(server.url)
-                kinds.append(type(error))
+                if isinstance(error, PassedOver):
+                    answer = answer or error.answer
+                else:
+                    kinds.append(type(error))
                 reasons[server.url] = _reason(server, error)
             except BaseException:
                 self.released(server.url)
                 raise
+        if answer is not None:
+            raise answer
         raise self._unavailable(kinds, reasons, deadline)
 
     def released(self, url: ServerURL) -> None:
         """Note that a connection that :meth:`open` returned is closed."""
         server = self._by_url[url]
-        with self._changed:
+        with self._changed.surely():
             server.connections = max(server.connections - 1, 0)
 
     def failed(self, url: ServerURL, error: DirectoryError, *, since: float | None = None) -> None:
@@ -398,6 +440,19 @@ class ServerSet:
         reason = _reason(server, error)
         self._note_failure(server, reason, lambda: server.breaker.lost(reason, since))
 
+    def suspect(self, url: ServerURL) -> bool:
+        """Have a server asked because of what may be a single user's matter: it stays up.
+
+        Whoever connects to it next asks, or :meth:`check`; others wait for that.
+
+        :return: whether it is suspected from now on
+        """
+        server = self._by_url[url]
+        if not server.breaker.is_up:
+            return False
+        with self._changed.surely():
+            return server.breaker.suspect()
+
     def succeeded(self, url: ServerURL) -> None:
         """Note that an operation on a connection got an answer; costs little if all is well.
 
@@ -406,7 +461,7 @@ class ServerSet:
         server = self._by_url[url]
         if server.breaker.is_up:
             return
-        with self._changed:
+        with self._changed.surely():
             server.breaker.answered()
 
     def preferred(self, url: ServerURL) -> bool:
@@ -421,15 +476,17 @@ class ServerSet:
         return not up or url == up[0]
 
     def check(self, probe: Callable[[ServerURL, Address, float], None]) -> None:
-        """Probe each server that is down and due, one after the other; for a background worker.
+        """Probe each server that is suspected, or down and due, in turn; for a background worker.
 
-        Servers that are up are left alone: the operations tell of them.
+        Other servers are left alone: the operations tell of them.
 
         :param probe: as ``connect`` of :meth:`open`, leaving nothing open
         """
         for server in self._servers:
             with self._changed:
-                attempt = None if server.breaker.is_up else server.breaker.attempt()
+                breaker = server.breaker
+                asked = breaker.is_suspected or not breaker.is_up
+                attempt = breaker.attempt() if asked else None
             if attempt is not None:
                 try:
                     self._reach(server, attempt, probe, self._connect_timeout)
@@ -442,8 +499,9 @@ class ServerSet:
         Servers may go down at any time, so nobody should sleep for longer than a second or so.
         """
         with self._changed:
-            down = [server.breaker for server in self._servers if not server.breaker.is_up]
-            times = [breaker.retry_in for breaker in down]
+            breakers = [server.breaker for server in self._servers]
+            times = [breaker.retry_in for breaker in breakers if not breaker.is_up]
+            times += [None for breaker in breakers if breaker.is_suspected]
         return min((self._retry_delay if x is None else x for x in times), default=None)
 
     def states(self) -> list[ServerState]:
@@ -463,7 +521,7 @@ class ServerSet:
 
     def after_fork(self) -> None:
         """Let go of what the parent's threads hold and have; what is known of servers stays."""
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition()
         self._random.seed()  # or all children would choose alike
         for server in self._servers:
             server.connections = 0
@@ -483,17 +541,24 @@ class ServerSet:
                 others = [server for server in self._servers if server not in tried]
                 up = [server for server in others if server.breaker.is_up]
                 # A server that is down is probed by a user only if there is no other.
-                for server in [self._best(up)] if up else others:
+                candidates = [self._best(up)] if up else others
+                for server in candidates:
                     attempt = server.breaker.attempt()
                     if attempt is not None:
                         server.connections += 1
-                        if up and deadline is not None:
-                            left = min(left, (deadline - self._clock()) / len(up))
-                        return server, attempt, left
-                if not any(server.breaker.is_awaited for server in others):
+                        return server, attempt, self._share(left, up, deadline)
+                if not any(server.breaker.is_awaited for server in candidates):
                     return None
-                if not self._changed.wait(left):
-                    return None
+                if not self._changed.wait(self._share(left, up, deadline)):
+                    if not up:
+                        return None
+                    tried += candidates
+
+    def _share(self, left: float, up: list[_Server], deadline: float | None) -> float:
+        """Return the seconds for one server, so that some are left for the others that are up."""
+        if not up or deadline is None:
+            return left
+        return min(left, (deadline - self._clock()) / len(up))
 
     def _best(self, up: list[_Server]) -> _Server:
         if not self._balanced:
@@ -526,7 +591,7 @@ class ServerSet:
         failure: DirectoryUnavailableError | None = None
         try:
             result = server.addresses.reach(call, seconds)
-        except DirectoryAnswerError:
+        except (DirectoryAnswerError, PassedOver):
             self._end_well(server, attempt)
             raise
         except DirectoryUnavailableError as error:
@@ -555,16 +620,16 @@ class ServerSet:
             self._note_failure(server, reason, lambda: server.breaker.failed(attempt, reason))
 
     def _end_well(self, server: _Server, attempt: Attempt) -> None:
-        if server.breaker.is_up:
+        if server.breaker.is_up and not server.breaker.is_suspected:
             return  # nothing that it did not know
-        with self._changed:
+        with self._changed.surely():
             lasted = server.breaker.succeeded(attempt)
             self._note_change()
         if lasted is not None:
             LOG.info("%s is back, after %.1f s", server.url.text, lasted)
 
     def _abandon(self, server: _Server, attempt: Attempt) -> None:
-        with self._changed:
+        with self._changed.surely():
             server.breaker.abandoned(attempt)
             self._note_change()
 
@@ -577,7 +642,7 @@ class ServerSet:
 
         :param failed: tells the breaker, and returns whether the server is down from now on
         """
-        with self._changed:
+        with self._changed.surely():
             went_down = failed()
             retry_in = server.breaker.retry_in or 0.0
             if went_down and not any(other.breaker.is_up for other in self._servers):

@@ -1,49 +1,69 @@
 """The identity that a pool searches with: the service's DN and its password, kept in one place.
 
 A password that the directory refuses is not offered again and again: many directories would lock
-the service's account, for everybody who uses it.
+the service's account, for everybody who uses it. What was refused is known to all processes of the
+node (:mod:`.refusals`). Where the password is in a file, that is read again when it is refused.
 """
 
 from __future__ import annotations
 
-import threading
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from keyfront.common.condition import Condition
 from keyfront.errors import CredentialsError, DirectoryTimeoutError, OptionError
 
+from .protocol.addresses import PassedOver
 from .protocol.connection import Connection
 from .protocol.requests import password_octets
+from .refusals import Refusals
 
-#: Seconds for which a refused identity is not offered again. They double with each refusal.
-HOLD_SECONDS = 10.0
-MAX_HOLD_SECONDS = 300.0
+LOG = logging.getLogger(__name__)
+
+# Seconds that a process waits for another's BIND if its own password was accepted before.
+_TURN_SECONDS = 1.0
 
 
 class ServiceAccount:
     """An identity for the pool's own use; without a DN it is nobody (anonymous).
 
-    Until it has been accepted once, and after a refusal, one BIND at a time tells; who comes
-    meanwhile waits for the outcome.
+    Until it has been accepted once, and after a refusal, one BIND at a time tells, in all processes
+    of the node; who comes meanwhile waits for the outcome.
+
+    A password that was accepted before, and is refused by one server of several, may not have come
+    to that one yet: the others are asked on. A second refusal is the password's.
 
     :param dn: DN to bind, or what else the server takes for one; empty for nobody
     :param password: its password; text is sent in UTF-8
+    :param read: returns the password there is now, to be asked when it was refused; may raise
+        ``OptionError``
+    :param servers: URLs of the servers that it is offered to; what is refused is then shared with
+        the other processes of the node that offer it to the same ones
     :raises OptionError: only one of the two is given, or there is no UTF-8 for the password
     :ivar bound_as: ``bound_as`` of a connection that has this identity
     """
 
     __slots__ = (
-        *("_accepted", "_changed", "_error", "_hold", "_password", "_trying", "_until"),
-        *("bound_as", "dn"),
+        *("_accepted", "_changed", "_doubtful", "_password", "_read", "_refusals", "_several"),
+        *("_trying", "bound_as", "dn"),
     )
 
-    def __init__(self, dn: str, password: str | bytes) -> None:
+    def __init__(
+        self,
+        dn: str,
+        password: str | bytes,
+        *,
+        read: Callable[[], str] | None = None,
+        servers: Sequence[str] = (),
+    ) -> None:
         try:
             given = bool(password)
             secret = password_octets(password)
-            if secret is None:
-                raise OptionError("bind_password", "(hidden)", "text that UTF-8 can express")
+            if secret is None or b"\0" in secret:
+                allowed = "text that UTF-8 can express, without NUL"
+                raise OptionError("bind_password", "(hidden)", allowed)
             if dn and not given:
                 # the server would take it for a wish to be nobody
                 raise OptionError("bind_password", "(not set)", f"set, as bind_dn is {dn}")
@@ -57,10 +77,12 @@ class ServiceAccount:
             secret = b""
         self._accepted = not dn
         self._trying = False
-        self._error: CredentialsError | None = None
-        self._hold = 0.0
-        self._until = 0.0
-        self._changed = threading.Condition(threading.Lock())
+        self._read = read
+        self._several = len(servers) > 1
+        # Of the servers that took it before, those that refused it since one last took it.
+        self._doubtful: set[str] = set()
+        self._refusals = Refusals((dn, *sorted(servers)) if dn and servers else None)
+        self._changed = Condition()
 
     def __repr__(self) -> str:
         return f"<ServiceAccount {self.dn!r}>"
@@ -71,14 +93,81 @@ class ServiceAccount:
     def assume(self, connection: Connection, timeout: float) -> None:
         """Give a connection this identity, by one BIND; nobody needs none, but is answered too.
 
+        A second BIND is sent if the first was refused and the file has another password by now.
+
         :param timeout: seconds for the answer
         :raises CredentialsError: it was refused
+        :raises PassedOver: it was refused by this server only, or nobody could be asked in time
         :raises DirectoryUnavailableError: nobody answered
         """
-        if self.dn:
-            connection.bind(self.dn, self._password, timeout=timeout)
-        else:
+        if not self.dn:
             connection.ping(timeout)
+            return
+        deadline = time.monotonic() + timeout
+        alone = not self._accepted and self._refusals.shared
+        if alone:
+            # Who is alone keeps others waiting: not for a server that does not answer.
+            connection.ping(timeout)
+        # One after the other, so that a password that is not right any more is offered once.
+        seconds = deadline - time.monotonic()
+        with self._refusals.turn(seconds if alone else min(seconds, _TURN_SECONDS)) as mine:
+            if alone and not mine:
+                raise PassedOver(
+                    f"another process's BIND as {self.dn} was not answered in {timeout:.3g} s",
+                    server=connection.server,
+                )
+            self._offer(connection, deadline)
+
+    def _offer(self, connection: Connection, deadline: float) -> None:
+        server, secret = connection.server, self._password
+        refused = self._refusals.held(secret, server)
+        try:
+            if refused is None:
+                refused = self._refusal(connection, secret, deadline)
+                if refused is not None:
+                    alone = not (self._accepted and self._several) or bool(
+                        self._doubtful - {server}
+                    )
+                    self._refusals.note(secret, refused, None if alone else server)
+                    self._doubtful.add(server)
+            if refused is not None:
+                fresh = self._read_again()
+                if fresh != secret and self._refusals.held(fresh, server) is None:
+                    secret, refused = fresh, self._refusal(connection, fresh, deadline)
+                    if refused is not None:
+                        self._refusals.note(secret, refused)
+                    self._password = secret
+            if refused is None:
+                self._doubtful.clear()
+                self._refusals.forget(secret, server)
+                return
+            if self._refusals.held(secret) is None:
+                # By this server alone: what is held of it is known.
+                raise PassedOver(str(refused), server=None, answer=refused)
+            raise refused
+        finally:
+            secret = fresh = b""
+
+    def _refusal(
+        self, connection: Connection, secret: bytes, deadline: float
+    ) -> CredentialsError | None:
+        """Send a BIND and return the refusal; ``None`` if it was taken."""
+        try:
+            connection.bind(self.dn, secret, timeout=deadline - time.monotonic())
+        except CredentialsError as error:
+            return error.with_traceback(None)
+        finally:
+            del secret
+        return None
+
+    def _read_again(self) -> bytes:
+        """Return the password that is in the file by now, or the one there is."""
+        if self._read is not None:
+            try:
+                return password_octets(self._read()) or self._password
+            except OptionError as error:
+                LOG.warning("the password of %s cannot be read again: %s", self.dn, error)
+        return self._password
 
     @contextmanager
     def attempt(self, seconds: float) -> Iterator[None]:
@@ -106,19 +195,20 @@ class ServiceAccount:
         :raises CredentialsError: it was refused a while ago, and is not offered again yet
         :raises DirectoryTimeoutError: the other's took too long
         """
-        if self._accepted:
+        if not self.dn:
             return
+        if (refused := self._held()) is not None:
+            raise refused
         deadline = time.monotonic() + seconds
         with self._changed:
             while not self._accepted:
                 now = time.monotonic()
-                if self._error is not None and now < self._until:
-                    raise _again(self._error, self._until - now)
+                if (refused := self._held()) is not None:
+                    raise refused
                 if not self._trying:
                     self._trying = True
                     return
-                left = min(max(deadline - now, 0.0), threading.TIMEOUT_MAX)
-                if not self._changed.wait(left):
+                if not self._changed.wait(deadline - now):
                     raise DirectoryTimeoutError(
                         f"the first BIND as {self.dn} was not answered within {seconds:.3g} s"
                     )
@@ -127,54 +217,46 @@ class ServiceAccount:
         """Note that the server took the BIND."""
         if self._accepted:
             return
-        with self._changed:
+        self._refusals.forget(self._password, "")
+        with self._changed.surely():
             self._accepted = True
             self._trying = False
-            self._error = None
-            self._hold = 0.0
             self._changed.notify_all()
 
     def refused(self, error: CredentialsError) -> None:
         """Note that the server refused it: for a while, nobody offers it again."""
         if not self.dn:
             return
-        with self._changed:
-            now = time.monotonic()
-            self._trying = False
-            if now >= self._until:
-                self._hold = min(self._hold * 2 or HOLD_SECONDS, MAX_HOLD_SECONDS)
-                self._until = now + self._hold
-                self._error = _copied(error, error.diagnostic)
-            self._accepted = False
-            self._changed.notify_all()
+        try:
+            if self._refusals.held(self._password) is None:
+                self._refusals.note(self._password, error)
+        finally:
+            with self._changed.surely():
+                self._trying = False
+                self._accepted = False
+                self._changed.notify_all()
 
     def failed(self) -> None:
         """Note that nothing was learnt: the server did not answer the BIND."""
         if self._accepted:
             return
-        with self._changed:
+        with self._changed.surely():
             self._trying = False
             self._changed.notify_all()
 
+    def _held(self) -> CredentialsError | None:
+        """Return why it is not offered now, unless the file has another password by now."""
+        refused = self._refusals.held(self._password)
+        if refused is None:
+            return None
+        fresh = self._read_again()
+        if fresh == self._password or self._refusals.held(fresh) is not None:
+            return refused
+        self._password = fresh
+        self._accepted = False
+        return None
+
     def after_fork(self) -> None:
         """Let go of what threads of the parent hold."""
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition()
         self._trying = False
-
-
-def _again(error: CredentialsError, seconds: float) -> CredentialsError:
-    told = f"{error.diagnostic}; " if error.diagnostic else ""
-    return _copied(error, f"{told}it is not offered again for {seconds:.0f} s")
-
-
-def _copied(error: CredentialsError, diagnostic: str) -> CredentialsError:
-    """Return the same error without its traceback, which would keep frames."""
-    return CredentialsError(
-        error.verdict,
-        error.code,
-        error.name,
-        diagnostic,
-        error.matched_dn,
-        error.referrals,
-        server=error.server,
-    )

@@ -65,9 +65,10 @@ _DOTS = re.compile(r"//|/\.\.?(?:/|$)")
 # Those of LDAPPool that are the same.
 _POOL_OPTIONS = (
     *("urls", "strategy", "fail_back", "user_dn", "search_base", "user_filter"),
+    "user_name_attribute",
     *("min_size", "max_size", "auth_min_size", "auth_max_size", "timeout", "max_waiting"),
     *("max_lifetime", "max_idle", "check_after", "connect_timeout", "operation_timeout"),
-    *("password_policy", "fast_bind"),
+    *("max_answer", "max_entries", "password_policy", "fast_bind"),
 )
 
 _MESSAGES = {
@@ -167,7 +168,7 @@ class LDAPAuth:
         name = name.lower() if self._lower_case else name
         failure: Exception | None = None
         try:
-            self._pool().authenticate(name, password)
+            name = self._pool().authenticate(name, password).name
         except KeyfrontError as error:
             # without its frames, which have the password
             failure = error.with_traceback(None)
@@ -175,7 +176,7 @@ class LDAPAuth:
             del found, password
         if failure is None:
             self._outage.answered()
-            return name
+            return name.lower() if self._lower_case else name
         if isinstance(failure, CredentialsError):
             self._outage.answered()
             where = shown(str(environ.get("REMOTE_ADDR", "")))
@@ -399,6 +400,7 @@ def pool_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
             "tls": tls,
             "bind_dn": values["bind_dn"] or "",
             "bind_password": values["bind_password"] or "",
+            "bind_password_file": values["bind_password_file"],
         }
         # One that is thrown away reads the files, and says what the pool has against the rest.
         LDAPPool(**arguments, open=False)
@@ -410,12 +412,8 @@ def pool_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
             f"{name}: user_filter", values["user_filter"], f"a filter of RFC 4515 ({error})"
         ) from None
     for server in servers:
-        if server.scheme == "ldap" and not tls.start_tls and not _is_here(server.host):
+        if server.is_in_the_clear and not tls.start_tls:
             LOG.warning(
                 "ldap_auth: passwords go to %s in the clear; use ldaps:// or start_tls", server
             )
     return arguments
-
-
-def _is_here(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

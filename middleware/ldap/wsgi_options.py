@@ -6,9 +6,7 @@ They need no oslo.config, so that the filter serves any WSGI service. Those that
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +15,6 @@ from keyfront.errors import OptionError
 
 FILTER = "ldap_auth"
 
-# Bytes; no password is as long.
-_LONGEST_SECRET = 8192
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _METHOD = re.compile(r"[A-Z]+")
@@ -186,6 +182,12 @@ OPTIONS: dict[str, Option] = {
         "a filter with {} where the name goes, such as (uid={})",
         "How to search below search_base; it must find one entry.",
     ),
+    "user_name_attribute": _text(
+        None,
+        "An attribute of the entry that search_base finds, such as uid, whose value goes on as the "
+        "user's name instead of what was typed. It must have exactly one.",
+        "the name of an attribute",
+    ),
     "bind_dn": _text(None, "Who searches; by default nobody (anonymous).", "a DN"),
     "bind_password": _text(
         None, "The password of bind_dn. It is better in a file; here, a % is written %%."
@@ -193,7 +195,8 @@ OPTIONS: dict[str, Option] = {
     "bind_password_file": _text(
         None,
         "A file with the password of bind_dn in UTF-8, without the end of its line. Others than "
-        "its owner and group must not be able to read it.",
+        "its owner and group must not be able to read it. When a server refuses the password it is "
+        "read again, so that a new one needs no restart.",
         "a path",
     ),
     "tls_ca_file": _text(None, "PEM file of the CAs to trust, by default the system's.", "a path"),
@@ -239,9 +242,16 @@ OPTIONS: dict[str, Option] = {
     ),
     "connect_timeout": _seconds(5.0, 0.01, 600.0, "For opening a connection, TLS included."),
     "operation_timeout": _seconds(10.0, 0.01, 3600.0, "For the answer to a login or a search."),
+    "max_answer": _count(
+        128,
+        1,
+        4096,
+        "MiB that the answer to a search may take in memory; a larger one is refused.",
+    ),
+    "max_entries": _count(100_000, 0, 100_000_000, "Entries of such an answer; 0 sets no bound."),
     "password_policy": _flag(True, "Whether servers are asked why they refuse; it is logged."),
     "fast_bind": _choice(
-        "auto",
+        "never",
         {"auto": "auto", "always": True, "never": False},
         "Whether to use Active Directory's fast bind; auto: where it is offered.",
     ),
@@ -272,11 +282,11 @@ OPTIONS: dict[str, Option] = {
 
 
 def read(local: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of all options by name; ``bind_password`` may come from its file.
+    """Return the values of all options by name.
 
     :param local: section of the paste file
     :raises OptionError: an option is unknown, missing, contradicts another or is out of its
-        range, or the password's file cannot be used; a password is never repeated
+        range; a password is never repeated
     """
     given = {name: text.strip() for name, text in local.items()}
     if "url" in given:
@@ -295,9 +305,6 @@ def read(local: Mapping[str, str]) -> dict[str, Any]:
             shown = "(hidden)" if name == "bind_password" else text or "(empty)"
             raise _error(name, shown, option.allowed) from None
     _agree(values)
-    path = values.pop("bind_password_file")
-    if path is not None:
-        values["bind_password"] = read_secret(f"{FILTER}: bind_password_file", path)
     return values
 
 
@@ -320,6 +327,9 @@ def _agree(values: dict[str, Any]) -> None:
         raise _error(secrets[0], "(hidden)", "left out without bind_dn")
     if values["bind_dn"] is not None and not secrets:
         raise _error("bind_password_file", "(not set)", "a path, as there is bind_dn")
+    if values["user_name_attribute"] is not None and values["search_base"] is None:
+        allowed = "left out without search_base: no entry is read"
+        raise _error("user_name_attribute", values["user_name_attribute"], allowed)
     if values["bind_dn"] is not None and values["search_base"] is None:
         raise _error("bind_dn", values["bind_dn"], "left out without search_base: nobody searches")
     if values["min_size"] is None:
@@ -331,41 +341,3 @@ def _agree(values: dict[str, Any]) -> None:
 
 def _error(name: str, value: object, allowed: str) -> OptionError:
     return OptionError(f"{FILTER}: {name}", value, allowed)
-
-
-def read_secret(option: str, path: str) -> str:
-    """Return the password that is in a file, without the end of its line.
-
-    :param option: name of the option that names the file, for the error
-    :raises OptionError: it is no file, cannot be read, is readable for everybody or writable for
-        its group, is empty, or holds what is no password
-    """
-    try:
-        # a named pipe would be waited for
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise OptionError(option, path, "a regular file")
-            if status.st_mode & 0o027:
-                raise OptionError(
-                    option,
-                    path,
-                    f"only for its owner to write, and for nobody but its group to read; its mode "
-                    f"is {stat.S_IMODE(status.st_mode):04o}, try chmod 0600",
-                )
-            data = file.read(_LONGEST_SECRET + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a path"
-        raise OptionError(option, path, f"a file that can be read ({reason})") from None
-    try:
-        secret = data.decode("utf-8").removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError:
-        secret = ""
-    # a second line would be an accident that no server would explain
-    if not secret or len(data) > _LONGEST_SECRET or any(x in secret for x in "\0\r\n"):
-        data = b""
-        secret = ""
-        raise OptionError(
-            option, path, f"a file of one line in UTF-8, 1 to {_LONGEST_SECRET} bytes"
-        )
-    return secret

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import sys
 import threading
 import time
@@ -79,6 +80,7 @@ class Server:
         self.opened: list[Connection] = []
         self.seconds: list[float] = []
         self.checks = 0
+        self.check_seconds: list[float] = []
         self.count = 0
         self.peak = 0
         self.abandoned: list[Connection] = []
@@ -108,9 +110,10 @@ class Server:
             with self._lock:
                 self.count -= 1
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection: Connection, seconds: float) -> None:
         with self._lock:
             self.checks += 1
+            self.check_seconds.append(seconds)
         self.on_check(connection)
         assert not connection.closed
         if connection.broken:
@@ -280,6 +283,18 @@ class PoolSuite:
         pool.checkin(connection)
         assert waiter.result() is connection
         pool.checkin(connection)
+        is_whole(pool, server)
+
+    def test_what_is_forgotten_under_the_lock_is_closed(self, make: Any, server: Server) -> None:
+        """As the garbage collector does it, in a thread that holds the lock."""
+        pool = make(max_size=1)
+        connection = pool.checkout()
+        waiter = Task(pool.checkout)
+        waiting(pool, 1)
+        with pool._state.lock:
+            pool.forget(connection)
+        pool.checkin(waiter.result())
+        assert connection.closed
         is_whole(pool, server)
 
     @pytest.mark.parametrize("doing", ["open", "check", "stale", "close"])
@@ -738,8 +753,8 @@ class PoolSuite:
 class GreenletSuite:
     """What only greenlets can do.
 
-    It needs a fixture ``green`` with ``spawn``, ``kill``, ``kill_soon`` (at the next switch at the
-    earliest), ``Timeout``, and ``workers()``.
+    It needs a fixture ``green`` with ``spawn``, ``join`` (whatever it ends with), ``kill``,
+    ``kill_soon`` (at the next switch at the earliest), ``Timeout``, and ``workers()``.
     """
 
     def test_a_waiter_is_killed(self, make: Any, server: Server, green: Any) -> None:
@@ -811,6 +826,63 @@ class GreenletSuite:
         green.kill(victim)
         until(lambda: pool.get_stats()["lent"] == 0)
         assert server.opened[0].closed
+        is_whole(pool, server)
+
+    def test_users_without_time_take_no_place_with_them(
+        self, make: Any, server: Server, green: Any
+    ) -> None:
+        """Wherever a timeout or a kill lands: waiting, opening, looking, giving back."""
+        dice = random.Random(7)
+
+        def pause(_: object = None) -> None:
+            time.sleep(dice.choice((0.0, 0.0, 0.0005)))
+
+        pool = make(max_size=5, check_after=0.0)
+        server.on_open = server.on_stale = server.on_check = server.on_close = pause
+
+        def use() -> None:
+            for _ in range(40):
+                with suppress(green.Timeout), green.Timeout(dice.uniform(0.0, 0.004)):
+                    with pool.connection() as connection:
+                        pause()
+                        connection.broken = dice.random() < 0.4
+
+        users = [green.spawn(use) for _ in range(40)]
+        for victim in users[::4]:
+            time.sleep(dice.uniform(0.0, 0.004))
+            green.kill_soon(victim)
+        for user in users:
+            green.join(user)
+        is_whole(pool, server)
+
+    def test_nobody_else_runs_while_the_lock_is_held(
+        self, make: Any, server: Server, green: Any
+    ) -> None:
+        pool = make(max_size=1)
+        ran: list[int] = []
+        green.spawn(ran.append, 1)
+        with pool._state.lock:
+            pool._state.close()
+        assert not ran
+
+    @pytest.mark.parametrize("doing", ["checkin", "discard"])
+    def test_a_timeout_while_giving_back(
+        self, make: Any, server: Server, green: Any, doing: str
+    ) -> None:
+        """Whoever holds the lock may be made to wait by a finalizer of anybody's."""
+        pool = make(max_size=1)
+        connection = pool.checkout()
+
+        def give_back() -> None:
+            with green.Timeout(0.01):
+                pool.checkin(connection, doing == "discard")
+
+        pool._state.lock.acquire()
+        giving = Task(give_back)
+        time.sleep(0.05)
+        pool._state.lock.release()
+        with pytest.raises(green.Timeout):
+            giving.result()
         is_whole(pool, server)
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -487,7 +487,9 @@ def _make_database(
     conf.write_text("\n".join(lines) + "\n")
     content.write_text(ldif)
     done = subprocess.run(
-        [str(program), "-T", "add", "-q", "-f", str(conf), "-l", str(content)],
+        [
+            str(program), "-T", "add", "-q", "-b", SUFFIX, "-f", str(conf), "-l", str(content),
+        ],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout.decode(errors="replace")

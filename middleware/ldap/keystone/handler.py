@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ from keystone.identity.backends.ldap import common
 from keyfront.errors import DirectoryAnswerError, DirectoryError, OptionError
 
 from ..directory import LDAPPool
+from ..protocol.urls import ServerURL
 from .errors import made, translated
 from .options import pool_arguments
 
@@ -81,6 +83,14 @@ class DriverPool:
         pool_arguments(self._conf)
 
     def _warn(self) -> None:
+        text = self._conf.ldap.url or ""
+        with contextlib.suppress(OptionError):  # told when the pool is made
+            for server in (ServerURL.parse(url) for url in re.split(r"[\s,]+", text) if url):
+                if server.is_in_the_clear and not self._conf.ldap.use_tls:
+                    LOG.warning(
+                        "[ldap] url: passwords go to %s in the clear; use ldaps:// or use_tls",
+                        server,
+                    )
         if self._conf.ldap.chase_referrals:
             LOG.warning(
                 "[ldap] chase_referrals = true: referrals are not followed, since the service's "
@@ -115,8 +125,9 @@ class PagedSearch:
         self.left_open = False
         self._borrowed = contextlib.ExitStack()
         self.connection = self._borrowed.enter_context(pool.connection())
-        # Whoever forgets it returns the connection, at the latest when the search is collected.
-        self._release = weakref.finalize(self, self._borrowed.close)
+        self._budget = self.connection.budget()
+        # Whoever forgets it gives up the connection, at the latest when the search is collected.
+        self._release = weakref.finalize(self, pool.forget, self.connection)
 
     @property
     def over(self) -> bool:
@@ -131,7 +142,7 @@ class PagedSearch:
         """
         try:
             answer, cookie = self.connection.search_page(
-                **self.request, page_size=self.size, cookie=self.cookie
+                **self.request, page_size=self.size, cookie=self.cookie, budget=self._budget
             )
         except BaseException as error:
             # The pool learns why: a server that does not answer is asked no more.
@@ -149,7 +160,8 @@ class PagedSearch:
             return
         if self.left_open:
             self.connection.close()
-        self._release()
+        self._release.detach()
+        self._borrowed.close()
 
 
 class _PlainSearch:

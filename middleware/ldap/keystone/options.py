@@ -27,6 +27,7 @@ from keyfront.errors import OptionError
 
 from ..protocol.tls import TLS
 from ..protocol.urls import ServerURL
+from ..secret_file import read_secret
 
 LDAP_GROUP = "keyfront_ldap"
 
@@ -87,6 +88,27 @@ LDAP = [
         help="Connections for checking passwords that each process keeps open, at most [ldap] "
         "auth_pool_size.",
     ),
+    cfg.StrOpt(
+        "bind_password_file",
+        help="A file with the password of [ldap] user, instead of [ldap] password: in UTF-8, one "
+        "line, which only its owner can write and nobody but its group read. When a server refuses "
+        "the password it is read again, so that a new one needs no restart.",
+    ),
+    cfg.IntOpt(
+        "max_answer",
+        default=128,
+        min=1,
+        max=4096,
+        help="MiB that the answer to a search may take in memory, all pages together; each value "
+        "counts 64 bytes besides its own. A larger one is refused, and read no further.",
+    ),
+    cfg.IntOpt(
+        "max_entries",
+        default=100000,
+        min=0,
+        max=100000000,
+        help="Entries that the answer to a search may have, all pages together; 0 sets no bound.",
+    ),
     cfg.FloatOpt(
         "max_idle",
         default=600.0,
@@ -124,7 +146,7 @@ LDAP = [
     ),
     cfg.StrOpt(
         "fast_bind",
-        default="auto",
+        default="never",
         choices=["auto", "always", "never"],
         help="Whether passwords are checked by Active Directory's fast bind, which builds no "
         "security context. auto: where a server offers it.",
@@ -167,10 +189,18 @@ def pool_arguments(conf: Any) -> dict[str, Any]:
 
     strategy = own["strategy"] or ("balanced" if stock.randomize_urls else "ordered")
     use_auth_pool = stock.use_pool and stock.use_auth_pool
+    file = own["bind_password_file"]
+    if file is not None:
+        name = f"[{LDAP_GROUP}] bind_password_file"
+        if not stock.user or stock.password:
+            allowed = "left out beside [ldap] password" if stock.user else "with [ldap] user"
+            raise OptionError(name, file, allowed)
+        read_secret(name, file)
     return {
         "urls": urls,
-        "bind_dn": stock.user if stock.user and stock.password else "",
+        "bind_dn": stock.user if stock.user and (stock.password or file) else "",
         "bind_password": stock.password if stock.user and stock.password else "",
+        "bind_password_file": file,
         "tls": _tls(stock, servers),
         "strategy": strategy,
         "min_size": _minimum("min_size", own, "pool_size", stock) if stock.use_pool else 0,
@@ -191,6 +221,8 @@ def pool_arguments(conf: Any) -> dict[str, Any]:
         "check_after": own["check_after"],
         "connect_timeout": connect_timeout,
         "operation_timeout": operation_timeout,
+        "max_answer": own["max_answer"],
+        "max_entries": own["max_entries"],
         "password_policy": own["password_policy"],
         "fast_bind": _FAST_BIND[own["fast_bind"]],
         "fail_back": own["fail_back"],

@@ -30,6 +30,10 @@ class ProtocolError(ValueError):
     """Raised for received bytes that are no LDAP; the connection cannot be used any more."""
 
 
+class TooLargeError(ProtocolError):
+    """Raised for an answer that is LDAP and takes more memory than it may."""
+
+
 def length(size: int) -> bytes:
     """Return the length octets for ``size`` bytes of content, as short as possible."""
     if size < 128:

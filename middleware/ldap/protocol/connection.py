@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from keyfront.errors import (
     CredentialsError,
     DirectoryAnswerError,
+    DirectoryBusyError,
     DirectoryError,
     DirectoryProtocolError,
     DirectoryTimeoutError,
@@ -30,9 +31,9 @@ from . import controls, responses
 from . import requests as messages
 from . import result_codes as verdicts
 from . import search_filter as filters
-from .ber import MAX_INT, ProtocolError
+from .ber import MAX_INT, ProtocolError, TooLargeError
 from .requests import START_TLS, password_octets
-from .responses import Decoder, Message
+from .responses import DEFAULT_LIMITS, MAX_MESSAGE, Budget, Decoder, Limits, Message
 from .tls import TLS
 from .transport import Address, Transport
 from .urls import ServerURL
@@ -97,8 +98,9 @@ class Connection:
     Operations raise, besides what each tells:
 
     - :class:`DirectoryTimeoutError`, :class:`DirectoryProtocolError` or another
-      :class:`DirectoryUnavailableError`: the server is away, ended the connection, or says ``busy``
-      or ``unavailable``
+      :class:`DirectoryUnavailableError`: the server is away, or ended the connection
+    - :class:`DirectoryBusyError`, also one of these: the server says that it cannot answer this;
+      the connection can be used on
     - :class:`DirectoryAnswerError`: the server refused; the connection can be used on
     - :class:`OptionError`: an argument cannot be sent; nothing was
 
@@ -116,12 +118,18 @@ class Connection:
     """
 
     __slots__ = (
-        *("__weakref__", "_abilities", "_decoder", "_fast", "_id", "_ldap3", "_timeout"),
+        *("__weakref__", "_abilities", "_decoder", "_fast", "_id", "_ldap3", "_limits", "_timeout"),
         *("binds", "bound_as", "heard", "opened_at", "searches", "server", "transport", "url"),
         "usable",
     )
 
-    def __init__(self, transport: Transport, url: ServerURL, timeout: float | None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        url: ServerURL,
+        timeout: float | None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
         self.transport = transport
         self.url = url
         self.server = url.text
@@ -129,7 +137,10 @@ class Connection:
         self.usable = True
         self.heard = False
         self._timeout = timeout
-        self._decoder = Decoder()
+        self._limits = limits
+        self._decoder = Decoder(
+            max_message=min(limits.size, MAX_MESSAGE), max_memory=limits.size
+        )
         self._id = 0
         self.bound_as: str | None = None
         self.binds = self.searches = 0
@@ -146,6 +157,7 @@ class Connection:
         connect_timeout: float,
         timeout: float | None = None,
         address: Address = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> Connection:
         """Connect, with TLS if the URL or ``tls`` says so; nobody is bound yet.
 
@@ -153,6 +165,7 @@ class Connection:
         :param timeout: seconds for each operation later on, ``None`` for no limit
         :param address: ``sockaddr`` of ``socket.getaddrinfo``; by default the name's addresses in
             turn. Whichever it is, the certificate must be for the name in the URL.
+        :param limits: limits of the answer to each search
         :raises DirectoryUnavailableError: nobody is there, or not in time
         :raises DirectoryTLSError: TLS or StartTLS failed, or the certificate is not trusted
         :raises OptionError: ``tls`` names bad files, or StartTLS is for another kind of URL
@@ -164,7 +177,7 @@ class Connection:
         try:
             transport.begin(connect_timeout)
             transport.connect(address)
-            made = cls(transport, url, timeout)
+            made = cls(transport, url, timeout, limits)
             if tls.start_tls:
                 made._start_tls()
             if context is not None:
@@ -200,7 +213,7 @@ class Connection:
         try:
             secret = password_octets(password)
             nobody = allow_anonymous and not dn and not secret
-            if secret is None or not ((dn and secret) or nobody):
+            if secret is None or b"\0" in secret or not ((dn and secret) or nobody):
                 raise _never_sent(self.server, dn, secret)
             asked = _POLICY if password_policy else b""
             request = messages.bind_request(self.next_id(), dn, secret, asked)
@@ -295,8 +308,9 @@ class Connection:
             self.next_id(), base, scope, encoded, attributes, **options
         )
         items: list[Entry | Reference] = []
+        budget = Budget(self._limits)
         self._begin(timeout)
-        done = self._search(items, request, size_limit)
+        done = self._search(items, request, size_limit, budget)
         while page_size and (cookie := self._cookie(done)):
             # within the time that is left
             self.usable = False
@@ -304,7 +318,7 @@ class Connection:
             request = messages.search_request(
                 self.next_id(), base, scope, encoded, attributes, **options
             )
-            done = self._search(items, request, size_limit)
+            done = self._search(items, request, size_limit, budget)
         return SearchAnswer(items)
 
     def search_page(
@@ -321,6 +335,7 @@ class Connection:
         time_limit: int = 0,
         dereference: int = 0,
         timeout: float | None = None,
+        budget: Budget | None = None,
     ) -> tuple[SearchAnswer, bytes]:
         """Fetch one page of results (RFC 2696).
 
@@ -328,6 +343,8 @@ class Connection:
         :meth:`search`, and must be the same for each page.
 
         :param page_size: entries at most; 0 with a cookie lets the server forget the rest
+        :param budget: what :meth:`budget` returned for the first page, for all of them to count as
+            one answer
         :return: what was found, and the cookie for the next page, which is empty after the last
         """
         request = messages.search_request(
@@ -344,8 +361,12 @@ class Connection:
         )
         items: list[Entry | Reference] = []
         self._begin(timeout)
-        done = self._search(items, request, size_limit)
+        done = self._search(items, request, size_limit, budget or self.budget())
         return SearchAnswer(items), self._cookie(done)
+
+    def budget(self) -> Budget:
+        """Return what an answer may take in all."""
+        return Budget(self._limits)
 
     def ping(self, timeout: float | None = None) -> None:
         """Ask the server for an empty entry, to see that it answers; a refusal is an answer too."""
@@ -446,36 +467,56 @@ class Connection:
         self.usable = False
         self.transport.begin(seconds)
 
-    def _collect(self, items: list[Entry | Reference], size_limit: int) -> Message:
+    def _collect(
+        self, items: list[Entry | Reference], size_limit: int, budget: Budget
+    ) -> Message:
         """Add what a search finds to ``items``, and return its last message."""
         left = -1
         if size_limit:
             left = size_limit - sum(1 for item in items if item[0] is not None)
         target, decoder, transport = self._id, self._decoder, self.transport
-        broken = ""
+        ours = budget.entries >= 0 and not 0 <= left <= budget.entries
+        allowed = left = budget.entries if ours else left
+        broken = large = ""
         try:
             while True:
                 message = decoder.next()
                 if message is None:
-                    decoder.feed(transport.receive())
+                    data = transport.receive()
+                    budget.received(len(data))
+                    decoder.feed(data)
                 elif message.id != target:
                     self.check_unasked(message)
                 elif message.tag == responses.ENTRY:
                     if not left:
                         break
                     left -= 1
+                    if budget.counting:
+                        budget.entry(message)
                     items.append((message.dn, message.attributes))
                 elif message.tag == responses.DONE:
+                    if budget.entries >= 0:
+                        budget.entries -= allowed - left
                     return message
                 elif message.tag == responses.REFERENCE:
                     items.append((None, message.urls))
                 elif message.tag != responses.INTERMEDIATE:
                     raise ProtocolError(f"a search was answered by {message!r}")
+        except TooLargeError as error:
+            large = str(error)
         except ProtocolError as error:
             broken = str(error)
         if broken:
             raise self._broken(broken)
+        if ours and not large:
+            large = str(budget.entries_error())
         self._abandon()
+        if large:
+            # Half of an answer is none.
+            items.clear()
+            raise DirectoryAnswerError(
+                4, verdicts.name_of(4), f"the answer is too large: {large}", server=self.server
+            )
         raise DirectoryAnswerError(
             4, verdicts.name_of(4), f"more than {size_limit} entries came", server=self.server
         )
@@ -500,7 +541,7 @@ class Connection:
 
     def _refuse(self, refused: DirectoryError | None) -> None:
         """End an operation that was answered: with an error, if it was refused."""
-        self.usable = not isinstance(refused, DirectoryUnavailableError)
+        self.usable = True
         if refused is not None:
             raise refused
 
@@ -530,22 +571,37 @@ class Connection:
             )
 
     def _ask_root(self, attributes: Sequence[str], timeout: float | None) -> SearchAnswer:
-        """Search the server's own entry; nothing if it refuses to show it."""
+        """Search the server's own entry; nothing if it refuses to show it.
+
+        "Busy" is said of the server itself here.
+        """
+        busy = ""
         items: list[Entry | Reference] = []
         request = messages.search_request(self.next_id(), "", 0, _ANYTHING, attributes)
         self._begin(timeout)
         try:
-            self._search(items, request, 0)
+            self._search(items, request, 0, self.budget())
         except DirectoryAnswerError:
             pass
+        except DirectoryBusyError as error:
+            busy = str(error).removeprefix(f"{self.server}: ")
+        if busy:
+            self.usable = False
+            raise DirectoryUnavailableError(busy, server=self.server)
         return SearchAnswer(items)
 
-    def _search(self, items: list[Entry | Reference], request: bytes, size_limit: int) -> Message:
+    def _search(
+        self,
+        items: list[Entry | Reference],
+        request: bytes,
+        size_limit: int,
+        budget: Budget,
+    ) -> Message:
         """Do the search that was begun: add what is found to ``items``, return its last message."""
         self.searches += 1
         self.transport.send(request)
         try:
-            done = self._collect(items, size_limit)
+            done = self._collect(items, size_limit, budget)
         except DirectoryUnavailableError as error:
             if items or self._decoder.pending:
                 self.heard = True
@@ -590,8 +646,6 @@ def _page(size: int, cookie: bytes) -> bytes:
 def _never_sent(server: str, dn: str, secret: bytes | None) -> CredentialsError:
     if not dn:
         verdict, reason = Verdict.UNKNOWN_USER, "there is no name"
-    elif secret is None:
-        verdict, reason = Verdict.WRONG_PASSWORD, "it cannot be written in UTF-8"
     else:
-        verdict, reason = Verdict.WRONG_PASSWORD, "it is empty"
+        verdict, reason = Verdict.WRONG_PASSWORD, messages.never_sent(secret)
     return CredentialsError(verdict, diagnostic=f"{reason}; nothing was sent", server=server)

@@ -49,6 +49,17 @@ def password_octets(password: str | bytes) -> bytes | None:
         del password
 
 
+def never_sent(password: bytes | None) -> str:
+    """Return why a password is sent to no server; ``None`` is what no UTF-8 can express.
+
+    Samba and 389 Directory Server end a password at a NUL: with anything after it, the right one
+    would be taken for right.
+    """
+    if password is None:
+        return "it cannot be written in UTF-8"
+    return "it has a NUL" if password else "it is empty"
+
+
 def bind_request(message_id: int, dn: str, password: bytes, controls: bytes = b"") -> bytes:
     """Encode a simple bind, version 3 (RFC 4511 section 4.2); the caller refuses empty passwords.
 

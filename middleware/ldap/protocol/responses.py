@@ -11,6 +11,8 @@ only ever shown, and is read with ``replace``, so that it can be logged.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from .ber import (
     BOOLEAN,
     ENUMERATED,
@@ -19,6 +21,7 @@ from .ber import (
     SEQUENCE,
     SET,
     ProtocolError,
+    TooLargeError,
     read_element,
     read_header,
     read_length,
@@ -34,6 +37,14 @@ NOTICE_OF_DISCONNECTION = "1.3.6.1.4.1.1466.20036"
 
 #: Bytes of one answer, at most; a photo or a group with a million members is below it.
 MAX_MESSAGE = 64 << 20
+
+#: Bytes of memory that a value takes besides its own, about: one of a byte takes a hundred times
+#: what it takes in an answer.
+VALUE_COST = 64
+# Bytes of an answer, from which on its length is taken for nonsense.
+_ABSURD = 1 << 30
+# In entries, and in answers, of more bytes the values are counted.
+_LARGE = 1 << 20
 
 
 class Message:
@@ -94,14 +105,18 @@ class Decoder:
     raises the same again and keeps nothing.
 
     :param max_message: most bytes of an answer. It is held against what the answer claims, so
-        that no more is ever waited for. Reading one of many small values takes some times its size.
+        that no more is ever waited for.
+    :param max_memory: most bytes of an entry and ``VALUE_COST`` for each of its values
     """
 
-    __slots__ = ("_at", "_data", "_error", "_max", "_need", "_tail")
+    __slots__ = ("_at", "_data", "_error", "_max", "_max_memory", "_need", "_tail")
 
-    def __init__(self, *, max_message: int = MAX_MESSAGE) -> None:
+    def __init__(
+        self, *, max_message: int = MAX_MESSAGE, max_memory: int = 2 * MAX_MESSAGE
+    ) -> None:
         self._max = max_message
-        self._error: str | None = None
+        self._max_memory = max_memory
+        self._error: ProtocolError | None = None
         # What is being read, from where, and what came after it. The next answer, or as much of it
         # as tells its length, takes so many bytes.
         self._data = b""
@@ -130,16 +145,16 @@ class Decoder:
         :raises ProtocolError: what was received is no LDAP, or too large
         """
         if self._error is not None:
-            raise ProtocolError(self._error)
+            raise type(self._error)(*self._error.args)
         try:
             return self._next()
         except (IndexError, ProtocolError) as error:
             if isinstance(error, ProtocolError):
-                self._error = str(error)
+                self._error = type(error)(*error.args)
             else:
-                self._error = "an element is cut off"
+                self._error = ProtocolError("an element is cut off")
             self._data, self._at, self._tail = b"", 0, bytearray()
-        raise ProtocolError(self._error)
+        raise type(self._error)(*self._error.args)
 
     def _next(self) -> Message | None:
         while True:
@@ -164,12 +179,13 @@ class Decoder:
                     self._need = start - at
                     continue
             if size > self._max:
-                raise ProtocolError(f"an answer claims {size} bytes, more than {self._max}")
+                kind = TooLargeError if size <= _ABSURD else ProtocolError
+                raise kind(f"an answer claims {size} bytes, more than {self._max}")
             stop = start + size
             if stop <= at + have:
                 break
             self._need = stop - at
-        message = _read_message(data, start, stop)
+        message = _read_message(data, start, stop, self._max_memory)
         self._need = 1
         if stop == len(data):
             self._data, self._at = b"", 0
@@ -178,12 +194,77 @@ class Decoder:
         return message
 
 
-def _read_message(data: bytes, at: int, end: int) -> Message:
+class Limits(NamedTuple):
+    """The limits of each answer to a search.
+
+    :ivar size: bytes, at least 1, of what is received, and ``VALUE_COST`` for each value
+    :ivar entries: entries at most; 0 for any number
+    """
+
+    size: int = 128 << 20
+    entries: int = 100_000
+
+
+#: What is usual.
+DEFAULT_LIMITS = Limits()
+
+
+class Budget:
+    """What is left of the limits, for one search.
+
+    :param limits: at its beginning
+    :ivar counting: whether entries have to be counted by :meth:`entry`, too
+    """
+
+    __slots__ = ("_limits", "_received", "_size", "counting", "entries")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._size = limits.size
+        self._received = 0
+        #: Entries that may still come; never 0 if any number may.
+        self.entries = limits.entries or -1
+        self.counting = limits.size < 16 * _LARGE
+
+    def received(self, size: int) -> None:
+        """Count bytes.
+
+        :raises TooLargeError: the answer is too large
+        """
+        self._size -= size
+        self._received += size
+        if self._received > _LARGE:
+            self.counting = True
+        if self._size < 0:
+            raise self.error()
+
+    def entry(self, message: Message) -> None:
+        """Count the values of an entry.
+
+        :raises TooLargeError: the answer is too large
+        """
+        self._size -= VALUE_COST * sum(map(len, message.attributes.values()))
+        if self._size < 0:
+            raise self.error()
+
+    def error(self) -> TooLargeError:
+        """Return the error for an answer that is too large."""
+        return TooLargeError(f"it takes more than {self._limits.size >> 10} KiB (max_answer)")
+
+    def entries_error(self) -> TooLargeError:
+        """Return the error for an answer of too many entries."""
+        return TooLargeError(f"it has more than {self._limits.entries} entries (max_entries)")
+
+
+def _read_message(data: bytes, at: int, end: int, max_memory: int) -> Message:
     identity, at = read_element(data, at, end, INTEGER)
     tag, at, stop = read_header(data, at, end)
     message = Message(read_number(identity), tag & 0x1F)
     if tag == 0x64:
-        _read_entry(message, data, at, stop)
+        if stop - at > _LARGE:
+            _read_large_entry(message, data, at, stop, max_memory)
+        else:
+            _read_entry(message, data, at, stop)
     elif tag in _RESULTS:
         _read_result(message, data, at, stop)
     elif tag == 0x73:
@@ -253,6 +334,38 @@ def _read_entry(message: Message, data: bytes, at: int, end: int) -> None:
             attributes[description] = values
         else:
             known += values
+        at = last
+
+
+def _read_large_entry(
+    message: Message, data: bytes, at: int, end: int, max_memory: int
+) -> None:
+    """As :func:`_read_entry`, and no further than the memory that it may take."""
+    left = max_memory - (end - at)
+    name, at = read_element(data, at, end, OCTETS)
+    message.dn = read_text(name)
+    tag, at, end = read_header(data, at, end)
+    if tag != SEQUENCE:
+        raise ProtocolError("an entry has no list of attributes")
+    message.attributes = {}
+    while at < end:
+        tag, at, last = read_header(data, at, end)
+        if tag != SEQUENCE:
+            raise ProtocolError("an attribute is no sequence")
+        description, at = read_element(data, at, last, OCTETS)
+        tag, at, stop = read_header(data, at, last)
+        if tag != SET:
+            raise ProtocolError("an attribute's values are no set")
+        values = message.attributes.setdefault(read_text(description), [])
+        while at < stop:
+            value, at = read_element(data, at, stop, OCTETS)
+            values.append(value)
+            left -= VALUE_COST
+            if left < 0:
+                message.attributes = {}
+                raise TooLargeError(
+                    f"an entry takes more than {max_memory >> 10} KiB (max_answer)"
+                )
         at = last
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from keyfront.errors import (
     CredentialsError,
     DirectoryAnswerError,
+    DirectoryBusyError,
     DirectoryError,
-    DirectoryUnavailableError,
     Verdict,
 )
 
@@ -86,6 +86,8 @@ _BY_CODE = {
     # 389 Directory Server and its kin lock so: "Exceed password retry limit" (pw.c)
     19: Verdict.LOCKED,
     32: Verdict.UNKNOWN_USER,
+    # what is no DN is nobody's: 389 Directory Server says so of some names
+    34: Verdict.UNKNOWN_USER,
     # the entry has no password (RFC 4511 appendix A.2)
     48: Verdict.WRONG_PASSWORD,
     49: Verdict.WRONG_PASSWORD,
@@ -217,7 +219,7 @@ def _by_text(code: int, diagnostic: str) -> Verdict | None:
 
 
 def _outage(message: Message, server: str) -> DirectoryError:
-    return DirectoryUnavailableError(
+    return DirectoryBusyError(
         _answer(message, server).message.removeprefix(f"{server}: "), server=server
     )
 

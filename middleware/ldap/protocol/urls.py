@@ -73,6 +73,12 @@ class ServerURL:
         address, and without the dot that ends an absolute name."""
         return self.host.partition("%")[0].rstrip(".")
 
+    @property
+    def is_in_the_clear(self) -> bool:
+        """Whether what is sent there without StartTLS can be read on the way to another machine."""
+        here = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return self.scheme == "ldap" and not here
+
     def __str__(self) -> str:
         return self.text
 

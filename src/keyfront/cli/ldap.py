@@ -24,7 +24,7 @@ from keyfront.middleware.ldap.diagnose import FAILED, NOTE, OK, WARNING, ServerR
 from keyfront.middleware.ldap.protocol.connection import BindAnswer, Connection
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
-from keyfront.middleware.ldap.wsgi_options import read_secret
+from keyfront.middleware.ldap.secret_file import read_secret
 
 _MARKS = {OK: "✓", FAILED: "✗", WARNING: "!", NOTE: " "}
 _PLAIN_MARKS = {OK: "+", FAILED: "x", WARNING: "!", NOTE: " "}

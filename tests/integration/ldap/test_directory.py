@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from keyfront.errors import (
     DirectoryAnswerError,
     DirectoryTLSError,
     DirectoryUnavailableError,
+    OptionError,
     Verdict,
 )
 from keyfront.middleware.ldap import TLS, LDAPPool
@@ -143,6 +145,108 @@ def is_stopped(d: Directory) -> bool:
     return all(state.read_text().rpartition(")")[2].split()[0] == "T" for state in states)
 
 
+# The service's own password
+
+REFUSED = """
+import sys, time
+from keyfront.errors import CredentialsError
+from keyfront.middleware.ldap import LDAPPool
+url, dn = sys.argv[1:]
+pool = LDAPPool(url, bind_dn=dn, bind_password="an old one", min_size=1)
+print("begun", flush=True)
+for line in sys.stdin:
+    try:
+        pool.search("dc=example,dc=org")
+    except CredentialsError as error:
+        print(error.verdict.name, flush=True)
+"""
+
+
+@pytest.fixture
+def account(d: Directory, other: Directory) -> Iterator[dict[str, str]]:
+    """An account of its own: what is refused of it is known on this node for a while."""
+    name = f"cn=service{time.monotonic_ns()},ou=Services,{d.suffix}"
+    role = {"objectClass": ["organizationalRole", "simpleSecurityObject"]}
+    for each in (d, other):
+        each.add(name, role | {"userPassword": ["right"]})
+        each.mark()
+    yield {"bind_dn": name, "bind_password": "right"}
+    for each in (d, other):
+        each.delete(name)
+
+
+def test_all_processes_of_a_node_offer_a_refused_password_once(
+    d: Directory, account: dict[str, str]
+) -> None:
+    command = [sys.executable, "-c", REFUSED, d.url, account["bind_dn"]]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    others = [subprocess.Popen(command, **pipes) for _ in range(4)]
+    try:
+        for each in others * 5:
+            each.stdin.write("search\n")
+            each.stdin.flush()
+        for each in others:
+            lines = [each.stdout.readline() for _ in range(6)]
+            assert lines == ["begun\n"] + ["WRONG_PASSWORD\n"] * 5
+        assert d.failures(account["bind_dn"]) == 1
+        assert d.counts().binds == 1
+    finally:
+        for each in others:
+            each.communicate()
+
+
+def test_a_new_password_of_the_service_needs_no_restart(
+    d: Directory, make: Make, tmp_path: Path, account: dict[str, str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("right" + "\n")
+    options = {**account, "bind_password": "", "bind_password_file": str(secret)}
+    pools = [make(d.url, **options) for _ in range(2)]
+    for number in range(2):
+        for pool in pools:
+            assert pool.search(d.suffix).entries
+        d.password(account["bind_dn"], f"another-{number}")
+        secret.write_text(f"another-{number}")
+        for pool in pools:
+            pool._search_pool.retire(lambda connection: True)
+    d.mark()
+    for pool in pools:
+        together([functools.partial(pool.search, d.suffix) for _ in range(3)])
+        assert pool.search(d.suffix).entries
+        assert pool.get_stats()["searches_failed"] == 0
+    # The old one was offered by one of them, as by then the node knew.
+    assert d.wait_for(lambda counts: counts.binds_refused, "").binds_refused == 1
+    # A file that is gone, or open to others, leaves what there was.
+    secret.chmod(0o644)
+    for pool in pools:
+        pool._search_pool.retire(lambda connection: True)
+        assert pool.search(d.suffix).entries
+
+
+def test_a_replica_that_has_not_heard_of_a_password_is_passed_over(
+    d: Directory, other: Directory, make: Make, account: dict[str, str]
+) -> None:
+    pool = make(d.url, other.url, **account)
+    assert pool.search(d.suffix).entries
+    d.password(account["bind_dn"], "what it was before")
+    d.mark()
+    for _ in range(3):
+        pool._search_pool.retire(lambda connection: True)
+        assert pool.search(d.suffix).entries
+    assert d.wait_for(lambda counts: counts.binds_refused, "").binds_refused == 1
+    assert pool.get_stats()["servers_up"] == 2
+    # Refused by both it is wrong.
+    other.password(account["bind_dn"], "another one")
+    other.mark()
+    for _ in range(3):
+        pool._search_pool.retire(lambda connection: True)
+        with pytest.raises(CredentialsError):
+            pool.search(d.suffix)
+    assert other.wait_for(lambda counts: counts.binds_refused, "").binds_refused == 1
+    assert d.counts().binds_refused == 1
+
+
 # Logging in and searching
 
 
@@ -166,6 +270,35 @@ def test_everybody_by_name(d: Directory, make: Make, kind: str) -> None:
         assert stats["search_opened"] == 1
 
 
+def test_an_answer_has_a_bound(d: Directory, make: Make) -> None:
+    pool = make(d.url, max_entries=59, max_answer=1, max_size=1)
+    everybody = {"filter": "(objectClass=kfUser)", "attributes": ["uid"]}
+    for page_size in (0, 7):
+        with pytest.raises(DirectoryAnswerError, match=r"more than 59 entries \(max_entries\)"):
+            pool.search(d.people, page_size=page_size, **everybody)
+        assert pool.search(d.users[0].dn, 0).entries
+    assert len(pool.search(d.people, filter="(uid=user1*)", page_size=3).entries) == 11
+    groups = [f"cn=large{n},{d.groups}" for n in range(2)]
+    kept = {"objectClass": ["kfGroup"], "ou": ["x" * 100_000]}
+    try:
+        for n, dn in enumerate(groups):
+            d.add(dn, kept | {"cn": [f"large{n}"], "description": ["y" * 2_000_000] * (n == 0)})
+        # One that is too large, and one of many values that are nothing each.
+        with pytest.raises(DirectoryAnswerError, match=r"max_answer|more than 1048576"):
+            pool.search(d.groups, 1, "(cn=large0)")
+        d.modify(groups[1], {"businessCategory": [f"{n:x}" for n in range(20_000)]})
+        with pytest.raises(DirectoryAnswerError, match=r"more than 1024 KiB \(max_answer\)"):
+            for page_size in (0, 1):
+                pool.search(d.groups, 1, "(cn=large1)", page_size=page_size)
+        assert pool.search(d.users[0].dn, 0).entries
+        assert make(d.url).search(d.groups, 1, "(cn=large*)").entries
+    finally:
+        for dn in groups:
+            d.delete(dn)
+    assert pool.servers[0].failures == 0
+    assert pool.get_stats()["search_size"] <= 1
+
+
 def test_one_entry_must_have_the_name(d: Directory, make: Make) -> None:
     pool = make(d.url, search_base=d.suffix, user_filter="(objectClass={})")
     assert refusal(pool, "inetOrgPerson", d.users[0].password) is Verdict.UNKNOWN_USER
@@ -177,6 +310,43 @@ def test_one_entry_must_have_the_name(d: Directory, make: Make) -> None:
         nowhere.authenticate("user0", d.users[0].password)
     assert caught.value.code == 32
     assert not isinstance(caught.value, CredentialsError)
+
+
+def test_what_is_no_name_or_password_is_refused(d: Directory, make: Make) -> None:
+    pool = make(d.url)
+    user = d.users[0]
+    pool.authenticate(user.dn, user.password)
+    d.mark()
+    # Some servers end a password at a NUL, and would take this one.
+    for password in (f"{user.password}\0", f"{user.password}\0x".encode(), "\0"):
+        assert refusal(pool, user.dn, password) is Verdict.WRONG_PASSWORD
+        with pool.connection() as connection, pytest.raises(CredentialsError, match="NUL"):
+            connection.bind(user.dn, password)
+    with pytest.raises(OptionError, match="bind_password"):
+        make(d.url, bind_password="a\0b")
+    assert d.counts().binds_refused == 0
+    # The server says invalidDNSyntax: it is a name that nobody has.
+    assert refusal(pool, "no DN at all", user.password) is Verdict.UNKNOWN_USER
+    assert pool.get_stats()["logins_failed"] == 0
+
+
+def test_the_name_may_be_that_of_the_entry(d: Directory, make: Make) -> None:
+    by_any = {"search_base": d.people, "user_filter": "(|(uid={})(mail={}))"}
+    pool = make(d.url, **by_any, user_name_attribute="uid")
+    user = d.users[5]
+    for typed in (user.uid, user.uid.upper(), "mail5@EXAMPLE.org"):
+        if typed.startswith("mail"):
+            d.modify(user.dn, {"mail": ["mail5@example.org", "only-mine@example.org"]})
+            typed = "ONLY-mine@example.org"
+        found = pool.authenticate(typed, user.password)
+        assert (found.dn, found.name) == (user.dn, user.uid)
+    # One that says not whom, as it is not there or there twice, lets nobody in.
+    for attribute in ("roomNumber", "mail"):
+        pool = make(d.url, **by_any, user_name_attribute=attribute)
+        with pytest.raises(CredentialsError, match=attribute) as caught:
+            pool.authenticate(user.uid, user.password)
+        assert caught.value.verdict is Verdict.UNKNOWN_USER
+    d.modify(user.dn, {"mail": [user.mail]})
 
 
 def test_a_login_is_one_bind(d: Directory, make: Make, kind: str) -> None:

@@ -8,8 +8,10 @@ an outage costs each connection at most one login; and nothing is left open.
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -414,6 +416,109 @@ def test_no_server_is_an_outage_for_all_and_costs_little(first: Site, second: Si
         assert second.d.counts().binds == len(users)
 
 
+# A name with many addresses
+
+
+@pytest.mark.parametrize("number", [20, 40])
+def test_a_name_may_have_many_addresses(
+    made: Made, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As the name of an Active Directory domain has: one for each domain controller."""
+    d = made.first
+    assert d.tls_port
+    look_up = socket.getaddrinfo
+
+    def many(host: str, port: int, *arguments: Any, **options: Any) -> list[Any]:
+        found = look_up("127.0.0.1", port, *arguments, **options)
+        if host != "localhost":
+            return found
+        return [(*found[0][:4], (f"127.0.1.{n}", port)) for n in range(1, number + 1)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", many)
+    with FaultProxy(d.tls_port, host="0.0.0.0", delay=1.0 / number) as proxy:
+        tls = TLS(ca_file=str(d.ca_file))
+        with make(proxy.url("ldaps"), tls=tls, connect_timeout=4.0) as pool:
+            user = d.users[1]
+            assert pool.authenticate(user.uid, user.password).name == user.uid
+            assert pool.search(user.dn, 0).entries
+
+
+# A part of the directory is away, and the server is well
+
+REMOTE = f"ou=Remote,{Directory.suffix}"
+
+
+@pytest.fixture(scope="module")
+def torn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Directory, FaultProxy]]:
+    """A server that asks another one for the users below one entry; the way there is a proxy."""
+    with FaultProxy(1) as way:
+        extra = f"""
+threads 32
+moduleload back_ldap
+database ldap
+suffix "{REMOTE}"
+uri {way.url()}
+timeout bind=1
+"""
+        with directory(tmp_path_factory.mktemp("torn"), extra=extra) as made:
+            yield made, way
+
+
+@pytest.mark.parametrize("fault", ["cut", "stall"])
+def test_what_keeps_some_users_out_says_nothing_of_the_server(
+    torn: tuple[Directory, FaultProxy], fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody without a password moves a server's state, by a name whose BIND goes wrong or late."""
+    d, way = torn
+    getattr(way, fault)()
+    strangers = [f"uid=user{n},{REMOTE}" for n in range(2)]
+    said: list[str] = []
+    done = threading.Event()
+
+    def knock(stranger: str) -> None:
+        while not done.is_set():
+            with pytest.raises(DirectoryUnavailableError):
+                pool.authenticate(stranger, "guessed", timeout=SHORT)
+            said.append(stranger)
+
+    with FaultProxy(d.port) as one, FaultProxy(d.port) as two:
+        with make(one.url(), two.url(), user_dn=None) as pool:
+            pool.authenticate(d.users[0].dn, d.users[0].password)
+            accepted = two.accepted
+            threads = [threading.Thread(target=knock, args=(x,)) for x in strangers]
+            for thread in threads:
+                thread.start()
+            for n in itertools.count():
+                user = d.users[n % len(d.users)]
+                assert pool.authenticate(user.dn, user.password).server == one.url()
+                with pytest.raises(CredentialsError):
+                    pool.authenticate(user.dn, "not-it")
+                if n > 50 and len(set(said)) == len(strangers) and len(said) > 12:
+                    break
+            done.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+            assert [each.failures for each in pool.servers] == [0, 0]
+            assert pool.get_stats()["servers_up"] == 2
+            assert two.accepted == accepted
+        one.wait_for_connections(0)
+    assert "is down" not in caplog.text
+
+
+def test_a_login_in_vain_has_the_server_asked(first: Site, second: Site) -> None:
+    """Asked by a connection without a password; its silence is the verdict."""
+    user = first.d.users[1]
+    with make(first.url, second.url) as pool:
+        warm(pool, first.d)
+        first.proxy.stall()
+        with pytest.raises(DirectoryTimeoutError):
+            pool.authenticate(user.uid, "not-it", timeout=SHORT)
+        wait_for(lambda: pool.servers[0].state != "up", "it is found down")
+        assert pool.authenticate(user.uid, user.password).server == second.url
+        first.proxy.forward()
+        wait_for(lambda: pool.servers[0].state == "up", "it is found up")
+
+
 # One at a time
 
 
@@ -570,6 +675,24 @@ def test_one_is_found_before_a_login_if_it_was_idle_for_long(first: Site, second
         stats = pool.get_stats()
         assert (stats["binds"], stats["logins_failed"], stats["auth_lost"]) == (2, 0, 1)
         assert first.d.counts().binds + second.d.counts().binds == 1
+
+
+@pytest.mark.parametrize("kind", ["login", "search"])
+def test_a_look_at_what_is_idle_leaves_time_for_the_other(
+    first: Site, second: Site, kind: str
+) -> None:
+    """However long a server may take to be connected to."""
+    user = first.d.users[1]
+    options = {"connect_timeout": PATIENCE, "operation_timeout": PATIENCE, "timeout": 3.0}
+    with make(first.url, second.url, check_after=0.0, **options) as pool:
+        warm(pool, first.d)
+        pool.search(user.dn, 0)
+        first.proxy.stall()
+        if kind == "login":
+            assert pool.authenticate(user.uid, user.password).server == second.url
+        else:
+            with pool.connection() as connection:
+                assert connection.server == second.url
 
 
 def test_a_bind_that_was_sent_is_not_sent_again_but_a_search_is(

@@ -199,8 +199,8 @@ def test_a_wrong_password(site: Site, password: str) -> None:
     answer = site.login(user, password, domain=TWO)
     assert answer.status == 401
     assert "Retry-After" not in answer.headers
-    # an empty one would have succeeded, as a bind of nobody
-    assert site.binds(user, TWO) - before == (1 if password else 0)
+    # an empty one would have succeeded, as a bind of nobody, and some servers end one at a NUL
+    assert site.binds(user, TWO) - before == (1 if password.strip("\0") else 0)
 
 
 def test_nobody_of_that_name(site: Site) -> None:

@@ -58,6 +58,10 @@ class Green:
     spawn = staticmethod(gevent.spawn)
 
     @staticmethod
+    def join(greenlet):
+        greenlet.join()
+
+    @staticmethod
     def kill(greenlet):
         greenlet.kill()
 
@@ -83,6 +87,11 @@ class Green:
     spawn = staticmethod(eventlet.spawn)
 
     kill = staticmethod(eventlet.kill)
+
+    @staticmethod
+    def join(greenlet):
+        while not greenlet.dead:
+            eventlet.sleep(0.001)
 
     @staticmethod
     def kill_soon(greenlet):
@@ -272,7 +281,7 @@ class Sockets:
     def abandon(self, connection: socket.socket) -> None:
         connection.close()
 
-    def check(self, connection: socket.socket) -> None:
+    def check(self, connection: socket.socket, seconds: float) -> None:
         pass
 
     def is_stale(self, connection: socket.socket) -> bool:

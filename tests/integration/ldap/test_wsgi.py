@@ -223,6 +223,8 @@ def test_each_way_to_log_in(d: Directory, folder: Path, way: str) -> None:
         chosen |= secure | {"urls": d.ldaps_url}
     elif way.startswith("search"):
         chosen = options(d, user_dn="", search_base=d.people, user_filter="(|(uid={})(mail={}))")
+    if way == "search anonymously":
+        chosen["user_name_attribute"] = "uid"
     if way == "search":
         secret = folder / "secret"
         secret.write_text(d.service_password + "\n")
@@ -244,7 +246,8 @@ def test_each_way_to_log_in(d: Directory, folder: Path, way: str) -> None:
         assert s.status(d.root_dn, d.root_password) == 401
         if way.startswith("search"):
             user, twin = d.users[10], d.users[4]
-            assert s.ask(user.mail, user.password)[2]["REMOTE_USER"] == user.mail
+            expected = user.mail if way == "search" else user.uid
+            assert s.ask(user.mail, user.password)[2]["REMOTE_USER"] == expected
             assert twin.mail in [odd.mail for odd in d.odd_users]
             assert s.status(twin.mail, twin.password) == 401
         if way == "search":
@@ -475,12 +478,15 @@ def test_loading_connects_to_nothing(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def uwsgi(folder: Path, chosen: dict[str, str]) -> Iterator[Service]:
-    """Two worker processes, forked after the load, of four threads each."""
+def uwsgi(folder: Path, chosen: dict[str, str], target: str = "") -> Iterator[Service]:
+    """Two worker processes, forked after the load, of four threads each.
+
+    As the ini file does not ask for it, Python learns nothing of the fork.
+    """
     program = Path(sys.executable).with_name("uwsgi")
     if not program.exists():
         pytest.skip("uwsgi is not installed")
-    target = f"config:{paste_file(folder, chosen)}"
+    target = target or f"config:{paste_file(folder, chosen)}"
     log = folder / "uwsgi.log"
     with socket.create_server(("127.0.0.1", 0)) as listening, log.open("wb") as output:
         os.set_inheritable(listening.fileno(), True)
@@ -542,6 +548,46 @@ def test_forked_workers_have_connections_of_their_own(d: Directory, folder: Path
     d.wait_for(lambda counts: counts.closes >= counts.connects, "all connections are closed")
     for user in d.users[14:18]:
         d.unlock(user.dn)
+
+
+OPENED = """
+import time
+from keyfront.errors import KeyfrontError
+from keyfront.middleware.ldap import LDAPPool
+
+pool = LDAPPool({url!r}, bind_dn={dn!r}, bind_password={password!r}, min_size=1, timeout=5)
+# Its worker is at it, and in some workers' memory holds locks for ever.
+while not pool._search_connector.account._trying:
+    time.sleep(0.001)
+pool._servers._changed.lock.acquire()
+pool._counts_lock.acquire()
+
+
+def application(environ, start_response):
+    status, said = "200 OK", b""
+    if environ["PATH_INFO"] != "/healthcheck":
+        try:
+            pool.search({dn!r}, 0)
+            pool.authenticate({dn!r}, {password!r})
+            pool.get_stats()
+        except KeyfrontError as error:
+            status, said = "503 Away", str(error).encode()
+    start_response(status, [("Content-Length", str(len(said)))])
+    return [said]
+"""
+
+
+def test_a_pool_that_was_opened_before_a_fork_that_nobody_told_of(
+    d: Directory, folder: Path
+) -> None:
+    with FaultProxy(d.port) as proxy:
+        proxy.stall()
+        text = OPENED.format(url=proxy.url(), dn=d.service_dn, password=d.service_password)
+        (folder / "opened.py").write_text(text)
+        with uwsgi(folder, {}, "opened:application") as s:
+            proxy.forward()
+            for _ in range(8):
+                assert s.ask()[::2] == (200, b"")
 
 
 def test_what_else_a_client_may_send(d: Directory, folder: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from keyfront.errors import (
     CredentialsError,
     DirectoryAnswerError,
+    DirectoryBusyError,
     DirectoryError,
     DirectoryProtocolError,
     DirectoryTimeoutError,
@@ -215,11 +216,11 @@ def test_one_bind_is_one_message() -> None:
         answer = connection.bind(DN, SECRET)
         assert (answer.password_expiring, answer.grace) == (None, None)
         assert (connection.bound_as, connection.usable, connection.binds) == (DN, True, 1)
-        connection.bind("cn=b", b"\xff\0")
+        connection.bind("cn=b", b"\xff\x01")
         assert (connection.bound_as, connection.binds) == ("cn=b", 2)
     assert heard() == [
         messages.bind_request(1, DN, SECRET.encode()),
-        messages.bind_request(2, "cn=b", b"\xff\0"),
+        messages.bind_request(2, "cn=b", b"\xff\x01"),
         messages.unbind_request(3),
     ]
 
@@ -303,10 +304,14 @@ def test_warnings_of_the_password_policy() -> None:
 
 @pytest.mark.parametrize("code", [1, 3, 51, 52, 80])
 def test_a_server_in_trouble_is_no_verdict(code: int) -> None:
-    with talk(says(result(1, BIND, code, "in trouble"))) as (connection, _):
-        with pytest.raises(DirectoryUnavailableError, match="in trouble"):
+    """It has answered all the same, and the next user may be none of its troubles."""
+    answers = result(1, BIND, code, "in trouble"), result(2, BIND)
+    with talk(says(*answers)) as (connection, _):
+        with pytest.raises(DirectoryBusyError, match="in trouble"):
             connection.bind(DN, SECRET)
-        is_lost(connection)
+        assert connection.bound_as is None
+        connection.bind(DN, SECRET)
+        assert connection.bound_as == DN
 
 
 def test_fast_bind_leaves_the_connection_anonymous() -> None:
@@ -378,9 +383,17 @@ def test_a_refused_search_is_an_answer(code: int) -> None:
 
 @pytest.mark.parametrize("code", [51, 52])
 def test_a_busy_server_is_an_outage(code: int) -> None:
-    with talk(says(result(1, DONE, code))) as (connection, _):
-        with pytest.raises(DirectoryUnavailableError):
+    with talk(says(result(1, DONE, code), result(2, DONE), result(3, DONE, code))) as (
+        connection,
+        _,
+    ):
+        with pytest.raises(DirectoryBusyError):
             connection.search("dc=x")
+        connection.search("dc=x")
+        # Asked for a sign of life, it speaks of itself.
+        with pytest.raises(DirectoryUnavailableError) as caught:
+            connection.ping()
+        assert type(caught.value) is DirectoryUnavailableError
         is_lost(connection)
 
 

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from keyfront.errors import (
     CredentialsError,
     DirectoryAnswerError,
+    DirectoryBusyError,
     DirectoryError,
     DirectoryProtocolError,
     DirectoryTimeoutError,
@@ -37,8 +38,7 @@ from keyfront.errors import (
     PoolTimeoutError,
     Verdict,
 )
-from keyfront.middleware.ldap import LDAPPool, monitor
-from keyfront.middleware.ldap import service_account as service
+from keyfront.middleware.ldap import LDAPPool, monitor, refusals, service_account
 from keyfront.middleware.ldap.names import Names, escape_dn, octets
 from keyfront.middleware.ldap.protocol.ber import (
     element,
@@ -49,7 +49,8 @@ from keyfront.middleware.ldap.protocol.ber import (
 )
 from keyfront.middleware.ldap.protocol.connection import FAST_BIND, SearchAnswer
 from keyfront.middleware.ldap.protocol.tls import TLS
-from keyfront.middleware.ldap.service_account import HOLD_SECONDS, MAX_HOLD_SECONDS, ServiceAccount
+from keyfront.middleware.ldap.refusals import HOLD_SECONDS, MAX_HOLD_SECONDS
+from keyfront.middleware.ldap.service_account import ServiceAccount
 from support.served import PATIENCE
 
 SERVICE, SECRET = "cn=service,dc=x", "service-pässwörd"
@@ -344,7 +345,9 @@ def find(name: str, *entries: str, error: Exception | None = None, **options: An
         return SearchAnswer([(dn, {}) for dn in entries] + [(None, ["ldap://elsewhere"])])
 
     options = {"user_dn": None, "search_base": None, "user_filter": "(uid={})", **options}
-    return Names(**options).find(name, search), asked
+    dn, shown = Names(**options).find(name, search)
+    assert shown == name
+    return dn, asked
 
 
 def test_a_name_in_a_template_is_a_value_and_no_dn() -> None:
@@ -440,7 +443,8 @@ def test_a_refused_service_is_not_offered_again_for_longer_and_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(service, "time", types.SimpleNamespace(monotonic=clock.monotonic))
+    for module in (refusals, service_account):
+        monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=clock.monotonic))
     identity = ServiceAccount(SERVICE, SECRET)
     refused = CredentialsError(Verdict.LOCKED, diagnostic="too often", server="ldap://x:389")
     offered = []
@@ -477,7 +481,7 @@ def test_the_first_bind_of_the_service_is_waited_for() -> None:
     identity.begin(0.01)
     waiting = threading.Thread(target=lambda: identity.begin(math.inf), daemon=True)
     waiting.start()
-    until(lambda: identity._changed._waiters, "it waits")  # type: ignore[attr-defined]
+    until(lambda: identity._changed._waiters, "it waits")
     identity.accepted()
     waiting.join(PATIENCE)
     assert not waiting.is_alive()
@@ -558,7 +562,8 @@ def test_connections_for_logins_are_not_searched_with(server: Server, make: Any)
             pool.authenticate("jane", password)
         pool.search("ou=Groups,dc=x")
     searching, logging_in = server.all_clients
-    assert searching.asked[0] == f"bind {SERVICE}"
+    # Before its first BIND, for which other processes wait, it asks whether anybody is there.
+    assert searching.asked[:2] == ["search ", f"bind {SERVICE}"]
     assert f"bind {JANE}" not in searching.asked
     # pings only
     assert [x for x in logging_in.asked if x != f"bind {JANE}"] == ["search "] * 3
@@ -602,8 +607,17 @@ def test_no_answer_to_a_bind_is_an_outage(server: Server, make: Any) -> None:
     with pytest.raises(DirectoryTimeoutError):
         pool.authenticate(JANE, WORD, timeout=SHORT)
     assert server.asked("bind") == [f"bind {JANE}"] * 2
-    assert pool.servers[0].state != "up"
-    release.set()
+    # It is no verdict, but has the server asked.
+    server.wait(lambda: any("search" in x for x in server.clients[-1].asked))
+    assert pool.servers[0].state == "up"
+    # It waits for its clients, which wait here.
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    try:
+        until(lambda: pool.servers[0].state != "up", "the question was in vain")
+    finally:
+        release.set()
+        stopping.join()
 
 
 def test_a_hurried_caller_is_no_outage(server: Server, make: Any) -> None:
@@ -618,15 +632,30 @@ def test_a_hurried_caller_is_no_outage(server: Server, make: Any) -> None:
 
 
 @pytest.mark.parametrize("code", [51, 52])
-def test_a_busy_server_is_down(server: Server, make: Any, code: int) -> None:
+def test_a_server_that_is_busy_for_one_is_asked(server: Server, make: Any, code: int) -> None:
     pool = make(server)
     pool.authenticate(JANE, WORD)
     server.on_bind = lambda client, id, dn: result(id, 0x61, code)
-    server.on_search = lambda client, id, base: b""
-    with pytest.raises(DirectoryUnavailableError, match=r"busy|unavailable"):
+    asked: list[str] = []
+
+    def look(client: Client, id: int, base: str) -> bytes | None:
+        asked.append(base)
+        return result(id, 0x65, code) if server.root else None
+
+    server.on_search = look
+    with pytest.raises(DirectoryBusyError, match=r"busy|unavailable"):
         pool.authenticate(JANE, WORD)
-    assert pool.servers[0].state != "up"
-    assert pool.get_stats()["servers_down"] == 1
+    until(lambda: asked and not pool._servers._servers[0].breaker.is_suspected, "it is well")
+    assert pool.get_stats()["servers_up"] == 1
+    # Of itself, it says so to whoever asks.
+    server.root = {"busy": []}
+
+    def is_down() -> bool:
+        with pytest.raises(DirectoryUnavailableError):
+            pool.authenticate(JANE, WORD)
+        return pool.get_stats()["servers_down"] == 1
+
+    until(is_down, "it says that it is busy")
 
 
 def test_a_server_that_refuses_binds_as_such(server: Server, make: Any) -> None:
@@ -640,9 +669,15 @@ def test_a_server_that_refuses_binds_as_such(server: Server, make: Any) -> None:
 
 
 def test_fast_bind_where_a_server_has_it(server: Server, second: Server, make: Any) -> None:
+    """And only if that is asked for."""
     server.root = {"supportedCapabilities": ["1.2.3"], "supportedExtension": [FAST_BIND]}
+    make(server).authenticate(JANE, WORD)
+    assert not server.asked("extended")
+    server.hang_up()
+    server.wait(lambda: not server.clients)
+    server.gone.clear()
     server.on_extended = lambda client, id, oid: result(id, 0x78)
-    pool = make(server)
+    pool = make(server, fast_bind="auto")
     together(5, lambda: pool.authenticate(JANE, WORD))
     pool.authenticate(JANE, WORD)
     for client in server.all_clients:
@@ -655,18 +690,18 @@ def test_fast_bind_where_a_server_has_it(server: Server, second: Server, make: A
     pool.authenticate(JANE, WORD)
     assert len(server.asked("search")) == before  # it was asked once
     # the other server has none
-    other = make(second)
+    other = make(second, fast_bind="auto")
     other.authenticate(JANE, WORD)
     assert second.asked() == ["search ", f"bind {JANE}"]
     with pytest.raises(DirectoryAnswerError):
         make(second, fast_bind=True).authenticate(JANE, WORD)
-    make(server, fast_bind=False).authenticate(JANE, WORD)
+    make(server).authenticate(JANE, WORD)
     assert server.all_clients[-1].asked == ["search ", f"bind {JANE}"]
 
 
 def test_fast_bind_that_is_promised_and_refused(server: Server, make: Any) -> None:
     server.root = {"supportedExtension": [FAST_BIND]}
-    pool = make(server)
+    pool = make(server, fast_bind="auto")
     assert pool.authenticate(JANE, WORD).dn == JANE
     assert server.asked() == ["search ", f"extended {FAST_BIND}", f"bind {JANE}"]
 
@@ -677,10 +712,10 @@ def test_fast_bind_that_is_promised_and_refused(server: Server, make: Any) -> No
 def test_a_search_is_sent_again_once_if_nothing_came(server: Server, make: Any) -> None:
     pool = make(server)
     dying = [1, 1]
-    server.on_search = lambda client, id, base: b"" if dying.pop() else None
+    server.on_search = lambda client, id, base: b"" if base and dying.pop() else None
     dying[:] = [0, 1]
     assert pool.search("dc=x").entries
-    assert server.asked("search") == ["search dc=x"] * 2
+    assert server.asked("search dc") == ["search dc=x"] * 2
     assert pool.get_stats()["searches_retried"] == 1
     dying[:] = [0, 1, 1]
     with pytest.raises(DirectoryUnavailableError):
@@ -696,14 +731,16 @@ def test_a_search_is_not_sent_again_if_something_came(
 ) -> None:
     pool = make(server)
 
-    def die(client: Client, id: int, base: str) -> bytes:
+    def die(client: Client, id: int, base: str) -> bytes | None:
+        if not base:
+            return None
         client.socket.sendall(entry(id, base, {"cn": ["x"]})[:size])
         return b""
 
     server.on_search = die
     with pytest.raises(DirectoryUnavailableError):
         pool.search("dc=x")
-    assert server.asked("search") == ["search dc=x"]
+    assert server.asked("search dc") == ["search dc=x"]
     assert pool.get_stats()["searches_retried"] == 0
 
 
@@ -730,7 +767,7 @@ def test_a_refused_search_leaves_all_as_it_is(server: Server, make: Any) -> None
             pool.search("dc=x", page_size=-1)
     assert pool.servers[0].state == "up"
     assert len(server.all_clients) == 1
-    assert len(server.asked("search")) == 3
+    assert len(server.asked("search dc")) == 3
 
 
 def test_an_outage_within_a_loan_is_told_to_the_servers(server: Server, make: Any) -> None:
@@ -984,7 +1021,7 @@ def test_stats_are_numbers_in_one_row(server: Server, make: Any) -> None:
 
 def fork_with(pool: LDAPPool) -> int:
     """Fork as if other threads held the locks; they are not there to let go of them."""
-    locks = (pool._counts_lock, pool._search_connector.account._changed, pool._monitor._lock)
+    locks = (pool._counts_lock, pool._search_connector.account._changed.lock, pool._monitor._lock)
     for lock in locks:
         lock.acquire()
     child = os.fork()

@@ -65,6 +65,9 @@ class Connection:
         self.asked: list[tuple[int, bytes]] = []
         self.closed = False
 
+    def budget(self) -> None:
+        pass
+
     def search_page(self, *, page_size: int, cookie: bytes, **request: Any) -> tuple[Any, Any]:
         self.asked.append((page_size, cookie))
         if page_size == 0:
@@ -102,8 +105,13 @@ class Pool:
             self.failures.append(error)
             raise
         finally:
-            self.lent.remove(connection)
+            if connection in self.lent:
+                self.lent.remove(connection)
             self.returned.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        connection.close()
+        self.lent.remove(connection)
 
     def search(self, **request: Any) -> Any:
         self.searches.append(request)
@@ -642,6 +650,27 @@ def test_keystones_own_configuration_is_told_at_the_start(
     monkeypatch.setattr(core, "CONF", conf)
     with pytest.raises(OptionError, match=r"\[ldap\] url = gopher://x"):
         Identity()
+
+
+@pytest.mark.parametrize(
+    ("text", "warned"),
+    [
+        ("url = ldap://a.example.org,ldaps://b.example.org", ["ldap://a.example.org:389"]),
+        ("url = ldap://a.example.org\nuse_tls = true\ntls_req_cert = never", []),
+        ("url = ldap://localhost,ldap://127.0.0.2,ldap://[::1],ldapi://%2Frun%2Fx", []),
+    ],
+)
+def test_passwords_in_the_clear_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, warned: list[str]
+) -> None:
+    path = tmp_path / "keystone.conf"
+    path.write_text(f"[ldap]\n{text}\n")
+    conf = cfg.ConfigOpts()
+    keystone.conf.ldap.register_opts(conf)
+    conf(args=[], project="keystone", default_config_files=[str(path)], default_config_dirs=[])
+    Identity(conf)
+    lines = [x.getMessage() for x in caplog.records if "in the clear" in x.getMessage()]
+    assert [line.split(" go to ")[1].split(" ")[0] for line in lines] == warned
 
 
 def test_the_database_may_set_our_options() -> None:

@@ -42,8 +42,11 @@ def refusal(folder: Path, ldap: str = "", own: str = "") -> str:
 
 def test_defaults(tmp_path: Path) -> None:
     assert options.ldap(conf(tmp_path)) == {
+        "bind_password_file": None,
         "connect_timeout": 5.0,
         "operation_timeout": 30.0,
+        "max_answer": 128,
+        "max_entries": 100000,
         "checkout_timeout": 10.0,
         "max_waiting": 0,
         "min_size": 1,
@@ -53,7 +56,7 @@ def test_defaults(tmp_path: Path) -> None:
         "strategy": None,
         "fail_back": True,
         "password_policy": True,
-        "fast_bind": "auto",
+        "fast_bind": "never",
     }
 
 
@@ -63,7 +66,8 @@ def test_every_option_is_listed_and_says_its_unit() -> None:
     for option in listed:
         assert option.help and option.help.endswith("."), option.name
         if isinstance(option, (cfg.FloatOpt, cfg.IntOpt)):
-            assert re.match(r"(Seconds|Connections|Requests)\b", option.help), option.name
+            units = r"(Seconds|Connections|Requests|MiB|Entries)\b"
+            assert re.match(units, option.help), option.name
             assert option.type.min is not None and option.type.max is not None
 
 
@@ -112,6 +116,7 @@ def test_the_stock_defaults_make_a_pool(tmp_path: Path) -> None:
         "urls": ["ldap://localhost"],
         "bind_dn": "",
         "bind_password": "",
+        "bind_password_file": None,
         "strategy": "ordered",
         "min_size": 1,
         "max_size": 10,
@@ -125,8 +130,10 @@ def test_the_stock_defaults_make_a_pool(tmp_path: Path) -> None:
         "check_after": 30.0,
         "connect_timeout": 5.0,
         "operation_timeout": 30.0,
+        "max_answer": 128,
+        "max_entries": 100000,
         "password_policy": True,
-        "fast_bind": "auto",
+        "fast_bind": False,
         "fail_back": True,
     }
 
@@ -251,3 +258,20 @@ def test_what_has_no_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
     caplog.clear()
     DriverPool(conf(tmp_path, "[ldap]\nchase_referrals = false"))
     assert not caplog.records
+
+
+def test_the_password_in_a_file(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("of the service\n")
+    own = f"bind_password_file = {secret}"
+    made = arguments(tmp_path, "user = cn=service", own)
+    assert (made["bind_dn"], made["bind_password"]) == ("cn=service", "")
+    assert made["bind_password_file"] == str(secret)
+    for stock, words in (("", "with [ldap] user"), ("user = x\npassword = hush", "beside [ldap]")):
+        message = refusal(tmp_path, stock, own)
+        assert message.startswith("[keyfront_ldap] bind_password_file = ")
+        assert words in message
+        assert "hush" not in message
+    secret.chmod(0o644)
+    assert "chmod 0600" in refusal(tmp_path, "user = x", own)

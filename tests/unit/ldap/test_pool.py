@@ -202,6 +202,22 @@ def test_only_what_was_idle_for_long_is_checked(make: Any, server: Server, clock
     assert server.checks == 1
 
 
+def test_a_look_leaves_half_of_the_time(make: Any, server: Server, clock: Clock) -> None:
+    pool = make(check_after=0.0, timeout=8.0, max_size=1)
+    connection = pool.checkout()
+    pool.checkin(connection)
+    for timeout in (None, 2.0, 0):
+        assert pool.checkout(timeout) is connection
+        pool.checkin(connection)
+    pool.check()
+    assert server.check_seconds == [4.0, 1.0, 0.05, math.inf]
+    # What is spent on one that is dead is not there for the next.
+    connection.broken = True
+    server.on_check = lambda _: clock.later(4.0)
+    pool.checkout()
+    assert server.seconds[-1] == 4.0
+
+
 def test_eviction_ends_at_the_minimum(make: Any, server: Server, clock: Clock) -> None:
     pool = make(min_size=2, max_size=5, max_idle=80.0, max_lifetime=1e6)
     pool.wait()

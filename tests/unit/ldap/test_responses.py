@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keyfront.middleware.ldap.protocol import controls, responses
 from keyfront.middleware.ldap.protocol import requests as messages
 from keyfront.middleware.ldap.protocol import search_filter as filters
-from keyfront.middleware.ldap.protocol.ber import ProtocolError
+from keyfront.middleware.ldap.protocol.ber import ProtocolError, TooLargeError, element
 from keyfront.middleware.ldap.protocol.responses import Decoder, Message
 from support.ldap_samples import USUAL, Case, cases, entry, result
 from support.served import PATIENCE
@@ -319,3 +319,27 @@ def test_a_repr_has_no_content() -> None:
     decoder = Decoder()
     decoder.feed(USUAL[0].encoded)
     assert repr(decoder.next()) == "<Message id=2 tag=4>"
+
+
+def test_a_large_entry_is_read_like_a_small_one_within_its_memory() -> None:
+    values = [b"x" * 1000] * 1200 + [b""]
+    size = sum(map(len, values))
+    body = element(0x04, b"cn=x") + element(
+        0x30,
+        element(0x30, element(4, b"a") + element(0x31, b"".join(element(4, v) for v in values)))
+        + element(0x30, element(4, b"b") + element(0x31, element(4, b"1")))
+        + element(0x30, element(4, b"a") + element(0x31, element(4, b"2"))),
+    )
+    message = element(0x30, element(2, b"\x01") + element(0x64, body))
+    decoder = Decoder(max_memory=len(body) + 64 * (len(values) + 2))
+    decoder.feed(message)
+    read = decoder.next()
+    assert read is not None
+    assert (read.dn, read.attributes) == ("cn=x", {"a": [*values, b"2"], "b": [b"1"]})
+    assert size > 1 << 20
+    decoder = Decoder(max_memory=len(body) + 64 * (len(values) + 1))
+    decoder.feed(message)
+    for _ in range(2):
+        with pytest.raises(TooLargeError, match=r"max_answer"):
+            decoder.next()
+    assert not decoder.pending

@@ -43,6 +43,7 @@ VERDICTS = [
     (answer(49, "no data of that kind"), Verdict.WRONG_PASSWORD),
     (answer(48), Verdict.WRONG_PASSWORD),
     (answer(32), Verdict.UNKNOWN_USER),
+    (answer(34), Verdict.UNKNOWN_USER),
     (answer(53), Verdict.UNWILLING),
     (answer(50), Verdict.UNWILLING),
     (answer(49, active_directory("525")), Verdict.UNKNOWN_USER),
@@ -114,7 +115,7 @@ def test_an_outage_is_no_verdict(message: Message) -> None:
     assert verdicts.name_of(message.code) in str(error)
 
 
-@pytest.mark.parametrize("code", [2, 4, 7, 8, 10, 11, 12, 13, 14, 34, 54, 71, 123, 4711])
+@pytest.mark.parametrize("code", [2, 4, 7, 8, 10, 11, 12, 13, 14, 54, 71, 123, 4711])
 def test_a_wrong_set_up_is_neither(code: int) -> None:
     error = verdicts.bind_refusal(answer(code, "words"), SERVER)
     assert type(error) is DirectoryAnswerError

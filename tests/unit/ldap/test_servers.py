@@ -114,7 +114,7 @@ def make(clock: Any, *urls: ServerURL, **options: Any) -> ServerSet:
 
 def waiting(servers: ServerSet) -> int:
     """How many threads wait for a probe that another one makes."""
-    return len(servers._changed._waiters)  # type: ignore[attr-defined]
+    return len(servers._changed._waiters)
 
 
 def wait_for_waiting(servers: ServerSet, number: int) -> None:
@@ -551,6 +551,32 @@ def test_an_operation_from_before_the_outage(clock: Clock, network: Network) -> 
     assert state(servers, A) == "down"
 
 
+def test_a_suspicion_is_no_verdict_but_a_question(clock: Clock, network: Network) -> None:
+    servers = make(clock)
+    assert servers.suspect(A)
+    assert not servers.suspect(A)
+    assert state(servers, A) == "up"
+    assert servers.preferred(A)
+    assert servers.next_check() == 1.0
+    servers.check(network.probe)
+    assert network.asked() == [A]
+    assert servers.next_check() is None
+    # It was found well a moment ago; the question costs at most one connect in that time.
+    assert not servers.suspect(A)
+    clock.later(1)
+    assert servers.suspect(A)
+    # Who connects is the one who asks.
+    assert servers.open(network.connect) == A
+    servers.check(network.probe)
+    assert network.asked() == [A]
+    clock.later(1)
+    assert servers.suspect(A)
+    network.outcomes[A] = hole()
+    assert servers.open(network.connect) == B
+    assert state(servers, A) == "down"
+    assert not servers.suspect(A)
+
+
 def test_answers_do_not_close_it_but_hasten_its_probe(clock: Clock, network: Network) -> None:
     """A server may serve its old connections and take no new ones."""
     servers = make(clock)
@@ -695,9 +721,9 @@ def test_the_log_is_not_written_under_the_lock(clock: Clock, network: Network) -
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            free.append(servers._changed.acquire(blocking=False))
+            free.append(servers._changed.lock.acquire(blocking=False))
             if free[-1]:
-                servers._changed.release()
+                servers._changed.lock.release()
 
     handler = Handler()
     module.LOG.addHandler(handler)
@@ -721,8 +747,8 @@ def test_nor_is_anything_else_waited_for_under_it(clock: Clock) -> None:
     named = ServerURL.parse("ldap://ldap.example.org")
 
     def look(where: str) -> None:
-        assert servers._changed.acquire(blocking=False)
-        servers._changed.release()
+        assert servers._changed.lock.acquire(blocking=False)
+        servers._changed.lock.release()
         free.append(where)
 
     def resolve(host: str, port: int) -> list[Any]:
@@ -902,6 +928,36 @@ def test_a_probe_delays_nobody(clock: Clock, network: Network) -> None:
         assert [servers.open(network.connect) for _ in range(50)] == [B] * 50
         assert network.asked() == [B] * 50
         gate.let_go()
+    assert state(servers, A) == "up"
+
+
+def test_a_suspected_server_is_asked_by_one_and_the_others_wait(clock: Clock) -> None:
+    servers = make(clock, connect_timeout=PATIENCE)
+    gate = Gate()
+
+    def connect(url: ServerURL, address: Any, seconds: float) -> ServerURL:
+        if url == A:
+            gate()
+        return url
+
+    servers.suspect(A)
+    with running(5, lambda: servers.open(connect)) as results:
+        gate.wait_for(1)
+        wait_for_waiting(servers, 4)
+        gate.let_go(refused())
+    assert results == [B] * 5
+    assert gate.most == 1
+
+
+def test_who_has_little_time_does_not_wait_for_that_alone(clock: Clock) -> None:
+    servers = make(clock, connect_timeout=PATIENCE)
+    gate = Gate()
+    servers.suspect(A)
+    with running(1, lambda: servers.open(lambda *arguments: gate())) as results:
+        gate.wait_for(1)
+        assert servers.open(lambda url, *_: url, 0.02) == B
+        gate.let_go()
+    assert results == [None]
     assert state(servers, A) == "up"
 
 
@@ -1179,6 +1235,10 @@ class Servers(RuleBasedStateMachine):
             self.settle()
 
     @rule(number=st.integers(0, 2))
+    def doubt(self, number: int) -> None:
+        self.servers.suspect(self.urls[number])
+
+    @rule(number=st.integers(0, 2))
     def answer(self, number: int) -> None:
         self.servers.succeeded(self.urls[number])
 
@@ -1247,7 +1307,7 @@ class Servers(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_nothing(self) -> None:
         if self.waiting():
-            assert any(found.state == "probing" for found in self.servers.states())
+            assert any(server.breaker.is_awaited for server in self.servers._servers)
 
     def teardown(self) -> None:
         deadline = time.monotonic() + PATIENCE

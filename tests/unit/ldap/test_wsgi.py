@@ -68,7 +68,7 @@ class FakePool:
             raise self.error
         if (name, password) != (NAME, SECRET):
             raise CredentialsError(Verdict.WRONG_PASSWORD, server="ldap://ds1:389")
-        return object()
+        return types.SimpleNamespace(name=name)
 
     def close(self, timeout: float) -> None:
         self.error = DirectoryUnavailableError("closed")
@@ -401,7 +401,7 @@ class _Authenticate:
         self.right = hash(password) == self.digest
         if self.error is not None:
             raise self.error
-        return object()
+        return types.SimpleNamespace(name=name)
 
 
 def _texts(roots: list[Any]) -> Iterator[str]:
@@ -684,7 +684,7 @@ def test_values_reach_the_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     tls = checked.pop("tls")
     assert tls.verify == "never"
     assert checked["urls"] == ["ldap://127.0.0.1:1", "ldap://localhost", "ldapi://%2Frun%2Fslapd"]
-    assert checked["bind_password"] == "of the service"
+    assert (checked["bind_password"], checked["bind_password_file"]) == ("", str(secret))
     assert checked["fast_bind"] is False
     assert checked["fail_back"] is False
     sizes = [checked[x] for x in ("min_size", "max_size", "auth_min_size", "auth_max_size")]

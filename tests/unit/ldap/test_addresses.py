@@ -22,7 +22,7 @@ from keyfront.errors import (
     DirectoryUnavailableError,
     Verdict,
 )
-from keyfront.middleware.ldap.protocol.transport import Addresses, alternate, look_up
+from keyfront.middleware.ldap.protocol.addresses import Addresses, alternate, look_up
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from support.clocks import Clock
 from support.served import PATIENCE
@@ -115,10 +115,12 @@ def test_all_together_keep_to_the_time(clock: Clock) -> None:
     network = Network(clock, X, A, Y, B, C)
     network.outcomes = {address: TimeoutError() for address in network.found}
     began = clock.monotonic()
-    with pytest.raises(DirectoryTimeoutError):
+    with pytest.raises(DirectoryTimeoutError, match="and 2 more addresses"):
         network.addresses().reach(network.connect, 5.0)
     assert clock.monotonic() - began == pytest.approx(5.0)
-    assert len(network.calls) == 5
+    # Each has a quarter of the time at least.
+    assert network.calls == [X, A, Y, B]
+    assert network.shares == pytest.approx([1.25] * 4)
 
 
 def test_the_last_good_one_comes_first(clock: Clock) -> None:
@@ -376,6 +378,87 @@ def test_a_black_hole_costs_its_share() -> None:
         assert addresses.reach(counted, 0.6)[0] == "127.0.0.1"
         assert addresses.reach(counted, 0.6)[0] == "127.0.0.1"
         assert calls == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
+
+
+def hole_at(stack: contextlib.ExitStack, host: str, port: int) -> None:
+    """An address whose kernel does not answer, as its backlog is full."""
+    hole = stack.enter_context(socket.socket())
+    hole.bind((host, port))
+    hole.listen(0)
+    for _ in range(8):
+        client = stack.enter_context(socket.socket())
+        client.setblocking(False)
+        client.connect_ex((host, port))
+
+
+def test_black_holes_are_passed_by() -> None:
+    """Each costs the stagger, however many there are, and none is connected to twice."""
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(listening())
+        for n in range(2, 8):
+            hole_at(stack, f"127.0.0.{n}", port)
+        # What comes after those is not begun.
+        found = [(f"127.0.0.{n}", port) for n in (2, 3, 4, 5, 6, 7, 1, 8)]
+        calls: list[Any] = []
+
+        def adopt(url: ServerURL, address: Any, seconds: float) -> Any:
+            calls.append(address)
+            taken = stack.enter_context(address.take())
+            return taken.getpeername()
+
+        url = ServerURL.parse(f"ldap://ldap.example.org:{port}")
+        addresses = Addresses(
+            url, resolve=lambda *arguments: found, clock=time.monotonic, beside=True
+        )
+        began = time.monotonic()
+        assert addresses.reach(adopt, PATIENCE) == ("127.0.0.1", port)
+        assert time.monotonic() - began < PATIENCE / 4
+        assert addresses.reach(adopt, PATIENCE) == ("127.0.0.1", port)
+        assert calls == [("127.0.0.1", port)] * 2
+
+
+def test_one_that_is_connected_and_silent_leaves_time_for_the_others() -> None:
+    with listening() as port, contextlib.ExitStack() as stack:
+        found = [(f"127.0.0.{n}", port) for n in range(1, 41)]
+        for host, _ in found[1:]:
+            made = stack.enter_context(socket.socket())
+            made.bind((host, port))
+            made.listen()
+        shares: list[float] = []
+        unused: list[Any] = []
+
+        def silent(url: ServerURL, address: Any, seconds: float) -> Any:
+            shares.append(seconds)
+            unused.append(address)
+            if len(shares) == 3:
+                return tuple(address)
+            raise DirectoryTimeoutError("no answer")
+
+        url = ServerURL.parse(f"ldap://ldap.example.org:{port}")
+        addresses = Addresses(
+            url, resolve=lambda *arguments: found, clock=time.monotonic, beside=True
+        )
+        assert addresses.reach(silent, 8.0) == found[2]
+        assert all(1.5 < share <= 2.0 for share in shares)
+        # Nobody took the sockets: they are closed.
+        assert [each.take() for each in unused] == [None] * 3
+
+
+def test_all_that_fail_beside_each_other_are_told_of() -> None:
+    with contextlib.ExitStack() as stack:
+        with listening() as port:
+            hole_at(stack, "127.0.0.2", port)
+        found = [("127.0.0.1", port), ("127.0.0.2", port), ("127.0.0.3", port)]
+        url = ServerURL.parse(f"ldap://ldap.example.org:{port}")
+        addresses = Addresses(
+            url, resolve=lambda *arguments: found, clock=time.monotonic, beside=True
+        )
+        with pytest.raises(DirectoryTimeoutError) as caught:
+            addresses.reach(dial, 0.6)
+    assert str(caught.value) == (
+        f"{url.text}: 127.0.0.1: no connection: Connection refused; "
+        "127.0.0.3: no connection: Connection refused; 127.0.0.2: no connection within 0.6 s"
+    )
 
 
 def test_the_resolver_of_the_system() -> None:

@@ -1,0 +1,266 @@
+"""The passwords of a service that a directory refused, known to all processes of the node.
+
+Each process that offered a refused password on its own account would soon have the service locked
+out. A refusal is kept for a while in a file that only this user can read, of the password only a
+salted digest that takes long to make (scrypt), so that it is of no use to find the password. Where
+no such file can be had, each process knows of its own refusals only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from keyfront.common.file_lock import FileLock
+from keyfront.errors import CoordinatorError, CredentialsError, Verdict
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds for which a refused password is not offered again. They double with each refusal.
+HOLD_SECONDS = 10.0
+MAX_HOLD_SECONDS = 300.0
+#: Where root has made a folder for the service's user; in /dev/shm anybody could make one first.
+PLACE = Path("/run/keyfront")
+
+# Seconds after which a refusal does not count towards the next one.
+_FORGOTTEN = 3600.0
+# Seconds after which a file is of no use.
+_OLD = 86_400.0
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LONGEST = 65536
+_POLL_SECONDS = 0.002
+# Memory 16 MiB, about 50 ms; made only when something was refused.
+_COST = {"n": 2**14, "r": 8, "p": 1}
+
+_ANY = "*"
+
+
+class Refusals:
+    """What was refused of one account, by password and server.
+
+    :param account: what tells the account from others; ``None`` to share with nobody
+    """
+
+    def __init__(self, account: Sequence[str] | None = None) -> None:
+        self._path: Path | None = None
+        self._lock: FileLock | None = None
+        self._turn: FileLock | None = None
+        self._memory: dict[str, Any] = {"salt": _text(os.urandom(16)), "refused": {}}
+        #: Salt, password and digest of the last one made.
+        self._made: tuple[str, bytes, str] | None = None
+        folder = None if account is None else _folder()
+        if folder is not None:
+            name = hashlib.blake2b(repr(account).encode(), digest_size=12).hexdigest()
+            self._path = folder / f"{name}.json"
+            self._lock = FileLock(folder / f"{name}.lock", seconds=1.0)
+            self._turn = FileLock(folder / f"{name}.turn")
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes know of it."""
+        return self._path is not None
+
+    def held(self, secret: bytes, server: str | None = None) -> CredentialsError | None:
+        """Return why a password is not to be offered now; ``None`` if it may be.
+
+        :param server: the server that it would be offered to; ``None`` to ask of all of them
+        """
+        state = self._read()
+        if not state["refused"]:
+            return None
+        digest = self._digest(state["salt"], secret)
+        now = time.monotonic()
+        for place in (_ANY,) if server is None else (_ANY, server):
+            entry = state["refused"].get(f"{digest} {place}")
+            # What is further away than any hold was written before the machine was started.
+            if entry is not None and now < entry["until"] <= now + MAX_HOLD_SECONDS:
+                return _error(entry["error"], entry["until"] - now)
+        return None
+
+    def note(self, secret: bytes, error: CredentialsError, server: str | None = None) -> None:
+        """Note a refusal: for a while nobody offers this password again.
+
+        :param server: the one server that refused it; ``None`` if it counts for all
+        """
+
+        def change(state: dict[str, Any]) -> None:
+            now = time.monotonic()
+            refused = state["refused"]
+            for key in [k for k, v in refused.items() if now - v["until"] > _FORGOTTEN]:
+                del refused[key]
+            key = f"{self._digest(state['salt'], secret)} {server or _ANY}"
+            before = refused.get(key, {"hold": 0.0, "until": 0.0})
+            if now < before["until"] <= now + MAX_HOLD_SECONDS:
+                return
+            hold = min(before["hold"] * 2 or HOLD_SECONDS, MAX_HOLD_SECONDS)
+            refused[key] = {"hold": hold, "until": now + hold, "error": _parts(error)}
+
+        self._update(change)
+
+    def forget(self, secret: bytes, server: str) -> None:
+        """Note that a server took a password."""
+        if not self._read()["refused"]:
+            return
+
+        def change(state: dict[str, Any]) -> None:
+            digest = self._digest(state["salt"], secret)
+            for place in (_ANY, server):
+                state["refused"].pop(f"{digest} {place}", None)
+
+        self._update(change)
+
+    @contextmanager
+    def turn(self, seconds: float) -> Iterator[bool]:
+        """Offer a password in a block while nobody else of the node does.
+
+        It yields whether it is so; not if others took longer than ``seconds``.
+        """
+        lock = self._turn
+        deadline = time.monotonic() + seconds
+        taken = False
+        try:
+            while lock is not None and not (taken := lock.attempt()):
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(_POLL_SECONDS)
+        except CoordinatorError as error:
+            self._go_alone(error)
+        try:
+            yield taken or self._turn is None
+        finally:
+            if taken and lock is not None:
+                lock.__exit__(None, None, None)
+                lock.close()  # it is seldom taken
+
+    def _read(self) -> dict[str, Any]:
+        if self._path is None:
+            return self._memory
+        try:
+            with open(os.open(self._path, _READ), "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+                    return _checked(json.loads(file.read(_LONGEST)))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            pass  # not there, or not ours, or broken: it is written anew
+        return {"salt": _text(os.urandom(16)), "refused": {}}
+
+    def _update(self, change: Callable[[dict[str, Any]], None]) -> None:
+        path, lock = self._path, self._lock
+        if path is not None and lock is not None:
+            try:
+                with lock:
+                    state = self._read()
+                    change(state)
+                    self._write(path, state)
+                lock.close()
+                return
+            except (CoordinatorError, OSError) as error:
+                self._go_alone(error)
+        change(self._memory)
+
+    def _write(self, path: Path, state: dict[str, Any]) -> None:
+        if not state["refused"]:
+            path.unlink(missing_ok=True)
+            return
+        fd, name = tempfile.mkstemp(dir=path.parent)  # with mode 0600
+        try:
+            with open(fd, "w") as file:
+                json.dump(state, file)
+            os.replace(name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+
+    def _go_alone(self, error: Exception) -> None:
+        """Share with nobody from now on."""
+        LOG.warning("refused passwords are not shared with other processes: %s", error)
+        self._path = self._lock = self._turn = None
+
+    def _digest(self, salt: str, secret: bytes) -> str:
+        made = self._made
+        if made is None or made[:2] != (salt, secret):
+            digest = hashlib.scrypt(secret, salt=base64.b64decode(salt), dklen=16, **_COST)
+            made = self._made = (salt, secret, digest.hex())
+        return made[2]
+
+
+def _folder() -> Path | None:
+    """Return the folder of this user's files; ``None`` if there is none that is safe."""
+    base = Path("/dev/shm")
+    if not os.access(base, os.W_OK | os.X_OK):
+        base = Path(tempfile.gettempdir())
+    folder = base / f"keyfront-ldap-{os.geteuid()}"
+    with suppress(OSError):
+        found = PLACE.lstat()
+        own = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022
+        if stat.S_ISDIR(found.st_mode) and own and found.st_uid:
+            folder = PLACE / "ldap"
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        reason = error.strerror
+    else:
+        own = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        if stat.S_ISDIR(found.st_mode) and own:
+            _remove_old(folder)
+            return folder
+        reason = "it is another user's, or others may look into it"
+    LOG.warning("%s: refused passwords are not shared with other processes: %s", folder, reason)
+    return None
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove what nobody has written for a day: what is in it has long been over."""
+    with suppress(OSError):
+        for each in os.scandir(folder):
+            with suppress(OSError):
+                if time.time() - each.stat(follow_symlinks=False).st_mtime > _OLD:
+                    os.unlink(each.path)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _checked(state: Any) -> dict[str, Any]:
+    base64.b64decode(state["salt"], validate=True)
+    for entry in state["refused"].values():
+        entry["until"] = float(entry["until"])
+        entry["hold"] = float(entry["hold"])
+        _error(entry["error"], 0.0)
+    return {"salt": state["salt"], "refused": state["refused"]}
+
+
+def _parts(error: CredentialsError) -> list[Any]:
+    return [
+        error.verdict.name, error.code, error.name, error.diagnostic, error.matched_dn,
+        list(error.referrals), error.server,
+    ]  # fmt: skip
+
+
+def _error(parts: list[Any], seconds: float) -> CredentialsError:
+    """Return the error of a refusal again, with what is left of its time."""
+    verdict, code, name, diagnostic, matched_dn, referrals, server = parts
+    told = f"{diagnostic}; " if diagnostic else ""
+    return CredentialsError(
+        Verdict[verdict],
+        code,
+        name,
+        f"{told}it is not offered again for {seconds:.0f} s",
+        matched_dn,
+        referrals,
+        server=server,
+    )

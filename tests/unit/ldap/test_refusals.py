@@ -1,0 +1,108 @@
+"""What a directory refused of a service: its file, who may read it, and what is in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from keyfront.errors import CredentialsError, Verdict
+from keyfront.middleware.ldap import refusals
+from keyfront.middleware.ldap.refusals import Refusals
+
+ACCOUNT = ("cn=service", "ldap://one:389", "ldap://two:389")
+SECRET = b"of the service"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "shared"
+    made.mkdir(mode=0o700)
+    monkeypatch.setattr(refusals, "_folder", lambda: made)
+    return made
+
+
+def refused() -> CredentialsError:
+    return CredentialsError(Verdict.LOCKED, 19, "constraintViolation", "too often", server="x")
+
+
+def test_others_know_what_was_refused_and_not_the_password(folder: Path) -> None:
+    one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
+    one.note(SECRET, refused())
+    one.note(b"another", refused(), "ldap://two:389")
+    told = other.held(SECRET)
+    assert told is not None
+    assert (told.verdict, told.code, told.server) == (Verdict.LOCKED, 19, "x")
+    assert "too often; it is not offered again for 10 s" in str(told)
+    assert other.held(SECRET, "ldap://two:389") is not None
+    assert other.held(b"another") is None
+    assert other.held(b"another", "ldap://two:389") is not None
+    assert other.held(b"a third", "ldap://two:389") is None
+    assert Refusals((*ACCOUNT, "more")).held(SECRET) is None
+    for path in folder.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert SECRET not in path.read_bytes()
+    other.forget(b"another", "ldap://two:389")
+    other.forget(SECRET, "ldap://one:389")
+    assert one.held(SECRET) is None
+    assert not list(folder.glob("*.json"))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"salt": 1}', '{"salt": "", "refused": 1}'])
+def test_a_broken_file_is_written_anew(folder: Path, content: str) -> None:
+    one = Refusals(ACCOUNT)
+    one.note(SECRET, refused())
+    (path,) = folder.glob("*.json")
+    path.write_text(content)
+    assert one.held(SECRET) is None
+    one.note(SECRET, refused())
+    assert Refusals(ACCOUNT).held(SECRET) is not None
+
+
+def test_a_file_that_others_may_read_is_not_believed(folder: Path) -> None:
+    one = Refusals(ACCOUNT)
+    one.note(SECRET, refused())
+    (path,) = folder.glob("*.json")
+    path.chmod(0o644)
+    assert one.held(SECRET) is None
+
+
+def test_without_a_folder_it_goes_on_alone(folder: Path) -> None:
+    one = Refusals(ACCOUNT)
+    folder.rename(folder.with_name("gone"))
+    with one.turn(1.0) as mine:
+        assert mine
+    one.note(SECRET, refused())
+    assert one.held(SECRET) is not None
+    assert not one.shared
+
+
+def test_a_turn_is_one_at_a_time(folder: Path) -> None:
+    one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
+    with one.turn(0.0) as mine:
+        assert mine
+        with other.turn(0.01) as theirs:
+            assert not theirs
+    with other.turn(0.0) as mine:
+        assert mine
+
+
+def test_a_folder_of_others_is_not_used_and_old_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "run"
+    place.mkdir(mode=0o755)
+    monkeypatch.setattr(refusals, "PLACE", place)
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    if os.getuid() == 0:
+        os.chown(place, 1234, 1234)
+        (place / "ldap").mkdir(mode=0o700)
+        os.chown(place / "ldap", 1234, 1234)
+        for name, age in (("new", 0), ("old", 90_000)):
+            (place / "ldap" / name).touch()
+            os.utime(place / "ldap" / name, (0, os.path.getmtime(place) - age))
+        assert refusals._folder() == place / "ldap"
+        assert [each.name for each in (place / "ldap").iterdir()] == ["new"]
+        (place / "ldap").chmod(0o750)
+        assert refusals._folder() is None
