@@ -1,6 +1,7 @@
 """What a cloud asks of Keystone: logins, first validations, repeated ones, re-scopes.
 
     python -m keyfront.benchmarks.compare.cloud_mix [--rounds 3] [--users 10] [--services 5]
+        [--changes 10]
 
 Makes a Keystone on SQLite in a temporary folder and serves it by uWSGI, 2 processes, in three
 candidates: stock Keystone as it comes, stock Keystone with memcached behind its own caches, and
@@ -17,8 +18,16 @@ order of candidates. The first round fills caches and is not counted: a cloud ha
 Services ask with tokens of their own. Passwords are hashed as cheaply as bcrypt does
 (``password_hash_rounds = 4``): what a hash costs is the same for all and hides the rest.
 
+With ``--changes N`` another process of the cloud changes N times a second what none of these
+requests shows: it makes a user, and grants him a role on a project of his own, directly in the
+database, as ``keystone-manage`` would. keyfront is told of that by the word in its URL.
+
 Rates are medians over the rounds; ``times`` is the median of the ratios to stock Keystone with
 memcached, round by round. Everything is on the same cores, the asking as well.
+
+The second table is of CPU time: that of uWSGI and its workers, user and system, divided by the
+requests of all rounds, and in brackets its part of what stock Keystone with memcached takes. It
+hardly differs with what else the machine does. The hash of a password is in it, memcached is not.
 """
 
 from __future__ import annotations
@@ -26,9 +35,14 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +50,7 @@ from keyfront.errors import ServerError
 
 from ..lineups.keystone import PROJECTS, VALIDATION, Keystone, ask, log_in, login
 from ..lineups.lineup import memory_folder
+from ..lineups.uwsgi import Server
 from . import paired
 from .paired import say
 from .token_servers import CANDIDATES, Servers, check
@@ -54,8 +69,26 @@ password_hash_rounds = 4
 ttl = 30
 """
 
-#: Of one candidate in one round: how many requests of each phase, in how many seconds.
-Sample = dict[str, tuple[int, float]]
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of one candidate in one round."""
+
+    #: How many requests.
+    count: int
+    #: In how many seconds.
+    seconds: float
+    #: And how many of the server's CPU.
+    cpu: float
+
+    def __add__(self, other: Phase) -> Phase:
+        return Phase(
+            self.count + other.count, self.seconds + other.seconds, self.cpu + other.cpu
+        )
+
+
+#: Of one candidate in one round, by phase.
+Sample = dict[str, Phase]
 
 
 class Cloud:
@@ -92,18 +125,21 @@ class Cloud:
     def _login(self, name: str) -> dict[str, Any]:
         return login(name, PASSWORD, "one" if name in self.users else "services")
 
-    def ask_everything(self, url: str) -> Sample:
+    def ask_everything(self, server: Server) -> Sample:
         """Go through the mix once.
 
+        :param server: that is asked
         :raises ServerError: something was not answered as it should
         """
+        url = server.url
         callers = [log_in(url, self._login(name)) for name in self.services]
         with ThreadPoolExecutor(CLIENTS) as pool:
 
-            def timed(deed: Callable[..., Any], asked: Sequence[Any]) -> tuple[list[Any], float]:
-                begun = time.monotonic()
+            def timed(deed: Callable[..., Any], asked: Sequence[Any]) -> tuple[list[Any], Phase]:
+                cpu, begun = server.cpu(), time.monotonic()
                 found = list(pool.map(lambda values: deed(*values), asked))
-                return found, time.monotonic() - begun
+                took = time.monotonic() - begun
+                return found, Phase(len(asked), took, server.cpu() - cpu)
 
             def validate(caller: str, token: str) -> None:
                 found = ask(url, "GET", VALIDATION, caller, subject=token)
@@ -116,24 +152,82 @@ class Cloud:
                 return log_in(url, {"auth": {"identity": identity, "scope": scope}})
 
             logins = [(url, self._login(name)) for name in self.users]
-            tokens, login_time = timed(log_in, logins)
+            tokens, login_phase = timed(log_in, logins)
             pairs = [(caller, token) for token in tokens for caller in callers]
-            _, first_time = timed(validate, pairs)
-            _, repeated_time = timed(validate, pairs * REPEATED)
-            others, rescope_time = timed(rescope, [(token,) for token in tokens])
+            _, first_phase = timed(validate, pairs)
+            _, repeated_phase = timed(validate, pairs * REPEATED)
+            others, rescope_phase = timed(rescope, [(token,) for token in tokens])
             again = [(caller, token) for token in others for caller in callers]
-            _, again_time = timed(validate, again)
+            _, again_phase = timed(validate, again)
         return {
-            "logins": (len(logins), login_time),
-            "first": (len(pairs) + len(again), first_time + again_time),
-            "repeated": (len(pairs) * REPEATED, repeated_time),
-            "re-scopes": (len(others), rescope_time),
+            "logins": login_phase,
+            "first": first_phase + again_phase,
+            "repeated": repeated_phase,
+            "re-scopes": rescope_phase,
         }
 
 
-def measure(rounds: int, users: int, services: int) -> dict[str, list[Sample]]:
+@contextmanager
+def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
+    """Change what no request of the mix shows, until the block ends.
+
+    :param url: SQLAlchemy's, of Keystone's database
+    :param each_second: how many changes; 0: none
+    :returns: the thread that does it
+    :raises ServerError: a change was refused
+    """
+    import sqlalchemy as sa
+
+    ended = threading.Event()
+    failed: list[Exception] = []
+    engine = sa.create_engine(url)
+    tables = sa.MetaData()
+
+    def change() -> None:
+        user, assignment = tables.tables["user"], tables.tables["assignment"]
+        with engine.connect() as connection:
+            role = connection.execute(sa.select(tables.tables["role"].c.id)).scalar()
+        number, one = 0, ""
+        while not ended.wait(1 / each_second):
+            with engine.begin() as connection:
+                if number % 2:
+                    grant = {"type": "UserProject", "actor_id": one, "target_id": one}
+                    row = {**grant, "role_id": role, "inherited": False}
+                    connection.execute(assignment.insert().values(**row))
+                else:
+                    one = uuid.uuid4().hex
+                    row = {"id": one, "domain_id": "default", "enabled": True}
+                    row["created_at"] = datetime.now(UTC).replace(tzinfo=None)
+                    connection.execute(user.insert().values(**row))
+            number += 1
+
+    def run() -> None:
+        try:
+            change()
+        except sa.exc.SQLAlchemyError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    if each_second:
+        tables.reflect(engine, only=["user", "assignment", "role"])
+        thread.start()
+    try:
+        yield thread
+    finally:
+        ended.set()
+        if each_second:
+            thread.join()
+        engine.dispose()
+    if failed:
+        raise ServerError(f"the database was not changed: {failed[0]}")
+
+
+def measure(
+    rounds: int, users: int, services: int, changes: float = 0
+) -> dict[str, list[Sample]]:
     """Go through the mix with each candidate in each round, after one that is not counted.
 
+    :param changes: how many a second there are of what is not asked for
     :raises MissingPartError: memcached, pymemcache, uWSGI or Keystone is not installed
     :raises ServerError: a server did not start or does not answer as it should
     """
@@ -153,7 +247,8 @@ def measure(rounds: int, users: int, services: int) -> dict[str, list[Sample]]:
             for number in range(rounds + 1):
                 took = []
                 for name in reversed(NAMES) if number % 2 else NAMES:
-                    sample = cloud.ask_everything(servers[name].url)
+                    with changed(servers.database_url(name), changes):
+                        sample = cloud.ask_everything(servers[name])
                     if number:
                         samples[name].append(sample)
                     took.append(f"{name} {whole(sample):.1f} s")
@@ -164,17 +259,22 @@ def measure(rounds: int, users: int, services: int) -> dict[str, list[Sample]]:
 
 def whole(sample: Sample) -> float:
     """Return how many seconds the mix took."""
-    return sum(seconds for _, seconds in sample.values())
+    return sum(phase.seconds for phase in sample.values())
 
 
 def rate(sample: Sample, phase: str) -> float:
     """Return the requests a second of a phase."""
-    count, seconds = sample[phase]
-    return count / seconds
+    return sample[phase].count / sample[phase].seconds
+
+
+def cpu(samples: Sequence[Sample], phase: str | None = None) -> float:
+    """Return the milliseconds of CPU of a request of a phase, or of the whole mix."""
+    of = [sample[name] for sample in samples for name in ((phase,) if phase else PHASES)]
+    return 1000 * sum(one.cpu for one in of) / sum(one.count for one in of)
 
 
 def table(samples: dict[str, list[Sample]]) -> str:
-    """Return the result as a table of documents."""
+    """Return the result as two tables of documents."""
     lines = [
         f"| | {' | '.join(f'{phase}/s' for phase in PHASES)} | whole |",
         "|---|" + "---:|" * (len(PHASES) + 1),
@@ -195,6 +295,15 @@ def table(samples: dict[str, list[Sample]]) -> str:
         seconds = statistics.median(map(whole, own))
         cells.append(f"{seconds:.1f} s ({times:.2g} times as fast)")
         lines.append(f"| {CANDIDATES[name].label} | {' | '.join(cells)} |")
+    lines += ["", f"| CPU of a request | {' | '.join(PHASES)} | whole |"]
+    lines.append("|---|" + "---:|" * (len(PHASES) + 1))
+    for name, own in samples.items():
+        cells = []
+        for one in (*PHASES, None):
+            took, other = cpu(own, one), cpu(samples[AGAINST], one)
+            # What is too little for the clock is nothing.
+            cells.append(f"{took:.2f} ms ({took / other:.2g})" if other else f"{took:.2f} ms")
+        lines.append(f"| {CANDIDATES[name].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -209,10 +318,17 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(
             option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
         )
+    parser.add_argument(
+        "--changes", type=float, default=0, help="changes of other things a second (default 0)"
+    )
     given = parser.parse_args(arguments)
+    if not 0 <= given.changes <= 1000:
+        parser.error(f"--changes {given.changes:g} is not between 0 and 1000")
     paired.ends_in_order()
     return paired.finish(
-        "cloud_mix", lambda: measure(given.rounds, given.users, given.services), table
+        "cloud_mix",
+        lambda: measure(given.rounds, given.users, given.services, given.changes),
+        table,
     )
 
 

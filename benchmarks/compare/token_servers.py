@@ -179,6 +179,13 @@ class Servers:
         """Return where a keyfront candidate's epoch table and answers are."""
         return self.shared / name.replace(" ", "-")
 
+    def database_url(self, name: str) -> str:
+        """Return the URL of the database for another process, as a candidate's owner writes it."""
+        url = f"sqlite:///{self.keystone.state.path / 'keystone.sqlite'}"
+        if CANDIDATES[name].module is not None:
+            return url
+        return f"{url}?plugin=keyfront&keyfront_path={self.shared_folder(name)}"
+
     @contextmanager
     def _served(self, name: str, address: str) -> Iterator[Server]:
         candidate, port = CANDIDATES[name], free_port()

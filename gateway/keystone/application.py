@@ -37,8 +37,9 @@ from typing import Any
 
 from keyfront.errors import ImportedTooEarlyError, PasteFileError
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
+from keyfront.middleware.tokens.routes import TOKENS
 
-from ..error_body import error_body
+from ..error_body import error_body, plain_error_body
 from . import token_cache
 from .database_loss import DatabaseLoss
 from .imports import import_keystone as _import
@@ -84,7 +85,9 @@ class KeystoneApplication:
     """A WSGI callable: forget the previous request of this thread, then call Keystone.
 
     A change that its database hooks refused is answered 503 with ``Retry-After``, and so is a
-    request that fails because the database is away; without it, if a commit may have been made.
+    request that fails because the database is away or its disk is full; without it, if a commit may
+    have been made. An error that is HTML or words, of flask or oslo.middleware, gets the
+    form of Keystone's.
 
     :param application: Keystone's WSGI application, middleware included
     :param request_store: the thread-local in which ``oslo_context`` keeps the request context
@@ -119,6 +122,8 @@ class KeystoneApplication:
         if request is None:
             request = Request()
         request.recorded = True
+        if environ.get("REQUEST_METHOD") == "POST" and environ.get("PATH_INFO") == TOKENS:
+            request.users = {}
         self._begin(request)
         given: list[Any] = []
         written: list[bytes] = []
@@ -142,19 +147,26 @@ class KeystoneApplication:
             reason = f"The change was not completed because {request.refused}. Try again."
             return _unavailable(reason, given, body, start_response)
         if request.lost and (not given or given[0].startswith("5")):
-            self._loss.tell(request.lost)
-            reason = "The database cannot be reached. Try again."
+            self._loss.tell(request)
+            reason, again = "The database cannot be reached. Try again.", 1
+            if request.disk_failed:
+                reason, again = "The database's disk is full or fails. Try again later.", 10
             if request.unknown_commit:
-                reason = (
+                reason, again = (
                     "The database was lost while it made the change. Look whether it is made "
                     "before you try again."
-                )
-            return _unavailable(
-                reason, given, body, start_response, again=not request.unknown_commit
-            )
+                ), 0
+            return _unavailable(reason, given, body, start_response, again=again)
         # Keystone's own 503 tells no time: when the directory of its users is away, for example.
         if given and given[0].startswith("503") and not _says_when(given[1]):
             given[1] = [*given[1], ("Retry-After", "1")]
+        if given and given[0] >= "4" and not _is_of_the_api(given[1]):
+            _close(body)
+            text = plain_error_body(int(given[0][:3]))
+            own = {"content-type": "application/json", "content-length": str(len(text))}
+            given[1] = [(n, own.get(n.lower(), v)) for n, v in given[1]]
+            start_response(*given)
+            return [] if environ.get("REQUEST_METHOD") == "HEAD" else [text]
         start_response(*given)
         return [*written, *body] if written else body
 
@@ -165,25 +177,38 @@ def _unavailable(
     body: Iterable[bytes],
     start_response: Callable[..., Any],
     *,
-    again: bool = True,
+    again: int = 1,
 ) -> Iterable[bytes]:
     """Answer 503 in place of what Keystone has given.
 
     :param given: status and headers of Keystone's answer; empty if it raised
     :param body: of that answer
-    :param again: whether clients may send the request again by themselves
+    :param again: seconds after which clients may send the request again by themselves; 0 if they
+        may not
     """
-    close = getattr(body, "close", None)
-    if close is not None:
-        close()
+    _close(body)
     headers = [(n, v) for n, v in (given or ("", ()))[1] if n.lower() not in _REPLACED]
     headers.append(("Content-Type", "application/json"))
     if again:
-        headers.append(("Retry-After", "1"))
+        headers.append(("Retry-After", str(again)))
     text = error_body(503, reason)
     headers.append(("Content-Length", str(len(text))))
     start_response("503 Service Unavailable", headers)
     return [text]
+
+
+def _is_of_the_api(headers: list[tuple[str, str]]) -> bool:
+    """Whether an error is of Keystone's API, and not one of flask or oslo.middleware."""
+    for name, value in headers:
+        if name.lower() == "content-type":
+            return not value.startswith(("text/html", "text/plain"))
+    return True
+
+
+def _close(body: Iterable[bytes]) -> None:
+    close = getattr(body, "close", None)
+    if close is not None:
+        close()
 
 
 def _says_when(headers: list[tuple[str, str]]) -> bool:

@@ -1,6 +1,7 @@
-"""Answers 503 instead of 500 while the database is away, and says so in one line a second.
+"""Answers 503 instead of 500 while the database is away, or its disk is full or fails, and says so
+in one line a second.
 
-Keystone takes a database that cannot be reached for an error of its own: it answers 500 and logs a
+Keystone takes a database that cannot be used for an error of its own: it answers 500 and logs a
 traceback of 35 kB for each request. Here SQLAlchemy's event of a failed statement or connect tells
 which request was hit. The application answers that one with 503 and ``Retry-After``, and Keystone's
 records of it are not logged.
@@ -12,11 +13,12 @@ that the next request after the database is back gets a new connection.
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 from typing import Any
 
-from keyfront.middleware.tokens.request import current
+from keyfront.middleware.tokens.request import Request, current
 
 LOG = logging.getLogger(__name__)
 
@@ -25,6 +27,12 @@ _LOGGERS = (
     "keystone.server.flask.application",
     "keystone.server.flask.request_processing.middleware.auth_context",
 )
+
+# Errors of a disk that is full or fails. SQLite's are result codes; those of MariaDB and MySQL are
+# ER_DISK_FULL, ER_ERROR_ON_WRITE and ER_RECORD_FILE_FULL; PostgreSQL's are disk_full and io_error.
+_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+_MYSQL = (1021, 1026, 1114)
+_POSTGRESQL = ("53100", "58030")
 
 # Seconds between two lines of the log.
 _INTERVAL = 1.0
@@ -51,10 +59,10 @@ class DatabaseLoss:
             if is_worth_logging not in logger.filters:
                 logger.addFilter(is_worth_logging)
 
-    def tell(self, reason: str) -> None:
+    def tell(self, request: Request) -> None:
         """Log that a request was answered 503; of many in one second, the first and their number.
 
-        :param reason: what the driver said, in one line
+        :param request: with what the driver said, in one line
         """
         with self._lock:
             now = time.monotonic()
@@ -64,20 +72,35 @@ class DatabaseLoss:
             self._next = now + _INTERVAL
             untold, self._untold = self._untold, 0
         more = f"; so were {untold} others since the last such line" if untold else ""
-        LOG.error("the database cannot be reached, a request was answered 503%s: %s", more, reason)
+        text = "the database cannot be reached, a request was answered 503%s: %s"
+        if request.disk_failed:
+            text = "the database's disk is full or fails, a request was answered 503%s: %s"
+        LOG.error(text, more, request.lost)
 
 
 def note_error(context: Any) -> None:
-    """Note with the request that is being served that the database has failed it.
+    """Note with the request that is being served that its database has failed it.
 
     :param context: SQLAlchemy's ``ExceptionContext``
     """
-    if context.is_pre_ping or not (context.is_disconnect or context.connection is None):
+    disk_failed = is_of_disk(context.original_exception)
+    lost = context.is_disconnect or context.connection is None
+    if context.is_pre_ping or not (lost or disk_failed):
         return
     request = current.get()
     if request is not None:
+        request.disk_failed = disk_failed
         lines = str(context.original_exception).strip().splitlines()
         request.lost = lines[0] if lines else type(context.original_exception).__name__
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """Whether a driver's error says that the database's disk is full or fails."""
+    if isinstance(error, sqlite3.Error):
+        # What sqlite3 raises by itself has no code.
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return state in _POSTGRESQL or (bool(error.args) and error.args[0] in _MYSQL)
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:

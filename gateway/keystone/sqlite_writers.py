@@ -134,9 +134,10 @@ def _begin(connection: Connection) -> None:
     # SQLite's own waiting would stop all greenlets, and with them the one that is waited for.
     dbapi.execute("PRAGMA busy_timeout = 0")
     try:
-        while not _begun(dbapi):
-            if time.monotonic() > deadline:
-                _refuse(connection)
+        while (code := _error_of_begin(dbapi)) is not None:
+            busy = code == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() > deadline:
+                _raise_as_sqlalchemy(connection, busy=busy)
                 break
             time.sleep(random.uniform(*_PAUSES))
     finally:
@@ -144,23 +145,26 @@ def _begin(connection: Connection) -> None:
     connection.info[_BEGUN] = True
 
 
-def _begun(connection: sqlite3.Connection) -> bool:
+def _error_of_begin(connection: sqlite3.Connection) -> int | None:
+    """Begin to write; returns SQLite's code of the error, ``None`` if there was none."""
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-            raise
-        return False
-    return True
+        return error.sqlite_errorcode & 0xFF
+    return None
 
 
-def _refuse(connection: Connection) -> None:
-    """Try for the last time, and raise what SQLAlchemy makes of it."""
+def _raise_as_sqlalchemy(connection: Connection, *, busy: bool) -> None:
+    """Try for the last time, and raise what SQLAlchemy makes of it.
+
+    :param busy: whether others write, which is said to who waited for it
+    """
     try:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     except Exception:
-        LOG.error("a change was refused: other writers held the database for %.0f s", PATIENCE)
-        request = current.get()
-        if request is not None:
-            request.refused = "the database was busy with other changes"
+        if busy:
+            LOG.error("a change was refused: other writers held the database for %.0f s", PATIENCE)
+            request = current.get()
+            if request is not None:
+                request.refused = "the database was busy with other changes"
         raise

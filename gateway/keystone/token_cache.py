@@ -10,19 +10,23 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keyfront.common import fork
 from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
+from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import registry as nodes
 from keyfront.middleware.tokens.request import basis_end, current
+from keyfront.middleware.tokens.watched_files import WatchedFiles, of_keystone
 
 from .imports import import_keystone, incompatible
 
 if TYPE_CHECKING:
     from .cache_regions import CacheNames
+    from .worker_memory import KeystoneMemory
 
 
 class Database:
@@ -45,6 +49,10 @@ class Database:
         if self._folder is None:
             self._folder = folder_of(import_keystone("keystone.conf").CONF)
         return registry.get(self._folder)
+
+    def node(self) -> Node | None:
+        """Return what the workers of this node share, if there is a token cache."""
+        return None if self._folder is None else nodes.get(self._folder)
 
     def watch(self, engine: Any) -> None:
         """Tell of what ``engine`` commits; called by oslo.db for each engine it makes.
@@ -92,6 +100,7 @@ def connect(database: Database) -> CacheNames:
     from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import is_attached
 
     from .cache_regions import CacheNames
+    from .repeated_work import leave_out
 
     if database.factory._started and not is_attached(database.factory.get_writer_engine()):
         raise incompatible("its database engine was made before it could be watched")
@@ -100,22 +109,42 @@ def connect(database: Database) -> CacheNames:
     fork.registry.register("token counters", after=counters.claim_all)
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
     regions = list(_cache_regions())
-    _keep_in_memory(regions)
+    memory = _keep_in_memory(regions, database.node)
     names = CacheNames(regions, database.coordinator, _options()["settle"])
+    leave_out(_options()["ttl"], memory)
     record_validations(_token_manager())
     keep_no_outside_decision(import_keystone("oslo_policy._checks"))
     _load_policies()
     return names
 
 
-def _keep_in_memory(regions: list[Any]) -> None:
-    """Give Keystone's caches the memory of this worker, where they have no backend of their own."""
+def _keep_in_memory(
+    regions: list[Any], node: Callable[[], Node | None]
+) -> KeystoneMemory | None:
+    """Give Keystone's caches the memory of this worker, where they have no backend of their own.
+
+    :param node: returns what the workers share
+    :returns: the memory; ``None`` if Keystone caches nothing, or elsewhere
+    """
     from keyfront.middleware.tokens.options import KEYSTONE_SHARE
 
-    from .cache_regions import KeystoneMemory, use
+    from .worker_memory import KeystoneMemory, use
 
     values = _options()
-    use(regions, KeystoneMemory(int((values["memory"] << 20) * KEYSTONE_SHARE), values["ttl"]))
+    limit = int((values["memory"] << 20) * KEYSTONE_SHARE)
+    memory = KeystoneMemory(limit, values["ttl"], node, _form())
+    used = use(regions, memory)
+    return memory if used and import_keystone("keystone.conf").CONF.cache.enabled else None
+
+
+def _form() -> str:
+    """Return what tells workers that share what Keystone computes from those of another kind.
+
+    Those with other versions or options share nothing anyhow. One that has loaded another catalog
+    file, or whose Python pickles otherwise, may run beside this one for a while.
+    """
+    files = WatchedFiles(of_keystone(import_keystone("keystone.conf").CONF), Path()).look()
+    return f"{sys.version} {files.hex()} "
 
 
 def _options() -> dict[str, Any]:
@@ -141,9 +170,13 @@ def _cache_regions() -> Iterator[Any]:
 def _token_manager() -> Any:
     providers = import_keystone("keystone.common.provider_api").ProviderAPIs
     manager = getattr(providers, "token_provider_api", None)
-    for owner in (manager, getattr(manager, "driver", None)):
-        if not callable(getattr(owner, "validate_token", None)):
-            raise incompatible("its token provider has no validate_token()")
+    for owner, name in (
+        (manager, "validate_token"),
+        (manager, "check_revocation"),
+        (getattr(manager, "driver", None), "validate_token"),
+    ):
+        if not callable(getattr(owner, name, None)):
+            raise incompatible(f"its token provider has no {name}()")
     return manager
 
 
@@ -209,7 +242,15 @@ def record_validations(manager: Any) -> None:
                 request.garbage.add(token_id)
             raise
 
+    def check_revocation(token: Any) -> Any:
+        request = current.get()
+        if request is not None:
+            request.checked = token
+        return check(token)
+
+    check = manager.check_revocation
     manager.validate_token = validate_token
+    manager.check_revocation = check_revocation
     manager.driver.validate_token = decode_token
 
 

@@ -19,8 +19,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
+from keyfront import __version__
 from keyfront.errors import CoordinatorError, MissingPartError
 
 from . import tags_header
@@ -33,6 +35,7 @@ from .invalidation.change_log import folder_of, registry
 from .invalidation.rules import LAPSING
 from .lru_cache import Memory
 from .node_cache import Node
+from .node_cache import registry as nodes
 from .request import ENVIRON_KEY, Request, expiry, tags
 from .routes import TOKENS, Routes
 from .watched_files import WatchedFiles, of_keystone
@@ -44,6 +47,9 @@ WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]
 _READS = frozenset({"GET", "HEAD"})
 
 _ALL = Slots((ALL_SLOT,))
+
+# What Keystone's caches have by default.
+_NULL = "dogpile.cache.null"
 
 # Bytes of an answer of another route than validation that goes into what the workers share.
 _SHARED_LISTING = 65536
@@ -274,7 +280,7 @@ class TokenCache:
             return None
         if listing:  # it shows rows that belong to no token
             let_in = request.reading or status.startswith("401")
-            if not let_in or request.reads & LAPSING:
+            if not let_in or request.families & LAPSING:
                 return None
             tags |= request.reads
         try:
@@ -473,9 +479,17 @@ def token_cache(
     check_folder(folder, make=True)
     coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(folder)
     registry.set(folder, coordinator)
+    shared = values["node_memory"] << 20
+    # Where Keystone's caches have another backend, that is shared already.
+    computed = int(shared * options.KEYSTONE_SHARE) if conf.cache.backend == _NULL else 0
     node = Node(
-        folder, size=values["node_memory"] << 20, flight_timeout=values["flight_timeout"]
+        folder,
+        size=shared - computed,
+        values=computed,
+        flight_timeout=values["flight_timeout"],
+        configured=_configured(conf),
     )
+    nodes[folder] = node
     return TokenCache(
         application,
         coordinator,
@@ -488,6 +502,24 @@ def token_cache(
         settle=values["settle"],
         files=WatchedFiles(of_keystone(conf), folder),
     )
+
+
+def _configured(conf: Any) -> bytes:
+    """Return what this Keystone was loaded with: its configuration and its code.
+
+    Over a reload workers with the former configuration answer beside those with the new one, and
+    while they do, a change of the files themselves does not end what they answer.
+    """
+    found = [__version__, version("keystone")]
+    for name in sorted(conf):
+        options = conf[name]
+        if not isinstance(options, Mapping):
+            found.append(f"{name} {options!r}")
+            continue
+        for option in sorted(options):
+            with suppress(Exception):  # a value that Keystone will refuse by itself
+                found.append(f"{name} {option} {options[option]!r}")
+    return repr(found).encode("utf-8", "surrogateescape")
 
 
 def _caller_variables(conf: Any) -> set[str]:

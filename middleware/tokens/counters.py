@@ -94,13 +94,25 @@ def read(path: Path) -> dict[str, int]:
 
     :raises CoordinatorError: there is none, or it is not readable
     """
+    return _sums(_words_of(path))
+
+
+def processes(path: Path) -> list[int]:
+    """Return the numbers of the living processes that have rows in a file, without taking part.
+
+    :raises CoordinatorError: there is none, or it is not readable
+    """
+    return [owner for owner in _words_of(path)[_ROW::_ROW] if owner and lives(owner)]
+
+
+def _words_of(path: Path) -> list[int]:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise CoordinatorError(f"{path}: {error.strerror}") from None
     if len(data) != _SIZE:
         raise CoordinatorError(f"{path}: has {len(data)} bytes instead of {_SIZE}")
-    return _sums(memoryview(data).cast("Q").tolist())
+    return memoryview(data).cast("Q").tolist()
 
 
 def _sums(words: list[int]) -> dict[str, int]:

@@ -1,12 +1,15 @@
-"""What the workers of a node share: entries, who asks Keystone what, and counts."""
+"""What the workers of a node share: entries, Keystone's values, who asks what, and counts."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
+import os
 import re
 import struct
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +21,7 @@ from keyfront.errors import CoordinatorError
 from . import counters
 from .coordinator import mark_owners
 from .counters import WAITS, Counters
-from .entries import FORM, Entry
+from .entries import FORM, KEY_BYTES, Entry
 from .epochs import DIGEST
 
 LOG = logging.getLogger(__name__)
@@ -34,10 +37,14 @@ _CHECK_SECONDS = 0.5
 # What reading or writing a file that somebody wrote junk into may raise.
 _DAMAGE = (ValueError, OverflowError, IndexError, TypeError, struct.error)
 
-# Files in the folder. Those with entries are of one form of entry and one size: while workers are
-# replaced by others with another one, each have their own.
-_ANSWERS, _REFUSALS, _COUNTERS, _LOCK = "answers", "refusals", "counters", "node-lock"
-_RING_FILE = re.compile(rf"({_ANSWERS}|{_REFUSALS})-[0-9a-f]+-\d+-\d+")
+# Files in the folder. Those with entries are of one form of entry, one size and one configuration
+# of Keystone: while workers are replaced by others with another one, each have their own.
+_ANSWERS, _REFUSALS, _VALUES = "answers", "refusals", "values"
+_COUNTERS, _LOCK = "counters", "node-lock"
+_RING_FILE = re.compile(rf"({_ANSWERS}|{_REFUSALS}|{_VALUES})-[0-9a-f]+-\d+-\d+")
+
+# Seconds for which no values are shared after the lock was not to be had: a request has many.
+_PAUSE_SECONDS = 1.0
 
 
 class Node:
@@ -47,13 +54,27 @@ class Node:
 
     :param folder: of the epoch table
     :param size: bytes of entries, an eighth of it for refusals
+    :param values: bytes of what Keystone computes; 0: none of it is shared
     :param flight_timeout: seconds to wait for another request that asks the same
+    :param configured: tells what the answers of this process are made by, besides what changes are
+        told of; entries are shared by those to which it is the same
     :raises CoordinatorError: a file cannot be made
     """
 
-    def __init__(self, folder: Path, *, size: int, flight_timeout: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        size: int,
+        flight_timeout: float,
+        values: int = 0,
+        configured: bytes = b"",
+    ) -> None:
         self._folder = folder
         self._size = size
+        self._values_size = values
+        self._configured = configured
+        self._left: list[Path] = []  # rings of others that were still in use
         self._flight_timeout = flight_timeout
         # A request does not wait for it longer than a good part of what asking Keystone takes.
         self._lock = FileLock(folder / _LOCK, seconds=_LOCK_SECONDS)
@@ -61,6 +82,8 @@ class Node:
         self._secret = b""
         self._answers: Store | None = None
         self._refusals: Store | None = None
+        self._values: Store | None = None
+        self._values_pause = 0.0
         self._checked = 0.0
 
     def start(self, secret: bytes) -> None:
@@ -70,17 +93,23 @@ class Node:
         """
         self._secret = secret
         with self._lock:
-            self._answers = self._refusals = None
+            self._answers = self._refusals = self._values = None
             refusals = self._size // 8
-            form = f"{DIGEST}-{FORM}-{self._size}"
+            # a keyed hash: the configuration has passwords, and a file's name is for everybody
+            setup = hashlib.blake2b(self._configured, key=secret, digest_size=4).hexdigest()
+            form = f"{DIGEST}{setup}-{FORM}-{self._size}"
             answers = Store(self._folder / f"{_ANSWERS}-{form}", self._size - refusals, secret)
             self._refusals = Store(self._folder / f"{_REFUSALS}-{form}", refusals, secret)
+            if self._values_size:
+                values = self._folder / f"{_VALUES}-{form}"
+                self._values = Store(values, self._values_size, secret)
             self._answers = answers
-            for path in rings(self._folder):
-                if not path.name.endswith(form):
-                    # Who still has it mapped goes on with it, or makes it anew.
-                    with suppress(FileNotFoundError):
-                        path.unlink()
+            self._left = [path for path in rings(self._folder) if not path.name.endswith(form)]
+            self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """Remove the rings of workers that have gone, once nobody uses them any more."""
+        self._left = [path for path in self._left if not _dropped(path)]
 
     def check(self) -> None:
         """Look, now and then, whether the files are still there, and make them anew if not.
@@ -93,7 +122,9 @@ class Node:
         self._checked = now
         try:
             self.counters.claim()
-            for ring in (self._answers, self._refusals):
+            self._drop_unused()
+            values = [self._values] if self._values_size else []
+            for ring in (self._answers, self._refusals, *values):
                 if ring is None or not ring.is_whole():
                     LOG.warning("%s: the shared answers are gone, and made anew", self._folder)
                     self.start(self._secret)
@@ -174,6 +205,38 @@ class Node:
         except _DAMAGE:
             self._checked = 0.0
 
+    def value(self, name: str) -> bytes | None:
+        """Return the value that some worker stored under a name."""
+        self.check()
+        ring = self._values
+        try:
+            return ring.get(self._value_key(name)) if ring is not None else None
+        except _DAMAGE:
+            self._checked = 0.0
+        return None
+
+    def keep_value(self, name: str, value: bytes) -> None:
+        """Store a value for all workers.
+
+        :param name: that no two values have, in all workers; it may hold secrets, the value not
+        """
+        self.check()
+        ring, now = self._values, time.monotonic()
+        if ring is None or now < self._values_pause:
+            return
+        try:
+            with self._lock:
+                ring.put(self._value_key(name), value)
+        except CoordinatorError as error:
+            self._values_pause = now + _PAUSE_SECONDS
+            LOG.warning("token cache: what Keystone computes is not shared: %s", error)
+        except _DAMAGE:
+            self._checked = 0.0
+
+    def _value_key(self, name: str) -> bytes:
+        data = name.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(data, digest_size=KEY_BYTES, key=self._secret).digest()
+
     def statistics(self) -> dict[str, int]:
         """Return counts by name."""
         return statistics(self._folder)
@@ -183,6 +246,10 @@ class Node:
             return self._answers is not None and self._answers.asked(key)
         except _DAMAGE:
             return False
+
+
+registry: dict[Path, Node] = {}
+"""The nodes of this process by folder: the one place that keeps them."""
 
 
 def statistics(folder: Path) -> dict[str, int]:
@@ -200,9 +267,49 @@ def statistics(folder: Path) -> dict[str, int]:
     return counts
 
 
+def users(folder: Path) -> list[int]:
+    """Return the numbers of the processes that use ``folder``.
+
+    One whose mappings may not be seen is believed; one that has the number of a former user, and
+    maps nothing of the folder, is none.
+
+    :raises CoordinatorError: it is not readable
+    """
+    if not (folder / _COUNTERS).exists():
+        return []
+    return [pid for pid in counters.processes(folder / _COUNTERS) if _maps(pid, folder)]
+
+
+def _maps(pid: int, folder: Path) -> bool:
+    try:
+        return f" {folder.resolve()}/" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
 def rings(folder: Path) -> list[Path]:
     """Return the files with the entries of the workers that use ``folder``."""
     return [path for path in folder.iterdir() if _RING_FILE.fullmatch(path.name)]
+
+
+def _dropped(path: Path) -> bool:
+    """Remove a ring if nobody uses it; returns whether it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+    return True
 
 
 # The entries that the processes of a node share: a ring in a mapped file.
@@ -248,6 +355,7 @@ class Store:
         self._ring_at = self._buckets_at + self._buckets * _BUCKET.size
         total = self._ring_at + size
         self._file = Mapped(path, total)
+        self._use()
         self._map = self._file.map
         self._words = memoryview(self._map)[: _HEADER_WORDS * 8].cast("Q")
         self._owner = hashlib.blake2b(b"store", digest_size=32, key=secret).digest()
@@ -255,6 +363,13 @@ class Store:
             self._map[: self._ring_at] = bytes(self._ring_at)
             self._map[_HEADER_WORDS * 8 : self._flights_at] = self._owner
         self._words[_RING] = size
+
+    def _use(self) -> None:
+        """Show others that the file is used, by a lock that this process and its forks share."""
+        with suppress(OSError):
+            fd = os.open(self._file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def is_whole(self) -> bool:
         """Whether the file is still there, as long as it was, and for this secret."""

@@ -77,7 +77,7 @@ COORDINATOR = [
 
 TOKEN_CACHE_GROUP = "keyfront_token_cache"
 
-#: The part of ``memory`` that is for what Keystone computes for its own caches.
+#: The part of ``memory`` and ``node_memory`` that is for what Keystone computes for its own caches.
 KEYSTONE_SHARE = 0.25
 
 TOKEN_CACHE = [
@@ -121,9 +121,10 @@ TOKEN_CACHE = [
         default=32,
         min=1,
         max=65536,
-        help="MiB of answers that all workers of this node share, taken from the file system of "
-        "path when the first of them starts; an eighth of it is for refusals. Like path, it "
-        "cannot be set in a paste file.",
+        help="MiB that all workers of this node share, taken from the file system of path when "
+        "the first of them starts. A quarter of it is for what Keystone computes, as in memory; "
+        "the rest is for answers, an eighth of that for refusals. Like path, it cannot be set in a "
+        "paste file.",
     ),
     cfg.FloatOpt(
         "flight_timeout",

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextvars
 import datetime
 import math
+import secrets
 import types
 from collections.abc import Iterator
 from typing import Any
 
+from .invalidation.reads import Reads
 from .invalidation.rules import ALL, ANY, GRANTS_GROUP, tag
 
 #: A name for each kind of value that Keystone keeps.
@@ -31,9 +33,10 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "created", "garbage", "lost", "memory", "names", "own_name", "recorded"),
-        *("recording", "reading", "reads", "refused", "since", "unsure", "until", "unvouched"),
-        *("unknown_commit", "windows"),
+        *("accepted", "checked", "created", "disk_failed", "families", "fills", "garbage"),
+        *("kept", "last_active", "lost", "memory", "names", "own_name", "recorded"),
+        *("recording", "reading", "reads", "refused", "since", "unknown_commit", "unsure"),
+        *("until", "unvouched", "users", "view", "windows"),
     )
 
     def __init__(self, *, recording: bool = False, since: object | None = None) -> None:
@@ -49,9 +52,20 @@ class Request:
         self.garbage: set[str] = set()
         #: Tokens that were refused for a reason that a change may take away.
         self.unsure: set[str] = set()
-        #: The tags of all tables that were read while :attr:`reading`, by statements or out of
-        #: Keystone's caches.
+        #: The tags of all that was read while :attr:`reading`, by statements or out of Keystone's
+        #: caches.
         self.reads: set[str] = set()
+        #: The families of the tables that it was read of.
+        self.families: set[str] = set()
+        #: What Keystone computes at the moment, to keep it: the innermost last.
+        self.fills: list[Fill] = []
+        #: What each value was made of that it has got out of its memory, or computed, by the key.
+        self.kept: dict[str, Reads] = {}
+        #: Keystone's model of the token that it looks for among the revoked ones.
+        self.checked: Any = None
+        #: The state that what it shares with others is from, see ``worker_memory.py``; ``None``:
+        #: it shares nothing.
+        self.view: Any = None
         #: Whether what is read belongs to the answer. It does once the caller has been let in: what
         #: his token needs is noted by its rows, see :func:`tags`.
         self.reading = False
@@ -68,14 +82,62 @@ class Request:
         #: Whether it was given a database connection that may answer from the past: from then on
         #: nothing of it is kept for others.
         self.unvouched = False
+        #: Whose password was just compared, and the day on which he was last active before it, as
+        #: it was read for that.
+        self.last_active: tuple[object, object] | None = None
+        #: What Keystone's SQL driver has told of users in a login, by their ids, pickled; ``None``
+        #: where it is no login, and from its first write on.
+        self.users: dict[str, bytes] | None = None
         #: The users that its transactions have created.
         self.created: set[object] = set()
         #: Why a change was not committed and should be tried again.
         self.refused = ""
-        #: What the driver said when the database could not be reached for it.
+        #: What the driver said when the database could not be used for it.
         self.lost = ""
+        #: Whether that is because the database's disk is full or fails.
+        self.disk_failed = False
         #: Whether the connection was lost in a commit, which may have been made.
         self.unknown_commit = False
+
+    def note(self, reads: Reads) -> None:
+        """Note what was read, for the answer and for what is being computed."""
+        if self.reading:
+            self.families |= reads.families
+            self.reads |= reads.tags
+        if self.fills:
+            self.fills[-1].add(reads)
+
+    def end_sharing(self) -> None:
+        """Share nothing any more, after a change of its own.
+
+        What the caches hold from before is not for the rest of it either, and what it puts there
+        may be from before another change that came in between.
+        """
+        self.names = self.view = None
+        self.own_name = secrets.token_hex(8)
+
+    def writes(self) -> None:
+        """Forget what was read, which may be changed now."""
+        self.users = self.last_active = None
+
+
+class Fill:
+    """A value that is being computed.
+
+    :param key: of the value
+    """
+
+    __slots__ = ("families", "key", "tags")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.families: set[str] = set()
+        self.tags: set[str] = set()
+
+    def add(self, reads: Reads) -> None:
+        """Note what it is made of."""
+        self.families |= reads.families
+        self.tags |= reads.tags
 
 
 current: contextvars.ContextVar[Request | None] = contextvars.ContextVar(

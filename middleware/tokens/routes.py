@@ -1,8 +1,8 @@
 """Which requests may be answered from the cache.
 
 What a validation depends on is seen while Keystone answers (``request.py``): the tokens. Any
-other read also shows rows that belong to neither token: of it the tables are noted that Keystone
-reads (``invalidation/sqlalchemy_plugin.py``, ``gateway/keystone/cache_regions.py``).
+other read also shows rows that belong to neither token: of it the rows are noted that Keystone
+reads (``invalidation/sqlalchemy_plugin.py``, ``gateway/keystone/worker_memory.py``).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class WatchedFiles:
 
         :raises OSError: what was noted cannot be read or written
         """
-        seen = self._look()
+        seen = self.look()
         try:
             return None if self._note.read_bytes() == seen else seen
         except FileNotFoundError:
@@ -55,7 +55,8 @@ class WatchedFiles:
         new.write_bytes(seen)
         new.replace(self._note)
 
-    def _look(self) -> bytes:
+    def look(self) -> bytes:
+        """Return what tells the files as they are now from others."""
         found = hashlib.blake2b(digest_size=16)
         for path in self._paths:
             for name, where in self._files(path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import pickle
 import re
 import shutil
 import tempfile
@@ -64,9 +65,9 @@ def keystone_state(
         # nothing may fall back on it
         for file in folder.glob("keystone.sqlite*"):
             file.unlink()
-    if not _move_catalog(database_url or f"sqlite:///{folder / 'keystone.sqlite'}", endpoint):
-        state.keystone_manage("db_sync")
-        state.bootstrap(endpoint)
+    url = sqlalchemy.make_url(database_url or f"sqlite:///{folder / 'keystone.sqlite'}")
+    if not _move_catalog(url, endpoint):
+        _fill(state, url, endpoint)
     return folder
 
 
@@ -74,7 +75,7 @@ def keystone_state(
 def serve_as_is(state: Path, server: str, **options: object) -> Iterator[Served]:
     """:func:`served.serve` at the port that the catalog names.
 
-    At any other one ``keyfront serve`` writes keystone.conf anew, and only what it knows is in it.
+    At any other one ``keyfront serve`` moves the catalog.
     """
     before = (state / "keystone.conf").read_bytes()
     with serve(state, server, port=port_of(state), **options) as served:
@@ -90,8 +91,8 @@ def port_of(state: Path) -> int:
 
 
 @cache
-def _template() -> Path:
-    """A Keystone as ``keyfront serve`` makes it, once for this process.
+def _templates() -> Path:
+    """The folder of what is made once for this process.
 
     Once for all processes that are given the same folder in ``KEYFRONT_TEST_KEYSTONE``.
     """
@@ -102,20 +103,83 @@ def _template() -> Path:
     else:
         folder = Path(tempfile.mkdtemp(prefix="keyfront-template-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    state = State(folder / "state")
-    with (folder / "lock").open("w") as lock:
+    return folder
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[Path]:
+    """A path among the templates that no other process makes meanwhile."""
+    with (_templates() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield _templates() / name
+
+
+@cache
+def _template() -> Path:
+    """A Keystone as ``keyfront serve`` makes it."""
+    with _alone("state") as path:
+        state = State(path)
         if not state.check():
             for _ in state.create(_endpoint(free_port())):
                 pass
-    return state.path
+    return path
+
+
+def _fill(state: State, url: sqlalchemy.URL, endpoint: str) -> None:
+    """Fill an empty database as Keystone does, with MariaDB from the second time on by copying."""
+    if url.get_backend_name() != "mysql":
+        _make(state, endpoint)
+        return
+    with _alone("mariadb") as path:
+        if not path.exists():
+            _make(state, endpoint)
+            path.with_suffix(".new").write_bytes(pickle.dumps(_tables(url)))
+            path.with_suffix(".new").rename(path)
+            return
+    with _connection(url) as connection:
+        connection.exec_driver_sql("SET foreign_key_checks = 0")
+        for create, columns, rows in pickle.loads(path.read_bytes()):
+            connection.exec_driver_sql(create)
+            if rows:
+                values = ", ".join(["%s"] * len(columns))
+                table = create.split("`")[1]
+                names = ", ".join(f"`{column}`" for column in columns)
+                insert = f"INSERT INTO `{table}` ({names}) VALUES ({values})"
+                connection.exec_driver_sql(insert, rows)
+    assert _move_catalog(url, endpoint)
+
+
+def _make(state: State, endpoint: str) -> None:
+    with state.keystone_imported():
+        state.keystone_manage("db_sync")
+        state.bootstrap(endpoint)
+
+
+def _tables(url: sqlalchemy.URL) -> list[tuple[str, list[str], list[tuple[object, ...]]]]:
+    """Of each table of a MariaDB: the statement that makes it, its columns, its rows."""
+    found = []
+    with _connection(url) as connection:
+        for (table,) in connection.exec_driver_sql("SHOW TABLES").all():
+            create = connection.exec_driver_sql(f"SHOW CREATE TABLE `{table}`").one()[1]
+            rows = connection.exec_driver_sql(f"SELECT * FROM `{table}`")
+            found.append((create, list(rows.keys()), [tuple(row) for row in rows]))
+    return found
+
+
+@contextmanager
+def _connection(url: sqlalchemy.URL) -> Iterator[sqlalchemy.Connection]:
+    """One that the token cache is not told of: nothing caches what is being made."""
+    bare = url.difference_update_query(["plugin"])
+    engine = sqlalchemy.create_engine(bare, poolclass=sqlalchemy.NullPool)
+    with engine.begin() as connection:
+        yield connection
 
 
 def _endpoint(port: int) -> str:
     return f"http://127.0.0.1:{port}/v3"
 
 
-def _move_catalog(database_url: str, endpoint: str) -> bool:
+def _move_catalog(database_url: sqlalchemy.URL, endpoint: str) -> bool:
     """As a second bootstrap would, but at once; ``False`` if there is no Keystone yet."""
     engine = sqlalchemy.create_engine(database_url, poolclass=sqlalchemy.NullPool)
     with engine.begin() as connection:

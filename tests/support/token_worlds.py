@@ -11,6 +11,7 @@ from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT, new_request_id
 from keyfront.middleware.tokens.epochs import slots
+from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request
 from keyfront.middleware.tokens.routes import Routes
@@ -77,7 +78,7 @@ class Keystone:
             environ.setdefault(AUTH_CONTEXT, {"token": found})
             if request is not None:
                 request.reading = True
-                request.reads.update(self.reads)
+                request.note(Reads(frozenset(self.reads), frozenset(self.reads)))
         self.while_answering()
         body = b"" if environ["REQUEST_METHOD"] == "HEAD" else self.body.format(subject).encode()
         headers = [("Content-Length", str(len(body)))]

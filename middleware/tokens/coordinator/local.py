@@ -146,6 +146,9 @@ class SharedMemory:
         """Return the generation, and the numbers of the slots of all fixed tags."""
         table = self._usable()
         numbers = tuple(table.values[: len(FIXED)].tolist())
+        if table.name[0] != table.generation:
+            # What somebody wrote over it says that nothing has ever changed.
+            raise CoordinatorError(f"{self._path}: its header was changed")
         if DIRTY in numbers:
             self._recover_sometimes()
         return table.generation, numbers

@@ -220,6 +220,24 @@ _PLAIN: Final[Mapping[str, tuple[str, str]]] = {
     "access_rule": ("user", "user_id"),
 }
 
+#: Tables of grants: to users and to groups.
+GRANTED: Final = frozenset({"assignment", "system_assignment"})
+
+#: For who reads: tables each of whose rows belongs to somebody whose tags all its writes give. The
+#: kinds of these tags, and the column (own or resolved) of the id. Not ``access_rule`` and
+#: ``id_mapping``: some of their inserts give the family's tag only.
+OWNER: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    **{
+        table: ((kind,), column)
+        for table, (kind, column) in _PLAIN.items()
+        if table != "access_rule"
+    },
+    # With a user his memberships go, where the database cascades.
+    "user_group_membership": (("members", "user"), "user_id"),
+    "expiring_user_group_membership": (("members", "user"), "user_id"),
+    **dict.fromkeys(GRANTED, (("grants:user",), "actor_id")),
+}
+
 # The kind of tag for each column of a revocation event, the narrowest first. An event revokes a
 # token when *all* that it names fits (Revoke._list_token_events and revoke_model.matches), so one
 # of its names finds every token concerned, if an answer depends on the tags of both its audit ids,

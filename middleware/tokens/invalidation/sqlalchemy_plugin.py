@@ -12,7 +12,6 @@ statement's kind. One whose change nobody could be told of is not committed.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import sys
@@ -33,6 +32,7 @@ from ..coordinator import mark_owners
 from ..request import current
 from . import rules
 from .change_log import PATH_PARAMETER, Changes, folder_here, registry, trusted_users
+from .reads import reads
 
 LOG = logging.getLogger(__name__)
 
@@ -152,12 +152,14 @@ def _before_execute(
     connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
 ) -> None:
     write = describe(context, statement)
+    request = current.get()
+    if write is not None and request is not None:
+        request.writes()
     if write is not None and _changes_nothing(write, context):
         return
     if write is None:
-        request = current.get()
-        if request is not None and request.reading:
-            request.reads |= reads(statement)
+        if request is not None and (request.reading or request.fills):
+            request.note(reads(statement, parameters))
         return
     # Whose rows they are can only be seen as long as they are there.
     setattr(context, _WRITE, look_up(connection, write, context))
@@ -224,9 +226,7 @@ def _commit(
         raise
     _end(changes, mark, tags)
     if request is not None:
-        # What Keystone's caches hold from before is not for the rest of this request either, and
-        # what it puts there may be from before another change that came in between.
-        request.names, request.own_name = None, ""
+        request.end_sharing()
         request.created |= lateness.created
 
 
@@ -276,20 +276,6 @@ def _forget_info(info: dict[Any, Any]) -> None:
 _HARMLESS_TEXT = re.compile(
     r"\s*(SELECT|SHOW|PRAGMA|BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|SET|EXPLAIN|START)\b", re.I
 )
-
-
-_WORD = re.compile(r"\w+")
-
-
-@functools.lru_cache(maxsize=4096)
-def reads(statement: str) -> frozenset[str]:
-    """Return the tags of all tables that a statement may read.
-
-    Tables that are told apart by nothing have none: every answer depends on their writes.
-    """
-    words = set(_WORD.findall(statement))
-    found = {family for table, family in rules.FAMILY.items() if table in words}
-    return frozenset(found | ({rules.ANY} if "revocation_event" in words else set()))
 
 
 class Write(NamedTuple):

@@ -21,6 +21,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy.engine import make_url
 
+from keyfront.gateway.serve.keystone_manage import KeystoneManage
 from keyfront.middleware.tokens.coordinator.local import NAME, SharedMemory
 from keyfront.middleware.tokens.invalidation.change_log import default_folder
 from support.keystone_world import VALIDATE, Answer, Client, Person, World
@@ -60,6 +61,8 @@ class Place:
     folder: Path
     served: Served | None = None
     world: World | None = None
+    #: Runs its commands with one import of Keystone; ``None``: each is a program of its own.
+    imported: KeystoneManage | None = None
 
     @property
     def config(self) -> Path:
@@ -72,6 +75,10 @@ class Place:
         return found[1].replace("$$", "$")
 
     def manage(self, *arguments: str, config: Path | None = None, **environment: str) -> str:
+        if self.imported is not None and config is None:
+            status, output = self.imported.run(*arguments, **environment)
+            assert status == 0, output
+            return output
         done = subprocess.run(
             [sys.executable, "-c", MANAGE, "--config-file", config or self.config, *arguments],
             env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -157,7 +164,8 @@ def _served(state: Path, folder: Path) -> Iterator[Place]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     state = _state(tmp_path_factory.mktemp("manage"))
     with _served(state, _usual_folder(state)) as place:
-        yield place
+        with KeystoneManage(place.config, state) as place.imported:
+            yield place
 
 
 @pytest.fixture(scope="module")
@@ -225,12 +233,15 @@ def test_mapping_purge(place: Place, world: World) -> None:
 
 
 def _map(place: Place, person: Person, local: str) -> None:
-    # Before anybody asked for the token: SQL by hand is not seen.
     engine = sqlalchemy.create_engine(make_url(place.url).set(query={}))
     insert = sqlalchemy.text("INSERT INTO id_mapping VALUES (:public, 'default', :local, 'user')")
     with engine.begin() as connection:
         connection.execute(insert, {"public": person.user.id, "local": local})
     engine.dispose()
+    # SQL by hand is not seen.
+    coordinator = SharedMemory(place.folder, create=False)
+    coordinator.flush()
+    coordinator.close()
 
 
 @pytest.mark.slow

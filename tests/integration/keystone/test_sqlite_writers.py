@@ -198,3 +198,29 @@ def test_reading_does_not_wait_for_a_writer(served: Served) -> None:
         other.execute("ROLLBACK")
     writer.join()
     assert statuses == [201]
+
+
+def test_a_login_waits_for_a_writer_once_a_day(served: Served) -> None:
+    """Whose last login was today logs in while another process holds the right to write."""
+    client = Client(served, "")
+
+    def log_in() -> str:
+        answer, _ = client.ask("POST", "/v3/auth/tokens", login(served.password))
+        assert answer.status == 201
+        return str(database.execute(LAST_ACTIVE).fetchone()[0])
+
+    path = served.state / "keystone.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        today = log_in()
+        database.execute("UPDATE user SET last_active_at = date(last_active_at, '-1 day')")
+        yesterday = database.execute(LAST_ACTIVE).fetchone()[0]
+        assert yesterday < today == log_in()
+        database.execute("BEGIN IMMEDIATE")
+        log_in()
+        database.execute("ROLLBACK")
+
+
+LAST_ACTIVE = """
+SELECT last_active_at FROM user JOIN local_user ON local_user.user_id = user.id
+WHERE local_user.name = 'admin'
+"""

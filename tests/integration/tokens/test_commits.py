@@ -107,7 +107,7 @@ def test_a_commit_that_outlives_its_writer_is_waited_for(place: Place) -> None:
     thread.start()
     try:
         wait_for(lambda: place.commits() == 1, "the revocation is being committed")
-        for process in place.served.processes()[1:]:
+        for process in place.served.masters("uwsgi").children():
             process.kill()
         thread.join(PATIENCE)
         killed = time.monotonic()

@@ -432,7 +432,7 @@ _FAULTS: dict[str, Callable[[Path], None]] = {
 }
 # A worker that touches what is no longer in the file ends by SIGBUS.
 _DEADLY = ("emptied", "cut off")
-_STORES = ("answers", "refusals", "counters")
+_STORES = ("answers", "refusals", "values", "counters")
 _LOCKS = ("lock", "node-lock")
 _CASES = [
     *((NAME, fault) for fault in _FAULTS),
@@ -443,6 +443,7 @@ _CASES = [
 _QUICK_CASES = [
     *((NAME, fault) for fault in ("deleted", "cut off", "overwritten with zeros")),
     *(("answers", fault) for fault in ("emptied", "overwritten with ones")),
+    *(("values", fault) for fault in ("cut off", "overwritten with zeros")),
     *(("counters", fault) for fault in ("cut off", "overwritten with ones")),
     ("lock", "deleted"),
 ]

@@ -317,14 +317,14 @@ def test_an_outage_says_when_to_come_back(
     status: str, own: list[tuple[str, str]], expected: list[str]
 ) -> None:
     def stock(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        start_response(status, [("Content-Type", "text/plain"), *own])
+        start_response(status, [("Content-Type", "application/json"), *own])
         return [b""]
 
     told: list[tuple[str, str]] = []
     application = factory.KeystoneApplication(stock, threading.local())
     list(application({}, lambda status, headers, *_: told.extend(headers)))
     assert [value for name, value in told if name.lower() == "retry-after"] == expected
-    assert told[0] == ("Content-Type", "text/plain")
+    assert told[0] == ("Content-Type", "application/json")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pymysql
 import pytest
 
 from keyfront.gateway.keystone import database_loss
@@ -42,6 +44,38 @@ def test_a_lost_connection_or_none(request_: Request, facts: dict[str, Any], los
     assert request_.lost == lost
 
 
+class _PostgreSQLError(Exception):
+    def __init__(self, sqlstate: str) -> None:
+        self.sqlstate = sqlstate
+
+
+def sqlite_error(code: int) -> sqlite3.Error:
+    error = sqlite3.OperationalError("it")
+    error.sqlite_errorcode = code
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "of_disk"),
+    [
+        (sqlite_error(sqlite3.SQLITE_FULL), True),
+        (sqlite_error(sqlite3.SQLITE_IOERR_SHMSIZE), True),
+        (sqlite_error(sqlite3.SQLITE_BUSY), False),
+        (sqlite3.ProgrammingError("without a code"), False),
+        (pymysql.err.OperationalError(1021, "Disk full"), True),
+        (pymysql.err.OperationalError(1114, "The table 'user' is full"), True),
+        (pymysql.err.OperationalError(1213, "Deadlock found"), False),
+        (_PostgreSQLError("53100"), True),
+        (_PostgreSQLError("53300"), False),
+        (ValueError(), False),
+        (ValueError([1021]), False),
+    ],
+)
+def test_a_disk_that_is_full_or_fails(request_: Request, error: Exception, of_disk: bool) -> None:
+    note_error(failure(error))
+    assert (bool(request_.lost), request_.disk_failed) == (of_disk, of_disk)
+
+
 def test_outside_of_a_request_nothing_is_noted() -> None:
     note_error(failure(OSError("gone"), is_disconnect=True))
 
@@ -63,12 +97,18 @@ def test_keystones_traces_of_it_are_not_logged(
     assert is_worth_logging(record) is logged
 
 
-def test_a_line_a_second(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    times = iter((10.0, 10.2, 10.9, 11.0))
+def test_a_line_a_second(
+    request_: Request, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = iter((10.0, 10.2, 10.9, 11.0, 12.0))
     monkeypatch.setattr(database_loss, "time", SimpleNamespace(monotonic=lambda: next(times)))
     loss = DatabaseLoss()
     for _ in range(4):
-        loss.tell("refused")
-    first, second = caplog.messages
+        request_.lost, request_.disk_failed = "refused", False
+        loss.tell(request_)
+    request_.lost, request_.disk_failed = "no room", True
+    loss.tell(request_)
+    first, second, third = caplog.messages
+    assert third == "the database's disk is full or fails, a request was answered 503: no room"
     assert first == "the database cannot be reached, a request was answered 503: refused"
     assert "so were 2 others" in second

@@ -44,6 +44,10 @@ class Manager:
         self.kept: dict[str, Model] = {}
         self._validate_token = SimpleNamespace(invalidate=lambda _, token: self.kept.pop(token))
 
+    def check_revocation(self, token: Model) -> None:
+        request = current.get()
+        assert request is None or request.checked is token
+
     def validate_token(
         self, token_id: str, window_seconds: int = 0, access_rules_support: Any = None
     ) -> Model:
@@ -55,6 +59,7 @@ class Manager:
         request = current.get()
         if request is not None:
             assert not request.reading
+        self.check_revocation(model)
         return model
 
 

@@ -12,7 +12,9 @@ from keyfront.gateway.keystone.application import KeystoneApplication
 from keyfront.middleware.tokens.request import current
 
 
-def answer(status: str | None, **noted: Any) -> tuple[str, dict[str, str], bytes]:
+def answer(
+    status: str | None, content_type: str = "text/plain", **noted: Any
+) -> tuple[str, dict[str, str], bytes]:
     """Answer a request for which Keystone's hooks note something, and which it then answers.
 
     :param status: of Keystone's answer; ``None``: it raises
@@ -24,7 +26,8 @@ def answer(status: str | None, **noted: Any) -> tuple[str, dict[str, str], bytes
             setattr(request, name, value)
         if status is None:
             raise OSError("gone")
-        start_response(status, [("Content-Type", "text/plain"), ("Vary", "X-Auth-Token")])
+        own = [("Content-Type", content_type), ("Content-Length", "14"), ("Vary", "X-Auth-Token")]
+        start_response(status, own)
         return [b"Keystone's own"]
 
     given: list[Any] = []
@@ -43,6 +46,13 @@ def test_who_lost_the_database_may_try_again(status: str | None) -> None:
     assert b"refused" not in body
 
 
+def test_a_full_disk_takes_longer() -> None:
+    given, headers, body = answer("500 ERROR", lost="database or disk is full", disk_failed=True)
+    assert given == "503 Service Unavailable"
+    assert int(headers["Retry-After"]) > 1
+    assert "disk is full" in json.loads(body)["error"]["message"]
+
+
 def test_who_lost_it_in_a_commit_has_to_look_first() -> None:
     given, headers, body = answer("500 ERROR", lost="gone", unknown_commit=True)
     assert given == "503 Service Unavailable"
@@ -52,9 +62,29 @@ def test_who_lost_it_in_a_commit_has_to_look_first() -> None:
 
 @pytest.mark.parametrize("status", ["200 OK", "404 NOT FOUND"])
 def test_what_was_answered_all_the_same_stands(status: str) -> None:
-    given, headers, body = answer(status, lost="gone")
+    given, headers, body = answer(status, "application/json", lost="gone")
     assert (given, body) == (status, b"Keystone's own")
     assert "Retry-After" not in headers
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ("404 NOT FOUND", "There is nothing at this address."),
+        ("405 METHOD NOT ALLOWED", "This method is not allowed."),
+        ("413 Request Entity Too Large", "The request is too large."),
+        ("500 ERROR", "Internal Server Error."),
+        ("599 ODD", "Error."),
+    ],
+)
+def test_what_is_meant_for_browsers_becomes_an_error_of_the_api(status: str, message: str) -> None:
+    given, headers, body = answer(status)
+    assert given == status
+    assert headers["Content-Type"] == "application/json"
+    assert headers["Vary"] == "X-Auth-Token"
+    assert headers["Content-Length"] == str(len(body))
+    error = json.loads(body)["error"]
+    assert (error["code"], error["message"]) == (int(status[:3]), message)
 
 
 def test_another_error_is_keystones() -> None:

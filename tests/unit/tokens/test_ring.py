@@ -14,7 +14,9 @@ import pytest
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import node_cache as module
-from keyfront.middleware.tokens.node_cache import Store
+from keyfront.middleware.tokens.entries import Entry, Lifetime
+from keyfront.middleware.tokens.epochs import Epoch, Slots
+from keyfront.middleware.tokens.node_cache import Node, Store, rings
 from support.clocks import Clock
 
 SECRET = b"s" * 32
@@ -420,3 +422,32 @@ def test_what_cannot_be_read(path: Path, content: bytes | None) -> None:
         path.write_bytes(content)
     with pytest.raises(CoordinatorError, match=r"answers: "):
         module.read(path)
+
+
+def _node(folder: Path, configured: bytes) -> Node:
+    node = Node(folder, size=SIZE, flight_timeout=1, configured=configured)
+    node.start(SECRET)
+    return node
+
+
+def test_workers_of_two_configurations_have_entries_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside each other over a reload: what the former ones answer is not the new ones'."""
+    monkeypatch.setattr(module, "_CHECK_SECONDS", -1.0)
+    former, another = _node(tmp_path, b"former"), _node(tmp_path, b"former")
+    entry = Entry(
+        "200 OK", [], b"{}", request_id=-1, subject=-1, split=-1, epoch=Epoch(1, 1),
+        slots=Slots((1,)), lifetime=Lifetime(1e9, 1e12),
+    )  # fmt: skip
+    former.keep(key(1), entry)
+    new = _node(tmp_path, b"new")
+    assert another.find(key(1)) is not None
+    assert new.find(key(1)) is None
+    for node in (former, new, another):
+        node.check()
+    assert another.find(key(1)) is not None, "a ring in use was taken away"
+    assert len(rings(tmp_path)) == 4
+    del former, another, node
+    new.check()
+    assert len(rings(tmp_path)) == 2

@@ -7,6 +7,7 @@ import os
 import random
 import stat
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -243,6 +244,16 @@ def test_refused_and_made_anew(
     assert not (folder / NAME).is_symlink()
     attach(folder, create=False)
     assert len(warnings_of(caplog)) == 1
+
+
+def test_zeros_do_not_say_that_nothing_has_changed(folder: Path) -> None:
+    worker = attach(folder)
+    epoch = worker.now()
+    worker._looked = time.monotonic_ns() + 10**12  # just now, so that it does not look again
+    poke(folder / NAME, 0, bytes(size(SLOTS)))
+    assert not worker.fresh(epoch, ENTRY)
+    with pytest.raises(CoordinatorError, match="its header was changed"):
+        worker.snapshot()
 
 
 def test_what_a_link_pointed_to_is_left_alone(folder: Path) -> None:

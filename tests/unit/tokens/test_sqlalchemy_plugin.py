@@ -693,24 +693,3 @@ def test_one_database_has_one_folder_whoever_connects() -> None:
     assert one != folder("mysql://keystone@db2:3306/keystone")
     assert folder("mysql:///k?unix_socket=/a") != folder("mysql:///k?unix_socket=/b")
     assert folder("sqlite:////tmp/x/../db") == folder("sqlite:////tmp/db")
-
-
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
-        ('SELECT "user".id FROM "user" WHERE "user".id = ?', {"users"}),
-        ("SELECT project_1.id FROM project AS project_1", {"projects"}),
-        ("SELECT trust.id\nFROM\ttrust LEFT JOIN trust_role ON 1", {"trusts"}),
-        ("SELECT `limit`.id FROM `limit`, registered_limit", {"limits"}),
-        ("SELECT 1 FROM revocation_event", {"any"}),
-        ("SELECT 1 FROM whitelisted_config", set()),
-        ("SELECT 1", set()),
-    ],
-)
-def test_what_a_statement_reads(statement: str, expected: set[str]) -> None:
-    assert sqlalchemy_plugin.reads(statement) == expected
-
-
-def test_every_table_that_is_told_apart_is_found() -> None:
-    for table, family in rules.FAMILY.items():
-        assert family in sqlalchemy_plugin.reads(f'SELECT x.id FROM "{table}" AS x')

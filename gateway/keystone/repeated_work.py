@@ -1,0 +1,342 @@
+"""What Keystone does again for each login and each first validation though it knows the outcome.
+
+Nothing here answers otherwise than Keystone: what is left out is what could have had no other
+outcome, and where that is not certain Keystone does it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import pickle
+import time
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from typing import Any, NamedTuple
+
+from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.invalidation.rules import ANY, tag
+from keyfront.middleware.tokens.request import Request, current
+
+from .cache_regions import name_of
+from .imports import import_keystone, incompatible
+from .worker_memory import KeystoneMemory, NotKept
+
+
+def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
+    """Have the Keystone that is loaded leave out what is repeated; once only.
+
+    :param ttl: seconds for which a fact is believed at most
+    :param memory: for what is the same for all users; ``None`` if Keystone's caches are not in it
+    :raises IncompatibleError: a function of Keystone is not where it is expected
+    """
+    keep_validators(import_keystone("keystone.common.validation"))
+    sql = import_keystone("keystone.common.sql")
+    try:
+        identity = import_keystone("keystone.identity.backends.sql").Identity
+        shadow_users = import_keystone("keystone.identity.shadow_backends.sql").ShadowUsers
+        know_who_is_active(identity, shadow_users)
+        tell_of_users_once(identity, shadow_users)
+        user = import_keystone("keystone.identity.backends.sql_model").User
+        for driver in (identity, shadow_users):
+            read_at_once(driver, "_get_user", user)
+        resource = import_keystone("keystone.resource.backends.sql").Resource
+        project = import_keystone("keystone.resource.backends.sql_model").Project
+        read_at_once(resource, "_get_project", project)
+        if memory is not None:
+            role = import_keystone("keystone.assignment.role_backends.sql").Role
+            keep(memory, role, "list_implied_roles")
+            keep(memory, resource, "list_project_parents")
+            catalog = import_keystone("keystone.catalog.backends.sql").Catalog
+            keep_catalogs_of_projects(memory, catalog)
+        skip_empty_lists(import_keystone("keystone.revoke.backends.sql"), sql, ttl)
+    except AttributeError as error:
+        raise incompatible(f"it does not look as expected ({error})") from None
+
+
+# The schemas of bodies are constants of modules, and for each body Keystone makes a validator of
+# its schema anew, a class of its own included.
+
+# A schema that is made for one request is held no longer than until so many others came.
+_SCHEMAS = 256
+
+
+def keep_validators(validation: Any) -> None:
+    """Have each validator of a body made once.
+
+    :param validation: the module ``keystone.common.validation``
+    :raises IncompatibleError: it makes none
+    """
+    module: Any = getattr(validation, "validators", None)
+    make = getattr(module, "SchemaValidator", None)
+    if not callable(make):
+        raise incompatible("keystone.common.validation has no validators.SchemaValidator")
+    if hasattr(make, "keyfront"):
+        return
+    # By the object, which is held here so that no other takes its place; what is changed in it is
+    # seen by the validator, whose schema it is.
+    kept: dict[int, tuple[Any, Any]] = {}
+
+    @functools.wraps(make, updated=())
+    def schema_validator(schema: Any) -> Any:
+        found = kept.get(id(schema))
+        if found is None:
+            if len(kept) >= _SCHEMAS:
+                kept.clear()
+            found = kept[id(schema)] = (schema, make(schema))
+        return found[1]
+
+    schema_validator.keyfront = True  # type: ignore[attr-defined]
+    module.SchemaValidator = schema_validator
+
+
+# After each login Keystone opens a transaction for writing, on SQLite alone in the database, reads
+# the user whom it has just read, and writes today's date if that is not what is there.
+
+def know_who_is_active(identity: Any, shadow_users: Any) -> None:
+    """Have the day of a user's last login written only where another one was read in this login.
+
+    :param identity: the class of Keystone's SQL driver for users
+    :param shadow_users: the class of that for what it keeps of all users
+    """
+    check, write = identity._check_password, shadow_users.set_last_active_at
+    if hasattr(write, "keyfront"):
+        return
+
+    @functools.wraps(check)
+    def _check_password(self: Any, password: Any, user_ref: Any) -> Any:
+        request = current.get()
+        if request is not None:
+            # As it was read: nothing is loaded for it.
+            known = vars(user_ref)
+            request.last_active = known.get("id"), known.get("last_active_at")
+        return check(self, password, user_ref)
+
+    @functools.wraps(write)
+    def set_last_active_at(self: Any, user_id: str) -> None:
+        request = current.get()
+        if request is not None:
+            known, request.last_active = request.last_active, None
+            if known == (user_id, _today()):
+                return
+        write(self, user_id)
+
+    set_last_active_at.keyfront = True  # type: ignore[attr-defined]
+    identity._check_password = _check_password
+    shadow_users.set_last_active_at = set_last_active_at
+
+
+def _today() -> date:
+    return import_keystone("oslo_utils.timeutils").utcnow().date()  # type: ignore[no-any-return]
+
+
+# In one login Keystone asks several times what there is of a user, and always for the same: the
+# answer never has the hash of his password.
+
+def tell_of_users_once(identity: Any, shadow_users: Any) -> None:
+    """Have a user of whom was told in a login told of again without reading him.
+
+    :param identity: the class of Keystone's SQL driver for users
+    :param shadow_users: the class of that for what it keeps of all users, which reads the same
+    """
+    for driver, method in (
+        (identity, "authenticate"),
+        (identity, "get_user_by_name"),
+        (identity, "get_user"),
+        (shadow_users, "get_user"),
+    ):
+        tell = getattr(driver, method)
+        if not hasattr(tell, "keyfront"):
+            setattr(driver, method, _told_once(tell, by_id=method == "get_user"))
+
+
+def _told_once(tell: Callable[..., Any], *, by_id: bool) -> Callable[..., Any]:
+    @functools.wraps(tell)
+    def told(self: Any, *values: Any, **named: Any) -> Any:
+        request = current.get()
+        if by_id and request is not None and request.users and len(values) == 1:
+            found = request.users.get(values[0])
+            if found is not None:
+                request.note(_of_user(values[0]))
+                return pickle.loads(found)
+        user = tell(self, *values, **named)
+        if request is not None and request.users is not None:
+            request.users[user["id"]] = pickle.dumps(user, pickle.HIGHEST_PROTOCOL)
+        return user
+
+    told.keyfront = True  # type: ignore[attr-defined]
+    return told
+
+
+def _of_user(user_id: str) -> Reads:
+    """Return what there is of a user depends on."""
+    try:
+        return Reads(frozenset({"users"}), frozenset({tag("user", user_id)}))
+    except ValueError:
+        return Reads(frozenset({"users"}), frozenset({"users"}))
+
+
+# The options of a user, and those and the tags of a project, are each read by a statement that
+# SQLAlchemy makes of the one before, anew each time, which takes as long as all the rest.
+
+def read_at_once(driver: Any, method: str, model: Any) -> None:
+    """Have one row and what belongs to it read by one statement.
+
+    :param driver: a class that reads rows
+    :param method: its name for that; it takes a session and a primary key
+    :param model: the class of the rows
+    """
+    import sqlalchemy.orm
+
+    read = getattr(driver, method)
+    if hasattr(read, "keyfront"):
+        return
+    at_once = [
+        sqlalchemy.orm.joinedload(getattr(model, relation.key))
+        for relation in sqlalchemy.inspect(model).relationships
+        if relation.lazy == "subquery"
+    ]
+
+    @functools.wraps(read)
+    def read_one(self: Any, session: Any, key: str) -> Any:
+        # The session remembers it for Keystone's own asking, as long as it is held here.
+        held = session.get(model, key, options=at_once)
+        try:
+            return read(self, session, key)
+        finally:
+            del held
+
+    read_one.keyfront = True  # type: ignore[attr-defined]
+    setattr(driver, method, read_one)
+
+
+# What is above a project, what a role implies and, mostly, the catalog are the same for all users.
+# Keystone asks for them at the first login of each.
+
+def keep(memory: KeystoneMemory, driver: Any, method: str) -> None:
+    """Have what a method of one argument returns kept.
+
+    :param driver: a class of Keystone's drivers
+    """
+    compute = getattr(driver, method)
+    if hasattr(compute, "keyfront"):
+        return
+    function = f"{compute.__module__}:{method}"
+
+    @functools.wraps(compute)
+    def kept(self: Any, argument: str) -> Any:
+        return memory.computed(function, argument, lambda: compute(self, argument))
+
+    kept.keyfront = True  # type: ignore[attr-defined]
+    setattr(driver, method, kept)
+
+
+class _NotedUser(str):
+    """The id of a user that notes whether it was put into a text."""
+
+    shown = False
+
+    def __str__(self) -> str:
+        self.shown = True
+        return str.__str__(self)
+
+    def __repr__(self) -> str:
+        self.shown = True
+        return str.__repr__(self)
+
+    def __format__(self, form: str) -> str:
+        self.shown = True
+        return str.__format__(self, form)
+
+
+def keep_catalogs_of_projects(memory: KeystoneMemory, driver: Any) -> None:
+    """Have the catalog of a project kept for all users, if no URL in it names the user.
+
+    :param driver: the class of Keystone's SQL driver for catalogs, which uses a user's id for
+        nothing but the URLs
+    """
+    compute = driver.get_v3_catalog
+    if hasattr(compute, "keyfront"):
+        return
+    function = f"{compute.__module__}:get_v3_catalog"
+
+    @functools.wraps(compute)
+    def get_v3_catalog(self: Any, user_id: str, project_id: str | None) -> Any:
+        def catalog() -> Any:
+            noted = _NotedUser(user_id)
+            found = compute(self, noted, project_id)
+            # %c shows a character without asking for the text.
+            return NotKept(found) if noted.shown or len(noted) < 2 else found
+
+        return memory.computed(function, project_id, catalog)
+
+    get_v3_catalog.keyfront = True  # type: ignore[attr-defined]
+    driver.get_v3_catalog = get_v3_catalog
+
+
+# For each token that it validates for the first time, Keystone looks for the revocations that may
+# be meant for it: those that revoke what was issued up to some moment which the token is not after.
+# Most tokens are younger than the newest revocation.
+
+# Databases keep that moment with or without fractions of seconds, rounded or cut off.
+_MARGIN = timedelta(seconds=1)
+
+
+_REVOCATIONS = Reads(frozenset({ANY}), frozenset({ANY}))
+
+
+class _Newest(NamedTuple):
+    """Up to which moment what was issued may have been revoked, in a state of the database."""
+
+    name: str
+    moment: datetime
+    deadline: float
+
+
+def skip_empty_lists(backend: Any, sql: Any, ttl: float) -> None:
+    """Have no revocations looked for that could be meant for a token, where there can be none.
+
+    :param backend: the module of Keystone's SQL driver for revocations
+    :param sql: the module ``keystone.common.sql``
+    :param ttl: seconds for which it is believed that there are none
+    """
+    import sqlalchemy
+
+    driver, event = backend.Revoke, backend.RevocationEvent
+    look: Callable[[Any, Any], list[Any]] = driver._list_token_events
+    if hasattr(look, "keyfront"):
+        return
+    newest_of = sqlalchemy.select(sqlalchemy.func.max(event.__table__.c.issued_before))
+    kept = _Newest("", datetime.max, -math.inf)
+
+    def newest(request: Request | None) -> datetime:
+        """Return the last moment up to which what was issued may have been revoked."""
+        nonlocal kept
+        name = name_of(request, "any")
+        if request is None or not name:
+            return datetime.max  # who knows how old what is kept would be
+        found = kept
+        if found.name != name or time.monotonic() > found.deadline:
+            with sql.session_for_read() as session:
+                moment = session.execute(newest_of).scalar()
+            deadline = min(time.monotonic() + ttl, request.until)
+            found = _Newest(name, datetime.min if moment is None else moment, deadline)
+            if not request.unvouched:
+                kept = found
+        request.until = min(request.until, found.deadline)
+        # Also where no statement is executed for it.
+        request.note(_REVOCATIONS)
+        return found.moment
+
+    @functools.wraps(look)
+    def _list_token_events(self: Any, token: Any) -> list[Any]:
+        issued = token["issued_at"] - _MARGIN
+        # A token that was not younger in some state will hardly be in this one.
+        if (kept.moment < issued or time.monotonic() > kept.deadline) and (
+            newest(current.get()) < issued
+        ):
+            return []
+        return look(self, token)
+
+    _list_token_events.keyfront = True  # type: ignore[attr-defined]
+    driver._list_token_events = _list_token_events

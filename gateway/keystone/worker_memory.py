@@ -1,0 +1,462 @@
+"""What Keystone has once computed, kept in the worker's memory where Keystone keeps nothing itself.
+
+By default Keystone's caches are on and their backend is null: each login and first validation
+reads the same roles, projects, domains, users and catalog again. This backend (of dogpile.cache)
+takes its place. Each value is kept with the tags of the rows that it was made of, by the
+statements that were executed and the values that were found while it was computed. It is found
+as long as none of them has changed, as an answer in ``TokenCache``: a user who is created
+elsewhere ends nothing but what shows all users. What no tag shows, such as a change in LDAP, is
+bounded by ``ttl``.
+
+Only what functions return that are known is kept: none whose value is a secret, and no token.
+
+What one worker has made the others find as well, in the mapped file of :class:`.Node`: signed, as
+answers are, so that what is unpickled was pickled by one of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+from typing import Any, ClassVar, Final, NamedTuple
+
+from dogpile.cache.api import NO_VALUE, CacheBackend, CachedValue, CacheMutex
+from dogpile.cache.backends.null import NullBackend
+from dogpile.cache.proxy import ProxyBackend
+
+from keyfront.errors import CoordinatorError
+from keyfront.middleware.tokens.epochs import Epoch, Slots, slots
+from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT, FIXED
+from keyfront.middleware.tokens.lru_cache import Memory
+from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.request import Fill, Request, current, token_tags
+
+from .cache_regions import View
+
+_FIXED = {tag: place for place, tag in enumerate(FIXED)}
+
+_CORE = "keystone.{}.core:{}"
+
+#: The functions of Keystone whose values are kept.
+FUNCTIONS = frozenset(
+    {
+        *(_CORE.format("identity", x) for x in ("get_user", "get_user_by_name", "get_group")),
+        *(_CORE.format("identity", x) for x in ("_get_public_id", "get_id_mapping")),
+        # It makes a user who is new to Keystone: then the request has names of its own.
+        _CORE.format("identity", "_shadow_nonlocal_user"),
+        *(_CORE.format("resource", x) for x in ("get_domain", "get_domain_by_name")),
+        *(_CORE.format("resource", x) for x in ("get_project", "get_project_by_name")),
+        *(
+            _CORE.format("assignment", x)
+            for x in (
+                "get_role",
+                "get_roles_for_user_and_project",
+                "get_roles_for_trustor_and_project",
+                "get_roles_for_user_and_domain",
+                "list_projects_for_user",
+                "list_domains_for_user",
+                "list_role_assignments",
+            )
+        ),
+        *(_CORE.format("catalog", x) for x in ("get_region", "get_service", "get_endpoint")),
+        _CORE.format("catalog", "get_v3_catalog"),
+        _CORE.format("federation", "get_enabled_service_providers"),
+        _CORE.format("revoke", "_list_events"),
+        "keystone.token.provider:_validate_token",
+        "keystone.token.provider:check_revocation_v3",
+    }
+)
+
+#: Functions of Keystone's drivers that Keystone itself does not cache. Their values are the same
+#: for all users, and asked for at the first login of each.
+DRIVERS: Final = frozenset(
+    {
+        "keystone.assignment.role_backends.sql:list_implied_roles",
+        "keystone.resource.backends.sql:list_project_parents",
+        "keystone.catalog.backends.sql:get_v3_catalog",
+    }
+)
+
+# The catalog is large, and that of a project is shared by DRIVERS.
+_OF_EACH_USER = _CORE.format("catalog", "get_v3_catalog")
+
+#: Those that are not, with the reason.
+LEFT_OUT: Mapping[str, str] = {
+    _CORE.format("resource", "get_config_with_sensitive_info"): "passwords of directories",
+    _CORE.format("credential", "_get_credential"): "secrets",
+    _CORE.format("credential", "_list_credentials_for_user"): "secrets",
+    _CORE.format("application_credential", "get_application_credential"): "asked for seldom",
+    _CORE.format("application_credential", "get_access_rule"): "asked for once in a while",
+    _CORE.format("limit", "get_limit"): "asked for once in a while",
+    _CORE.format("limit", "get_registered_limit"): "asked for once in a while",
+    "keystone.receipt.provider:_validate_receipt": "used once",
+}
+
+
+class _NoLock(CacheMutex):
+    def acquire(self, wait: bool = True) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+    def locked(self) -> bool:
+        return False
+
+
+class _Value:
+    """A value, pickled: Keystone changes what it is given. Without data, one that was deleted."""
+
+    __slots__ = ("data", "deadline", "epoch", "read", "reads", "size", "slots")
+
+    def __init__(
+        self, data: bytes, deadline: float, epoch: Epoch, reads: Reads, slots: Slots
+    ) -> None:
+        self.data = data
+        self.deadline = deadline
+        self.epoch = epoch
+        self.reads = reads
+        self.slots = slots
+        #: Returns the numbers of its families from those of the fixed tags.
+        self.read = Slots(_FIXED[tag] for tag in {ALL, *reads.families}).read
+        # With the object, the key, tags, slots and their places in dicts.
+        self.size = len(data) + 600 + 100 * len(reads.tags)
+
+    def pack(self) -> bytes:
+        """Return it as what the workers share."""
+        reads = (set(self.reads.families), set(self.reads.tags))
+        parts = (self.data, self.deadline, tuple(self.epoch), reads, tuple(self.slots))
+        return pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> _Value:
+        """Return what another worker has packed."""
+        data, deadline, epoch, (families, tags), slots = pickle.loads(packed)
+        reads = Reads(frozenset(families), frozenset(tags))
+        return cls(data, deadline, Epoch(*epoch), reads, Slots(slots))
+
+    def stands(self, view: View) -> bool:
+        """Whether nothing that it was made of has changed up to a view."""
+        generation, sequence = self.epoch
+        if generation != view.seen.generation:
+            return False
+        if max(self.read(view.numbers)) <= sequence:
+            return True
+        # Something of these families has; whether it concerns this value its slots tell.
+        if not view.coordinator.fresh_now(self.epoch, self.slots):
+            return False
+        self.epoch = max(self.epoch, view.seen)
+        return True
+
+
+class NotKept(NamedTuple):
+    """A value that is for this request only."""
+
+    value: Any
+
+
+class KeystoneMemory(CacheBackend):
+    """A backend for all of Keystone's cache regions; :class:`Noting` has to stand before it.
+
+    :param limit: bytes
+    :param ttl: seconds for which a value is kept at most
+    :param node: returns what the workers share; ``None`` where they share nothing
+    :param form: tells workers whose values are of one form from others
+    """
+
+    #: Whether values are found by the rows they were made of, and not by names.
+    by_rows: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        limit: int,
+        ttl: float,
+        node: Callable[[], Node | None] = lambda: None,
+        form: str = "",
+    ) -> None:
+        self._values: Memory[_Value] = Memory(limit)
+        self._ttl = ttl
+        self._node = node
+        self._form = form
+        # Keys may hold tokens.
+        self._hash = blake2b(digest_size=16, key=os.urandom(32))
+
+    def get_mutex(self, key: str) -> _NoLock:
+        """Return a lock that is none: who computes a value waits for nobody."""
+        return _NoLock()
+
+    def get(self, key: str) -> Any:
+        """Return the value as it was set, or ``NO_VALUE``."""
+        request = current.get()
+        if request is None or request.view is None:
+            return NO_VALUE
+        digest = self._digest(key)
+        found = self._values.get(digest)
+        if found is not None and time.monotonic() > found.deadline:
+            found = None
+        if found is not None and not found.data:
+            return NO_VALUE  # it was deleted
+        if found is None or not found.stands(request.view):
+            found = self._of_another(key)
+            if found is None or not found.stands(request.view):
+                return NO_VALUE
+            self._values.put(digest, found)
+        # What is made of it ends with it.
+        request.until = min(request.until, found.deadline)
+        request.kept[key] = found.reads
+        value = pickle.loads(found.data)
+        if _is_token(value.payload):
+            value.payload.id = _argument(key)
+        return value
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep a value, if it is one of those that are kept and known what it was made of."""
+        request = current.get()
+        function = key.partition("|")[0]
+        if (
+            request is None
+            or request.view is None
+            or request.view.settled.sequence < 0
+            or not (function in FUNCTIONS or function in DRIVERS)
+        ):
+            return
+        reads = request.kept.get(key)
+        if _is_token(value.payload):
+            # That of an OAuth access token may hold the token's secret.
+            if value.payload.id != _argument(key) or _is_of_oauth(value.payload):
+                return
+            reads = _of_token(value.payload, reads)
+            without = copy.copy(value.payload)
+            without.id = None
+            value = value._replace(payload=without)
+        if reads is None:
+            return
+        request.kept[key] = reads
+        view: View = request.view
+        try:
+            found = slots({ALL, *reads.tags}, view.coordinator.slot_count)
+        except CoordinatorError:
+            return
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        deadline = min(time.monotonic() + self._ttl, request.until)
+        kept = _Value(data, deadline, view.settled, reads, found)
+        self._values.put(self._digest(key), kept)
+        node = self._node()
+        if node is not None and function != _OF_EACH_USER:
+            node.keep_value(self._form + key, kept.pack())
+
+    def _of_another(self, key: str) -> _Value | None:
+        """Return the value that another worker has made."""
+        node = self._node()
+        packed = None if node is None else node.value(self._form + key)
+        found = None if packed is None else _Value.unpack(packed)
+        return None if found is None or time.monotonic() > found.deadline else found
+
+    def computed(self, function: str, argument: object, compute: Callable[[], Any]) -> Any:
+        """Return what a function of a driver has returned, or returns now.
+
+        :param function: one of :data:`DRIVERS`
+        :param argument: what its value goes by, besides the database
+        :param compute: calls it. What it returns is kept, unless it is a :class:`NotKept`
+        """
+        request = current.get()
+        if request is None or request.view is None:
+            value = compute()
+            return value.value if isinstance(value, NotKept) else value
+        key = f"{function}|{argument!r}"
+        found = self.get(key)
+        if found is not NO_VALUE:
+            request.note(request.kept[key])
+            return found.payload
+        request.fills.append(Fill(key))
+        value = compute()
+        reads = _end_fill(request, key)
+        assert reads is not None, "it was begun here"
+        request.note(reads)
+        if isinstance(value, NotKept):
+            return value.value
+        if _vouched():
+            request.kept[key] = reads
+            self.set(key, CachedValue(value, {}))
+        return value
+
+    def delete(self, key: str) -> None:
+        """Forget a value: it is not found here until it is set again."""
+        request = current.get()
+        if request is not None and request.own_name:
+            key = key.removesuffix(f":{request.own_name}")
+        # In its place, so that it is not taken from what the workers share either.
+        deadline = time.monotonic() + self._ttl
+        nothing = _Value(b"", deadline, Epoch(0, 0), Reads(frozenset(), frozenset()), Slots((0,)))
+        self._values.put(self._digest(key), nothing)
+
+    def get_multi(self, keys: Iterable[str]) -> list[Any]:
+        """Return several values."""
+        return [self.get(key) for key in keys]
+
+    def set_multi(self, mapping: Mapping[str, Any]) -> None:
+        """Keep several values."""
+        for key, value in mapping.items():
+            self.set(key, value)
+
+    def delete_multi(self, keys: Iterable[str]) -> None:
+        """Forget several values."""
+        for key in keys:
+            self.delete(key)
+
+    def _digest(self, key: str) -> bytes:
+        keyed = self._hash.copy()
+        keyed.update(key.encode("utf-8", "surrogatepass"))
+        return keyed.digest()
+
+
+def _is_token(payload: object) -> bool:
+    return hasattr(payload, "audit_ids")
+
+
+def _is_of_oauth(model: Any) -> bool:
+    return bool(getattr(model, "access_token_id", True))
+
+
+def _argument(key: str) -> str:
+    """Return the argument of a function of one, from the key of its value."""
+    return key.partition("|")[2].partition(":")[0]
+
+
+def _of_token(model: Any, reads: Reads | None) -> Reads | None:
+    """Return what a token was made of: what validations of it depend on, and what was read.
+
+    One that has just been issued is kept without having been read.
+    """
+    try:
+        tags = frozenset(token_tags(model))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return reads
+    # Every change that tells anything tells ``any``.
+    return Reads(frozenset({ANY}), tags | (reads.tags if reads is not None else frozenset()))
+
+
+#: The check of a token against revocations.
+_REVOKED = "keystone.token.provider:check_revocation_v3|"
+
+# Of a value of which nobody knows what it was made of.
+_UNKNOWN = Reads(frozenset({ANY}), frozenset({ANY, CONTENT}))
+
+
+class Noting(ProxyBackend):
+    """Notes what each value is made of while it is computed; it stands before all others.
+
+    Also before what Keystone keeps for one request: what is found there counts as well.
+    """
+
+    def get(self, key: Any) -> Any:
+        """Return a value, and count what it was made of; or expect it to be computed."""
+        value = self.proxied.get(key)
+        request = current.get()
+        if request is not None:
+            if value is not NO_VALUE:
+                request.note(request.kept.get(key, _UNKNOWN))
+            elif not request.fills or request.fills[-1].key != key:
+                # dogpile.cache looks twice.
+                request.fills.append(Fill(key))
+        return value
+
+    def set(self, key: Any, value: Any) -> None:
+        """Store a value that was computed, with what it was made of."""
+        request = current.get()
+        if request is not None:
+            reads = _end_fill(request, key)
+            if reads is not None:
+                request.kept[key] = reads
+                request.note(reads)
+        self.proxied.set(key, value)
+
+
+def _end_fill(request: Request, key: str) -> Reads | None:
+    """Return what a value was made of; ``None`` if nobody saw how it was computed."""
+    fills = request.fills
+    if all(fill.key != key for fill in fills):
+        return None
+    families: set[str] = set()
+    tags: set[str] = set()
+    while True:
+        # Those further in were not kept: they failed, or are not to be.
+        fill = fills.pop()
+        families |= fill.families
+        tags |= fill.tags
+        if fill.key == key:
+            break
+    if ANY in tags and CONTENT not in tags and key.startswith(_REVOKED):
+        try:
+            tags = (tags - {ANY}) | set(token_tags(request.checked))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            pass
+    return Reads(frozenset(families), frozenset(tags))
+
+
+class Vouched(ProxyBackend):
+    """Stores nothing for a request that may have read the past; it stands before a backend.
+
+    What the request has read before that it has stored already. The name of a value is taken
+    before the value is read, so that it cannot tell.
+    """
+
+    def set(self, key: Any, value: Any) -> None:
+        """Store a value."""
+        if _vouched():
+            self.proxied.set(key, value)
+
+    def set_multi(self, mapping: Any) -> None:
+        """Store several values."""
+        if _vouched():
+            self.proxied.set_multi(mapping)
+
+    def set_serialized(self, key: Any, value: Any) -> None:
+        """Store a value of a backend that takes bytes."""
+        if _vouched():
+            self.proxied.set_serialized(key, value)
+
+    def set_serialized_multi(self, mapping: Any) -> None:
+        """Store several of them."""
+        if _vouched():
+            self.proxied.set_serialized_multi(mapping)
+
+
+def _vouched() -> bool:
+    request = current.get()
+    return request is None or not request.unvouched
+
+
+def use(regions: Iterable[Any], memory: KeystoneMemory) -> bool:
+    """Let Keystone's regions keep their values in ``memory`` where their backend keeps nothing.
+
+    Their keys are then mangled by us only: a hash shows no function, and the random name by which
+    Keystone empties a region would be another one in each request.
+
+    Whatever the backend is, it is given nothing that may be from the past.
+
+    :param regions: cache regions that are configured
+    :returns: whether any of them uses ``memory``
+    """
+    used = False
+    for region in regions:
+        outer: Any = getattr(region, "backend", None)
+        while hasattr(getattr(outer, "proxied", None), "proxied"):
+            outer = outer.proxied
+        backend = getattr(outer, "proxied", None)
+        own = isinstance(backend, NullBackend)
+        if own:
+            backend, used = memory, True
+        if backend is not None:
+            # Right before it: what Keystone keeps for one request only goes on.
+            outer.proxied = Vouched().wrap(backend)
+        elif outer is not None:
+            region.backend = Vouched().wrap(outer)
+        if own:
+            region.backend = Noting().wrap(region.backend)
+    return used

@@ -1,0 +1,446 @@
+"""Which rows a SELECT may depend on, said in the tags of ``rules.py``.
+
+``SELECT … FROM user LEFT OUTER JOIN local_user ON user.id = local_user.user_id WHERE user.id = ?``
+shows rows of one user only, whatever is written of others: its tag is ``user:ID``. A statement
+that does not say whose rows it shows has the tag of the table's family, which every write to the
+table changes.
+
+The statement is read as the database gets it, so that nothing of SQLAlchemy's inside is needed.
+Only what is understood counts: names of columns that equal one another or a parameter, joined by
+``AND``. Everything else in a condition can only leave rows out. A statement of another shape (a
+union, a subquery within a condition) has the tags of the families of all tables whose names are in
+it. ``tests/unit/tokens/test_invalidation_reads.py`` holds this against a database: no write
+changes what a statement shows without changing one of its tags.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from . import rules
+
+#: The table of revocations: its rows are of no one owner.
+REVOCATIONS = "revocation_event"
+
+
+class Reads(NamedTuple):
+    """What a statement reads."""
+
+    #: The tags of the families of all its tables: a write to one of these rows changes one.
+    families: frozenset[str]
+    #: The tags of the rows: a write that changes what the statement shows changes one.
+    tags: frozenset[str]
+
+
+def reads(statement: str, parameters: object) -> Reads:
+    """Return what an execution of a SELECT may depend on, besides ``all``.
+
+    Tables that are told apart by nothing have no tag: every answer depends on their writes.
+
+    :param statement: its text as the driver gets it
+    :param parameters: as the driver gets them: a sequence or a mapping
+    """
+    found = _analyse(statement)
+    tags = set(found.whole)
+    for family, kinds, places in found.owned:
+        try:
+            values = [parameters[place] for place in places]  # type: ignore[index]
+            tags.update(rules.tag(kind, value) for kind in kinds for value in values)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            # What is no text, or is equal to what the database alone knows.
+            tags.add(family)
+    return Reads(found.families, frozenset(tags))
+
+
+# Where a parameter is: its index or its name.
+_Place = int | str
+
+
+class _Analysis(NamedTuple):
+    families: frozenset[str]
+    #: Of the tables that are read whole, as far as is known, and of grants to groups.
+    whole: frozenset[str]
+    #: Of each other table its family, the kinds of its tags, and where their identifiers are.
+    owned: tuple[tuple[str, tuple[str, ...], tuple[_Place, ...]], ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _analyse(statement: str) -> _Analysis:
+    try:
+        scope = _Select(_Tokens(statement)).parse()
+    except _UnknownShapeError:
+        named = families_in(statement)
+        return _Analysis(named, named, ())
+    families: set[str] = set()
+    whole: set[str] = set()
+    owned = []
+    for alias, table in scope.tables.items():
+        if table == REVOCATIONS:
+            families.add(rules.ANY)
+            whole.add(rules.ANY)
+        family = rules.FAMILY.get(table)
+        if family is None:
+            continue
+        families.add(family)
+        kinds, places = _owner(scope, alias, table)
+        if not places or len(places) > rules.LIMIT:
+            whole.add(family)
+            continue
+        owned.append((family, kinds, places))
+        if table in rules.GRANTED:
+            whole.add(rules.GRANTS_GROUP)
+    return _Analysis(frozenset(families), frozenset(whole), tuple(owned))
+
+
+def _owner(scope: _Scope, alias: str, table: str) -> tuple[tuple[str, ...], tuple[_Place, ...]]:
+    """Return the kinds of tags of a table's rows, and where the identifiers of the rows are."""
+    kinds, column = rules.OWNER.get(table, ((), ""))
+    if not kinds or table not in rules.RESOLVE:
+        return kinds, scope.pinned.get((alias, column), ())
+    # By the other table, whose row each of these belongs to.
+    own, other, number, wanted = rules.RESOLVE[table]
+    for source in scope.equal_to((alias, own)):
+        if source[1] == number and scope.tables.get(source[0]) == other:
+            return kinds, scope.pinned.get((source[0], wanted), ())
+    return kinds, ()
+
+
+_WORD = re.compile(r"\w+")
+
+
+@functools.lru_cache(maxsize=4096)
+def families_in(statement: str) -> frozenset[str]:
+    """Return the families of all tables whose names are in a statement."""
+    words = set(_WORD.findall(statement))
+    found = {family for table, family in rules.FAMILY.items() if table in words}
+    return frozenset(found | ({rules.ANY} if REVOCATIONS in words else set()))
+
+
+class _UnknownShapeError(Exception):
+    """A statement of a shape of which nothing is said."""
+
+
+# A column: the name by which its table is known in the statement, and its own.
+_Column = tuple[str, str]
+
+
+class _Scope:
+    """The tables of a SELECT, and what its conditions say of their rows."""
+
+    def __init__(self) -> None:
+        #: Tables by the names they are known by.
+        self.tables: dict[str, str] = {}
+        #: The parameters that a column equals one of.
+        self.pinned: dict[_Column, tuple[_Place, ...]] = {}
+        # Column by column, those whose values it has wherever its row counts.
+        self._sources: dict[_Column, set[_Column]] = {}
+
+    def pin(self, column: _Column, places: tuple[_Place, ...]) -> None:
+        """Note that only rows count in which ``column`` is one of these parameters."""
+        self.pinned.setdefault(column, places)
+
+    def equate(self, column: _Column, source: _Column) -> None:
+        """Note that only rows count in which ``column`` is ``source`` of a row that counts."""
+        self._sources.setdefault(column, set()).add(source)
+
+    def equal_to(self, column: _Column) -> Iterator[_Column]:
+        """Yield the columns that ``column`` has its value of, the nearest first."""
+        seen, waiting = {column}, [column]
+        while waiting:
+            for source in sorted(self._sources.get(waiting.pop(0), ())):
+                if source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+                    yield source
+
+    def resolve(self) -> None:
+        """Pin what equals a pinned column."""
+        for column in list(self._sources):
+            for source in self.equal_to(column):
+                if source in self.pinned:
+                    self.pin(column, self.pinned[source])
+
+
+_NAME = r'(?:"[^"]+"|`[^`]+`|[A-Za-z_]\w*)'
+_TOKEN = re.compile(
+    rf"""\s*(?:
+        (?P<positional>\?|%s)
+      | %\((?P<format>\w+)\)s
+      | :(?P<named>\w+)
+      | (?P<cast>::\w+(?:\(\d+\))?)
+      | (?P<name>{_NAME}(?:\.{_NAME})*)
+      | (?P<other><>|<=|>=|!=|\|\||%%|[-+*/%<>=(),.\[\]]|\d[\w.]*|'(?:[^']|'')*')
+    )""",
+    re.VERBOSE,
+)
+_UNSUPPORTED = frozenset(
+    {
+        *("WITH", "UNION", "EXCEPT", "INTERSECT", "BETWEEN", "CASE", "WINDOW"),
+        *("FULL", "RIGHT", "CROSS", "NATURAL", "LATERAL", "USING"),
+    }
+)
+_END_OF_FROM = frozenset({"WHERE", "GROUP", "HAVING", "ORDER", "LIMIT", "OFFSET", "FOR", "FETCH"})
+_END_OF_ON = _END_OF_FROM | {"JOIN", "LEFT", "INNER", ","}
+
+
+class _Token(NamedTuple):
+    text: str
+    #: The name in parts, without quotes; of what is no name, none.
+    name: tuple[str, ...] = ()
+    place: _Place | None = None
+
+    @property
+    def word(self) -> str:
+        """The keyword that it may be."""
+        return self.text.upper()
+
+
+class _Tokens:
+    """The tokens of a statement, and how far they are read."""
+
+    def __init__(self, statement: str) -> None:
+        self._tokens = list(_split(statement))
+        self._at = 0
+
+    def peek(self) -> _Token:
+        return self._tokens[self._at] if self._at < len(self._tokens) else _Token("")
+
+    def next(self) -> _Token:
+        token = self.peek()
+        self._at += 1
+        return token
+
+    def take(self, *words: str) -> bool:
+        """Step over these words, if they come next."""
+        end = self._at + len(words)
+        found = tuple(token.word for token in self._tokens[self._at : end]) == words
+        if found:
+            self._at = end
+        return found
+
+    def expect(self, word: str) -> None:
+        if not self.take(word):
+            raise _UnknownShapeError(word)
+
+    def until(self, ends: frozenset[str]) -> list[_Token]:
+        """Return the tokens up to a word at this depth, or the closing parenthesis of it."""
+        found: list[_Token] = []
+        depth = 0
+        while (token := self.peek()).text:
+            if depth == 0 and (token.word in ends or token.text == ")"):
+                break
+            depth += (token.text == "(") - (token.text == ")")
+            if token.word == "SELECT":
+                raise _UnknownShapeError("a subquery in a condition")
+            found.append(self.next())
+        return found
+
+
+def _split(statement: str) -> Iterator[_Token]:
+    position, count, text = 0, 0, statement.rstrip()
+    if "/*" in text or "--" in text:
+        raise _UnknownShapeError("a comment")
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise _UnknownShapeError(text[position : position + 20])
+        position = match.end()
+        if match["positional"]:
+            yield _Token("?", place=count)
+            count += 1
+        elif match["format"] or match["named"]:
+            yield _Token("?", place=match["format"] or match["named"])
+        elif match["name"]:
+            names = tuple(name.strip('"`') for name in re.findall(_NAME, match["name"]))
+            if len(names) == 1 and names[0].upper() in _UNSUPPORTED and names[0] == match["name"]:
+                raise _UnknownShapeError(names[0])
+            yield _Token(match["name"], name=names)
+        elif match["other"]:
+            yield _Token(match["other"])
+
+
+class _Select:
+    """Reads one SELECT.
+
+    :param tokens: which begin with it
+    :param scope: of the statement, to which its tables and conditions are added
+    :param path: what stands before the names of its tables in the scope
+    """
+
+    def __init__(self, tokens: _Tokens, scope: _Scope | None = None, path: str = "") -> None:
+        self._tokens = tokens
+        self._scope = scope or _Scope()
+        self._path = path
+        self._here: set[str] = set()
+
+    def parse(self) -> _Scope:
+        """Read the whole statement."""
+        self.read()
+        if self._tokens.peek().text:
+            raise _UnknownShapeError(self._tokens.peek().text)
+        self._scope.resolve()
+        return self._scope
+
+    def read(self) -> dict[str, _Column]:
+        """Read it, and return its columns by name."""
+        self._tokens.expect("SELECT")
+        columns = self._tokens.until(frozenset({"FROM"}))
+        if self._tokens.take("FROM"):
+            self._read_from()
+        if self._tokens.take("WHERE"):
+            self._read_condition(_END_OF_FROM)
+        # How rows are put in order and counted is of the rows that are there.
+        self._tokens.until(frozenset())
+        return self._columns(columns)
+
+    def _read_from(self) -> None:
+        self._read_item()
+        while True:
+            if self._tokens.take(","):
+                self._read_item()
+            elif self._tokens.take("JOIN") or self._tokens.take("INNER", "JOIN"):
+                self._read_item()
+                self._tokens.expect("ON")
+                self._read_condition(_END_OF_ON)
+            elif self._tokens.take("LEFT", "OUTER", "JOIN") or self._tokens.take("LEFT", "JOIN"):
+                # It leaves out rows of the table that is joined, and none of those before.
+                alias = self._read_item()
+                self._tokens.expect("ON")
+                self._read_condition(_END_OF_ON, only=alias)
+            else:
+                break
+        if self._tokens.peek().word not in (*_END_OF_FROM, "", ")"):
+            raise _UnknownShapeError(self._tokens.peek().text)
+
+    def _read_item(self) -> str:
+        """Read a table or a subquery with its alias; return the name it is known by."""
+        if self._tokens.take("("):
+            columns = self._read_subquery()
+            alias = self._read_alias("")
+            for name, source in columns.items():
+                self._scope.equate((alias, name), source)
+        else:
+            token = self._tokens.next()
+            if not token.name:
+                raise _UnknownShapeError(token.text)
+            table = token.name[-1]
+            alias = self._read_alias(table)
+            self._scope.tables[alias] = table
+        return alias
+
+    def _read_subquery(self) -> dict[str, _Column]:
+        inner = _Select(self._tokens, self._scope, f"{self._path}{len(self._scope.tables)}/")
+        columns = inner.read()
+        self._tokens.expect(")")
+        return columns
+
+    def _read_alias(self, name: str) -> str:
+        if self._tokens.take("AS"):
+            name = self._tokens.next().name[-1:][0]
+        else:
+            following = self._tokens.peek()
+            known = (*_END_OF_ON, "ON", ")", "")
+            if following.word not in known:
+                name = (self._tokens.next().name or ("",))[-1]
+        alias = f"{self._path}{name}"
+        if not name or alias in self._here:
+            raise _UnknownShapeError(name)
+        self._here.add(alias)
+        return alias
+
+    def _read_condition(self, ends: frozenset[str], only: str | None = None) -> None:
+        """Note what the parts of a condition say that are joined by AND.
+
+        :param only: the only table of which they leave out rows
+        """
+        for part in _conjuncts(self._tokens.until(ends)):
+            column = self._column(part[0])
+            if column is None and len(part) == 3 and part[1].text == "=":
+                part, column = part[::-1], self._column(part[2])
+            if column is None or len(part) < 3:
+                continue
+            if part[1].word == "IN" and part[2].text == "(" and part[-1].text == ")":
+                places = _listed(part[3:-1])
+            elif part[1].text == "=" and len(part) == 3:
+                places = (part[2].place,) if part[2].place is not None else ()
+                other = self._column(part[2])
+                if other is not None:
+                    self._equate(column, other, only)
+            else:
+                continue
+            if places and only in (None, column[0]):
+                self._scope.pin(column, places)
+
+    def _equate(self, one: _Column, other: _Column, only: str | None) -> None:
+        for column, source in ((one, other), (other, one)):
+            if only in (None, column[0]):
+                self._scope.equate(column, source)
+
+    def _column(self, token: _Token) -> _Column | None:
+        if len(token.name) != 2:
+            return None
+        alias = f"{self._path}{token.name[0]}"
+        return (alias, token.name[1]) if alias in self._here else None
+
+    def _columns(self, tokens: Sequence[_Token]) -> dict[str, _Column]:
+        """Return the columns of ``SELECT a.b AS c, a.d``; what is computed is left out."""
+        found: dict[str, _Column] = {}
+        for part in _parts(tokens, ","):
+            column = self._column(part[0]) if part else None
+            if column is None:
+                continue
+            if len(part) == 1:
+                found[column[1]] = column
+            elif len(part) == 3 and part[1].word == "AS" and part[2].name:
+                found[part[2].name[-1]] = column
+        return found
+
+
+def _parts(tokens: Sequence[_Token], separator: str) -> list[list[_Token]]:
+    """Split at a word that is in no parentheses."""
+    parts: list[list[_Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        depth += (token.text == "(") - (token.text == ")")
+        if depth == 0 and token.word == separator:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _conjuncts(tokens: Sequence[_Token]) -> Iterator[list[_Token]]:
+    if len(_parts(tokens, "OR")) > 1:
+        return
+    for part in _parts(tokens, "AND"):
+        if len(part) > 2 and part[0].text == "(" and _closes(part, len(part) - 1):
+            yield from _conjuncts(part[1:-1])
+        elif part:
+            yield part
+
+
+def _closes(tokens: Sequence[_Token], place: int) -> bool:
+    """Whether the parenthesis at ``place`` closes the one that the tokens begin with."""
+    depth = 0
+    for number, token in enumerate(tokens):
+        depth += (token.text == "(") - (token.text == ")")
+        if depth == 0:
+            return number == place
+    return False
+
+
+def _listed(tokens: Sequence[_Token]) -> tuple[_Place, ...]:
+    """Return the parameters of a list; none if there is anything else in it."""
+    places = []
+    for part in _parts(tokens, ","):
+        if len(part) != 1 or part[0].place is None:
+            return ()
+        places.append(part[0].place)
+    return tuple(places)
+
+
+__all__ = ["REVOCATIONS", "Reads", "families_in", "reads"]
+

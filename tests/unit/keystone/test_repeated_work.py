@@ -1,0 +1,506 @@
+"""What Keystone leaves out, and what it must not."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sqlalchemy")
+pytest.importorskip("dogpile")
+
+import sqlalchemy
+from sqlalchemy import event, orm
+
+from keyfront.errors import IncompatibleError
+from keyfront.gateway.keystone import repeated_work
+from keyfront.gateway.keystone.cache_regions import KINDS, View
+from keyfront.gateway.keystone.worker_memory import KeystoneMemory
+from keyfront.middleware.tokens.epochs import Epoch
+from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.invalidation.rules import ANY, FIXED
+from keyfront.middleware.tokens.request import Fill, Names, Request, current
+
+SHARED = ("1.5",) * len(KINDS)
+LATER = ("1.6",) * len(KINDS)
+NEWEST = ("1.7",) * len(KINDS)
+TODAY = datetime.date(2026, 11, 23)
+
+
+@contextlib.contextmanager
+def request(names: Names | None = SHARED) -> Iterator[Request]:
+    one = Request()
+    one.names = names
+    if names is not None and names[0]:
+        number = int(names[0].partition(".")[2])
+        coordinator: Any = SimpleNamespace(slot_count=65536, fresh_now=lambda epoch, slots: False)
+        seen = Epoch(1, number)
+        one.view = View(coordinator, (number,) * len(FIXED), seen, seen)
+    token = current.set(one)
+    try:
+        yield one
+    finally:
+        current.reset(token)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_a_validator_is_made_once_for_a_schema() -> None:
+    made = []
+
+    def make(schema: Any) -> Any:
+        made.append(schema)
+        return SimpleNamespace(schema=schema)
+
+    validation = SimpleNamespace(validators=SimpleNamespace(SchemaValidator=make))
+    repeated_work.keep_validators(validation)
+    kept = validation.validators.SchemaValidator
+    repeated_work.keep_validators(validation)
+    assert validation.validators.SchemaValidator is kept
+    schema, equal = {"type": "object"}, {"type": "object"}
+    assert kept(schema) is kept(schema)
+    assert kept(equal).schema is equal
+    assert len(made) == 2
+    for number in range(1000):
+        kept({"maximum": number})
+    # each of those was asked for by its own object, whatever its address
+    assert len(made) == 1002
+    assert [kept({"maximum": n}).schema for n in range(3)] == [{"maximum": n} for n in range(3)]
+
+
+def test_a_keystone_without_validators_is_refused() -> None:
+    with pytest.raises(IncompatibleError, match="no validators"):
+        repeated_work.keep_validators(SimpleNamespace())
+
+
+class Users:
+    """Keystone's drivers for users."""
+
+    def __init__(self) -> None:
+        class Identity:
+            def _check_password(self, password: str, user_ref: Any) -> bool:
+                return password == "right"
+
+        class ShadowUsers:
+            written: list[str] = []
+
+            def set_last_active_at(self, user_id: str) -> None:
+                self.written.append(user_id)
+
+        repeated_work.know_who_is_active(Identity, ShadowUsers)
+        self._identity, self._shadow = Identity(), ShadowUsers()
+
+    def compare(self, user: str, day: object) -> bool:
+        row = SimpleNamespace(id=user, last_active_at=day)
+        return self._identity._check_password("right", row)
+
+    def write(self, user: str) -> bool:
+        """Say that he was active today; whether that was written."""
+        before = len(self._shadow.written)
+        self._shadow.set_last_active_at(user)
+        return len(self._shadow.written) > before
+
+
+def test_the_day_of_a_login_is_written_unless_it_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repeated_work, "_today", lambda: TODAY)
+    users = Users()
+    with request():
+        assert users.compare("a", TODAY)
+        assert not users.write("a")
+        # what was read is of one login only
+        assert users.write("a")
+    for day in (None, TODAY - datetime.timedelta(1), TODAY + datetime.timedelta(1)):
+        with request():
+            users.compare("a", day)
+            assert users.write("a")
+    with request():
+        users.compare("a", TODAY)
+        assert users.write("b")
+        assert users.write("a")
+    with request() as one:
+        users.compare("a", TODAY)
+        one.writes()
+        assert users.write("a")
+    with request():
+        users.compare("a", TODAY)
+    with request():
+        assert users.write("a")
+    users.compare("a", TODAY)
+    assert users.write("a")
+
+
+def test_a_user_is_read_by_one_statement(stack: ExitStack) -> None:
+    pytest.importorskip("keystone")
+    import keystone.federation.backends.sql  # noqa: F401  (for its tables)
+    from keystone.identity.backends import sql_model
+
+    engine = sqlalchemy.create_engine("sqlite://")
+    stack.callback(engine.dispose)
+    sql_model.sql.ModelBase.metadata.create_all(engine)
+    with orm.Session(engine) as session:
+        user = sql_model.User(id="u", domain_id="d", _enabled=True)
+        session.add(user)
+        for number, value in (("1000", True), ("1001", False)):
+            user._resource_option_mapper[number] = sql_model.UserOption(
+                option_id=number, option_value=value
+            )
+        session.commit()
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+
+    class Driver:
+        def _get_user(self, session: Any, user_id: str) -> Any:
+            return session.get(sql_model.User, user_id)
+
+    def read(user: str) -> Any:
+        with orm.Session(engine) as session:
+            found = Driver()._get_user(session, user)
+        if found is None:
+            return None
+        options = {n: o.option_value for n, o in found._resource_option_mapper.items()}
+        return found.id, found._enabled, found.local_user, options
+
+    expected = read("u")
+    assert expected == ("u", True, None, {"1000": True, "1001": False})
+    assert len(statements) > 1
+    repeated_work.read_at_once(Driver, "_get_user", sql_model.User)
+    statements.clear()
+    assert read("u") == expected
+    assert len(statements) == 1
+    assert read("nobody") is None
+    # who is read to be changed is one object
+    with orm.Session(engine) as session:
+        first = Driver()._get_user(session, "u")
+        first._enabled = False
+        assert Driver()._get_user(session, "u") is first
+        assert not first._enabled
+
+
+class People:
+    """Keystone's drivers for users, one of whom is there."""
+
+    def __init__(self) -> None:
+        asked: list[str] = []
+        self.asked = asked
+
+        def read(user_id: str) -> Any:
+            asked.append(user_id)
+            if user_id == "nobody":
+                raise LookupError
+            return {"id": user_id, "options": {}}
+
+        class ShadowUsers:
+            def get_user(self, user_id: str) -> Any:
+                return read(user_id)
+
+        class Identity:
+            def authenticate(self, user_id: str, password: str) -> Any:
+                return read(user_id)
+
+            def get_user_by_name(self, name: str, domain: str) -> Any:
+                return read(name)
+
+            def get_user(self, user_id: str) -> Any:
+                return read(user_id)
+
+        self.shadow = ShadowUsers()
+        self.identity = Identity()
+        repeated_work.tell_of_users_once(Identity, ShadowUsers)
+        self.asked.clear()
+
+
+@pytest.mark.parametrize("first", ["authenticate", "get_user_by_name", "get_user", "shadow"])
+def test_a_user_is_told_of_once_in_a_login(first: str) -> None:
+    people = People()
+    tell = {
+        "authenticate": lambda: people.identity.authenticate("u", "secret"),
+        "get_user_by_name": lambda: people.identity.get_user_by_name("u", "d"),
+        "get_user": lambda: people.identity.get_user("u"),
+        "shadow": lambda: people.shadow.get_user("u"),
+    }
+    with request() as one:
+        one.users = {}
+        told = tell[first]()
+        told["options"]["changed"] = True
+        people.asked.clear()
+        for driver in (people.identity, people.shadow):
+            again = driver.get_user("u")
+            assert again == {"id": "u", "options": {}}
+            again["options"]["changed"] = True
+        assert people.asked == []
+        # others are read, and who logs in always is
+        people.identity.get_user("other")
+        people.identity.authenticate("u", "secret")
+        people.identity.get_user_by_name("u", "d")
+        assert people.asked == ["other", "u", "u"]
+        with pytest.raises(LookupError):
+            people.shadow.get_user("nobody")
+    with request() as one:
+        one.users = {}
+        people.asked.clear()
+        people.shadow.get_user("u")
+        assert people.asked == ["u"]
+
+
+def test_no_user_is_remembered_but_in_a_login_that_has_written_nothing() -> None:
+    people = People()
+    with request() as one:
+        for _ in range(2):
+            people.identity.get_user("u")
+        one.users = {}
+        people.identity.get_user("u")
+        one.writes()
+        for _ in range(2):
+            people.identity.get_user("u")
+    assert people.asked == ["u"] * 5
+
+
+def test_what_is_made_of_a_remembered_user_goes_by_him() -> None:
+    people = People()
+    with request() as one:
+        one.users = {}
+        people.identity.get_user("u")
+        fill = Fill("a value")
+        one.fills.append(fill)
+        people.identity.get_user("u")
+        assert fill.families == {"users"}
+        assert fill.tags == {"user:u"}
+    assert people.asked == ["u"]
+
+
+@pytest.fixture
+def memory() -> KeystoneMemory:
+    return KeystoneMemory(1 << 20, 30.0)
+
+
+class Roles:
+    """As Keystone's driver for roles."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.implied = ["one"]
+
+    def list_implied_roles(self, prior_role_id: str) -> list[str]:
+        self.asked.append(prior_role_id)
+        if prior_role_id == "none":
+            raise LookupError
+        request = current.get()
+        if request is not None:  # as the database hooks do
+            request.note(Reads(frozenset({"roles"}), frozenset({"roles"})))
+        return list(self.implied)
+
+
+Roles.list_implied_roles.__module__ = "keystone.assignment.role_backends.sql"
+
+
+def test_what_is_the_same_for_all_users_is_kept(memory: KeystoneMemory) -> None:
+    class Driver(Roles):
+        pass
+
+    repeated_work.keep(memory, Driver, "list_implied_roles")
+    repeated_work.keep(memory, Driver, "list_implied_roles")
+    roles = Driver()
+    for _ in range(2):
+        with request() as one:
+            found = roles.list_implied_roles("r")
+            assert found == ["one"]
+            found.append("changed")
+            assert one.reads == set()
+    assert roles.asked == ["r"]
+    roles.implied = ["other"]
+    with request(LATER):
+        assert roles.list_implied_roles("r") == ["other"]
+    # what others do not share, or may be from the past, is nobody else's
+    for names, unvouched in ((None, False), (("",) * len(KINDS), False), (NEWEST, True)):
+        for _ in range(2):
+            roles.asked.clear()
+            with request(names) as one:
+                one.unvouched = unvouched
+                roles.list_implied_roles("r")
+            assert roles.asked == ["r"]
+    roles.asked.clear()
+    assert roles.list_implied_roles("r") == ["other"]
+    assert roles.asked == ["r"]
+    for _ in range(2):
+        with request(), pytest.raises(LookupError):
+            roles.list_implied_roles("none")
+    # what a route shows goes by what it is made of
+    with request(LATER) as one:
+        one.reading = True
+        assert roles.list_implied_roles("r") == ["other"]
+        assert one.reads == {"roles"}
+
+
+def test_what_a_change_of_its_own_came_between_is_not_kept(memory: KeystoneMemory) -> None:
+    class Driver(Roles):
+        def list_implied_roles(self, prior_role_id: str) -> list[str]:
+            own = current.get()
+            assert own is not None
+            own.end_sharing()
+            return super().list_implied_roles(prior_role_id)
+
+    Driver.list_implied_roles.__module__ = Roles.list_implied_roles.__module__
+    repeated_work.keep(memory, Driver, "list_implied_roles")
+    roles = Driver()
+    for _ in range(2):
+        with request():
+            roles.list_implied_roles("r")
+    assert roles.asked == ["r", "r"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shared"),
+    [
+        ("http://a/", True),
+        ("http://a/$(project_id)s", True),
+        ("http://a/$(user_id)s", False),
+        ("http://a/%(user_id).1s", False),
+        ("http://a/%(user_id)r", False),
+        ("http://a/%(user_id)a", False),
+    ],
+)
+def test_a_catalog_that_names_no_user_is_for_all(
+    memory: KeystoneMemory, url: str, shared: bool
+) -> None:
+    asked = []
+
+    class Catalog:
+        def get_v3_catalog(self, user_id: str, project_id: str) -> list[str]:
+            asked.append(str.__str__(user_id))
+            # as keystone.common.utils.format_url()
+            values = {"user_id": user_id, "project_id": project_id}
+            return [url.replace("$(", "%(") % values]
+
+    compute, expecting = Catalog.get_v3_catalog, Catalog()
+    Catalog.get_v3_catalog.__module__ = "keystone.catalog.backends.sql"
+    driver = Catalog()
+    repeated_work.keep_catalogs_of_projects(memory, Catalog)
+    for user, project in (("ua", "p"), ("vb", "p"), ("ua", "q"), ("vb", "q")):
+        with request():
+            found = driver.get_v3_catalog(user, project)
+        assert found == compute(expecting, user, project)
+        assert [type(one) for one in found] == [str]
+    # four of them are asked for to compare with
+    assert len(asked) == 4 + (2 if shared else 4)
+
+
+class Revocations:
+    """Keystone's driver for revocations on a database; it finds ``found``."""
+
+    def __init__(self) -> None:
+        metadata = sqlalchemy.MetaData()
+        column = sqlalchemy.Column("issued_before", sqlalchemy.DateTime)
+        self._table = sqlalchemy.Table("revocation_event", metadata, column)
+        self.engine = sqlalchemy.create_engine(
+            "sqlite://", poolclass=sqlalchemy.pool.StaticPool
+        )
+        metadata.create_all(self.engine)
+        self.questions = 0
+        event.listen(self.engine, "before_cursor_execute", self._count)
+
+        class Revoke:
+            def _list_token_events(self, token: Any) -> list[str]:
+                return ["found"]
+
+        backend = SimpleNamespace(
+            Revoke=Revoke, RevocationEvent=SimpleNamespace(__table__=self._table)
+        )
+        repeated_work.skip_empty_lists(backend, self, 30.0)
+        self._driver = Revoke()
+
+    def _count(self, *given: Any) -> None:
+        self.questions += 1
+
+    def __enter__(self) -> Revocations:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.engine.dispose()
+
+    @contextlib.contextmanager
+    def session_for_read(self) -> Iterator[Any]:
+        with orm.Session(self.engine) as session:
+            yield session
+
+    def revoke(self, moment: datetime.datetime) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(self._table.insert(), {"issued_before": moment})
+
+    def looked_for(self, issued: datetime.datetime) -> bool:
+        """Whether the database was asked for what revokes a token of that age."""
+        found = self._driver._list_token_events({"issued_at": issued})
+        assert found in ([], ["found"])
+        return bool(found)
+
+
+THEN = datetime.datetime(2026, 11, 23, 12, 0, 0)
+SECOND = datetime.timedelta(seconds=1)
+
+
+def test_no_revocations_are_looked_for_that_are_older_than_the_token(stack: ExitStack) -> None:
+    revocations = stack.enter_context(Revocations())
+    with request():
+        assert not revocations.looked_for(THEN)
+        assert revocations.questions == 1
+    with request() as one:
+        one.fills.append(Fill("a value"))
+        assert not revocations.looked_for(THEN)
+        assert revocations.questions == 1
+        # what is made of it goes by it though no statement was executed
+        assert one.fills[0].tags == {ANY}
+    revocations.revoke(THEN)
+    revocations.questions = 0
+    with request(LATER):
+        # to the second, and one more, since databases round
+        for seconds, looks in ((-1, True), (0, True), (1, True), (2, False)):
+            assert revocations.looked_for(THEN + seconds * SECOND) is looks
+        assert revocations.questions == 1
+
+
+def test_what_is_known_of_revocations_goes_by_its_name(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revocations = stack.enter_context(Revocations())
+    with request():
+        assert not revocations.looked_for(THEN)
+    revocations.revoke(THEN)
+    with request(LATER):
+        assert revocations.looked_for(THEN)
+    # of a state that is not known by a name others share, nothing is known
+    for names in (None, ("",) * len(KINDS)):
+        with request(names):
+            assert revocations.looked_for(THEN + 9 * SECOND)
+    assert revocations.looked_for(THEN + 9 * SECOND)
+    now = time.monotonic()
+    with request(LATER) as one:
+        assert not revocations.looked_for(THEN + 9 * SECOND)
+        # what is made of it ends with it
+        assert now < one.until < now + 31
+    # and not by name alone
+    with revocations.engine.begin() as connection:
+        connection.execute(sqlalchemy.text("DELETE FROM revocation_event"))
+    monkeypatch.setattr(repeated_work.time, "monotonic", lambda: now + 31)
+    with request(LATER):
+        assert not revocations.looked_for(THEN)
+
+
+def test_what_may_be_from_the_past_is_not_kept(stack: ExitStack) -> None:
+    revocations = stack.enter_context(Revocations())
+    with request() as one:
+        one.unvouched = True
+        assert not revocations.looked_for(THEN)
+    revocations.revoke(THEN)
+    with request():
+        assert revocations.looked_for(THEN)
