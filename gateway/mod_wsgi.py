@@ -11,6 +11,7 @@ mod_wsgi imports a script again at every request after a failed import. Under st
 second import fails with ``ArgsAlreadyParsedError``, which hides the cause. Here a failed load is
 kept: every request is answered 503 and logs the first error. Ten seconds later the next request
 also asks mod_wsgi for a fresh daemon process, so that the service heals once the cause is gone.
+The process is named after how the load went, for :mod:`keyfront.gateway.reload.daemons`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,17 @@ import time
 
 from keyfront.common.fork import registry
 
-from .application import RETRY_AFTER, keep_connections, load_or_fail, pin_argv, reported
+from .application import (
+    RETRY_AFTER,
+    FailedApplication,
+    keep_connections,
+    load_or_fail,
+    pin_argv,
+    reported,
+)
 from .queue_limit import from_environment, limit_queue
+from .reload import daemons
+from .server_error import answer_errors
 
 
 class _FreshProcess:
@@ -48,13 +58,24 @@ def _in_daemon_process() -> bool:
     return bool(getattr(mod_wsgi, "process_group", ""))
 
 
+def _is_of_reading(error: Exception) -> bool:
+    """Whether mod_wsgi has raised an error because a request's body broke off."""
+    # It has no class of its own, and no errno; the words are those of server/wsgi_input.c.
+    return isinstance(error, OSError) and "request data read error" in str(error)
+
+
 pin_argv("mod_wsgi")
 with reported():
     queue_timeout = from_environment()
 registry.install()
+_loaded = load_or_fail(
+    raising=False, on_request=_FreshProcess() if _in_daemon_process() else None
+)
+#: Whether the application failed to load.
+failed = isinstance(_loaded, FailedApplication)
 application = limit_queue(
-    load_or_fail(raising=False, on_request=_FreshProcess() if _in_daemon_process() else None),
-    seconds=queue_timeout,
+    answer_errors(_loaded, client_gone=_is_of_reading), seconds=queue_timeout
 )
 keep_connections()
 registry.loaded()
+daemons.tell(failed=failed)

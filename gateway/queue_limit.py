@@ -10,6 +10,9 @@ How long it waited is told by the web server in front, in ``X-Request-Start``: s
 with ``t=`` before them or not; milliseconds and microseconds are known by their size. The web
 server must set it, and not pass on what a client sends; without it, nothing is refused. The files
 of ``keyfront render`` do both.
+
+What was over before the application was loaded does not count: who came while the server was
+stopped or replaced waited for the server, not for its turn, and coming back would not help him.
 """
 
 from __future__ import annotations
@@ -58,12 +61,15 @@ def limit_queue(
 ) -> WSGIApplication:
     """Wrap an application so that requests which waited longer than ``seconds`` are answered 503.
 
+    The wait is counted from this call on at the earliest: make it when the application is loaded.
+
     :param seconds: 0.1 to 3600; 0 returns the application itself
     :param refusing: wraps the refusal as the application is wrapped already
     :param clock: seconds since 1970, of the same machine's clock as the web server's
     """
     if not seconds:
         return application
+    loaded = clock()
     wait = ("Retry-After", str(max(1, round(seconds))))
 
     def refuse(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -73,7 +79,7 @@ def limit_queue(
 
     def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         began = environ.get("HTTP_X_REQUEST_START")
-        if began and clock() - _since_1970(began) > seconds:
+        if began and clock() - max(_since_1970(began), loaded) > seconds:
             return refused(environ, start_response)
         return application(environ, start_response)
 

@@ -29,6 +29,8 @@ SHARED: Final = 97
 OWN: Final = 20
 #: A process that loaded Keystone by itself.
 ALONE: Final = 107
+#: keyfront uwsgi, which keeps uWSGI's sockets over a reload: 12.8 of PSS (docs/plan.md).
+MANAGER: Final = 13
 # MiB; python -m keyfront.benchmarks.compare.front_memory
 #: nginx's master and what the libraries of its processes share; a worker without connections.
 NGINX_MASTER: Final = 3

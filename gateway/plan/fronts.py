@@ -217,8 +217,8 @@ def _mod_wsgi(numbers: Numbers, machine: Machine, workload: Workload) -> None:
         "Lower, a restart cuts off requests that were nearly done",
     )
     numbers.put(
-        "mod_wsgi.shutdown_timeout", 5, "seconds", "mod_wsgi's default, after graceful-timeout",
-        "Longer has no effect when Apache stops: it kills daemons after 3 s",
+        "mod_wsgi.shutdown_timeout", mercy, "seconds", f"timeout.mercy {mercy}",
+        "Lower, a reload cuts off requests; when Apache stops it kills daemons after 3 s anyway",
     )
     numbers.put(
         "mod_wsgi.deadlock_timeout", harakiri, "seconds", f"timeout.harakiri {harakiri}",

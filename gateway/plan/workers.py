@@ -40,6 +40,7 @@ def put_workers(numbers: Numbers, machine: Machine, workload: Workload, profile:
     _capacity(numbers, machine, workload)
     _queue(numbers, machine, workload)
     _recycling(numbers, profile)
+    _reload(numbers, profile, limit)
 
 
 def _front(numbers: Numbers, machine: Machine, profile: Profile, limit: int) -> float:
@@ -154,10 +155,11 @@ def _mod_wsgi(
     cache = numbers["token_cache.memory"]
     daemon = costs.ALONE + profile.growth + cache
     fit = (limit - numbers["token_cache.node_memory"]) // daemon
-    wanted = numbers["uwsgi.processes"]
+    wanted = max(2, numbers["uwsgi.processes"])
     numbers.put(
         "mod_wsgi.processes", max(1, min(wanted, fit)), "processes",
-        f"uwsgi.processes {wanted}, at most {max(fit, 0)} by memory: a daemon loads Keystone by "
+        f"uwsgi.processes {numbers['uwsgi.processes']}, at least 2, so that one answers while the "
+        f"other is replaced, at most {max(fit, 0)} by memory: a daemon loads Keystone by "
         f"itself and takes {daemon} MiB",
         "More take turns on the cores, and each holds memory and connections",
     )
@@ -278,4 +280,22 @@ def _recycling(numbers: Numbers, profile: Profile) -> None:
         "uwsgi.max_worker_lifetime_delta", delta, "seconds",
         f"a quarter of a day over {count(processes, 'process')}, at least {_APART}",
         "Without it all workers restart in the same second",
+    )
+
+
+def _reload(numbers: Numbers, profile: Profile, limit: int) -> None:
+    """Add what a second uWSGI takes that loads the new application while the first one serves."""
+    processes = numbers["uwsgi.processes"]
+    taken = numbers["memory.total_estimate"] - processes * profile.growth
+    second = costs.MANAGER + costs.SHARED + (1 + processes) * costs.OWN
+    room = limit * 9 // 10
+    fits = taken + second <= room
+    sums = (
+        f"{costs.MANAGER} keyfront uwsgi + {costs.SHARED} shared + {1 + processes} x {costs.OWN}, "
+        f"beside the first one's {taken} without growth; 9/10 of memory.limit are {room}"
+    )
+    numbers.put(
+        "uwsgi.reload_memory", second if fits else 0, "MiB",
+        sums if fits else f"off, for it does not fit: {second} = {sums}",
+        "Off, a reload ends the workers first: who comes waits until the application is loaded",
     )

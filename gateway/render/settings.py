@@ -19,6 +19,7 @@ HSTS_MAX = 63072000
 # The users that distributions give to their web servers, Debian's first.
 _WEB_USERS = ("www-data", "nginx", "apache")
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+_ENDPOINT = re.compile(r"https?://[\w.-]+(:[0-9]{1,5})?(/[\w./-]*)?(?<!/v3)/?", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -35,7 +36,10 @@ class Settings:
     :param target: the application, as in ``KEYFRONT_APP``; empty for the rendered paste file
     :param listen: ``HOST:PORT`` at which the foremost server listens; ``*`` for all addresses
     :param upstream: ``HOST:PORT`` at which uWSGI listens behind a web server over TCP
-    :param public_host: the name clients use; empty if it does not matter
+    :param public_host: the name clients use, and no other is served; empty if it does not matter
+    :param other_hosts: further names that are served
+    :param public_endpoint: the URL that links in Keystone's answers begin with; empty if it is not
+        known, which is so behind a balancer unless it is told
     :param certificate: PEM file with the certificate and its chain; ``None`` without TLS
     :param key: PEM file with its key
     :param hsts: seconds for which browsers keep to TLS (``Strict-Transport-Security``), 0 for none
@@ -64,6 +68,8 @@ class Settings:
     listen: str = ""
     upstream: str = "127.0.0.1:35357"
     public_host: str = ""
+    other_hosts: Sequence[str] = ()
+    public_endpoint: str = ""
     certificate: Path | None = None
     key: Path | None = None
     hsts: int = 0
@@ -100,6 +106,8 @@ class Settings:
             put(self, "trusted_proxies", _addresses(self.haproxy))
         self._check_words()
         self._check_addresses()
+        if not self.public_endpoint and self.public_host and not self.trusted_proxies:
+            put(self, "public_endpoint", self._own_endpoint())
         if tls != (self.key is not None):
             option = "--tls-key" if tls else "--tls-certificate"
             raise OptionError(option, "nothing", "given as well: a certificate has a key")
@@ -141,8 +149,16 @@ class Settings:
         # a paste file may lie in a folder of any name
         if not re.fullmatch(r"config:/[^\0-\x1f\x7f]*|[\w@+,.:/#-]+", self.target, re.ASCII):
             raise OptionError("--app", self.target, "config:FILE, egg:NAME or MODULE:CALLABLE")
-        if self.public_host and not _HOST.fullmatch(self.public_host):
-            raise OptionError("--public-host", self.public_host, "a host name or an address")
+        for name in self.hosts:
+            if not _HOST.fullmatch(name):
+                allowed = "a host name or an address, several divided by commas"
+                raise OptionError("--public-host", name or "nothing", allowed)
+        if self.public_endpoint and not _ENDPOINT.fullmatch(self.public_endpoint):
+            raise OptionError(
+                "--public-endpoint",
+                self.public_endpoint,
+                "a URL without /v3, e.g. https://cloud.example.org:5000",
+            )
 
     def _check_addresses(self) -> None:
         host, port = parse_listen(self.listen)
@@ -161,6 +177,17 @@ class Settings:
                 raise OptionError(
                     "--trusted-proxy", value, "an address or a network, e.g. 192.0.2.0/24"
                 ) from None
+
+    def _own_endpoint(self) -> str:
+        """Return the URL of the foremost server of the line-up."""
+        scheme, usual = ("https", 443) if self.tls else ("http", 80)
+        port = "" if self.port == usual else f":{self.port}"
+        return f"{scheme}://{self.public_host}{port}"
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All names that are served; empty if any is."""
+        return (self.public_host, *self.other_hosts) if self.public_host or self.other_hosts else ()
 
     @property
     def host(self) -> str:

@@ -195,7 +195,9 @@ def _haproxy(_: Path) -> Version | None:
 
 def _mod_wsgi(virtualenv: Path) -> Version | None:
     for folder in sorted(virtualenv.glob("lib/python3*/site-packages")):
-        for metadata in sorted(folder.glob("mod_wsgi-*.dist-info")):
+        # pip before 23.1 leaves an egg-info where the package wheel is not installed.
+        infos = [*folder.glob("mod_wsgi-*.dist-info"), *folder.glob("mod_wsgi-*.egg-info")]
+        for metadata in sorted(infos):
             version = re.match(r"mod_wsgi-(\d+\.\d+(?:\.\d+)?)", metadata.name)
             modules = sorted(folder.glob("mod_wsgi/server/mod_wsgi-py*.so"))
             if version and modules:

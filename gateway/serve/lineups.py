@@ -22,6 +22,7 @@ _THREADS = 2
 GREENLETS = 100
 HARAKIRI = 60
 BACKLOG = 1024
+_KEYFRONT = (sys.executable, "-m", "keyfront")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +30,14 @@ class Program:
     """A server: its command, its log, and the signals that it takes.
 
     :param stop: the signal that lets running requests end
-    :param reload: the signal that starts fresh workers; ``None`` if it need not take part
+    :param reload: the command that loads the application anew; ``None`` if it need not take part
     """
 
     name: str
     command: list[str]
     log: Path
     stop: signal.Signals
-    reload: signal.Signals | None
+    reload: list[str] | None
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -99,10 +100,10 @@ def _uwsgi(lineup: Lineup, **values: object) -> Program:
     ini = lineup.render("uwsgi.ini", "serve/uwsgi/keyfront.ini.j2", python=python, **values)
     return Program(
         name="uwsgi",
-        command=[program, "--ini", str(ini)],
+        command=[*_KEYFRONT, "uwsgi", str(ini), "--program", program],
         log=lineup.state.log / "uwsgi.log",
         stop=signal.SIGTERM,
-        reload=signal.SIGHUP,
+        reload=[*_KEYFRONT, "reload", str(ini)],
         environment=lineup.state.environment(),
     )
 
@@ -124,7 +125,7 @@ def _apache(lineup: Lineup, template: str, **values: object) -> Program:
         command=[program, "-f", str(config), "-DFOREGROUND"],
         log=lineup.state.log / "apache.log",
         stop=signal.SIGWINCH,
-        reload=signal.SIGUSR1,
+        reload=None,
     )
 
 
@@ -133,7 +134,12 @@ def _mod_wsgi(lineup: Lineup) -> list[Program]:
         "keyfront.wsgi", "serve/apache/keyfront.wsgi.j2", environment=lineup.state.environment()
     )
     module = installed.mod_wsgi_module()
-    return [_apache(lineup, "serve/apache/mod_wsgi.conf.j2", mod_wsgi=module, script=script)]
+    # one goes on while the other is replaced
+    processes = max(2, lineup.processes)
+    apache = _apache(
+        lineup, "serve/apache/mod_wsgi.conf.j2", mod_wsgi=module, script=script, processes=processes
+    )
+    return [replace(apache, reload=[*_KEYFRONT, "reload", apache.command[2]])]
 
 
 def _nginx_uwsgi(lineup: Lineup) -> list[Program]:
@@ -153,8 +159,7 @@ def _nginx_uwsgi(lineup: Lineup) -> list[Program]:
 
 def _apache_uwsgi(lineup: Lineup) -> list[Program]:
     apache = _apache(lineup, "serve/apache/proxy_uwsgi.conf.j2", unix_socket=lineup.unix_socket)
-    # its reload would end kept connections; only the application needs one
-    return [_uwsgi(lineup, unix_socket=lineup.unix_socket), replace(apache, reload=None)]
+    return [_uwsgi(lineup, unix_socket=lineup.unix_socket), apache]
 
 
 _BUILDERS: dict[str, Callable[[Lineup], list[Program]]] = {

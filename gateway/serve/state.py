@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from keyfront import __version__
@@ -24,6 +24,8 @@ from keyfront.errors import ServerError, StateError
 from .keystone_manage import KeystoneManage
 
 MARKER = "keyfront-state.json"
+# Read before keystone.conf, which is the operator's after it was made.
+_ENDPOINT = "endpoint.conf"
 # Raised when a folder of this version can no longer be used by an older keyfront.
 FORMAT = 1
 
@@ -178,13 +180,21 @@ class State:
         self.write(MARKER, json.dumps(content) + "\n")
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file of this folder whole, with mode 0600."""
+        """Write a file of this folder whole, with mode 0600.
+
+        :raises StateError: it cannot be written, as on a full disk
+        """
         path = self.path / name
         temporary = path.with_name(f".{path.name}.new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(path)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            temporary.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            raise StateError(f"{path}: cannot be written: {error.strerror}") from None
         return path
 
     def create(self, endpoint: str) -> Iterator[str]:
@@ -205,9 +215,12 @@ class State:
             self.write_configuration(endpoint)
             yield "database (SQLite)"
             # readers and a writer at once; the mode stays with the file
-            with sqlite3.connect(self.path / "keystone.sqlite") as database:
-                database.execute("PRAGMA journal_mode=WAL")
-            database.close()
+            file = self.path / "keystone.sqlite"
+            try:
+                with closing(sqlite3.connect(file)) as database:
+                    database.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError as error:
+                raise StateError(f"{file}: cannot be made: {error}") from None
             with self.keystone_imported():
                 self.keystone_manage("db_sync")
                 yield "keys for tokens and credentials"
@@ -220,22 +233,28 @@ class State:
             os.umask(previous)
 
     def write_configuration(self, endpoint: str) -> None:
-        """Write keystone.conf, openrc and clouds.yaml for an endpoint."""
-        password = self.password_file.read_text(encoding="utf-8").strip()
+        """Write keystone.conf, and what :meth:`write_endpoint` does."""
         database = f"sqlite:///{self.path / 'keystone.sqlite'}"
         # oslo.config substitutes $name
-        dollars = {
+        dollars: dict[str, object] = {
             "state": str(self.path).replace("$", "$$"),
             "log": str(self.log).replace("$", "$$"),
             "database": database.replace("$", "$$"),
         }
-        values = {"endpoint": endpoint, "password": password}
-        for path, own in (
-            (self.config, {"version": __version__, **dollars}),
-            (self.openrc, {"path": self.openrc, **values}),
-            (self.clouds, {"path": self.clouds, **values}),
-        ):
-            self.write(path.name, render(f"serve/keystone/{path.name}.j2", **own))
+        self._render(self.config.name, {"version": __version__, **dollars})
+        self.write_endpoint(endpoint)
+
+    def write_endpoint(self, endpoint: str) -> None:
+        """Write openrc, clouds.yaml and endpoint.conf for an endpoint; keystone.conf stays."""
+        password = self.password_file.read_text(encoding="utf-8").strip()
+        values: dict[str, object] = {"endpoint": endpoint, "password": password}
+        for path in (self.openrc, self.clouds):
+            self._render(path.name, {"path": path, **values})
+        # Keystone adds the version.
+        self._render(_ENDPOINT, {"url": endpoint.removesuffix("/v3")})
+
+    def _render(self, name: str, values: dict[str, object]) -> None:
+        self.write(name, render(f"serve/keystone/{name}.j2", **values))
 
     def bootstrap(self, endpoint: str) -> None:
         """Run ``keystone-manage bootstrap``; on a second run it moves the endpoints."""
@@ -287,7 +306,8 @@ class State:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that name this Keystone's configuration to a process."""
-        return {"OS_KEYSTONE_CONFIG_DIR": str(self.path), "OS_KEYSTONE_CONFIG_FILES": ""}
+        files = f"{_ENDPOINT};{self.config.name}" if (self.path / _ENDPOINT).exists() else ""
+        return {"OS_KEYSTONE_CONFIG_DIR": str(self.path), "OS_KEYSTONE_CONFIG_FILES": files}
 
 
 def _owner_arguments() -> list[str]:

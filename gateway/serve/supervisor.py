@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from keyfront.common.programs import first_error, stop_with_parent
+from keyfront.common.signals import taken
 from keyfront.errors import ServerError
 
 from .lineups import Program
@@ -50,27 +52,23 @@ class Supervisor:
         #: The offset in each log from which on it is of this run.
         self._log_starts: dict[Path, int] = {}
         self._received: list[int] = []
+        self._reloading: subprocess.Popen[bytes] | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
         """Take SIGINT, SIGTERM, SIGHUP and SIGCHLD for the supervisor while the block runs."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-        before = {number: signal.signal(number, self._note) for number in numbers}
-        wakeup = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        try:
+        with taken(numbers, self._note, self._wake_write):
             yield
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, number: int, frame: object) -> None:
         self._received.append(number)
 
     def _wait_signal(self, seconds: float | None) -> None:
         """Sleep until a signal arrives or the time is over."""
-        if not self._received:
+        # one that asks for a second reload waits for the first
+        if not self._received or self._received == [signal.SIGHUP]:
             select.select([self._wake_read], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
@@ -142,14 +140,33 @@ class Supervisor:
         :raises ServerError: a program ended by itself
         """
         while not self.stop_requested:
-            if signal.SIGHUP in self._received:
-                self._forget(signal.SIGHUP)
-                for program, process in self._running:
-                    if program.reload is not None:
-                        process.send_signal(program.reload)
             self._forget(signal.SIGCHLD)
             self._check_running()
+            self._look_at_reload()
+            if signal.SIGHUP in self._received and self._reloading is None:
+                self._forget(signal.SIGHUP)
+                self._reload()
+                continue
             self._wait_signal(None)
+
+    def _reload(self) -> None:
+        """Start the command that reloads the application; what it says, it says by itself."""
+        for program, _ in self._running:
+            if program.reload is not None:
+                self._reload_log = program.log
+                self._reload_start = program.log.stat().st_size
+                self._reloading = subprocess.Popen(
+                    program.reload, stdin=subprocess.DEVNULL, preexec_fn=stop_with_parent()
+                )
+
+    def _look_at_reload(self) -> None:
+        """Say why a reload failed, once it did."""
+        if self._reloading is None or self._reloading.poll() is None:
+            return
+        if self._reloading.returncode:
+            cause = first_error(self._reload_log, self._reload_start)
+            sys.stderr.write(f"keyfront: {cause}; all of it: {self._reload_log}\n")
+        self._reloading = None
 
     def _check_running(self) -> None:
         for program, process in self._running:

@@ -99,14 +99,26 @@ class Served:
     def log(self, name: str) -> str:
         return (self.state / "log" / name).read_text(errors="replace")
 
+    def more(self) -> str:
+        """What it has printed since it was ready."""
+        assert self.process.stdout is not None
+        descriptor = self.process.stdout.fileno()
+        while select.select([descriptor], [], [], 0)[0]:
+            part = os.read(descriptor, 65536)
+            if not part:
+                break
+            self.output += part
+        return self.output.partition(b"Stop with")[2].decode()
+
     def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def masters(self, name: str) -> psutil.Process:
-        """The child of the supervisor that runs this program."""
-        for child in psutil.Process(self.process.pid).children():
-            if name in "".join(command_line(child)[:1]):
-                return child
+        """The process that runs this program and was not started by the same program."""
+        found = {x.pid: x for x in self.processes() if name in "".join(command_line(x)[:1])}
+        for process in found.values():
+            if process.ppid() not in found:
+                return process
         raise AssertionError(f"no {name} among {self.processes()}")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> bytes:

@@ -12,6 +12,7 @@ from typing import TextIO
 from keyfront.errors import OptionError
 from keyfront.gateway.plan import Plan, plan
 from keyfront.gateway.render import certificates, lineups, versions, writer
+from keyfront.gateway.render.missing import missing
 from keyfront.gateway.render.settings import HSTS_MAX, Settings
 from keyfront.gateway.render.writer import File
 
@@ -31,7 +32,17 @@ _WORDS = (
         "HOST:PORT",
         "where uWSGI listens behind nginx over TCP (default: 127.0.0.1:35357)",
     ),
-    ("--public-host", "NAME", "the name that clients use"),
+    (
+        "--public-host",
+        "NAME,…",
+        "the name that clients use, and others that they may use; no other one is served",
+    ),
+    (
+        "--public-endpoint",
+        "URL",
+        "what links in answers begin with (default: made of --public-host and --listen, but "
+        "unknown with --trusted-proxy)",
+    ),
     ("--user", "NAME", "who runs the application (default: keystone)"),
     ("--group", "NAME", "that user's group (default: named as the user)"),
     ("--web-user", "NAME", "who runs the web server (default: www-data, nginx or apache)"),
@@ -123,8 +134,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     """Write the files, or print how they differ from those that are there.
 
-    :returns: 0; 1 if a file changed by hand was kept, or ``--diff`` shows something; 3 if the plan
-        cannot be met, and then nothing is written
+    :returns: 0; 1 if a file changed by hand was kept, one is named that is not on this machine, or
+        ``--diff`` shows something; 3 if the plan cannot be met, and then nothing is written
     :raises OptionError: an option cannot be used; nothing is written
     """
     made = plan(
@@ -150,7 +161,10 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
         certificates.make(settings.folder, arguments.self_signed)
     changes = writer.write(files, settings.folder, force=arguments.force)
     _report(changes, settings, made, out)
-    return 1 if any(item.kind == writer.KEPT for item in changes) else 0
+    absent = missing(files, settings, found)
+    for path, named_in, remedy in absent:
+        err.write(f"keyfront: {path} is not here, and {named_in} names it: {remedy}\n")
+    return 1 if absent or any(item.kind == writer.KEPT for item in changes) else 0
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
@@ -166,6 +180,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
                 raise OptionError(option, "nothing", "left out or given a value")
             name = _FIELDS.get(option, _attribute(option))
             values[name] = value.absolute() if isinstance(value, Path) else value
+    if arguments.public_host:
+        values["public_host"], *values["other_hosts"] = _listed(arguments.public_host)
     where = arguments.folder.absolute()
     certificate, key = arguments.tls_certificate, arguments.tls_key
     if arguments.self_signed is not None:

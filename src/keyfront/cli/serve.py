@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -104,15 +104,17 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
 
 
 class Progress:
-    """Prints each step when it starts and, behind it, the seconds it took."""
+    """Prints each step when it starts and, behind it, the seconds it took.
+
+    Where nothing can be printed, as into a file of a full disk, it goes on without a word.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
-        self._out.write(f"  {text} ... ")
-        self._out.flush()
+        self._print(f"  {text} ... ")
         start = time.monotonic()
         try:
             yield
@@ -122,8 +124,12 @@ class Progress:
         self.line(f"{time.monotonic() - start:.1f} s")
 
     def line(self, text: str) -> None:
-        self._out.write(f"{text}\n")
-        self._out.flush()
+        self._print(f"{text}\n")
+
+    def _print(self, text: str) -> None:
+        with suppress(OSError):
+            self._out.write(text)
+            self._out.flush()
 
 
 def check_target(target: str) -> None:
@@ -157,7 +163,7 @@ def _prepare(folder: state.State, usable: bool, endpoint: str, progress: Progres
     if folder.endpoint() != endpoint:
         with progress.step(f"catalog moves to {endpoint}"):
             folder.bootstrap(endpoint)
-            folder.write_configuration(endpoint)
+            folder.write_endpoint(endpoint)
 
 
 def _run(

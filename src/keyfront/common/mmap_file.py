@@ -40,6 +40,11 @@ class Mapped:
                 f"{path}: cannot be made: {error.strerror}; it needs {size} bytes"
             ) from None
 
+    @property
+    def path(self) -> Path:
+        """Where the file is."""
+        return self._path
+
     def is_there(self) -> bool:
         """Tell whether the file is still the one that is mapped, and as long."""
         try:

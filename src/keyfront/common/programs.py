@@ -117,13 +117,13 @@ def mod_wsgi_module() -> str:
 
     :raises MissingPartError: there is none; names the pip command
     """
-    require_module("mod_wsgi", "mod_wsgi")
+    require_module("mod_wsgi", "mod-wsgi")
     spec = importlib.util.find_spec("mod_wsgi.server")
     for folder in (spec and spec.submodule_search_locations) or ():
         for module in Path(folder).glob("mod_wsgi-py*.so"):
             return str(module)
     raise MissingPartError(
-        "mod_wsgi is not built for this Python: run pip install 'keyfront[mod_wsgi]'"
+        "mod_wsgi is not built for this Python: run pip install 'keyfront[mod-wsgi]'"
     )
 
 
@@ -210,13 +210,17 @@ def first_error(log: Path, start: int = 0) -> str:
     :param start: bytes of earlier runs at the beginning of the log
     """
     try:
-        text = log.read_bytes()[start:][-65536:].decode("utf-8", "replace")
+        with log.open("rb") as file:
+            file.seek(start)
+            for raw in file:
+                # a server that goes on may have logged any number of requests meanwhile
+                if raw.startswith(b"keyfront: "):
+                    return raw.decode("utf-8", "replace").removeprefix("keyfront: ").strip()
+            file.seek(max(start, file.tell() - 65536))
+            text = file.read().decode("utf-8", "replace")
     except OSError:
         return "its log cannot be read"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in lines:
-        if line.startswith("keyfront: "):
-            return line.removeprefix("keyfront: ")
     for word in ("[emerg]", "AH00", "rror", "nable to", "annot"):
         for line in lines:
             if word in line:

@@ -292,7 +292,7 @@ for path in sys.argv[1:]:
     parser.read(path)
     for section in parser.sections():
         for name in parser[section]:
-            getattr(CONF[section], name)
+            getattr(CONF if section == "DEFAULT" else CONF[section], name)
 """
     path = "system/etc/keystone/keystone.conf.d/keyfront.conf"
     files = [point.folder / path for point, _ in once(points, path)]

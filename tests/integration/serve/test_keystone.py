@@ -37,14 +37,11 @@ def test_serves_keystone(oddly_named_state: tuple[Path, int], server: str) -> No
     with serve(state, server, port=port) as served:
         _issue_and_validate(served)
         _send_deep_bodies(served)
-        if server == "nginx+uwsgi":
-            _send_what_nginx_refuses(served)
-        checked = subprocess.run(
-            [sys.executable, "-m", "keyfront", "check", "--state", str(state)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        _send_what_is_refused(served, server)
+        command = [sys.executable, "-m", "keyfront", "check", "--state", str(state)]
+        # A login on a busy machine may take longer than the seconds that are warned of.
+        checked = subprocess.run([*command, "--warn", "3600"], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
         assert "validation  ok" in checked.stdout
         failures, statuses = _hammer(served, REQUESTS)
         assert not failures
@@ -74,12 +71,15 @@ def _send_deep_bodies(served: Served) -> None:
             assert "nested deeper than 100 levels" in error["message"]
 
 
-REFUSED_BY_NGINX = [
+# Status of nginx; Apache and uWSGI have others for some, and answer some.
+REFUSED = [
     (400, b"GARBAGE"),
     (400, b"GET /v3 HTTP/1.1\r\nHost: a\r\nHost: b"),
     (400, b"GET /v3 HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 40_000),
     (404, b"GET /keyfront-refusal/400 HTTP/1.1\r\nHost: a"),
+    (404, b"GET /nothing HTTP/1.1\r\nHost: a"),
     (405, b"TRACE /v3 HTTP/1.1\r\nHost: a"),
+    (405, b"FOO /v3 HTTP/1.1\r\nHost: a"),
     (413, b"POST /v3 HTTP/1.1\r\nHost: a\r\nContent-Length: 11000000"),
     (414, b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\nHost: a"),
     (501, b"POST /v3 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip"),
@@ -87,16 +87,20 @@ REFUSED_BY_NGINX = [
 ]
 
 
-def _send_what_nginx_refuses(served: Served) -> None:
+def _send_what_is_refused(served: Served, server: str) -> None:
     """What does not get as far as Keystone is refused in Keystone's form as well."""
-    for status, head in REFUSED_BY_NGINX:
+    for status, head in REFUSED:
+        if status in (414, 505) and server in ("uwsgi", "gevent"):
+            continue  # uWSGI alone closes, and answers in any version
         with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as client:
             client.sendall(head + b"\r\n\r\n")
             answer = HTTPResponse(client)
             answer.begin()
-            assert answer.status == status, head[:80]
-            assert answer.headers["Content-Type"] == "application/json"
-            assert json.loads(answer.read())["error"]["code"] == status
+            assert answer.status == status or server != "nginx+uwsgi", head[:80]
+            assert answer.headers["Content-Type"] == "application/json", (answer.status, head[:80])
+            content = json.loads(answer.read())
+            if answer.status >= 400:
+                assert content["error"]["code"] == answer.status
             answer.close()
 
 
@@ -158,19 +162,25 @@ def _one_request(connection: HTTPConnection, choose: random.Random) -> None:
         )
 
 
-def test_second_run_goes_on_and_fresh_starts_over(
-    keystone_state: tuple[Path, int], tmp_path: Path
-) -> None:
-    state, port = keystone_state
-    with serve(state, "uwsgi", port=port) as served:
-        assert b"as it is" in served.output
+def test_second_run_goes_on_and_fresh_starts_over(tmp_path: Path) -> None:
+    """Each at a port of its own."""
     own = tmp_path / "own"
-    passwords = set()
-    for arguments in ((), ("--fresh",)):
+    passwords = []
+    kept = "\n# of the operator\n[identity]\nmax_password_length = 71\n"
+    for arguments in ((), (), ("--fresh",)):
         with serve(own, "uwsgi", arguments=arguments) as served:
-            assert b"administrator" in served.output
-            passwords.add(served.password)
+            again = bool(passwords) and not arguments
+            assert (b"as it is" if again else b"administrator") in served.output
+            assert (kept in (own / "keystone.conf").read_text()) is again
+            with (own / "keystone.conf").open("a") as file:
+                file.write(kept)
+            passwords.append(served.password)
             for path in (own / "openrc", own / "clouds.yaml", own / "admin-password"):
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600
             _issue_and_validate(served)
-    assert len(passwords) == 2
+            connection = served.connect()
+            connection.request("GET", "/v3", headers={"Host": "evil.example"})
+            version = json.loads(connection.getresponse().read())["version"]
+            connection.close()
+            assert version["links"][0]["href"] == f"{served.url}/"
+    assert passwords[0] == passwords[1] != passwords[2]

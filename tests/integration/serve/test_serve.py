@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from support import APPS
+from support.processes import command_line
 from support.served import PATIENCE, SHAPES, WITH_UWSGI, Served, serve, stats, wait_for
 
 CONNECTIONS = 8
@@ -124,45 +125,199 @@ def test_uwsgi_bounds_its_own_stop(
         assert "waiting_app.py" in log or server == "gevent"
 
 
-@pytest.mark.parametrize("server", WITH_UWSGI)
-def test_reload_under_load_loses_nothing(
-    keystone_state: tuple[Path, int], tmp_path: Path, server: str
-) -> None:
-    state, port = keystone_state
-    failures: list[str] = []
-    seen: set[bytes] = set()
-    over = threading.Event()
+class _Load:
+    """Loads of the application, which wait until the test says so; the first ones need not."""
 
-    def client() -> None:
-        connection = served.connect()
-        while not over.is_set():
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._go = folder / "load.go"
+        self.go()
+
+    def go(self) -> None:
+        self._go.touch()
+
+    def hold(self) -> None:
+        self._go.unlink(missing_ok=True)
+        self._known = self._begun()
+
+    def wait(self) -> None:
+        wait_for(lambda: self._begun() - self._known, "the new application is being loaded")
+
+    def go_one(self) -> None:
+        """Wait for the next load, and let it go on alone."""
+        self.wait()
+        (begun,) = self._begun() - self._known
+        self._known.add(begun)
+        begun.with_name(f"{begun.name}.go").touch()
+
+    def _begun(self) -> set[Path]:
+        return {path for path in self._folder.glob("load-*") if not path.suffix}
+
+
+class _Clients:
+    """They send one request after the other, and keep their connections as far as they may."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._send) for _ in range(CONNECTIONS)]
+        self.failures: list[str] = []
+        self.answers: list[bytes] = []
+
+    def __enter__(self) -> _Clients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _send(self) -> None:
+        connection = self._served.connect()
+        while not self._over.is_set():
             try:
                 connection.request("POST", "/", body=b"x" * 1000)
                 answer = connection.getresponse()
                 body = answer.read()
                 if answer.status != 200:
-                    failures.append(f"{answer.status}")
-                seen.add(body)
+                    self.failures.append(f"{answer.status}")
+                self.answers.append(body)
             except (OSError, HTTPException) as error:
-                failures.append(f"{type(error).__name__}: {error}")
+                self.failures.append(f"{type(error).__name__}: {error}")
                 connection.close()
         connection.close()
 
-    with serve(state, server, port=port, **_held(tmp_path, server, 10)) as served:  # type: ignore[arg-type]
-        clients = [threading.Thread(target=client) for _ in range(CONNECTIONS)]
-        for thread in clients:
-            thread.start()
-        try:
-            for _ in range(2):
-                wait_for(lambda: seen, "the workers answer")
-                known = set(seen)
-                served.process.send_signal(signal.SIGHUP)
-                wait_for(lambda known=known: seen - known, "fresh workers answer")
-        finally:
-            over.set()
-            for thread in clients:
-                thread.join()
-    assert not failures
+    def go_on(self) -> set[bytes]:
+        """Wait until each has had many answers from now on; return the workers of the last ones."""
+        before = len(self.answers)
+        wait_for(lambda: len(self.answers) > before + 50 * CONNECTIONS, "they are answered")
+        return set(self.answers[-10 * CONNECTIONS :])
+
+
+@pytest.mark.parametrize("server", WITH_UWSGI)
+def test_a_reload_keeps_nobody_waiting(
+    keystone_state: tuple[Path, int], tmp_path: Path, server: str
+) -> None:
+    """Nobody waits for a load however long it takes, nor for one that fails."""
+    state, port = keystone_state
+    options = _held(tmp_path, server, 10)
+    options["environment"]["HOLD_LOAD"] = "1"  # type: ignore[index]
+    load = _Load(tmp_path)
+    with serve(state, server, port=port, **options) as served, _Clients(served) as clients:  # type: ignore[arg-type]
+
+        def said(word: str) -> bool:
+            return word in served.more()
+
+        for _ in range(2):
+            clients.go_on()
+            old = _all(served)
+            load.hold()
+            served.process.send_signal(signal.SIGHUP)
+            load.wait()
+            assert clients.go_on() <= old
+            load.go()
+            wait_for(lambda: said("reloaded in"), "it says that it has reloaded")
+            wait_for(lambda old=old: not clients.go_on() & old, "only fresh workers answer")
+        old = _all(served)
+        load.hold()
+        served.process.send_signal(signal.SIGHUP)
+        load.wait()
+        (tmp_path / "load.fail").touch()
+        wait_for(lambda: said("not reloaded, the former goes on"), "it says that it has not")
+        wait_for(lambda: said("RuntimeError: load.fail is there"), "it says why")
+        assert clients.go_on() <= old
+        # one that is interrupted by a stop
+        (tmp_path / "load.fail").unlink()
+        served.process.send_signal(signal.SIGHUP)
+        load.wait()
+        clients.__exit__()
+        served.stop()
+    assert not clients.failures
+
+
+def test_a_reload_of_mod_wsgi_keeps_nobody_waiting(
+    keystone_state: tuple[Path, int], tmp_path: Path
+) -> None:
+    """One daemon after the other, and only if the application loads at all."""
+    state, port = keystone_state
+    options = _held(tmp_path, "mod_wsgi", 10)
+    options["environment"]["HOLD_LOAD"] = "1"  # type: ignore[index]
+    load = _Load(tmp_path)
+    with serve(state, "mod_wsgi", port=port, **options) as served, _Clients(served) as clients:  # type: ignore[arg-type]
+        old = {b"%d" % daemon.pid for daemon in _daemons(served)}
+        assert len(old) > 1
+        assert clients.go_on() <= old
+        load.hold()
+        served.process.send_signal(signal.SIGHUP)
+        load.wait()
+        assert clients.go_on() <= old
+        load.go_one()  # the trial
+        for _ in old:
+            load.wait()
+            clients.go_on()
+            load.go_one()
+        wait_for(lambda: "reloaded in" in served.more(), "it says that it has reloaded")
+        new = {b"%d" % daemon.pid for daemon in _daemons(served)}
+        assert not new & old and len(new) == len(old)
+        wait_for(lambda: clients.go_on() <= new, "only fresh daemons answer")
+        load.hold()
+        served.process.send_signal(signal.SIGHUP)
+        load.wait()
+        (tmp_path / "load.fail").touch()
+        wait_for(lambda: "not reloaded, the former goes on" in served.more(), "it says why")
+        assert b"RuntimeError: load.fail is there" in served.output
+        assert clients.go_on() <= new
+    assert not clients.failures
+
+
+def _all(served: Served) -> set[bytes]:
+    """Return who may answer now, whether or not he has by chance."""
+    return {b"%d" % one.pid for one in served.processes()}
+
+
+def _daemons(served: Served) -> list[psutil.Process]:
+    apache = served.masters("apache2")
+    return [x for x in apache.children() if "".join(command_line(x)).startswith("(wsgi:")]
+
+
+@pytest.mark.smoke
+def test_a_reload_outlives_what_is_killed(
+    keystone_state: tuple[Path, int], tmp_path: Path
+) -> None:
+    """The new uWSGI while it loads: the former goes on. The former one: the new one follows."""
+    state, port = keystone_state
+    options = _held(tmp_path, "nginx+uwsgi", 10)
+    options["environment"]["HOLD_LOAD"] = "1"  # type: ignore[index]
+    load = _Load(tmp_path)
+    with serve(state, "nginx+uwsgi", port=port, **options) as served:  # type: ignore[arg-type]
+        old = served.masters("uwsgi")
+
+        def loading() -> psutil.Process:
+            load.hold()
+            served.process.send_signal(signal.SIGHUP)
+            load.wait()
+            (found,) = (
+                x for x in served.processes()
+                if x.ppid() == old.ppid() and x.cmdline()[:1] == old.cmdline()[:1] and x != old
+            )
+            return found
+
+        loading().kill()
+        wait_for(lambda: "not reloaded" in served.more(), "it says so")
+        assert b"SIGKILL" in served.output
+        with _Clients(served) as clients:
+            clients.go_on()
+        new = loading()
+        old.kill()
+        wait_for(lambda: "the next one is being loaded" in served.log("uwsgi.log"), "it is noticed")
+        waiting = _Request(served, "/")
+        load.go()
+        waiting.join()
+        assert waiting.status == 200
+        assert new.is_running()
+        assert not clients.failures
 
 
 def test_pyuwsgi_reloads_with_its_own_python(

@@ -2,7 +2,8 @@
 
 ``/hold/NAME`` tells that it runs by making the file ``NAME.held`` in ``HOLD_FOLDER``, and answers
 once ``NAME.go`` is there; without ``NAME.go`` it never answers. Anything else answers at once.
-With ``HOLD_LOAD`` set, loading itself waits for ``load.go``.
+With ``HOLD_LOAD`` set, loading itself tells so by ``load-PID``, waits for ``load.go`` or
+``load-PID.go``, and fails over ``load.fail``.
 """
 
 import os
@@ -13,7 +14,9 @@ FOLDER = Path(os.environ.get("HOLD_FOLDER", "."))
 
 if "HOLD_LOAD" in os.environ:
     (FOLDER / f"load-{os.getpid()}").touch()
-    while not (FOLDER / "load.go").exists():
+    while not any((FOLDER / name).exists() for name in ("load.go", f"load-{os.getpid()}.go")):
+        if (FOLDER / "load.fail").exists():
+            raise RuntimeError("load.fail is there")
         time.sleep(0.02)
 
 

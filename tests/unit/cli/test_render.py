@@ -10,7 +10,10 @@ import pytest
 from keyfront.cli import main as cli
 from keyfront.gateway.render import certificates
 
-MACHINE = ("--cores", "2", "--memory", "4G")
+# Of another machine: nothing is looked for on this one.
+ASSUMED = ("uwsgi=2.0.31", "nginx=1.22.1", "apache=2.4.65", "haproxy=2.6.12", "mod_wsgi=6.1.1")
+HERE = ("--cores", "2", "--memory", "4G")
+MACHINE = (*HERE, *(word for server in ASSUMED for word in ("--assume", server)))
 
 
 def run(folder: Path, *words: str) -> int:
@@ -45,6 +48,39 @@ def test_again_by_the_command_in_the_header(
     assert cli.main(shlex.split(command)[1:]) == 0
     assert content(tmp_path / "d") == before
     assert " new" not in capsys.readouterr().out.rpartition("profile large")[2]
+
+
+def test_what_is_named_and_not_here_is_said_loudly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    venv = tmp_path / "venv"
+    words = ["render", str(tmp_path / "d"), *HERE, "--server", "mod_wsgi"]
+    words += ["--virtualenv", str(venv)]
+    words += ["--tls-certificate", "/no.crt", "--tls-key", "/no.key", "--assume", "apache=2.4.65"]
+    assert cli.main(words) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(" is not here")[0] for line in told] == [
+        "keyfront: /no.crt", "keyfront: /no.key",
+        "keyfront: /usr/lib/apache2/modules/mod_wsgi.so",
+    ]  # fmt: skip
+    assert f"apache.conf names it: run apt install apache2-dev gcc, then {venv}/bin/pip" in told[2]
+    assert "'keyfront[mod-wsgi]'" in told[2]
+    assert (tmp_path / "d/apache.conf").exists()
+    assert run(tmp_path / "e", "--server", "mod_wsgi", "--self-signed", "localhost") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_server_that_is_not_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    venv = str(tmp_path / "venv")
+    words = ("--virtualenv", venv, "--assume", "nginx=1.22.1", "--server", "nginx+uwsgi")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("keyfront.gateway.render.versions.SYSTEM_PATH", str(tmp_path))
+        assert cli.main(["render", str(tmp_path / "d"), *HERE, *words]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    for line, program in zip(lines, ("keyfront", "uwsgi"), strict=True):
+        start = f"keyfront: {venv}/bin/{program} is not here, and system/etc/systemd/"
+        assert line.startswith(start)
+        assert f"run {venv}/bin/pip install 'keyfront[uwsgi]'" in line
 
 
 def test_diff_shows_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,7 +183,7 @@ def test_uwsgi_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mod_wsgi_that_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "require_module", lambda *_: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingPartError, match=r"pip install 'keyfront\[mod_wsgi\]'"):
+    with pytest.raises(MissingPartError, match=r"pip install 'keyfront\[mod-wsgi\]'"):
         machine.mod_wsgi_module()
 
 

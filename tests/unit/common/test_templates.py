@@ -49,6 +49,7 @@ VALUES: dict[str, object] = {
     "database": "sqlite:////srv/keystone.sqlite",
     "state": "/srv",
     "endpoint": "http://127.0.0.1:5000/v3",
+    "url": "http://127.0.0.1:5000/",
     "password": "pass-word",
     "path": "/srv/openrc",
 }

@@ -20,6 +20,12 @@ def _application(environ: dict[str, Any], start_response: Callable[..., Any]) ->
     return [b"done"]
 
 
+def _limited(seconds: float, *, loaded: float = NOW - 1000, **options: Any) -> Any:
+    """The application behind the limit, loaded at that time; now it is ``NOW``."""
+    times = iter((loaded,))
+    return limit_queue(_application, seconds=seconds, clock=lambda: next(times, NOW), **options)
+
+
 def _ask(application: Any, **environ: object) -> tuple[str, dict[str, str], bytes]:
     seen: list[Any] = []
     body = b"".join(application(environ, lambda status, headers: seen.append((status, headers))))
@@ -33,7 +39,7 @@ def _ask(application: Any, **environ: object) -> tuple[str, dict[str, str], byte
     ids=("nginx", "bare", "milliseconds", "Apache"),
 )
 def test_refuses_what_waited_too_long(began: str) -> None:
-    limited = limit_queue(_application, seconds=5, clock=lambda: NOW)
+    limited = _limited(5)
     status, _, body = _ask(limited, HTTP_X_REQUEST_START=began.format(NOW - 4))
     assert (status, body) == ("200 OK", b"done")
     status, headers, body = _ask(limited, HTTP_X_REQUEST_START=began.format(NOW - 6))
@@ -42,25 +48,31 @@ def test_refuses_what_waited_too_long(began: str) -> None:
     assert headers["Content-Length"] == str(len(body))
 
 
+def test_does_not_count_the_servers_own_pause() -> None:
+    """Who came while the server was replaced is served, if only then his turn comes in time."""
+    for ago, status in ((4, "200 OK"), (6, "503 Service Unavailable")):
+        limited = _limited(5, loaded=NOW - ago)
+        assert _ask(limited, HTTP_X_REQUEST_START=f"t={NOW - 100}")[0] == status
+
+
 @pytest.mark.parametrize("began", (None, "", "t=", "soon", "t=nan", "t=inf", "t=1e999", "-"))
 def test_serves_what_says_nothing(began: str | None) -> None:
-    limited = limit_queue(_application, seconds=5, clock=lambda: NOW)
+    limited = _limited(5)
     environ = {} if began is None else {"HTTP_X_REQUEST_START": began}
     assert _ask(limited, **environ)[0] == "200 OK"
 
 
 def test_serves_what_comes_from_the_future() -> None:
-    limited = limit_queue(_application, seconds=0.1, clock=lambda: NOW)
+    limited = _limited(0.1)
     assert _ask(limited, HTTP_X_REQUEST_START=f"t={NOW + 100}")[0] == "200 OK"
 
 
 def test_reads_the_body_of_what_it_refuses() -> None:
     """Closing over unread bytes would lose the answer."""
-    limited = limit_queue(
-        read_whole(_application), seconds=5, refusing=read_whole, clock=lambda: NOW
-    )
+    limited = _limited(5, refusing=read_whole)
     body = io.BytesIO(b"x" * 1000)
     environ = {"CONTENT_LENGTH": "1000", "wsgi.input": body, "HTTP_X_REQUEST_START": "t=1.0"}
+    environ["REQUEST_METHOD"] = "POST"
     assert _ask(limited, **environ)[0].startswith("503 ")
     assert body.tell() == 1000
 

@@ -58,6 +58,10 @@ def test_balancers_are_where_the_nodes_are_unless_told() -> None:
         ("--web-user", {"web_user": "Www"}),
         ("--public-host", {"public_host": 'x"; y'}),
         ("--public-host", {"public_host": "-x"}),
+        ("--public-host", {"public_host": "x", "other_hosts": ("",)}),
+        ("--public-endpoint", {"public_endpoint": "cloud.example.org"}),
+        ("--public-endpoint", {"public_endpoint": "https://cloud.example.org:5000/v3"}),
+        ("--public-endpoint", {"public_endpoint": "https://cloud.example.org/%s"}),
         ("--app", {"target": "a b"}),
         ("--app", {"target": "config:/x\nuid = root"}),
         ("--run-directory", {"run_directory": Path("run")}),
@@ -98,3 +102,23 @@ def test_line_ups() -> None:
         check(settings(server="apache"))
     with pytest.raises(OptionError, match="left out with --server uwsgi"):
         check(settings(server="uwsgi", **TLS))
+
+
+def test_links_begin_with_the_foremost_server_if_that_is_known() -> None:
+    def endpoint(**values: object) -> str:
+        return settings(public_host="cloud.example.org", **values).public_endpoint
+
+    assert endpoint(**TLS) == "https://cloud.example.org:5000"
+    assert endpoint(**TLS, listen="*:443") == "https://cloud.example.org"
+    assert endpoint(listen="*:80") == "http://cloud.example.org"
+    assert endpoint(listen="*:5000") == "http://cloud.example.org:5000"
+    assert endpoint(**TLS, trusted_proxies=("192.0.2.1",)) == ""
+    told = "https://cloud.example.org/identity"
+    assert endpoint(trusted_proxies=("192.0.2.1",), public_endpoint=told) == told
+    assert settings(**TLS).public_endpoint == ""
+
+
+def test_several_names() -> None:
+    named = settings(public_host="cloud.example.org", other_hosts=("192.0.2.1",))
+    assert named.hosts == ("cloud.example.org", "192.0.2.1")
+    assert settings().hosts == ()

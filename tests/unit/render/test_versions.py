@@ -43,6 +43,9 @@ def test_they_are_asked(system: Path, tmp_path: Path) -> None:
     so = tmp_path / "venv/lib/python3.11/site-packages/mod_wsgi/server/mod_wsgi-py311.so"
     so.parent.mkdir(parents=True)
     so.touch()
+    (so.parents[2] / "mod_wsgi-6.0.3-py3.11.egg-info").mkdir()
+    assert versions.find(tmp_path / "venv")["mod_wsgi"].text == "6.0.3", "by an old pip"
+    (so.parents[2] / "mod_wsgi-6.0.3-py3.11.egg-info").rmdir()
     (so.parents[2] / "mod_wsgi-6.0.3.dist-info").mkdir()
     found = versions.find(tmp_path / "venv")
     assert [found[x].text for x in ("nginx", "apache", "haproxy", "uwsgi", "mod_wsgi")] == [

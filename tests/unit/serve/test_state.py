@@ -96,9 +96,10 @@ def test_write_leaves_no_half_file(folder: State, monkeypatch: pytest.MonkeyPatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StateError, match=r"openrc: cannot be written: No space"):
         folder.write("openrc", "new")
     assert folder.openrc.read_text() == "old"
+    assert not list(folder.path.glob(".*.new"))
 
 
 def test_password_is_only_where_it_belongs(folder: State) -> None:
@@ -269,6 +270,20 @@ def test_environment_names_the_configuration(folder: State) -> None:
         "OS_KEYSTONE_CONFIG_DIR": str(folder.path),
         "OS_KEYSTONE_CONFIG_FILES": "",
     }
+    make(folder)
+    assert folder.environment()["OS_KEYSTONE_CONFIG_FILES"] == "endpoint.conf;keystone.conf"
+
+
+def test_another_endpoint_leaves_keystone_conf(folder: State) -> None:
+    make(folder)
+    with folder.config.open("a") as file:
+        file.write("# of the operator\n")
+    before = folder.config.read_bytes()
+    folder.write_endpoint("http://127.0.0.1:5001/v3")
+    assert folder.config.read_bytes() == before
+    assert folder.endpoint() == "http://127.0.0.1:5001/v3"
+    text = (folder.path / "endpoint.conf").read_text()
+    assert "public_endpoint = http://127.0.0.1:5001\n" in text
 
 
 def test_default_path(monkeypatch: pytest.MonkeyPatch) -> None:
