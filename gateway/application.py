@@ -34,6 +34,7 @@ from keyfront.errors import KeyfrontError, OptionError, TargetError
 
 from . import paste_file
 from .error_body import answer_error, error_body
+from .unwritten_lines import UnwrittenLines, guard_handlers
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -216,8 +217,7 @@ def report(error: BaseException) -> None:
     else:
         whole = "".join(traceback.format_exception(error))
         text = f"{redact(whole)}keyfront: the application failed to load: {describe(error)}\n"
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    UnwrittenLines().write(sys.stderr, text)
 
 
 @contextmanager
@@ -248,11 +248,11 @@ class FailedApplication:
     ) -> None:
         self.error = error
         self._line = f"keyfront: 503, the application did not load: {describe(error)}\n"
+        self._unwritten = UnwrittenLines()
         self._on_request = on_request
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        sys.stderr.write(self._line)
-        sys.stderr.flush()
+        self._unwritten.write(sys.stderr, self._line)
         body = error_body(503, "The service could not be started. Its log names the cause.")
         wait = ("Retry-After", str(RETRY_AFTER))
         answer = answer_error(start_response, "503 Service Unavailable", body, wait)
@@ -264,18 +264,21 @@ class FailedApplication:
 def load_or_fail(*, raising: bool, on_request: Callable[[], None] | None = None) -> WSGIApplication:
     """Load the target; report a failure and raise it, or stand in for the application.
 
-    ``SystemExit`` counts as a failure: oslo.config raises it over arguments it does not know.
+    The handlers of its logs are guarded, see :mod:`.unwritten_lines`. ``SystemExit`` counts as a
+    failure: oslo.config raises it over arguments it does not know.
 
     :param raising: raise the failure, for servers that end themselves on it (uWSGI's need-app)
     :param on_request: see :class:`FailedApplication`
     """
     try:
-        return load()
+        application = load()
     except (Exception, SystemExit) as error:
         report(error)
         if raising:
             raise
-        return FailedApplication(error, on_request=on_request)
+        application = FailedApplication(error, on_request=on_request)
+    guard_handlers()
+    return application
 
 
 def keep_connections() -> None:

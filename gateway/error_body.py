@@ -10,13 +10,36 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
 
 
+# Words for clients, where an answer has none of its own.
+_MESSAGES = {
+    404: "There is nothing at this address.",
+    405: "This method is not allowed.",
+    413: "The request is too large.",
+}
+
+
+def plain_error_body(status: int) -> bytes:
+    """Return an error in the JSON of Keystone's own errors, with the usual words.
+
+    :param status: the HTTP status
+    """
+    return error_body(status, _MESSAGES.get(status) or f"{_title(status)}.")
+
+
+def _title(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Error"
+
+
 def error_body(status: int, message: str) -> bytes:
     """Return an error in the JSON of Keystone's own errors.
 
     :param status: the HTTP status
     :param message: words for the client; no secret
     """
-    error = {"code": status, "message": message, "title": HTTPStatus(status).phrase}
+    error = {"code": status, "message": message, "title": _title(status)}
     return json.dumps({"error": error}).encode()
 
 

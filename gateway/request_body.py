@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LIMIT = 10 * 1024 * 1024
 
 _TOO_LARGE = error_body(413, "The request body is larger than this server takes.")
+_NO_REQUEST = error_body(400, "The request is malformed.")
 _BROKEN = error_body(400, "The request body could not be read.")
 
 
@@ -42,7 +43,7 @@ def read_whole(
     """Wrap an application so that its request bodies are read before it runs.
 
     A body that is longer than the limit is answered 413, one that breaks off or is not well-formed
-    400; the application sees neither.
+    400, and so is what has no method; the application sees none of them.
 
     :param read_chunk: returns the next chunk of a chunked body, ``b""`` at its end, and raises
         ``OSError`` on bad input; without it chunked bodies are left alone
@@ -50,6 +51,8 @@ def read_whole(
     """
 
     def reading(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if "REQUEST_METHOD" not in environ:  # what uWSGI took for a request is none
+            return answer_error(start_response, "400 Bad Request", _NO_REQUEST)
         length = environ.get("CONTENT_LENGTH")
         if not length and (read_chunk is None or not _is_chunked(environ)):
             return application(environ, start_response)

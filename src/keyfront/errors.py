@@ -118,6 +118,11 @@ class DirectoryTimeoutError(DirectoryUnavailableError):
     """A server did not answer in time."""
 
 
+class DirectoryBusyError(DirectoryUnavailableError):
+    """A server answered that it cannot answer: it is busy, or what was asked for is elsewhere and
+    away. It says nothing of the user, and nothing of what else the server is asked for."""
+
+
 class DirectoryProtocolError(DirectoryUnavailableError):
     """A server sent what is not LDAP, or not an answer to what it was asked."""
 

@@ -298,7 +298,7 @@ CASES: list[tuple[str, Prepare, list[str]]] = [
     (
         "without mod_wsgi",
         hidden("mod_wsgi", "--server", "mod_wsgi"),
-        ["mod_wsgi", "pip install 'keyfront[mod_wsgi]'"],
+        ["mod_wsgi", "pip install 'keyfront[mod-wsgi]'"],
     ),
     (
         "without nginx",

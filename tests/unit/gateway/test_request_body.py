@@ -48,7 +48,7 @@ def call(
     **environ: object,
 ) -> tuple[str, dict[str, str], bytes]:
     started: Started = []
-    given: dict[str, Any] = {"wsgi.input": io.BytesIO(), **environ}
+    given: dict[str, Any] = {"REQUEST_METHOD": "POST", "wsgi.input": io.BytesIO(), **environ}
     wrapped = read_whole(application, read_chunk=read, limit=limit)
     answer = b"".join(wrapped(given, lambda s, h, *_: started.append((s, dict(h)))))  # type: ignore[arg-type, misc]
     ((status, headers),) = started
@@ -87,7 +87,7 @@ def test_other_requests_pass_untouched(encoding: str | None) -> None:
     assert application.environ is not None
     assert body.read() == b"", "it was not read before"
     del application.environ["wsgi.input"]
-    assert application.environ == {"CONTENT_LENGTH": "5", **environ}
+    assert application.environ == {"REQUEST_METHOD": "POST", "CONTENT_LENGTH": "5", **environ}
 
 
 def test_limit_is_the_largest_that_passes() -> None:
@@ -145,10 +145,20 @@ def test_lengths(length: str, status: str) -> None:
     assert given.startswith(status)
 
 
+def test_what_is_no_request_is_refused() -> None:
+    """As uWSGI hands on a line without blanks."""
+    application, started = Application(), []
+    wrapped = read_whole(application)  # type: ignore[arg-type]
+    list(wrapped({}, lambda status, headers: started.append(status)))  # type: ignore[arg-type, misc]
+    assert started == ["400 Bad Request"]
+    assert application.environ is None
+
+
 def test_chunks_are_left_alone_behind_a_web_server() -> None:
     application = Application()
     wrapped = read_whole(application)  # type: ignore[arg-type]
-    environ = {"wsgi.input": io.BytesIO(), "HTTP_TRANSFER_ENCODING": "chunked"}
+    environ = {"REQUEST_METHOD": "POST", "wsgi.input": io.BytesIO()}
+    environ["HTTP_TRANSFER_ENCODING"] = "chunked"
     list(wrapped(environ, lambda *_: None))  # type: ignore[arg-type, misc]
     assert application.environ is not None
     assert "CONTENT_LENGTH" not in application.environ

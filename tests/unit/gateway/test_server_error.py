@@ -54,6 +54,15 @@ def test_an_error_after_the_status_stays_the_servers() -> None:
         call(raising_late)
 
 
+def test_a_client_that_has_gone_is_not_logged() -> None:
+    errors, started = io.StringIO(), []
+    environ = {"REQUEST_METHOD": "POST", "wsgi.errors": errors}
+    application = answer_errors(raising, client_gone=lambda error: isinstance(error, ValueError))
+    application(environ, lambda status, headers: started.append(status))
+    assert started == ["400 Bad Request"]
+    assert errors.getvalue() == ""
+
+
 def test_a_head_has_no_body() -> None:
     started, body, _ = call(raising, "HEAD")
     assert (started[-1][0], body) == ("500 Internal Server Error", b"")
