@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent / "tests"
-# Measurements, whose modules are imported on each Python by test_packaging.
-ONCE = TESTS / "unit" / "benchmarks"
+# Measurements, whose modules are imported on each Python by test_packaging; arithmetic; documents.
+ONCE = tuple(TESTS / "unit" / name for name in ("benchmarks", "plan", "test_docs.py"))
 STARTS_SERVERS = (TESTS / "integration", TESTS / "conformance")
 
 if not sys.prefix.isascii():
@@ -26,5 +26,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(folder in item.path.parents for folder in STARTS_SERVERS):
             item.add_marker("integration")
-        if ONCE in item.path.parents:
+        if any(item.path.is_relative_to(place) for place in ONCE):
             item.add_marker("once")

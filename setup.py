@@ -30,7 +30,8 @@ EXTRAS = {
     "gevent": [
         "gevent>=24.2",  # uWSGI's greenlet workers
     ],
-    "mod_wsgi": [
+    # As the metadata spell it: pip before 23.1, Debian 12's, knows no other spelling.
+    "mod-wsgi": [
         "mod_wsgi>=6.0.5",  # the Apache module, compiled here against apache2-dev
     ],
     "ldap": [
@@ -82,6 +83,7 @@ EXTRAS = {
         "hypothesis>=6.100",  # tries the epoch protocol in every order
         "kombu>=5",  # what oslo.messaging uses of it; the heartbeat covers its own pools, too
         "keystoneauth1",  # a real client session against the served Keystone
+        "openstacksdk",  # reads clouds.yaml for keyfront check
         "ldap3>=2.9",  # the directory tests compare our encoder with its own
         "ldappool>=3.0",  # what the LDAP pool is compared with; Keystone's driver imports it
         "mod_wsgi>=6.0.5",  # the Apache side is tested for real

@@ -362,17 +362,17 @@ class Broker:
     def connections(self, name: str = "") -> list[int]:
         """The client's ports of connections that are open now, by the kernel; also if paused."""
         established, here = "01", {self.port, self.tls_port}
-        found = []
+        # Once each: the kernel tells of one twice if others come while it is read.
+        found = set()
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             _, local, remote, how = line.split()[:4]
             port, client = (int(end.rpartition(":")[2], 16) for end in (local, remote))
             if port in here and how == established:
-                found.append(client)
-        found.sort()
+                found.add(client)
         if name:
             named = {x.port: x.name for x in _connections(self.log_text())}
-            found = [x for x in found if name in named.get(x, "")]
-        return found
+            found = {x for x in found if name in named.get(x, "")}
+        return sorted(found)
 
     def wait_for(self, condition: Callable[[Broker], bool], what: str) -> None:
         """Wait until it is so: ``wait_for(lambda b: b.missed() == 1, "one is missed")``."""

@@ -1,94 +1,320 @@
-"""``keyfront check``: a login and a validation against a Keystone that ``keyfront serve`` made."""
+"""``keyfront check``: a login and validations against a Keystone, and what took how long."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
+import ssl
 import time
-import urllib.error
-import urllib.request
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
-from keyfront.errors import ServerError
+from keyfront.errors import KeyfrontError, ServerError
 from keyfront.gateway.serve.state import State, default_path
 
+from .credentials import Credentials, login, of_cloud, of_environment
 from .parser import add_state_argument
+
+#: Days before which the end of a certificate is warned of.
+_CERTIFICATE_DAYS = 14
+# A second validation by a worker that has not yet seen the token is a first one, too.
+_REPEATED = 5
+# Bytes of an answer.
+_LONGEST = 4 << 20
+# The part of a first validation's time below which the second one came from a cache.
+_CACHED = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.description = (
-        "Log in to the Keystone that keyfront serve runs, validate the token, and print what came "
-        "back."
+        "Log in to a Keystone, validate the token, and print what came back and how long it took: "
+        "the one that keyfront serve runs, or, with OS_AUTH_URL and the other variables of the "
+        "openstack command or --os-cloud, any other. Ends with 0 if all is well, 1 if something "
+        "is to be looked at, 2 if it does not work, as monitoring has it."
     )
     add_state_argument(parser)
+    parser.add_argument(
+        "--os-cloud", metavar="NAME", help="a cloud of clouds.yaml (default: OS_CLOUD, if set)"
+    )
+    parser.add_argument(
+        "--warn",
+        type=_seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="what takes longer is to be looked at, 0.001 to 3600 (default 2)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long each answer is waited for, 0.001 to 3600 (default 30)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.001 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0.001 and 3600")
+    return value
 
 
 def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
-    """Check the Keystone of a state folder; returns the exit status.
+    """Check a Keystone.
 
-    :raises KeyfrontError: see :func:`check`
+    :returns: the exit status: 0; 1 with warnings; 2 if it does not work
+    :raises KeyfrontError: it does not work, and the result is not to be JSON
     """
-    return check(State(arguments.state or default_path()), out)
+    try:
+        credentials = _credentials(arguments)
+        report = check(credentials, warn=arguments.warn, timeout=arguments.timeout)
+    except KeyfrontError as error:
+        if not arguments.json:
+            raise
+        out.write(json.dumps({"status": "critical", "error": str(error)}) + "\n")
+        return 2
+    if arguments.json:
+        out.write(json.dumps(report.as_json(), indent=2) + "\n")
+    else:
+        report.write(out)
+    return 1 if report.warnings else 0
 
 
-def check(folder: State, out: TextIO) -> int:
-    """Log in as the administrator, validate the token, and print what came back (no secret).
-
-    :returns: 0
-    :raises StateError: there is no usable state folder
-    :raises ServerError: Keystone does not answer, or answers otherwise than it should
-    """
+def _credentials(arguments: argparse.Namespace) -> Credentials:
+    """Return who asks which Keystone: what is named by an option counts first."""
+    if arguments.state is None:
+        cloud = arguments.os_cloud or os.environ.get("OS_CLOUD")
+        if cloud:
+            return of_cloud(cloud)
+        if os.environ.get("OS_AUTH_URL"):
+            return of_environment()
+    folder = State(arguments.state or default_path())
     endpoint = folder.endpoint() if folder.check() else None
     if endpoint is None:
-        raise ServerError(f"{folder.path}: there is no Keystone here yet; run keyfront serve first")
+        raise ServerError(
+            f"{folder.path}: there is no Keystone here yet; run keyfront serve first, or set "
+            "OS_AUTH_URL, OS_USERNAME and so on for another one"
+        )
     password = folder.password_file.read_text(encoding="utf-8").strip()
-    domain = {"id": "default"}
-    login = {
-        "auth": {
-            "identity": {
-                "methods": ["password"],
-                "password": {"user": {"name": "admin", "domain": domain, "password": password}},
-            },
-            "scope": {"project": {"name": "admin", "domain": domain}},
+    admin = {"username": "admin", "project_name": "admin", "password": password}
+    return Credentials(endpoint, login(admin, "{}"))
+
+
+@dataclass
+class Report:
+    """What came back."""
+
+    url: str
+    #: Milliseconds of each step, in its order.
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    #: The version of TLS; empty without.
+    tls: str = ""
+    #: Days until the server's certificate ends.
+    certificate_days: float | None = None
+    #: What the validated token says: names and values.
+    token: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def cached(self) -> bool:
+        """Whether a repeated validation was so quick that a cache answered it."""
+        taken = self.milliseconds
+        return taken["repeated_validation"] <= _CACHED * taken["first_validation"]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "status": "warning" if self.warnings else "ok",
+            "url": self.url,
+            "milliseconds": {name: round(value, 2) for name, value in self.milliseconds.items()},
+            "cached": self.cached,
+            "tls": self.tls or None,
+            "certificate_days": self.certificate_days,
+            **dict(self.token),
+            "warnings": self.warnings,
         }
-    }
-    url = f"{endpoint}/auth/tokens"
-    _, token, issued = _exchange(url, {}, login)
-    content, _, validated = _exchange(url, {"X-Auth-Token": token, "X-Subject-Token": token})
-    found = content["token"]
-    services = ", ".join(sorted(service["type"] for service in found["catalog"]))
-    rows = [
-        ("login", f"ok, {issued:.0f} ms"),
-        ("validation", f"ok, {validated:.0f} ms"),
-        ("user", f"{found['user']['name']} in {found['user']['domain']['name']}"),
-        ("project", found["project"]["name"]),
-        ("roles", ", ".join(sorted(role["name"] for role in found["roles"]))),
-        ("catalog", services),
-        ("expires", found["expires_at"]),
-    ]
-    for name, value in rows:
-        out.write(f"{name:<12}{value}\n")
-    return 0
+
+    def write(self, out: TextIO) -> None:
+        """Write it for people."""
+        taken = self.milliseconds
+        rows = [("connection", f"ok, {taken['connection']:.1f} ms")]
+        if self.tls:
+            days = self.certificate_days
+            ends = "" if days is None else f", certificate ends in {days:.0f} days"
+            rows.append(("TLS", f"{self.tls}, {taken['tls']:.1f} ms{ends}"))
+        source = "a cache" if self.cached else "no cache: is token_cache in the pipeline?"
+        rows += [
+            ("login", f"ok, {taken['login']:.0f} ms, most of it the hash of the password"),
+            ("validation", f"ok, {taken['first_validation']:.1f} ms, computed by Keystone"),
+            ("repeated", f"ok, {taken['repeated_validation']:.1f} ms, from {source}"),
+            *self.token,
+        ]
+        rows += [("warning", text) for text in self.warnings]
+        for name, value in rows:
+            out.write(f"{name:<12}{_printable(value)}\n")
 
 
-def _exchange(
-    url: str, headers: dict[str, str], body: dict[str, Any] | None = None
-) -> tuple[dict[str, Any], str, float]:
-    """Send one request; returns the answer's JSON, its token header and the milliseconds taken."""
-    data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(
-        url, data=data, headers={"Content-Type": "application/json", **headers}
-    )
-    start = time.perf_counter()
+def _said_by(token: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a token says, without secrets."""
+    user = token["user"]
+    rows = [("user", f"{user['name']} in {user['domain']['name']}")]
+    for scope in ("project", "domain"):
+        if scope in token:
+            rows.append((scope, str(token[scope]["name"])))
+    if "system" in token:
+        rows.append(("scope", "system"))
+    for name, key in (("roles", "name"), ("catalog", "type")):
+        rows.append((name, ", ".join(sorted(str(one[key]) for one in token.get(name, [])))))
+    return [*rows, ("expires", str(token["expires_at"]))]
+
+
+def _printable(text: str) -> str:
+    """Return text of a server without what would steer a terminal."""
+    return "".join(x if x.isprintable() else "?" for x in text)
+
+
+def check(credentials: Credentials, *, warn: float = 2.0, timeout: float = 30.0) -> Report:
+    """Log in to a Keystone and validate the token, first and repeatedly.
+
+    The token is left to expire: to revoke it would write to the database at each check.
+
+    :param warn: seconds above which a login or a validation is warned of
+    :param timeout: seconds that each answer is waited for
+    :raises ServerError: Keystone does not answer, or answers otherwise than it should
+    """
+    report = Report(credentials.url)
+    server = _Server(credentials, timeout, report)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            content = json.load(answer)
-            token = answer.headers.get("X-Subject-Token", "")
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise ServerError(f"{url}: answers {error.code} {error.reason}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ServerError(f"{url}: {reason}; is keyfront serve running?") from None
-    return content, token, (time.perf_counter() - start) * 1000
+        server.connect()
+        _, token, report.milliseconds["login"] = server.ask("POST", {}, credentials.auth)
+        headers = {"X-Auth-Token": token, "X-Subject-Token": token}
+        report.token, _, report.milliseconds["first_validation"] = server.ask("GET", headers)
+        report.milliseconds["repeated_validation"] = min(
+            server.ask("GET", headers)[2] for _ in range(_REPEATED)
+        )
+    finally:
+        server.close()
+    for name in ("login", "first_validation", "repeated_validation"):
+        seconds = report.milliseconds[name] / 1000
+        if seconds > warn:
+            said = name.replace("_", " ")
+            report.warnings.append(f"the {said} took {seconds:.2f} s, more than {warn:g} s")
+    days = report.certificate_days
+    if days is not None and days < _CERTIFICATE_DAYS:
+        report.warnings.append(f"the certificate ends in {days:.0f} days")
+    if not credentials.verify:
+        report.warnings.append("the certificate was not looked at: verify or OS_INSECURE says so")
+    return report
+
+
+class _Server:
+    """A connection to a Keystone, which is made anew where the server closes it."""
+
+    def __init__(self, credentials: Credentials, timeout: float, report: Report) -> None:
+        self._credentials = credentials
+        parts = urlsplit(credentials.url)
+        self._https = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._https else 80)
+        self._path = f"{parts.path}/auth/tokens"
+        self._timeout = timeout
+        self._report = report
+        self._connection = HTTPConnection(self._host, self._port, timeout=timeout)
+
+    def connect(self) -> None:
+        """Connect, and note how long it took and what the server's certificate is."""
+        begun = time.perf_counter()
+        try:
+            plain = socket.create_connection((self._host, self._port), self._timeout)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected = time.perf_counter()
+            self._connection.sock = self._encrypted(plain) if self._https else plain
+        except OSError as error:
+            raise self._failed(error) from None
+        taken = self._report.milliseconds
+        taken.setdefault("connection", (connected - begun) * 1000)
+        if self._https:
+            taken.setdefault("tls", (time.perf_counter() - connected) * 1000)
+
+    def _encrypted(self, plain: socket.socket) -> ssl.SSLSocket:
+        verify = self._credentials.verify
+        try:
+            context = ssl.create_default_context(cafile=self._credentials.certificates)
+        except OSError as error:
+            plain.close()
+            file = self._credentials.certificates
+            raise ServerError(f"{file}: {error.strerror or error}; it is OS_CACERT") from None
+        if not verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        found = context.wrap_socket(plain, server_hostname=self._host)
+        self._report.tls = found.version() or ""
+        certificate = found.getpeercert() or {}
+        ends = certificate.get("notAfter")
+        if isinstance(ends, str):
+            self._report.certificate_days = round(
+                (ssl.cert_time_to_seconds(ends) - time.time()) / 86400, 1
+            )
+        return found
+
+    def ask(
+        self, method: str, headers: dict[str, str], auth: dict[str, Any] | None = None
+    ) -> tuple[list[tuple[str, str]], str, float]:
+        """Send a request to ``/auth/tokens``.
+
+        :returns: what the token of the answer says, the token that was issued, and the
+            milliseconds that it took
+        :raises ServerError: there is no answer, or not the one that is wanted
+        """
+        begun = time.perf_counter()
+        body = json.dumps({"auth": auth}) if auth is not None else None
+        if body is not None:
+            headers = {**headers, "Content-Type": "application/json"}
+        try:
+            if self._connection.sock is None:
+                self.connect()
+            self._connection.request(method, self._path, body, headers)
+            answer = self._connection.getresponse()
+            text = answer.read(_LONGEST)
+        except (OSError, HTTPException) as error:
+            raise self._failed(error) from None
+        taken = (time.perf_counter() - begun) * 1000
+        if answer.status not in (200, 201):
+            raise self._refused(answer)
+        try:
+            said = _said_by(json.loads(text)["token"])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise ServerError(f"{self._credentials.url}: answers with no token") from None
+        return said, answer.headers.get("X-Subject-Token", ""), taken
+
+    def _refused(self, answer: HTTPResponse) -> ServerError:
+        hint = ""
+        if answer.status == 401:
+            hint = "; is it the right user, password, domain and project?"
+        elif answer.status == 503:
+            wait = answer.headers.get("Retry-After")
+            hint = f"; it asks to come back in {wait} s" if wait else ""
+        said = f"answers {answer.status} {_printable(answer.reason)}{hint}"
+        return ServerError(f"{self._credentials.url}: {said}")
+
+    def _failed(self, error: Exception) -> ServerError:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            said = f"its certificate is refused: {error.verify_message}; OS_CACERT names another CA"
+        elif isinstance(error, TimeoutError):
+            said = f"no answer within {self._timeout:g} s"
+        else:
+            said = str(getattr(error, "strerror", None) or error or type(error).__name__)
+        return ServerError(f"{self._credentials.url}: {said}; is it running?")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()

@@ -21,7 +21,9 @@ from .parser import Parser
 # The module of each command has its name; here is what keyfront --help says of it.
 _COMMANDS = {
     "serve": "serve a Keystone on this machine, made on the first run",
-    "check": "log in to the served Keystone and validate the token",
+    "check": "log in to a Keystone, validate the token, and tell how long it took",
+    "uwsgi": "run uWSGI so that a reload keeps nobody waiting",
+    "reload": "load a served application anew, without a pause",
     "tokens": "look at the token cache of this machine, or empty it",
     "ldap": "look at LDAP servers",
     "heartbeat": "look at the AMQP connections that are kept alive on this machine",

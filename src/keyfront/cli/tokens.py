@@ -1,8 +1,9 @@
 """``keyfront tokens``: what the token cache of this machine did, emptying it, and who hears of it.
 
-``stats`` prints counts, ``flush`` makes every answer stale. ``check`` finds out whether a change is
-heard by whoever answers for this Keystone. Nothing of the cloud is changed for that: it touches a
-tag that no row has, so whoever goes by the same epochs shows it, and loses no answer for it.
+``stats`` prints counts, ``flush`` makes every answer stale, ``prune`` removes what services that
+run no more have left. ``check`` finds out whether a change is heard by whoever answers for this
+Keystone. Nothing of the cloud is changed for that: it touches a tag that no row has, so whoever
+goes by the same epochs shows it, and loses no answer for it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import argparse
 import glob
 import json
-import os
+import re
 import secrets
 import stat
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
@@ -28,6 +30,7 @@ from keyfront.errors import (
     ServerError,
 )
 
+from .credentials import login_of_environment
 from .parser import add_state_argument
 
 if TYPE_CHECKING:
@@ -48,6 +51,9 @@ _LINES = (
     ("flushes", "flushes", "keyfront tokens flush"),
     ("processes", "processes", "that share it, the master included"),
 )
+
+# What lies in a cache's folder.
+_FILES = re.compile(r"(epochs|answers|refusals)-[\w.-]+|counters|(node-)?lock")
 
 # A Keystone is reached by one worker a connection.
 _CONNECTIONS = 8
@@ -81,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action, text in (
         ("stats", "print what the cache did since the service started on this machine"),
         ("flush", "make every cached answer stale, after a change that no transaction shows"),
+        ("prune", "remove the caches of this machine that no process uses any more"),
     ):
         part = actions.add_parser(action, help=text, description=text + ".")
         where = part.add_mutually_exclusive_group()
@@ -121,7 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     """Run the action that was asked for; returns its exit status.
 
-    :raises KeyfrontError: see :func:`stats`, :func:`flush` and :func:`check`
+    :raises KeyfrontError: see :func:`stats`, :func:`flush`, :func:`prune` and :func:`check`
     """
     config_file = arguments.config_file
     if arguments.state is not None:
@@ -130,7 +137,9 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
         config_file = State(arguments.state).config
     if arguments.action == "check":
         return check(config_file, arguments.keystone, out, as_json=arguments.json)
-    found = cache(path=arguments.path, config_file=config_file)
+    if arguments.action == "prune":
+        return prune(arguments.path, config_file, out)
+    found = cache(path=arguments.path, config_file=config_file, err=err)
     if arguments.action == "flush":
         return flush(found, out)
     return stats(found, out, as_json=arguments.json)
@@ -165,18 +174,52 @@ class Cache(NamedTuple):
         return SharedMemory(self.folder, create=False)
 
 
-def cache(*, path: Path | None, config_file: Path | None) -> Cache:
-    """Return the cache of this machine that the options name.
+def cache(
+    *, path: Path | None, config_file: Path | None, err: TextIO | None = None
+) -> Cache:
+    """Return the cache of this machine that the options name; without any, the one in use.
 
     :param path: the folder itself
     :param config_file: Keystone's configuration, which says where it is
-    :raises OptionError: neither is given and there are several caches on this machine
-    :raises CoordinatorError: there is none, or the configuration cannot be read
+    :param err: told of caches that are left out, since no process uses them
+    :raises CoordinatorError: there is none, or several; or the configuration cannot be read
     """
     if path is not None:
         return Cache(path)
     if config_file is not None:
         return _configured(config_file)
+    found = _all()
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        from keyfront.middleware.tokens.coordinator.local import PLACE
+
+        raise CoordinatorError(
+            f"no token cache in {PLACE} or /dev/shm, and none of keyfront serve; is the service "
+            "running? If its option path names another folder, give it with --path or "
+            "--config-file"
+        )
+    dead = [one for one in found if _is_dead(one.folder)]
+    used = [one for one in found if one not in dead]
+    if len(used) == 1:
+        if err is not None:
+            for one in dead:
+                err.write(f"keyfront: {one.folder} is left out: {_DEAD}\n")
+        return used[0]
+    folders = ", ".join(sorted(str(one.folder) for one in used or found))
+    if not used:
+        raise CoordinatorError(f"{folders}: {_DEAD}, or start the service")
+    raise CoordinatorError(
+        f"there are several token caches in use on this machine: {folders}; say which with --path, "
+        "or with --config-file FILE, its Keystone's keystone.conf"
+    )
+
+
+_DEAD = "no process uses it any more; remove it with keyfront tokens prune"
+
+
+def _all() -> list[Cache]:
+    """Return the caches of this machine."""
     from keyfront.middleware.tokens.coordinator.local import PLACE
 
     names = [*glob.glob("/dev/shm/keyfront-*"), *glob.glob(f"{PLACE}/tokens-*")]
@@ -184,16 +227,17 @@ def cache(*, path: Path | None, config_file: Path | None) -> Cache:
     served = _served()
     if served is not None and served.folder not in [one.folder for one in found]:
         found.append(served)
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise CoordinatorError(
-            f"no token cache in {PLACE} or /dev/shm, and none of keyfront serve; is the service "
-            "running? If its option path names another folder, give it with --path or "
-            "--config-file"
-        )
-    folders = ", ".join(sorted(str(one.folder) for one in found))
-    raise OptionError("--path", "(not given)", f"one of {folders}")
+    return found
+
+
+def _is_dead(folder: Path) -> bool:
+    """Tell whether no process uses a folder; ``False`` also if this user may not know."""
+    from keyfront.middleware.tokens.node_cache import users
+
+    try:
+        return not users(folder)
+    except (CoordinatorError, OSError):
+        return False
 
 
 def _served() -> Cache | None:
@@ -268,7 +312,8 @@ def stats(cache: Cache, out: TextIO, *, as_json: bool = False) -> int:
             where["coordinator"] = str(cache.redis.address)
         out.write(json.dumps({**where, **counts}, indent=2) + "\n")
         return 0
-    out.write(f"token cache in {cache.where}\n")
+    dead = f" ({_DEAD})" if _is_dead(cache.folder) else ""
+    out.write(f"token cache in {cache.where}{dead}\n")
     for name, label, meaning in _LINES:
         out.write(f"{label:<12}{counts[name]:>14}  {meaning}\n")
     for kind in ("answers", "refusals"):
@@ -288,6 +333,40 @@ def flush(cache: Cache, out: TextIO) -> int:
     """
     cache.coordinator.flush()
     out.write(f"flushed {cache.where}: every answer is now asked of Keystone anew\n")
+    return 0
+
+
+def prune(path: Path | None, config_file: Path | None, out: TextIO) -> int:
+    """Remove the caches of this machine that no process uses, or the named one; returns 0.
+
+    A service that starts meanwhile makes its files anew.
+
+    :param path: the folder of one cache
+    :param config_file: the configuration of its Keystone, instead
+    :raises CoordinatorError: the named one is none, or is in use; or one cannot be removed
+    """
+    named = path is not None or config_file is not None
+    found = [cache(path=path, config_file=config_file)] if named else _all()
+    dead = [one.folder for one in found if _is_dead(one.folder)]
+    for folder in (one.folder for one in found if named and one.folder not in dead):
+        raise CoordinatorError(f"{folder}: is in use, or is another user's; nothing is removed")
+    for folder in dead:
+        if not _is_cache(folder):
+            raise CoordinatorError(f"{folder}: there is no token cache")
+        freed = 0
+        try:
+            for file in folder.iterdir():
+                if _FILES.fullmatch(file.name):
+                    freed += file.lstat().st_blocks * 512
+                    file.unlink()
+            # Whatever else somebody has put there stays.
+            with suppress(OSError):
+                folder.rmdir()
+        except OSError as error:
+            raise CoordinatorError(f"{folder}: cannot be removed: {error.strerror}") from None
+        out.write(f"removed {folder}: {freed / 2**20:.1f} MiB\n")
+    if not dead:
+        out.write(f"no cache is dead; {len(found)} in use\n")
     return 0
 
 
@@ -311,7 +390,7 @@ def check(
     """
     found = cache(path=None, config_file=config_file)
     coordinator = found.coordinator
-    who = _credentials() if urls else {}
+    who = login_of_environment() if urls else {}
     findings = [_another_process(config_file, coordinator)]
     for url in urls:
         findings.append(Finding(url, _node(url, coordinator, who)))
@@ -413,28 +492,6 @@ def _node(url: str, coordinator: Any, who: dict[str, Any]) -> str:
     except ServerError as error:
         return str(error)
     return ""
-
-
-def _credentials() -> dict[str, Any]:
-    """Return who asks, from the variables that openstack takes."""
-    values = {name: os.environ.get(f"OS_{name}", "") for name in ("USERNAME", "PASSWORD")}
-    for name, value in values.items():
-        if not value:
-            raise OptionError(f"OS_{name}", "(not set)", "in the environment, as for openstack")
-    domain = os.environ.get("OS_USER_DOMAIN_NAME") or "Default"
-    user = {
-        "name": values["USERNAME"],
-        "password": values["PASSWORD"],
-        "domain": {"name": domain},
-    }
-    who: dict[str, Any] = {
-        "identity": {"methods": ["password"], "password": {"user": user}},
-    }
-    project = os.environ.get("OS_PROJECT_NAME")
-    if project:
-        own = os.environ.get("OS_PROJECT_DOMAIN_NAME") or "Default"
-        who["scope"] = {"project": {"name": project, "domain": {"name": own}}}
-    return who
 
 
 def _answer(

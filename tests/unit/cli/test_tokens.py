@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ pytest.importorskip("sqlalchemy")
 from keyfront.cli import main as cli
 from keyfront.cli import tokens as token_commands
 from keyfront.gateway.heartbeat.counters import Counts
+from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.counters import HITS, MISSES
 from keyfront.middleware.tokens.epochs import slots
@@ -21,8 +26,8 @@ INNER = "/run/keyfront/tokens-*"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with 3 hits and 1 miss."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache with 3 hits and 1 miss, which this process uses."""
     monkeypatch.setattr(SharedMemory, "_settle", lambda self, table: None)
     folder = tmp_path / "shared"
     coordinator = SharedMemory(folder)
@@ -30,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     node.start(coordinator.secret)
     node.counters.row[HITS] += 3
     node.counters.row[MISSES] += 1
-    return folder
+    yield folder
 
 
 def test_stats_as_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,13 +99,100 @@ def test_the_only_cache_is_found(
     assert cli.main(["tokens", "stats"]) == 0
     capsys.readouterr()
     another = tmp_path / "another"
-    monkeypatch.setattr(SharedMemory, "_settle", lambda self, table: None)
-    SharedMemory(another)
+    coordinator = SharedMemory(another)
     found.append(str(another))
+    assert cli.main(["tokens", "stats"]) == 0
+    said = capsys.readouterr()
+    assert f"{another} is left out: no process uses it" in said.err
+    assert f"token cache in {folder}\n" in said.out
+    node = Node(another, size=1 << 20, flight_timeout=1)
+    node.start(coordinator.secret)
     assert cli.main(["tokens", "stats"]) == 2
     error = capsys.readouterr().err
-    assert str(folder) in error
-    assert str(another) in error
+    assert f"several token caches in use on this machine: {another}, {folder}" in error
+    assert "must be" not in error
+
+
+_LEFT = """
+import sys
+from pathlib import Path
+from keyfront.middleware.tokens.coordinator.local import SharedMemory
+from keyfront.middleware.tokens.node_cache import Node
+folder = Path(sys.argv[1])
+coordinator = SharedMemory(folder)
+Node(folder, size=1 << 20, flight_timeout=1).start(coordinator.secret)
+"""
+
+
+@pytest.fixture
+def dead(tmp_path: Path) -> Path:
+    """A cache whose process has ended."""
+    left = tmp_path / "dead"
+    subprocess.run([sys.executable, "-c", _LEFT, str(left)], check=True)
+    return left
+
+
+@pytest.fixture
+def all_caches(
+    folder: Path, dead: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """A cache in use and one that is dead are all there are on this machine."""
+    found = [str(folder), str(dead)]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
+    monkeypatch.setattr(token_commands.glob, "glob", {"/dev/shm/keyfront-*": found, INNER: []}.get)
+    return found
+
+
+def test_dead_caches_are_said_to_be_dead(
+    all_caches: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, dead = all_caches
+    assert cli.main(["tokens", "stats"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"token cache in {folder}\n")
+    assert said.err == (
+        f"keyfront: {dead} is left out: no process uses it any more; remove it with keyfront "
+        "tokens prune\n"
+    )
+    assert cli.main(["tokens", "stats", "--path", dead]) == 0
+    assert "no process uses it any more" in capsys.readouterr().out.splitlines()[0]
+    all_caches[0] = dead
+    assert cli.main(["tokens", "stats"]) == 2
+    error = capsys.readouterr().err
+    assert "no process uses it any more" in error and "start the service" in error
+
+
+def test_prune_removes_the_dead_ones(
+    all_caches: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, dead = map(Path, all_caches)
+    (dead / "thesis.tex").write_text("years")
+    assert cli.main(["tokens", "prune"]) == 0
+    assert f"removed {dead}: " in capsys.readouterr().out
+    assert [path.name for path in dead.iterdir()] == ["thesis.tex"], "not the cache's"
+    assert len(list(folder.iterdir())) > 4
+    assert cli.main(["tokens", "prune"]) == 0
+    assert "no cache is dead; 1 in use" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["in use", "no cache"])
+def test_prune_keeps_what_is_named_by_mistake(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    where = folder if what == "in use" else tmp_path
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main(["tokens", "prune", "--path", str(where)]) == 2
+    error = capsys.readouterr().err
+    assert ("is in use" if what == "in use" else "there is no token cache") in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_number_that_is_another_process_by_now(dead: Path) -> None:
+    counters = dead / "counters"
+    words = memoryview(bytearray(counters.read_bytes())).cast("Q")
+    words[16] = os.getpid()
+    counters.write_bytes(words)
+    assert node_cache.users(dead) == []
 
 
 def test_a_folder_of_another_part_is_no_cache(

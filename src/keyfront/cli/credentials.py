@@ -1,0 +1,159 @@
+"""Who asks a Keystone, and where it is: as the ``openstack`` command is told.
+
+By ``OS_*`` variables, or by a cloud of ``clouds.yaml``, which openstacksdk reads with its profiles
+and ``secure.yaml``.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from keyfront.errors import MissingPartError, OptionError
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A Keystone and a user of it."""
+
+    #: As ``http://HOST:5000/v3``.
+    url: str
+    #: What is sent as ``auth``.
+    auth: dict[str, Any]
+    #: A file of certificates that the server's has to be signed by; ``None``: the system's.
+    certificates: str | None = None
+    #: Whether the server's certificate is looked at.
+    verify: bool = True
+
+    def __repr__(self) -> str:
+        return f"<Credentials for {self.url}>"
+
+
+def of_environment() -> Credentials:
+    """Return what the ``OS_*`` variables say.
+
+    :raises OptionError: one is missing or cannot be used
+    """
+    values = _variables()
+    insecure = values.get("insecure", "").lower() in ("1", "true", "yes")
+    return Credentials(
+        _url(values.get("auth_url", ""), "OS_AUTH_URL"),
+        login_of_environment(),
+        values.get("cacert"),
+        not insecure,
+    )
+
+
+def login_of_environment() -> dict[str, Any]:
+    """Return what is sent as ``auth``, as the ``OS_*`` variables say.
+
+    :raises OptionError: one is missing
+    """
+    return login(_variables(), "OS_{}")
+
+
+def _variables() -> dict[str, str]:
+    return {
+        name.removeprefix("OS_").lower(): value
+        for name, value in os.environ.items()
+        if name.startswith("OS_") and value
+    }
+
+
+def of_cloud(name: str) -> Credentials:
+    """Return what ``clouds.yaml`` says of a cloud.
+
+    :param name: its name there
+    :raises OptionError: there is no such cloud, or its credentials cannot be used
+    :raises MissingPartError: openstacksdk is not installed
+    """
+    try:
+        from openstack.config import OpenStackConfig
+        from openstack.exceptions import ConfigException
+    except ImportError:
+        raise MissingPartError(
+            "clouds.yaml is read by openstacksdk, which is not installed: run "
+            "pip install openstacksdk, or set OS_AUTH_URL, OS_USERNAME and so on"
+        ) from None
+    try:
+        # It warns of what is deprecated in itself, whatever the file says.
+        with warnings.catch_warnings(action="ignore"):
+            found = OpenStackConfig().get_one(cloud=name, validate=False)
+    except ConfigException as error:
+        raise OptionError("--os-cloud", name, f"a cloud of clouds.yaml ({error})") from None
+    values = found.config.get("auth", {})
+    return Credentials(
+        _url(values.get("auth_url", ""), f"auth_url of the cloud {name}"),
+        login(values, f"{{}} of the cloud {name}"),
+        found.config.get("cacert"),
+        found.config.get("verify") is not False,
+    )
+
+
+def login(values: Mapping[str, str], label: str) -> dict[str, Any]:
+    """Return what is sent as ``auth``.
+
+    :param values: as in the section ``auth`` of ``clouds.yaml``
+    :param label: for errors: where a value is, ``{}`` in the place of its name
+    :raises OptionError: a value is missing
+    """
+    if values.get("application_credential_id"):
+        secret = values.get("application_credential_secret")
+        if not secret:
+            raise _absent("application_credential_secret", label)
+        own = {"id": values["application_credential_id"], "secret": secret}
+        methods = ["application_credential"]
+        return {"identity": {"methods": methods, "application_credential": own}}
+    user: dict[str, Any] = {}
+    if values.get("user_id"):
+        user["id"] = values["user_id"]
+    elif values.get("username"):
+        user = {"name": values["username"], "domain": _domain(values, "user_domain")}
+    else:
+        raise _absent("username", label)
+    if not values.get("password"):
+        raise _absent("password", label)
+    user["password"] = values["password"]
+    auth: dict[str, Any] = {"identity": {"methods": ["password"], "password": {"user": user}}}
+    if values.get("project_id"):
+        auth["scope"] = {"project": {"id": values["project_id"]}}
+    elif values.get("project_name"):
+        domain = _domain(values, "project_domain")
+        auth["scope"] = {"project": {"name": values["project_name"], "domain": domain}}
+    elif values.get("system_scope"):
+        auth["scope"] = {"system": {"all": True}}
+    elif values.get("domain_id"):
+        auth["scope"] = {"domain": {"id": values["domain_id"]}}
+    elif values.get("domain_name"):
+        auth["scope"] = {"domain": {"name": values["domain_name"]}}
+    return auth
+
+
+def _domain(values: Mapping[str, str], name: str) -> dict[str, str]:
+    if values.get(f"{name}_id"):
+        return {"id": values[f"{name}_id"]}
+    return {"name": values.get(f"{name}_name") or values.get("default_domain") or "Default"}
+
+
+def _absent(name: str, label: str) -> OptionError:
+    if label.startswith("OS_"):
+        allowed = "in the environment, as for openstack"
+        return OptionError(label.format(name.upper()), "(not set)", allowed)
+    return OptionError(label.format(name), "(not set)", "in its section auth of clouds.yaml")
+
+
+def _url(text: str, label: str) -> str:
+    """Return the URL of the version 3 of a Keystone."""
+    parts = urlsplit(text)
+    try:
+        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+    except ValueError:
+        known = False
+    if not known or parts.username is not None:
+        raise OptionError(label, text if "@" not in text else "…", "as https://HOST:5000/v3")
+    url = text.rstrip("/")
+    return url if url.endswith("/v3") else f"{url}/v3"
