@@ -349,7 +349,7 @@ def may_wait(
     if rows is None:
         return False
     if operation == "insert":
-        if table == "user":
+        if table in ("user", "id_mapping"):
             return True
         owned = ("federated_user", "nonlocal_user", "expiring_user_group_membership")
         return table in owned and all(row.get("user_id") in created for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -392,6 +393,30 @@ def test_a_configuration_from_the_database(site: Site, tmp_path: Path) -> None:
         moved = site.binds(other.users[18])
         assert there.login(other.users[18], domain="three").status == 201
         assert site.binds(other.users[18]) == moved + 1
+
+
+def test_a_user_who_is_new_logs_in_without_redis(site: Site, tmp_path: Path) -> None:
+    """What maps him and his groups to ids is written, and takes nothing from anybody."""
+    files = tmp_path / "domains"
+    files.mkdir()
+    (files / f"keystone.{ONE}.conf").write_text(
+        domain_file(driver_options(site.directories[ONE]))
+    )
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        extra = (
+            "[identity]\ndomain_specific_drivers_enabled = true\n"
+            f"domain_config_dir = {files}\n[keyfront_token_cache]\n"
+            f"coordinator = redis://127.0.0.1:{nobody.getsockname()[1]}\n"
+        )
+        state = keystone_state(tmp_path / "state", extra=extra)
+        make_domain(state, ONE)
+        with serve_as_is(state, "uwsgi") as served:
+            there = Site(served, site.directories, {}, "", "")
+            user = site.directories[ONE].users[2]
+            first, second = there.login(user), there.login(user)
+            assert first.status == second.status == 201, first.body
+            assert first.body["token"]["user"]["id"] == second.body["token"]["user"]["id"]
 
 
 def test_no_password_in_any_log(site: Site) -> None:
