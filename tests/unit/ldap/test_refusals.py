@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "shared"
     made.mkdir(mode=0o700)
     monkeypatch.setattr(refusals, "_folder", lambda: made)
+    # Longer than any test takes, on a busy machine too.
+    monkeypatch.setattr(refusals, "HOLD_SECONDS", refusals.MAX_HOLD_SECONDS)
     return made
 
 
@@ -34,7 +37,7 @@ def test_others_know_what_was_refused_and_not_the_password(folder: Path) -> None
     told = other.held(SECRET)
     assert told is not None
     assert (told.verdict, told.code, told.server) == (Verdict.LOCKED, 19, "x")
-    assert "too often; it is not offered again for 10 s" in str(told)
+    assert re.search(r"too often; it is not offered again for (300|[12]\d\d) s", str(told))
     assert other.held(SECRET, "ldap://two:389") is not None
     assert other.held(b"another") is None
     assert other.held(b"another", "ldap://two:389") is not None
