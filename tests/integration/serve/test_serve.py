@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -11,13 +12,15 @@ import sys
 import sysconfig
 import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
 import psutil
 import pytest
 
+from keyfront.gateway.reload import daemons
 from support import APPS
 from support.processes import command_line
 from support.served import PATIENCE, SHAPES, WITH_UWSGI, Served, serve, stats, wait_for
@@ -246,6 +249,8 @@ def test_a_reload_of_mod_wsgi_keeps_nobody_waiting(
     options["environment"]["HOLD_LOAD"] = "1"  # type: ignore[index]
     load = _Load(tmp_path)
     with serve(state, "mod_wsgi", port=port, **options) as served, _Clients(served) as clients:  # type: ignore[arg-type]
+        # On a busy machine one may answer while another has not begun to load.
+        wait_for(lambda: all(_loaded(x) for x in _daemons(served)), "all daemons have loaded")
         old = {b"%d" % daemon.pid for daemon in _daemons(served)}
         assert len(old) > 1
         assert clients.go_on() <= old
@@ -280,6 +285,10 @@ def _all(served: Served) -> set[bytes]:
 def _daemons(served: Served) -> list[psutil.Process]:
     apache = served.masters("apache2")
     return [x for x in apache.children() if "".join(command_line(x)).startswith("(wsgi:")]
+
+
+def _loaded(daemon: psutil.Process) -> bool:
+    return Path(f"/proc/{daemon.pid}/comm").read_text().strip() == daemons.LOADED
 
 
 @pytest.mark.smoke
@@ -406,6 +415,55 @@ def test_a_stop_while_workers_load_is_not_lost(
             served.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_stop_while_it_loads_is_not_lost(
+    keystone_state: tuple[Path, int], tmp_path: Path, lazy: bool
+) -> None:
+    """With nobody to send it again: uWSGI itself ignores it until its master's loop begins."""
+    state, port = keystone_state
+    options = _held(tmp_path, "uwsgi", 3)
+    options["environment"]["HOLD_LOAD"] = "1"  # type: ignore[index]
+    load = _Load(tmp_path)
+    with serve(state, "uwsgi", port=port, **options) as served:  # type: ignore[arg-type]
+        rendered = (state / "run" / "uwsgi.ini").read_text()
+        served.stop()
+    load.hold()
+    with _alone(_own_ini(rendered, tmp_path, lazy=lazy), options) as uwsgi:
+        load.wait()
+        uwsgi.terminate()
+        load.go()
+        assert uwsgi.wait(PATIENCE) == 0
+
+
+def _own_ini(rendered: str, folder: Path, *, lazy: bool) -> Path:
+    """Write what was rendered to a file that outlives the server."""
+    # what it names for the environment may end with the server
+    virtualenv = f"virtualenv = {sys.prefix}"
+    text = re.sub("^virtualenv = .*", lambda _: virtualenv, rendered, flags=re.MULTILINE)
+    path = folder / "own.ini"
+    path.write_text(text.replace("lazy-apps = false", f"lazy-apps = {str(lazy).lower()}"))
+    return path
+
+
+@contextmanager
+def _alone(ini: Path, options: dict[str, object]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run uWSGI with a file; kill what is left of it."""
+    uwsgi = subprocess.Popen(
+        [str(Path(sys.prefix, "bin", "uwsgi")), "--ini", str(ini)],
+        env={**os.environ, **options["environment"]},  # type: ignore[dict-item]
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield uwsgi
+    finally:
+        if uwsgi.poll() is None:
+            for process in psutil.Process(uwsgi.pid).children(recursive=True):
+                process.kill()
+            uwsgi.kill()
+            uwsgi.wait()
+
+
 def test_lazy_workers_without_the_hook_still_stop(
     keystone_state: tuple[Path, int], tmp_path: Path
 ) -> None:
@@ -414,22 +472,9 @@ def test_lazy_workers_without_the_hook_still_stop(
     with serve(state, "uwsgi", port=port, **_held(tmp_path, "uwsgi", 3)) as served:  # type: ignore[arg-type]
         rendered = (state / "run" / "uwsgi.ini").read_text()
         served.stop()
-    own = tmp_path / "own.ini"
-    # what it names for the environment may end with the server
-    lines = [
-        f"virtualenv = {sys.prefix}" if line.startswith("virtualenv") else line
-        for line in rendered.splitlines()
-        if not line.startswith("hook-post-fork")
-    ]
-    own.write_text("\n".join(lines).replace("lazy-apps = false", "lazy-apps = true"))
-    options = _held(tmp_path, "uwsgi", 3)
-    uwsgi = subprocess.Popen(
-        [str(Path(sys.prefix, "bin", "uwsgi")), "--ini", str(own)],
-        env={**os.environ, **options["environment"]},  # type: ignore[dict-item]
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
+    rendered = "\n".join(x for x in rendered.splitlines() if not x.startswith("hook-post-fork"))
+    own = _own_ini(rendered, tmp_path, lazy=True)
+    with _alone(own, _held(tmp_path, "uwsgi", 3)) as uwsgi:
 
         def all_loaded() -> bool:
             try:
@@ -440,10 +485,4 @@ def test_lazy_workers_without_the_hook_still_stop(
 
         wait_for(all_loaded, "every worker is loaded")
         uwsgi.terminate()
-        uwsgi.wait(30)
-    finally:
-        if uwsgi.poll() is None:
-            for process in psutil.Process(uwsgi.pid).children(recursive=True):
-                process.kill()
-            uwsgi.kill()
-            uwsgi.wait()
+        uwsgi.wait(PATIENCE)

@@ -224,12 +224,16 @@ def test_uwsgi_with_greenlets_loads_after_the_fork() -> None:
 @pytest.mark.parametrize("server", ["nginx+uwsgi", "nginx+uwsgi-tcp", "apache+uwsgi", "uwsgi"])
 def test_uwsgi_always(server: str) -> None:
     parser = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
-    parser.read_string(files(server)["uwsgi.ini"].text)
+    text = files(server)["uwsgi.ini"].text
+    parser.read_string(text)
     options = parser["uwsgi"]
     for name in ("strict", "master", "need-app", "die-on-term", "no-orphans", "stats-no-cores"):
         assert options[name] == "true"
-    assert options["hook-post-fork"] == "unix_signal:40 gracefully_kill"
-    assert options["hook-master-start"] == "unix_signal:15 gracefully_kill_them_all"
+    assert options["hook-asap"] == "callint:sighold 15"
+    for name, number in (("master-start", "15 gracefully_kill_them_all"), ("post-fork", "40 ")):
+        hooks = re.findall(f"^hook-{name} = (.*)$", text, re.MULTILINE)
+        assert "callint:sigrelse 15" in hooks
+        assert any(hook.startswith(f"unix_signal:{number}") for hook in hooks)
     assert int(options["worker-reload-mercy"]) < int(PLAN["timeout.stop"].value)
     # reached by nobody but this machine's user
     assert options["stats"].startswith("/run/keyfront/")
