@@ -1,9 +1,10 @@
 """What a cloud asks of Keystone: logins, first validations, repeated ones, re-scopes.
 
     python -m keyfront.benchmarks.compare.cloud_mix [--rounds 3] [--users 10] [--services 5]
-        [--changes 10]
+        [--changes 10] [--database mariadb] [--database-delay 1]
 
-Makes a Keystone on SQLite in a temporary folder and serves it by uWSGI, 2 processes, in three
+Makes a Keystone in a temporary folder, on SQLite or a MariaDB of its own, and serves it by uWSGI, 2
+processes, in three
 candidates: stock Keystone as it comes, stock Keystone with memcached behind its own caches, and
 keyfront's packaged pipeline with nothing else. In each round each candidate is asked, with four
 connections at once, each new for each request:
@@ -21,6 +22,9 @@ Services ask with tokens of their own. Passwords are hashed as cheaply as bcrypt
 With ``--changes N`` another process of the cloud changes N times a second what none of these
 requests shows: it makes a user, and grants him a role on a project of his own, directly in the
 database, as ``keystone-manage`` would. keyfront is told of that by the word in its URL.
+
+With ``--database-delay MS`` each round trip to MariaDB takes so many milliseconds more, as over a
+network, by a proxy before it. Keystone and all candidates have the same one.
 
 Rates are medians over the rounds; ``times`` is the median of the ratios to stock Keystone with
 memcached, round by round. Everything is on the same cores, the asking as well.
@@ -51,9 +55,9 @@ from keyfront.errors import ServerError
 from ..lineups.keystone import PROJECTS, VALIDATION, Keystone, ask, log_in, login
 from ..lineups.lineup import memory_folder
 from ..lineups.uwsgi import Server
-from . import paired
+from . import paired, token_servers
 from .paired import say
-from .token_servers import CANDIDATES, Servers, check
+from .token_servers import CANDIDATES, DATABASES, Servers, check
 
 NAMES = ("keystone", "memcached", "keyfront")
 PHASES = ("logins", "first", "repeated", "re-scopes")
@@ -223,12 +227,20 @@ def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
 
 
 def measure(
-    rounds: int, users: int, services: int, changes: float = 0
+    rounds: int,
+    users: int,
+    services: int,
+    changes: float = 0,
+    *,
+    database: str = DATABASES[0],
+    delay: float = 0,
 ) -> dict[str, list[Sample]]:
     """Go through the mix with each candidate in each round, after one that is not counted.
 
     :param changes: how many a second there are of what is not asked for
-    :raises MissingPartError: memcached, pymemcache, uWSGI or Keystone is not installed
+    :param database: one of ``DATABASES``
+    :param delay: seconds that each round trip to it takes, besides its own
+    :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed
     :raises ServerError: a server did not start or does not answer as it should
     """
     check()
@@ -236,8 +248,10 @@ def measure(
     with (
         tempfile.TemporaryDirectory(prefix="cloud-mix-") as folder,
         tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=memory_folder()) as shared,
+        tempfile.TemporaryDirectory(prefix="cloud-mix-") as data,
+        token_servers.database(database, Path(data), delay=delay) as database_url,
     ):
-        servers = Servers(Path(folder), Path(shared), extra=_EXTRA)
+        servers = Servers(Path(folder), Path(shared), extra=_EXTRA, url=database_url)
         say("a Keystone and its servers start")
         with servers.running(NAMES):
             say(f"{users} users and {services} services are made")
@@ -321,13 +335,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--changes", type=float, default=0, help="changes of other things a second (default 0)"
     )
+    parser.add_argument(
+        "--database", choices=DATABASES, default=DATABASES[0], help="default %(default)s"
+    )
+    parser.add_argument(
+        "--database-delay",
+        type=float,
+        default=0,
+        metavar="MS",
+        help="more milliseconds for each round trip to it (MariaDB; default 0)",
+    )
     given = parser.parse_args(arguments)
     if not 0 <= given.changes <= 1000:
         parser.error(f"--changes {given.changes:g} is not between 0 and 1000")
+    if not 0 <= given.database_delay <= 1000:
+        parser.error(f"--database-delay {given.database_delay:g} is not between 0 and 1000")
+    if given.database_delay and given.database == "sqlite":
+        parser.error("--database-delay needs --database mariadb: SQLite is asked without a network")
     paired.ends_in_order()
     return paired.finish(
         "cloud_mix",
-        lambda: measure(given.rounds, given.users, given.services, given.changes),
+        lambda: measure(
+            given.rounds,
+            given.users,
+            given.services,
+            given.changes,
+            database=given.database,
+            delay=given.database_delay / 1000,
+        ),
         table,
     )
 

@@ -181,7 +181,7 @@ def _find(
     key = (table, name, *((one, tuple(wanted)) for one, wanted in values.items()))
     found = request.found.get(key)
     if found is None:
-        query = select(column(name)).select_from(from_table(table)).limit(rules.LIMIT + 1)
+        query: Any = select(column(name)).select_from(from_table(table)).limit(rules.LIMIT + 1)
         for one, wanted in values.items():
             query = query.where(column(one).in_(wanted))
         query = query.distinct().execution_options(**{_SEARCH: True})
