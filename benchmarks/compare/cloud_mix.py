@@ -4,10 +4,9 @@
         [--changes 10] [--database mariadb] [--database-delay 1]
 
 Makes a Keystone in a temporary folder, on SQLite or a MariaDB of its own, and serves it by uWSGI, 2
-processes, in three
-candidates: stock Keystone as it comes, stock Keystone with memcached behind its own caches, and
-keyfront's packaged pipeline with nothing else. In each round each candidate is asked, with four
-connections at once, each new for each request:
+processes, in three candidates: stock Keystone as it comes, stock Keystone with memcached behind its
+own caches, and keyfront's packaged pipeline with nothing else. In each round each candidate is
+asked, with four connections at once, each new for each request:
 
     logins        each user logs in to a project
     first         each service validates each of these tokens for the first time
@@ -42,6 +41,7 @@ import tempfile
 import threading
 import time
 import uuid
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -65,8 +65,8 @@ AGAINST = "memcached"
 CLIENTS = 4
 REPEATED = 3
 PASSWORD = "secret of a throw-away user"
-# The cache's own ttl, as it is by default: other benchmarks measure nothing but hits.
-_EXTRA = """
+#: More of keystone.conf. The cache's own ttl is as by default: others measure nothing but hits.
+EXTRA = """
 [identity]
 password_hash_rounds = 4
 [keyfront_token_cache]
@@ -251,7 +251,7 @@ def measure(
         tempfile.TemporaryDirectory(prefix="cloud-mix-") as data,
         token_servers.database(database, Path(data), delay=delay) as database_url,
     ):
-        servers = Servers(Path(folder), Path(shared), extra=_EXTRA, url=database_url)
+        servers = Servers(Path(folder), Path(shared), extra=EXTRA, url=database_url)
         say("a Keystone and its servers start")
         with servers.running(NAMES):
             say(f"{users} users and {services} services are made")
@@ -321,17 +321,8 @@ def table(samples: dict[str, list[Sample]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and print the table; 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
-    for option, default, text in (
-        ("--rounds", 3, "besides the first"),
-        ("--users", 10, "who log in"),
-        ("--services", 5, "that validate each token"),
-    ):
-        parser.add_argument(
-            option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
-        )
+def add_world(parser: ArgumentParser) -> None:
+    """Add the options of what is around the servers."""
     parser.add_argument(
         "--changes", type=float, default=0, help="changes of other things a second (default 0)"
     )
@@ -345,13 +336,32 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="MS",
         help="more milliseconds for each round trip to it (MariaDB; default 0)",
     )
-    given = parser.parse_args(arguments)
+
+
+def check_world(parser: ArgumentParser, given: Namespace) -> None:
+    """End with an error if these options make no sense."""
     if not 0 <= given.changes <= 1000:
         parser.error(f"--changes {given.changes:g} is not between 0 and 1000")
     if not 0 <= given.database_delay <= 1000:
         parser.error(f"--database-delay {given.database_delay:g} is not between 0 and 1000")
     if given.database_delay and given.database == "sqlite":
         parser.error("--database-delay needs --database mariadb: SQLite is asked without a network")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print the table; 2 if it cannot be measured."""
+    parser = paired.parser(__doc__)
+    for option, default, text in (
+        ("--rounds", 3, "besides the first"),
+        ("--users", 10, "who log in"),
+        ("--services", 5, "that validate each token"),
+    ):
+        parser.add_argument(
+            option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
+        )
+    add_world(parser)
+    given = parser.parse_args(arguments)
+    check_world(parser, given)
     paired.ends_in_order()
     return paired.finish(
         "cloud_mix",

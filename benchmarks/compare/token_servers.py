@@ -75,6 +75,7 @@ class Candidate:
     :param memcached: true if Keystone's own caches are in a memcached
     :param token_caching: Keystone's ``[token] caching``
     :param kept: true if connections are kept
+    :param routes: what keyfront's token cache answers besides validations
     """
 
     label: str
@@ -82,6 +83,7 @@ class Candidate:
     memcached: bool = False
     token_caching: bool = True
     kept: bool = False
+    routes: tuple[str, ...] = ()
 
     def configuration(self, keystone: Keystone, *, shared: Path, memcached: str) -> str:
         """Return what is added to keystone.conf.
@@ -94,6 +96,8 @@ class Candidate:
             if self.module is not None
             else _SHARED.format(shared=escaped(str(shared)))
         ]
+        if self.routes:
+            parts.append(f"routes = {', '.join(self.routes)}\n")
         if self.memcached:
             parts.append(_MEMCACHED.format(memcached=memcached))
         if not self.token_caching:
@@ -107,6 +111,10 @@ CANDIDATES = {
     "bare": Candidate(label="bare WSGI application", module=BARE),
     "bare kept": Candidate(label="bare WSGI application", module=BARE, kept=True),
     "keyfront": Candidate(label="Keystone + keyfront"),
+    "keyfront routes": Candidate(
+        label="the same, with `routes`",
+        routes=("/v3/projects", "/v3/users/{id}", "/v3/role_assignments"),
+    ),
     "keyfront kept": Candidate(label="Keystone + keyfront", kept=True),
     "keyfront+memcached": Candidate(label="Keystone + memcached + keyfront", memcached=True),
     "keyfront+memcached-tokens": Candidate(
