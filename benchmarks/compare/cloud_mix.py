@@ -1,12 +1,12 @@
 """What a cloud asks of Keystone: logins, first validations, repeated ones, re-scopes.
 
     python -m keyfront.benchmarks.compare.cloud_mix [--rounds 3] [--users 10] [--services 5]
-        [--changes 10]
+        [--changes 10] [--database mariadb] [--database-delay 1] [--without-stock]
 
-Makes a Keystone on SQLite in a temporary folder and serves it by uWSGI, 2 processes, in three
-candidates: stock Keystone as it comes, stock Keystone with memcached behind its own caches, and
-keyfront's packaged pipeline with nothing else. In each round each candidate is asked, with four
-connections at once, each new for each request:
+Makes a Keystone in a temporary folder, on SQLite or a MariaDB of its own, and serves it by uWSGI, 2
+processes, in three candidates: stock Keystone as it comes, stock Keystone with memcached behind its
+own caches, and keyfront's packaged pipeline with nothing else. In each round each candidate is
+asked, with four connections at once, each new for each request:
 
     logins        each user logs in to a project
     first         each service validates each of these tokens for the first time
@@ -21,6 +21,13 @@ Services ask with tokens of their own. Passwords are hashed as cheaply as bcrypt
 With ``--changes N`` another process of the cloud changes N times a second what none of these
 requests shows: it makes a user, and grants him a role on a project of his own, directly in the
 database, as ``keystone-manage`` would. keyfront is told of that by the word in its URL.
+
+With ``--database-delay MS`` each round trip to MariaDB takes so many milliseconds more, as over a
+network, by a proxy before it. Keystone and all candidates have the same one.
+
+What keyfront keeps ends after ``ttl`` seconds, 30 by default. Where stock Keystone without
+memcached takes longer than that for its part of a round, keyfront finds nothing in its caches when
+it is its turn: with ``--without-stock`` that candidate is left out.
 
 Rates are medians over the rounds; ``times`` is the median of the ratios to stock Keystone with
 memcached, round by round. Everything is on the same cores, the asking as well.
@@ -38,6 +45,7 @@ import tempfile
 import threading
 import time
 import uuid
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -51,9 +59,9 @@ from keyfront.errors import ServerError
 from ..lineups.keystone import PROJECTS, VALIDATION, Keystone, ask, log_in, login
 from ..lineups.lineup import memory_folder
 from ..lineups.uwsgi import Server
-from . import paired
+from . import paired, token_servers
 from .paired import say
-from .token_servers import CANDIDATES, Servers, check
+from .token_servers import CANDIDATES, DATABASES, Servers, check
 
 NAMES = ("keystone", "memcached", "keyfront")
 PHASES = ("logins", "first", "repeated", "re-scopes")
@@ -61,12 +69,14 @@ AGAINST = "memcached"
 CLIENTS = 4
 REPEATED = 3
 PASSWORD = "secret of a throw-away user"
-# The cache's own ttl, as it is by default: other benchmarks measure nothing but hits.
-_EXTRA = """
+#: The cache's own ``ttl``, in seconds, as by default: other benchmarks measure nothing but hits.
+TTL = 30
+#: More of keystone.conf, for all.
+EXTRA = f"""
 [identity]
 password_hash_rounds = 4
 [keyfront_token_cache]
-ttl = 30
+ttl = {TTL}
 """
 
 
@@ -223,30 +233,42 @@ def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
 
 
 def measure(
-    rounds: int, users: int, services: int, changes: float = 0
+    rounds: int,
+    users: int,
+    services: int,
+    changes: float = 0,
+    *,
+    database: str = DATABASES[0],
+    delay: float = 0,
+    names: Sequence[str] = NAMES,
 ) -> dict[str, list[Sample]]:
     """Go through the mix with each candidate in each round, after one that is not counted.
 
     :param changes: how many a second there are of what is not asked for
-    :raises MissingPartError: memcached, pymemcache, uWSGI or Keystone is not installed
+    :param database: one of ``DATABASES``
+    :param delay: seconds that each round trip to it takes, besides its own
+    :param names: the candidates; ``AGAINST`` among them
+    :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed
     :raises ServerError: a server did not start or does not answer as it should
     """
     check()
-    samples: dict[str, list[Sample]] = {name: [] for name in NAMES}
+    samples: dict[str, list[Sample]] = {name: [] for name in names}
     with (
         tempfile.TemporaryDirectory(prefix="cloud-mix-") as folder,
         tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=memory_folder()) as shared,
+        tempfile.TemporaryDirectory(prefix="cloud-mix-") as data,
+        token_servers.database(database, Path(data), delay=delay) as database_url,
     ):
-        servers = Servers(Path(folder), Path(shared), extra=_EXTRA)
+        servers = Servers(Path(folder), Path(shared), extra=EXTRA, url=database_url)
         say("a Keystone and its servers start")
-        with servers.running(NAMES):
+        with servers.running(names):
             say(f"{users} users and {services} services are made")
             cloud = Cloud(
-                servers["keystone"].url, servers.keystone, users=users, services=services
+                servers[AGAINST].url, servers.keystone, users=users, services=services
             )
             for number in range(rounds + 1):
                 took = []
-                for name in reversed(NAMES) if number % 2 else NAMES:
+                for name in reversed(names) if number % 2 else names:
                     with changed(servers.database_url(name), changes):
                         sample = cloud.ask_everything(servers[name])
                     if number:
@@ -307,6 +329,33 @@ def table(samples: dict[str, list[Sample]]) -> str:
     return "\n".join(lines)
 
 
+def add_world(parser: ArgumentParser) -> None:
+    """Add the options of what is around the servers."""
+    parser.add_argument(
+        "--changes", type=float, default=0, help="changes of other things a second (default 0)"
+    )
+    parser.add_argument(
+        "--database", choices=DATABASES, default=DATABASES[0], help="default %(default)s"
+    )
+    parser.add_argument(
+        "--database-delay",
+        type=float,
+        default=0,
+        metavar="MS",
+        help="more milliseconds for each round trip to it (MariaDB; default 0)",
+    )
+
+
+def check_world(parser: ArgumentParser, given: Namespace) -> None:
+    """End with an error if these options make no sense."""
+    if not 0 <= given.changes <= 1000:
+        parser.error(f"--changes {given.changes:g} is not between 0 and 1000")
+    if not 0 <= given.database_delay <= 1000:
+        parser.error(f"--database-delay {given.database_delay:g} is not between 0 and 1000")
+    if given.database_delay and given.database == "sqlite":
+        parser.error("--database-delay needs --database mariadb: SQLite is asked without a network")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 2 if it cannot be measured."""
     parser = paired.parser(__doc__)
@@ -319,15 +368,25 @@ def main(arguments: list[str] | None = None) -> int:
             option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
         )
     parser.add_argument(
-        "--changes", type=float, default=0, help="changes of other things a second (default 0)"
+        "--without-stock",
+        action="store_true",
+        help=f"leave out stock Keystone without memcached, so that a round takes less than {TTL} s",
     )
+    add_world(parser)
     given = parser.parse_args(arguments)
-    if not 0 <= given.changes <= 1000:
-        parser.error(f"--changes {given.changes:g} is not between 0 and 1000")
+    check_world(parser, given)
     paired.ends_in_order()
     return paired.finish(
         "cloud_mix",
-        lambda: measure(given.rounds, given.users, given.services, given.changes),
+        lambda: measure(
+            given.rounds,
+            given.users,
+            given.services,
+            given.changes,
+            database=given.database,
+            delay=given.database_delay / 1000,
+            names=NAMES[1:] if given.without_stock else NAMES,
+        ),
         table,
     )
 

@@ -7,11 +7,14 @@ outcome, and where that is not certain Keystone does it.
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import math
 import pickle
 import time
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
+from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 from keyfront.middleware.tokens.invalidation.reads import Reads
@@ -31,6 +34,8 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
     :raises IncompatibleError: a function of Keystone is not where it is expected
     """
     keep_validators(import_keystone("keystone.common.validation"))
+    bind_at_once(importlib.import_module("decorator"))
+    yield_to_greenlets_only(importlib.import_module("oslo_db.sqlalchemy.engines"))
     sql = import_keystone("keystone.common.sql")
     try:
         identity = import_keystone("keystone.identity.backends.sql").Identity
@@ -49,6 +54,8 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
             keep(memory, resource, "list_project_parents")
             catalog = import_keystone("keystone.catalog.backends.sql").Catalog
             keep_catalogs_of_projects(memory, catalog)
+            model = import_keystone("keystone.models.token_model").TokenModel
+            keep_roles_on_projects(memory, model)
         skip_empty_lists(import_keystone("keystone.revoke.backends.sql"), sql, ttl)
     except AttributeError as error:
         raise incompatible(f"it does not look as expected ({error})") from None
@@ -88,6 +95,76 @@ def keep_validators(validation: Any) -> None:
 
     schema_validator.keyfront = True  # type: ignore[attr-defined]
     module.SchemaValidator = schema_validator
+
+
+# Around each function whose values are cached there is one of the package decorator, which binds
+# the arguments to the signature at each call. What was given by position comes out as it went in.
+
+# A signature is held no longer than until so many others came.
+_SIGNATURES = 4096
+
+
+def bind_at_once(decorator: Any) -> None:
+    """Have arguments that are given by position taken as they are.
+
+    :param decorator: the package; releases that do not bind are left alone
+    """
+    fix = getattr(decorator, "fix", None)
+    if fix is None or hasattr(fix, "keyfront"):
+        return
+    kept: dict[int, tuple[inspect.Signature, tuple[object, ...] | None]] = {}
+
+    @functools.wraps(fix)
+    def fixed(args: tuple[object, ...], kwargs: Any, sig: inspect.Signature) -> Any:
+        found = kept.get(id(sig))
+        if found is None:
+            if len(kept) >= _SIGNATURES:
+                kept.clear()
+            found = kept[id(sig)] = (sig, _defaults(sig))
+        defaults = found[1]
+        if kwargs or defaults is None:
+            return fix(args, kwargs, sig)
+        missing = len(defaults) - len(args)
+        if missing == 0:
+            return args, {}
+        if missing < 0 or inspect.Parameter.empty in defaults[-missing:]:
+            return fix(args, kwargs, sig)
+        return args + defaults[-missing:], {}
+
+    fixed.keyfront = True  # type: ignore[attr-defined]
+    decorator.fix = fixed
+
+
+def _defaults(sig: inspect.Signature) -> tuple[object, ...] | None:
+    """Return the defaults of parameters by position; ``None`` if there are others."""
+    given = sig.parameters.values()
+    if any(x.kind not in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in given):
+        return None
+    return tuple(x.default for x in given)
+
+
+# When a connection goes back to its pool, oslo.db has the thread give way, so that other greenlets
+# have their turn. A thread of the system waits for the machine's other threads then, and the login
+# with it.
+
+def yield_to_greenlets_only(engines: Any) -> None:
+    """Have the end of a session give way where threads are greenlets.
+
+    :param engines: the module of oslo.db that makes engines, none of which is made yet; releases
+        that do not give way are left alone
+    """
+    give_way = getattr(engines, "_thread_yield", None)
+    if give_way is None or hasattr(give_way, "keyfront"):
+        return
+
+    @functools.wraps(give_way)
+    def _thread_yield(connection: Any, record: Any) -> None:
+        # Whoever makes greenlets of threads has replaced it.
+        if not isinstance(time.sleep, BuiltinFunctionType):
+            give_way(connection, record)
+
+    _thread_yield.keyfront = True  # type: ignore[attr-defined]
+    engines._thread_yield = _thread_yield
 
 
 # After each login Keystone opens a transaction for writing, on SQLite alone in the database, reads
@@ -229,6 +306,36 @@ def keep(memory: KeystoneMemory, driver: Any, method: str) -> None:
 
     kept.keyfront = True  # type: ignore[attr-defined]
     setattr(driver, method, kept)
+
+
+# The roles of a token are looked up each time that they are asked for: six times in a validation.
+
+# All that the function which is left out goes by.
+_ROLES_GO_BY = frozenset(
+    {
+        *("PROVIDERS", "assignment_api", "get_roles_for_user_and_project", "role_api", "get_role"),
+        *("user_id", "project_id", "append"),
+    }
+)
+
+
+def keep_roles_on_projects(memory: KeystoneMemory, model: Any) -> None:
+    """Have the roles of a user on a project kept as tokens show them.
+
+    :param model: the class of Keystone's tokens; one that goes by anything but these two is left
+        alone
+    """
+    compute = model._get_project_roles
+    if hasattr(compute, "keyfront") or not _ROLES_GO_BY.issuperset(compute.__code__.co_names):
+        return
+    function = f"{compute.__module__}:_get_project_roles"
+
+    @functools.wraps(compute)
+    def _get_project_roles(self: Any) -> Any:
+        return memory.computed(function, (self.user_id, self.project_id), lambda: compute(self))
+
+    _get_project_roles.keyfront = True  # type: ignore[attr-defined]
+    model._get_project_roles = _get_project_roles
 
 
 class _NotedUser(str):

@@ -79,6 +79,8 @@ DRIVERS: Final = frozenset(
         "keystone.assignment.role_backends.sql:list_implied_roles",
         "keystone.resource.backends.sql:list_project_parents",
         "keystone.catalog.backends.sql:get_v3_catalog",
+        # Of a model: from the grants and roles that are kept, for each of a token's six readings.
+        "keystone.models.token_model:_get_project_roles",
     }
 )
 
@@ -107,6 +109,16 @@ class _NoLock(CacheMutex):
 
     def locked(self) -> bool:
         return False
+
+
+class _NoLocks:
+    """In place of dogpile.cache's registry of locks by key, which itself takes one."""
+
+    def __init__(self) -> None:
+        self._lock = _NoLock()
+
+    def get(self, key: str) -> _NoLock:
+        return self._lock
 
 
 class _Value:
@@ -459,4 +471,5 @@ def use(regions: Iterable[Any], memory: KeystoneMemory) -> bool:
             region.backend = Vouched().wrap(outer)
         if own:
             region.backend = Noting().wrap(region.backend)
+            region._lock_registry = _NoLocks()
     return used

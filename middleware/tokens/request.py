@@ -33,8 +33,8 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "checked", "created", "disk_failed", "families", "fills", "garbage"),
-        *("kept", "last_active", "lost", "memory", "names", "own_name", "recorded"),
+        *("accepted", "checked", "created", "disk_failed", "families", "fills", "found"),
+        *("garbage", "kept", "last_active", "lost", "memory", "names", "own_name", "recorded"),
         *("recording", "reading", "reads", "refused", "since", "unknown_commit", "unsure"),
         *("until", "unvouched", "users", "view", "windows"),
     )
@@ -59,6 +59,8 @@ class Request:
         self.families: set[str] = set()
         #: What Keystone computes at the moment, to keep it: the innermost last.
         self.fills: list[Fill] = []
+        #: Whose rows were found by what they hold; ``sqlalchemy_plugin.py`` asks once.
+        self.found: dict[object, list[object]] = {}
         #: What each value was made of that it has got out of its memory, or computed, by the key.
         self.kept: dict[str, Reads] = {}
         #: Keystone's model of the token that it looks for among the revoked ones.
@@ -119,6 +121,7 @@ class Request:
     def writes(self) -> None:
         """Forget what was read, which may be changed now."""
         self.users = self.last_active = None
+        self.found.clear()
 
 
 class Fill:

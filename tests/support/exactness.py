@@ -173,7 +173,7 @@ def _read(board: _Board, number: int, base_url: str, read: Read) -> None:
     try:
         while not board.ended:
             start = time.monotonic()
-            answer = client.request(read.method, read.path, read.headers)
+            answer = client.request(read.method, read.path, read.headers, read.body)
             board.record(number, read, start, answer)
             board.pause(number)
     except Exception as failure:

@@ -28,7 +28,7 @@ class Answer:
 
     def token(self) -> dict[str, Any]:
         """The token that the body describes; empty when it describes none."""
-        if self.status != 200 or not isinstance(self.body, dict):
+        if self.status not in (200, 201) or not isinstance(self.body, dict):
             return {}
         found: dict[str, Any] = self.body.get("token", {})
         return found

@@ -42,6 +42,7 @@ class Read:
     :param before: whether an answer shows the state before the change
     :param after: whether it shows the state after it; an answer that shows neither is an error
     :param base_url: where it is asked, if not where the change is made
+    :param body: what is sent with it
     """
 
     name: str
@@ -51,6 +52,7 @@ class Read:
     before: Shows
     after: Shows
     base_url: str | None = None
+    body: object = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +295,72 @@ def _user_renamed(world: World) -> Prepared:
         reads=content(world, person.token, _both(person.user.name, name, "user", "name")),
         change=lambda: world.patch("user", path, name=name),
         undo=lambda: world.patch("user", path, name=person.user.name),
+    )
+
+
+def _login(
+    user: dict[str, object], project: dict[str, object] | None, shows: tuple[Shows, Shows]
+) -> Read:
+    """Someone logs in; users and projects are said as Keystone takes them."""
+    scope: object = "unscoped" if project is None else {"project": project}
+    identity = {"methods": ["password"], "password": {"user": user}}
+    before, after = shows
+    return Read(
+        name="login", method="POST", path=VALIDATE, headers={}, before=before, after=after,
+        body={"auth": {"identity": identity, "scope": scope}},
+    )
+
+
+@_kind("name of a user given to another")
+def _name_given_away(world: World) -> Prepared:
+    password, (name, away, aside) = uuid.uuid4().hex, [random_name() for _ in range(3)]
+    one, other = (
+        world.make("user", "/users", name=mine, password=password, domain_id="default")
+        for mine in (name, aside)
+    )
+    for user in (one, other):
+        world.issue(User(user, "", password, "default"))
+
+    def rename(user: str, name: str) -> None:
+        world.patch("user", f"/users/{user}", name=name)
+
+    def give() -> None:
+        rename(one, away)
+        rename(other, name)
+
+    def take() -> None:
+        rename(other, aside)
+        rename(one, name)
+
+    who = {"name": name, "domain": {"id": "default"}, "password": password}
+    return Prepared(
+        reads=[_login(who, None, _both(one, other, "user", "id"))], change=give, undo=take
+    )
+
+
+@_kind("name of a project given to another")
+def _project_name_given_away(world: World) -> Prepared:
+    one, other = world.project(), world.project()
+    person = world.person(project=one)
+    world.call("PUT", grant("projects", other, "users", person.user.id, world.still_role))
+    name, away, aside = (random_name() for _ in range(3))
+
+    def rename(project: str, name: str) -> None:
+        world.patch("project", f"/projects/{project}", name=name)
+
+    def give() -> None:
+        rename(one, away)
+        rename(other, name)
+
+    def take() -> None:
+        rename(other, aside)
+        rename(one, name)
+
+    take()
+    who = {"id": person.user.id, "password": person.user.password}
+    where = {"name": name, "domain": {"id": "default"}}
+    return Prepared(
+        reads=[_login(who, where, _both(one, other, "project", "id"))], change=give, undo=take
     )
 
 

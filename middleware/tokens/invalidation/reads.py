@@ -5,6 +5,11 @@ shows rows of one user only, whatever is written of others: its tag is ``user:ID
 that does not say whose rows it shows has the tag of the table's family, which every write to the
 table changes.
 
+``… WHERE local_user.name = ? AND local_user.domain_id = ?`` shows rows of one user as well, but
+does not say whose. That is asked of the database first, in a statement of its own: then the tags
+are ``user:ID``, if there is such a user, and ``name:NAME``, for who gets this name later. Likewise
+the groups of a user, whose ids are in the rows of his memberships.
+
 The statement is read as the database gets it, so that nothing of SQLAlchemy's inside is needed.
 Only what is understood counts: names of columns that equal one another or a parameter, joined by
 ``AND``. Everything else in a condition can only leave rows out. A statement of another shape (a
@@ -17,13 +22,18 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from . import rules
 
 #: The table of revocations: its rows are of no one owner.
 REVOCATIONS = "revocation_event"
+
+
+#: Returns what is in a column of the rows of a table in which other columns have one of some values
+#: each: at most one more than :data:`~.rules.LIMIT`.
+Find = Callable[[str, str, Mapping[str, Sequence[object]]], Sequence[object]]
 
 
 class Reads(NamedTuple):
@@ -35,16 +45,28 @@ class Reads(NamedTuple):
     tags: frozenset[str]
 
 
-def reads(statement: str, parameters: object) -> Reads:
+def reads(statement: str, parameters: object, find: Find | None = None) -> Reads:
     """Return what an execution of a SELECT may depend on, besides ``all``.
 
     Tables that are told apart by nothing have no tag: every answer depends on their writes.
 
     :param statement: its text as the driver gets it
     :param parameters: as the driver gets them: a sequence or a mapping
+    :param find: asks the same database, no later than the statement is executed; without it, what
+        is found by other rows is not told apart
     """
     found = _analyse(statement)
     tags = set(found.whole)
+    owners: dict[_Search, Sequence[object]] = {}
+    for family, kinds, search in found.reached:
+        try:
+            if search not in owners:
+                names = search.names(parameters)
+                owners[search] = search.owners(parameters, find)
+                tags |= names
+            tags.update(rules.tag(kind, one) for kind in kinds for one in owners[search])  # type: ignore[arg-type]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            tags.add(family)
     for family, kinds, places in found.owned:
         try:
             values = [parameters[place] for place in places]  # type: ignore[index]
@@ -59,12 +81,40 @@ def reads(statement: str, parameters: object) -> Reads:
 _Place = int | str
 
 
+class _Search(NamedTuple):
+    """Where the owners of rows are, as far as a statement says."""
+
+    table: str
+    column: str
+    #: The columns of the table that equal parameters, and which.
+    pins: tuple[tuple[str, tuple[_Place, ...]], ...]
+    #: Which of these parameters are names.
+    named: tuple[_Place, ...]
+
+    def owners(self, parameters: Any, find: Find | None) -> Sequence[object]:
+        """Return what is there; errors where nobody can tell."""
+        if find is None:
+            raise ValueError("nobody to ask")
+        values = {column: [parameters[x] for x in places] for column, places in self.pins}
+        found = [one for one in find(self.table, self.column, values) if one is not None]
+        if len(found) > rules.LIMIT:
+            raise ValueError("too many rows")
+        return found
+
+    def names(self, parameters: Any) -> set[str]:
+        """Return the tags of the names."""
+        found = {rules.name_tag(parameters[place]) for place in self.named}
+        return found | {rules.NAMES} if found else found
+
+
 class _Analysis(NamedTuple):
     families: frozenset[str]
     #: Of the tables that are read whole, as far as is known, and of grants to groups.
     whole: frozenset[str]
     #: Of each other table its family, the kinds of its tags, and where their identifiers are.
     owned: tuple[tuple[str, tuple[str, ...], tuple[_Place, ...]], ...]
+    #: Of those whose owners have to be found first.
+    reached: tuple[tuple[str, tuple[str, ...], _Search], ...] = ()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -77,6 +127,7 @@ def _analyse(statement: str) -> _Analysis:
     families: set[str] = set()
     whole: set[str] = set()
     owned = []
+    reached = []
     for alias, table in scope.tables.items():
         if table == REVOCATIONS:
             families.add(rules.ANY)
@@ -85,27 +136,54 @@ def _analyse(statement: str) -> _Analysis:
         if family is None:
             continue
         families.add(family)
-        kinds, places = _owner(scope, alias, table)
-        if not places or len(places) > rules.LIMIT:
+        kinds, column = _owner(scope, alias, table)
+        if column is None:
             whole.add(family)
             continue
-        owned.append((family, kinds, places))
+        if places := scope.places(column):
+            owned.append((family, kinds, places))
+        elif search := _search(scope, column):
+            reached.append((family, kinds, search))
+        else:
+            whole.add(family)
+            continue
         if table in rules.GRANTED:
             whole.add(rules.GRANTS_GROUP)
-    return _Analysis(frozenset(families), frozenset(whole), tuple(owned))
+    return _Analysis(frozenset(families), frozenset(whole), tuple(owned), tuple(reached))
 
 
-def _owner(scope: _Scope, alias: str, table: str) -> tuple[tuple[str, ...], tuple[_Place, ...]]:
-    """Return the kinds of tags of a table's rows, and where the identifiers of the rows are."""
+def _owner(scope: _Scope, alias: str, table: str) -> tuple[tuple[str, ...], _Column | None]:
+    """Return the kinds of tags of a table's rows, and the column of their identifiers."""
     kinds, column = rules.OWNER.get(table, ((), ""))
-    if not kinds or table not in rules.RESOLVE:
-        return kinds, scope.pinned.get((alias, column), ())
+    if not kinds:
+        return kinds, None
+    if table not in rules.RESOLVE:
+        return kinds, (alias, column)
     # By the other table, whose row each of these belongs to.
     own, other, number, wanted = rules.RESOLVE[table]
     for source in scope.equal_to((alias, own)):
         if source[1] == number and scope.tables.get(source[0]) == other:
-            return kinds, scope.pinned.get((source[0], wanted), ())
-    return kinds, ()
+            return kinds, (source[0], wanted)
+    return kinds, None
+
+
+def _search(scope: _Scope, column: _Column) -> _Search | None:
+    """Return by which rows it can be found out what is in a column of the rows that count.
+
+    By those of a table each of which has a tag of its own, so that what they say stands as long.
+    """
+    for alias, name in (column, *scope.equal_to(column)):
+        table = scope.tables.get(alias, "")
+        owner = rules.OWNER.get(table, ((), ""))[1]
+        if table not in rules.RESOLVE and (places := scope.places((alias, owner))):
+            return _Search(table, name, ((owner, places),), ())
+        search = rules.NAMED.get(table)
+        if search is None:
+            continue
+        pins = tuple((one, scope.places((alias, one))) for one in search.columns)
+        if all(places for _, places in pins):
+            return _Search(table, name, pins, scope.places((alias, search.name)))
+    return None
 
 
 _WORD = re.compile(r"\w+")
@@ -141,6 +219,11 @@ class _Scope:
     def pin(self, column: _Column, places: tuple[_Place, ...]) -> None:
         """Note that only rows count in which ``column`` is one of these parameters."""
         self.pinned.setdefault(column, places)
+
+    def places(self, column: _Column) -> tuple[_Place, ...]:
+        """Return the parameters that a column equals one of; none if there are too many."""
+        places = self.pinned.get(column, ())
+        return places if len(places) <= rules.LIMIT else ()
 
     def equate(self, column: _Column, source: _Column) -> None:
         """Note that only rows count in which ``column`` is ``source`` of a row that counts."""

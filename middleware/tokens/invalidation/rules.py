@@ -18,13 +18,15 @@ Tags of rows:
 - ``grants:user:ID``: grants to the user on projects, domains and the system
 - ``members:ID``: the groups of the user ``ID``
 - ``trust:ID``, ``appcred:ID``: the trust or application credential and its roles
+- ``group:ID``: the group, or its mapping to a directory
 - ``audit:ID``: a revocation by audit id or by audit chain
+- ``name:NAME``: a row that is found by this name now and was not before, see :data:`NAMED`
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 Row = Mapping[str, object]
 
@@ -32,6 +34,8 @@ ALL: Final = "all"  #: every answer depends on it
 ANY: Final = "any"  #: any write that can change an answer
 CONTENT: Final = "content"  #: any such write but a revocation
 GRANTS_GROUP: Final = "grants:group"  #: any grant to any group
+#: A name of which no tag can be made: whoever has looked for a row by any name depends on it.
+NAMES: Final = "names"
 
 #: One tag for each family of tables.
 FAMILIES: Final[tuple[str, ...]] = (
@@ -72,7 +76,7 @@ FAMILY: Final[Mapping[str, str]] = {
     "nonlocal_user": "users",
     "federated_user": "users",
     "password": "users",
-    # The name of a group is in no token. With a group its memberships and grants go, by
+    # With a group its memberships and grants go, by
     # statements of their own: neither foreign key on group.id cascades.
     "group": "groups",
     "user_group_membership": "members",
@@ -134,6 +138,7 @@ KEY_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "nonlocal_user": ("user_id",),
     "federated_user": ("user_id",),
     "password": ("local_user_id",),
+    "group": ("id",),
     "user_group_membership": ("user_id",),
     "expiring_user_group_membership": ("user_id",),
     "project": ("id",),
@@ -179,6 +184,34 @@ RESOLVE: Final[Mapping[str, tuple[str, str, str, str]]] = {
     ),
 }
 
+
+
+class Search(NamedTuple):
+    """By which columns the rows of a table are looked for when their owner is not known."""
+
+    name: str
+    #: All of them, the name among them.
+    columns: tuple[str, ...]
+
+
+_BY_NAME = Search("name", ("name", "domain_id"))
+
+#: Tables whose rows are looked for by name. What such a search shows depends on the owners of the
+#: rows that it finds, as all that is read of them, and on ``name:NAME``, which only those writes
+#: give by which another row may be found: those that insert a row and those that rename one.
+NAMED: Final[Mapping[str, Search]] = {
+    **dict.fromkeys(("local_user", "nonlocal_user", "group", "project"), _BY_NAME),
+    "federated_user": Search("unique_id", ("idp_id", "protocol_id", "unique_id")),
+    "id_mapping": Search("local_id", ("local_id", "domain_id")),
+}
+
+# Columns of which Keystone never assigns another value. (With a user's domain those of its names
+# change, by ON UPDATE CASCADE.)
+_FOR_EVER: Final[Mapping[str, frozenset[str]]] = {
+    "user": frozenset({"domain_id"}),
+    **{table: frozenset(search.columns) - {search.name} for table, search in NAMED.items()},
+}
+
 #: Columns an update of which alone changes no answer, by table, with the reason.
 #:
 #: ``user.last_active_at`` is among them only where Keystone disables nobody for inactivity
@@ -205,6 +238,7 @@ _PLAIN: Final[Mapping[str, tuple[str, str]]] = {
     "nonlocal_user": ("user", "user_id"),
     "federated_user": ("user", "user_id"),
     "password": ("user", "user_id"),
+    "group": ("group", "id"),
     "user_group_membership": ("members", "user_id"),
     "expiring_user_group_membership": ("members", "user_id"),
     "project": ("project", "id"),
@@ -224,8 +258,8 @@ _PLAIN: Final[Mapping[str, tuple[str, str]]] = {
 GRANTED: Final = frozenset({"assignment", "system_assignment"})
 
 #: For who reads: tables each of whose rows belongs to somebody whose tags all its writes give. The
-#: kinds of these tags, and the column (own or resolved) of the id. Not ``access_rule`` and
-#: ``id_mapping``: some of their inserts give the family's tag only.
+#: kinds of these tags, and the column (own or resolved) of the id: each
+#: write gives one of them at least. Not ``access_rule``: its inserts give the family's tag only.
 OWNER: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     **{
         table: ((kind,), column)
@@ -236,6 +270,7 @@ OWNER: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "user_group_membership": (("members", "user"), "user_id"),
     "expiring_user_group_membership": (("members", "user"), "user_id"),
     **dict.fromkeys(GRANTED, (("grants:user",), "actor_id")),
+    "id_mapping": (("user", "group"), "public_id"),
 }
 
 # The kind of tag for each column of a revocation event, the narrowest first. An event revokes a
@@ -268,8 +303,8 @@ def tag(kind: str, identity: str) -> str:
     with blanks behind it for one value, and a grant may name its user in another spelling than
     the user's row does. So case and trailing blanks do not count in a tag.
 
-    :param kind: ``user``, ``project``, ``grants:user``, ``members``, ``trust``, ``appcred`` or
-        ``audit``
+    :param kind: ``user``, ``project``, ``grants:user``, ``members``, ``group``, ``trust``,
+        ``appcred`` or ``audit``
     :raises ValueError: the identity is empty, or holds anything but printable ASCII: which of
         such values are equal is for the database alone to say.
     """
@@ -277,6 +312,45 @@ def tag(kind: str, identity: str) -> str:
     if not folded or not folded.isascii() or not folded.isprintable():
         raise ValueError(f"{kind}: no tag can be made of {identity!r}")
     return f"{kind}:{folded}"
+
+
+# What is one letter in some language: MariaDB and MySQL have collations for Lithuanian (i and y, c
+# and ch), for Latin (i and j, u and v) and for Swedish (v and w).
+_ALIKE: Final = str.maketrans("jyvw", "iiuu")
+
+# What is longer in the database may have been cut off there.
+_LONGEST_NAME: Final = 255
+
+
+def name_tag(name: str) -> str:
+    """The tag of what is found by a name, in any table and domain: as :func:`tag`.
+
+    :raises ValueError: it is too long, or :func:`tag` makes none of it: so are names with accents,
+        which databases may or may not take for the letters without
+    """
+    if len(name) > _LONGEST_NAME:
+        raise ValueError("no tag is made of names that are so long")
+    return tag("name", name.lower().replace("ch", "c").translate(_ALIKE))
+
+
+def names(
+    table: str, operation: str, changed: Collection[str], values: Collection[object]
+) -> frozenset[str]:
+    """The tags of a write's names, besides those of :func:`tags` if it has any.
+
+    :param changed: the columns an update assigns; empty if that is not known
+    :param values: what an insert or update assigns to the column of the name; something that is no
+        string where that is not known
+    """
+    search = NAMED.get(table)
+    if search is None or operation == "delete":
+        return frozenset()
+    if operation == "update" and changed and search.name not in changed:
+        return frozenset()
+    try:
+        return frozenset({name_tag(value) for value in values} or {NAMES})  # type: ignore[arg-type]
+    except (AttributeError, TypeError, ValueError):
+        return frozenset({NAMES})
 
 
 def needed(table: str, operation: str, changed: Collection[str] = ()) -> tuple[str, ...]:
@@ -370,6 +444,8 @@ def _fixed(table: str, operation: str, changed: Collection[str]) -> frozenset[st
         irrelevant = IRRELEVANT.get(table, {})
         if all(column in irrelevant for column in changed):
             return frozenset()
+        if not _FOR_EVER.get(table, frozenset()).isdisjoint(changed):
+            return EVERYTHING
     # A new access rule belongs to no credential yet; a row of its own will lend it to one.
     unowned = table == "access_rule" and operation == "insert"
     if unowned or not KEY_COLUMNS[table]:
@@ -409,7 +485,8 @@ def _mapping(table: str, operation: str, row: Row) -> tuple[str, ...]:
     if kind == "group":
         # A generator other than sha256 gives a group mapped anew another id, without grants. An
         # answer that had needed a group not yet mapped would have mapped it itself.
-        return () if operation == "insert" else (GRANTS_GROUP,)
+        group = _make("group", row.get("public_id"))
+        return (group,) if operation == "insert" else (group, GRANTS_GROUP)
     raise _UnknownRowError
 
 
@@ -437,6 +514,7 @@ def fingerprint() -> str:
             sorted(RESOLVE.items()),
             sorted((table, sorted(columns)) for table, columns in IRRELEVANT.items()),
             *(sorted(_CASCADES), sorted(_PLAIN.items()), _EVENT, sorted(_EVENT_FAMILY.items())),
+            *(sorted(NAMED.items()), sorted(_ALIKE.items()), sorted(_FOR_EVER)),
             LIMIT,
         )
     )

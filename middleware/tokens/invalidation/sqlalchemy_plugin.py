@@ -18,10 +18,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import event, select
+from sqlalchemy import column, event, select
+from sqlalchemy import table as from_table
 from sqlalchemy.engine import URL, Connection, CreateEnginePlugin, Engine
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
@@ -29,7 +31,7 @@ from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClau
 from keyfront.errors import CoordinatorError
 
 from ..coordinator import mark_owners
-from ..request import current
+from ..request import Request, current
 from . import rules
 from .change_log import PATH_PARAMETER, Changes, folder_here, registry, trusted_users
 from .reads import reads
@@ -42,6 +44,8 @@ _TAGS = "keyfront.tags"
 _LATENESS = "keyfront.lateness"
 # The same: the session that the server knows it by.
 _SESSION = "keyfront.session"
+# As an option of a statement: it is ours, and its rows are in no answer.
+_SEARCH = "keyfront_search"
 # As an attribute of an execution context: the write that is being executed.
 _WRITE = "_keyfront_write"
 
@@ -158,11 +162,32 @@ def _before_execute(
     if write is not None and _changes_nothing(write, context):
         return
     if write is None:
-        if request is not None and (request.reading or request.fills):
-            request.note(reads(statement, parameters))
+        noting = request is not None and (request.reading or request.fills)
+        if request is not None and noting and not context.execution_options.get(_SEARCH):
+            request.note(reads(statement, parameters, partial(_find, connection, request)))
         return
     # Whose rows they are can only be seen as long as they are there.
     setattr(context, _WRITE, look_up(connection, write, context))
+
+
+def _find(
+    connection: Connection,
+    request: Request,
+    table: str,
+    name: str,
+    values: Mapping[str, Sequence[object]],
+) -> Sequence[object]:
+    """Return what is in a column of the rows in which others have these values."""
+    key = (table, name, *((one, tuple(wanted)) for one, wanted in values.items()))
+    found = request.found.get(key)
+    if found is None:
+        query: Any = select(column(name)).select_from(from_table(table)).limit(rules.LIMIT + 1)
+        for one, wanted in values.items():
+            query = query.where(column(one).in_(wanted))
+        query = query.distinct().execution_options(**{_SEARCH: True})
+        # What it shows may be of a later state than the last, and of none before the request.
+        found = request.found[key] = list(connection.execute(query).scalars())
+    return found
 
 
 def _after_execute(
@@ -181,7 +206,7 @@ def _after_execute(
     tags = rules.tags(write.table, write.operation, write.changed, rows)
     if not tags:
         return
-    connection.info.setdefault(_TAGS, set()).update(tags)
+    connection.info.setdefault(_TAGS, set()).update(tags, write.names)
     lateness: _Lateness = connection.info.setdefault(_LATENESS, _Lateness())
     request = current.get()
     created = lateness.created | (request.created if request is not None else set())
@@ -288,6 +313,8 @@ class Write(NamedTuple):
     changed: frozenset[str]
     #: The key columns of the rows, as ``rules.tags`` takes them; ``None`` if not known yet.
     rows: Sequence[rules.Row] | None
+    #: The tags of the names that it gives to rows.
+    names: frozenset[str] = frozenset()
     #: How many rows :func:`look_up` found; -1 if it was not needed.
     looked_up: int = -1
 
@@ -339,7 +366,10 @@ def _describe(context: Any, statement: str) -> Write | None:
         rows = _pinned(compiled, table, keys, parameters)
     elif keys:
         return UNKNOWN  # Keystone never moves a row to another owner
-    return Write(table.name, operation, changed, rows)
+    names = rules.names(
+        table.name, operation, changed, _names(compiled.statement, table.name, parameters)
+    )
+    return Write(table.name, operation, changed, rows, names)
 
 
 def look_up(connection: Connection, write: Write, context: Any) -> Write:
@@ -398,6 +428,16 @@ def _assigned(compiled: Any, table: Any) -> frozenset[str]:
     assigned = [*(compiled.column_keys or ()), *(statement._values or ()), *ordered]
     names = {str(getattr(key, "key", key)) for key in assigned}
     return frozenset(names.intersection(table.c.keys()))
+
+
+def _names(
+    statement: Any, table: str, parameters: Sequence[Mapping[str, Any]]
+) -> Sequence[object]:
+    """Return what a write assigns to the column of the name; ``None`` where it is computed."""
+    search = rules.NAMED.get(table)
+    if search is None:
+        return ()
+    return [row.get(search.name) for row in parameters]
 
 
 def _inserted(

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import string
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
 from sqlalchemy.engine import make_url
 
 from keyfront.middleware.tokens.coordinator.local import NAME
+from keyfront.middleware.tokens.invalidation import rules
 from keyfront.middleware.tokens.invalidation.change_log import default_folder
 from support import servers
 from support.exactness import Report, check
@@ -53,6 +56,7 @@ TELLING = (
     "only grant of a user on a project",
     "project disabled and enabled",
     "domain deleted",
+    "name of a user given to another",
 )
 # What Keystone with memcached shows long after it was changed.
 STALE_ON_MEMCACHED = (
@@ -119,6 +123,39 @@ def test_no_answer_is_stale_on_a_database_server(tmp_path: Path, server: object)
         state = keystone_state(tmp_path / "state", database_url=url, extra=EXTRA)
         with _serving(state) as served:
             _check_all(served, TELLING)
+
+
+def test_names_that_mariadb_takes_for_one_have_one_tag(tmp_path: Path) -> None:
+    """Else who was looked for by one spelling would not be told of by the other."""
+    printable = [chr(code) for code in range(32, 127)]
+    letters = string.ascii_lowercase
+    texts = [*printable, *(f"a{x}b" for x in printable), *map("".join, product(letters, letters))]
+    texts += [f"{x}{blanks}" for x in "ab" for blanks in (" ", "  ")] + ["cH", "Ij", "SS", "é", "ß"]
+    rows = ", ".join(f"(x'{text.encode().hex()}')" for text in texts)
+    with servers.mariadb(tmp_path) as database:
+        database.ask("CREATE DATABASE names", "CREATE TABLE names.names (name VARCHAR(8))")
+        database.ask(f"INSERT INTO names.names VALUES {rows}")
+        collations = database.ask(
+            "SELECT COLLATION_NAME AS name, CHARACTER_SET_NAME AS charset "
+            "FROM information_schema.COLLATIONS "
+            "WHERE CHARACTER_SET_NAME IN ('utf8mb3', 'utf8mb4')"
+        )
+        seen = 0
+        for collation in collations:
+            equal = database.ask(
+                "SELECT GROUP_CONCAT(HEX(name)) AS names FROM (SELECT CONVERT(name USING "
+                f"{collation['charset']}) AS name FROM names.names) AS converted "
+                f"GROUP BY name COLLATE {collation['name']} HAVING COUNT(*) > 1"
+            )
+            for row in equal:
+                names = [bytes.fromhex(x).decode() for x in row["names"].split(",")]
+                told = rules.names("local_user", "insert", (), names)
+                # A write of any of them tells who has asked for any other.
+                for name in filter(str.isascii, names):
+                    tags = {rules.name_tag(name)} if name.strip(" ") else {rules.NAMES}
+                    assert tags == told or rules.NAMES in told, (collation, names)
+                    seen += 1
+    assert seen > len(collations) > 50
 
 
 @pytest.mark.slow

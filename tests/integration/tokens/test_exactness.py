@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from support import servers
+from support import listing_changes, servers
 from support.exactness import Report, check
 from support.keystone_world import World
 from support.keystones import keystone_state, serve_as_is
@@ -37,7 +37,7 @@ def _cases() -> Iterator[object]:
 
     With memcached, Keystone's own caches, which are stale in stock Keystone, must not show through.
     """
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate([*KINDS, *listing_changes.KINDS]):
         for cache in ("alone", "memcached"):
             if not QUICK or (cache == "memcached") == (number % 4 == 0):
                 yield pytest.param(cache, kind, id=f"{cache}-{kind.name.replace(' ', '-')}")
@@ -61,7 +61,8 @@ def served(
             tmp_path_factory.mktemp("exactness") / "state",
             memcached=address,
             # The cheapest that bcrypt takes: passwords are not what is tested.
-            extra="[identity]\npassword_hash_rounds = 4\n",
+            extra="[identity]\npassword_hash_rounds = 4\n"
+            f"[keyfront_token_cache]\nroutes = {','.join(listing_changes.ROUTES)}\n",
         )
         yield stack.enter_context(serve_as_is(state, "uwsgi"))
 
@@ -239,4 +240,5 @@ def test_checker_wants_the_state_before_first() -> None:
 
 
 def test_kinds_have_names_of_their_own() -> None:
-    assert len({kind.name for kind in KINDS}) == len(KINDS)
+    kinds = [*KINDS, *listing_changes.KINDS]
+    assert len({kind.name for kind in kinds}) == len(kinds)

@@ -8,6 +8,7 @@ what Keystone caches in their own memory.
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ import pytest
 
 from support import APPS, servers
 from support.apps.held_filter import Holds
-from support.keystone_world import VALIDATE, Client, World
+from support.keystone_world import VALIDATE, Client, World, random_name
 from support.keystones import keystone_state, serve_as_is
 from support.served import PATIENCE, wait_for
 
@@ -132,6 +133,32 @@ def test_a_token_does_not_outlive_what_was_disabled_during_its_login(
     assert place.status(token) == {404}
     world.flag(kind, path, True)
     assert 404 not in place.status(world.issue(person.user, project=project))
+
+
+def test_a_name_that_was_given_away_during_a_login_is_the_others(place: Place) -> None:
+    """Whose it was the login has found by name, and its worker has kept."""
+    world = place.world
+    password, name = uuid.uuid4().hex, random_name()
+    one, other = (
+        world.make("user", "/users", name=mine, password=password, domain_id="default")
+        for mine in (name, random_name())
+    )
+    who = {"name": name, "domain": {"id": "default"}, "password": password}
+    body = {"auth": {"identity": {"methods": ["password"], "password": {"user": who}}}}
+
+    def log_in() -> str:
+        client = Client(world.base_url)
+        try:
+            user: str = client.request("POST", VALIDATE, {}, body).token()["user"]["id"]
+            return user
+        finally:
+            client.close()
+
+    with place.held("login", log_in) as login:
+        world.patch("user", f"/users/{one}", name=random_name())
+        world.patch("user", f"/users/{other}", name=name)
+    assert login.result() == one
+    assert {log_in() for _ in range(6)} == {other}
 
 
 def test_of_two_changes_the_second_is_seen(place: Place) -> None:

@@ -87,3 +87,21 @@ def test_what_could_not_be_changed_is_said(database: sa.Engine) -> None:
         cloud_mix.changed(str(database.url), 1000) as thread,
     ):
         thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--database", "oracle"], "invalid choice: 'oracle'"),
+        (["--database-delay", "1"], "needs --database mariadb"),
+        (["--database", "mariadb", "--database-delay", "-1"], "not between 0 and 1000"),
+        (["--changes", "1e6"], "not between 0 and 1000"),
+    ],
+)
+def test_options_that_make_no_sense(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cloud_mix.main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,9 @@ pytest.importorskip("keystone")
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from keyfront.middleware.tokens.invalidation.reads import reads
+from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin
+from keyfront.middleware.tokens.invalidation.rules import NAMES
+from keyfront.middleware.tokens.request import Request, current
 
 
 @pytest.fixture
@@ -22,6 +23,7 @@ def session() -> Iterator[Session]:
     from keystone.common import sql
     from keystone.federation.backends import sql as federation  # noqa: F401
     from keystone.identity.backends import sql as identity  # noqa: F401
+    from keystone.identity.mapping_backends import sql as mapping  # noqa: F401
     from keystone.resource.backends import sql as resource  # noqa: F401
 
     engine = sa.create_engine("sqlite://")
@@ -33,19 +35,16 @@ def session() -> Iterator[Session]:
 
 @contextmanager
 def noted(session: Session) -> Iterator[set[str]]:
-    tags: set[str] = set()
-
-    def note(
-        connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
-    ) -> None:
-        tags.update(reads(statement, parameters).tags)
-
-    engine = session.get_bind()
-    sa.event.listen(engine, "before_cursor_execute", note)
+    request = Request()
+    request.reading = True
+    token = current.set(request)
+    note = sqlalchemy_plugin._before_execute
+    sa.event.listen(session.get_bind(), "before_cursor_execute", note)
     try:
-        yield tags
+        yield request.reads
     finally:
-        sa.event.remove(engine, "before_cursor_execute", note)
+        sa.event.remove(session.get_bind(), "before_cursor_execute", note)
+        current.reset(token)
 
 
 def test_a_user_and_a_project_are_rows_of_their_own(session: Session) -> None:
@@ -74,6 +73,46 @@ def test_a_user_and_a_project_are_rows_of_their_own(session: Session) -> None:
     with noted(session) as tags:
         assert session.query(User).join(User.local_user).filter_by(name="u").all()
     assert "users" in tags
+    session.expunge_all()
+    with noted(session) as tags:
+        query = session.query(User).join(User.local_user)
+        (found,) = query.filter_by(name="u", domain_id="d").all()
+        assert found.local_user.passwords == found.federated_users == []
+    assert tags == {"user:u", "name:u", NAMES}
+    with noted(session) as tags:
+        query = session.query(User).join(User.nonlocal_user)
+        assert not query.filter_by(name="nobody", domain_id="d").all()
+    assert tags == {"name:nobodi", NAMES}
+    with noted(session) as tags:
+        assert session.query(Project).filter_by(name="p", domain_id="d", is_domain=False).all()
+    assert tags == {"project:p", "name:p", NAMES}
+
+
+def test_the_groups_of_a_user_are_rows_of_their_own(session: Session) -> None:
+    from keystone.identity.backends.sql_model import Group, UserGroupMembership
+
+    session.add_all([Group(id=group, domain_id="d", name=group) for group in ("g", "h")])
+    session.add(UserGroupMembership(user_id="u", group_id="g"))
+    session.commit()
+    with noted(session) as tags:
+        query = session.query(Group).join(UserGroupMembership)
+        assert query.filter(UserGroupMembership.user_id == "u").all()
+    assert tags == {"members:u", "user:u", "group:g"}
+
+
+def test_a_mapping_is_found_by_what_the_directory_says(session: Session) -> None:
+    from keystone.identity.mapping_backends.sql import IDMapping
+
+    session.add(IDMapping(public_id="f00", domain_id="d", local_id="bob", entity_type="user"))
+    session.commit()
+    with noted(session) as tags:
+        query = session.query(IDMapping.public_id).filter_by(domain_id="d", local_id="bob")
+        assert query.filter_by(entity_type="user").one()
+    assert tags == {"name:bob", NAMES, "user:f00", "group:f00"}
+    session.expunge_all()
+    with noted(session) as tags:
+        assert session.get(IDMapping, "f00") is not None
+    assert tags == {"user:f00", "group:f00"}
 
 
 def test_grants_are_of_who_has_them(session: Session) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import inspect
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -504,3 +506,147 @@ def test_what_may_be_from_the_past_is_not_kept(stack: ExitStack) -> None:
     revocations.revoke(THEN)
     with request():
         assert revocations.looked_for(THEN)
+
+
+def _positional(a: int, b: int = 2, c: int = 3) -> None: ...
+
+
+def _only(a: int, /, b: int = 2) -> None: ...
+
+
+def _many(a: int, *more: int) -> None: ...
+
+
+def _named(a: int, *, b: int = 2) -> None: ...
+
+
+def _any(a: int, **more: int) -> None: ...
+
+
+def _none() -> None: ...
+
+
+@pytest.mark.parametrize("function", [_positional, _only, _many, _named, _any, _none])
+def test_arguments_are_bound_as_by_the_package(function: Any) -> None:
+    asked = []
+
+    def fix(args: Any, kwargs: Any, sig: inspect.Signature) -> Any:
+        asked.append(args)
+        bound = sig.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.args, bound.kwargs
+
+    package = SimpleNamespace(fix=fix)
+    repeated_work.bind_at_once(package)
+    ours = package.fix
+    repeated_work.bind_at_once(package)
+    assert package.fix is ours
+    signature = inspect.signature(function)
+    for given in itertools.product(
+        [(), (1,), (1, 5), (1, 5, 6), (1, 5, 6, 7)], [{}, {"a": 1}, {"b": 8}, {"x": 9}]
+    ):
+        outcomes = []
+        for one in (fix, ours):
+            try:
+                outcomes.append(one(*given, signature))
+            except TypeError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1], given
+    if function is _positional:
+        asked.clear()
+        assert ours((1, 5, 6), {}, signature) == ((1, 5, 6), {})
+        assert ours((1,), {}, signature) == ((1, 2, 3), {})
+        assert not asked
+    # Other releases are left alone.
+    older = SimpleNamespace()
+    repeated_work.bind_at_once(older)
+    assert not vars(older)
+
+
+def test_a_session_gives_way_to_greenlets_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    engines = SimpleNamespace(_thread_yield=lambda connection, record: given.append(record))
+    repeated_work.yield_to_greenlets_only(engines)
+    ours = engines._thread_yield
+    repeated_work.yield_to_greenlets_only(engines)
+    assert engines._thread_yield is ours
+    ours(None, 1)
+    assert not given
+    # As gevent and eventlet do.
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    ours(None, 2)
+    assert given == [2]
+
+
+def test_it_is_the_name_that_oslo_db_listens_with() -> None:
+    engines: Any = pytest.importorskip("oslo_db.sqlalchemy.engines")
+    kept = engines._thread_yield
+    try:
+        repeated_work.yield_to_greenlets_only(engines)
+        engine = engines.create_engine("sqlite://")
+        listeners = list(engine.pool.dispatch.checkin)
+        assert engines._thread_yield in listeners and kept not in listeners
+        engine.dispose()
+    finally:
+        engines._thread_yield = kept
+
+
+class Token:
+    """As Keystone's TokenModel."""
+
+    asked = 0
+
+    def __init__(self, user: str, project: str) -> None:
+        self.user_id, self.project_id = user, project
+
+    def _get_project_roles(self) -> list[str]:
+        PROVIDERS.get_role(self)
+        return [f"{self.user_id} on {self.project_id}"]
+
+
+class OtherToken(Token):
+    def _get_project_roles(self) -> list[str]:
+        return [f"{self.user_id} on {self.project_id} {self.asked}"]
+
+
+def _count(token: Token) -> None:
+    type(token).asked += 1
+
+
+PROVIDERS = SimpleNamespace(get_role=_count)
+
+
+def test_roles_on_a_project_are_kept_for_user_and_project() -> None:
+    memory = KeystoneMemory(1 << 20, 30.0)
+    model: Any = type("Model", (Token,), {"_get_project_roles": Token._get_project_roles})
+    model._get_project_roles.__module__ = "keystone.models.token_model"
+    repeated_work.keep_roles_on_projects(memory, model)
+    ours = model._get_project_roles
+    repeated_work.keep_roles_on_projects(memory, model)
+    assert model._get_project_roles is ours
+    with request():
+        for _ in range(3):
+            for user, project in itertools.product("uv", "pq"):
+                found = model(user, project)._get_project_roles()
+                assert found == [f"{user} on {project}"]
+                # It is the token's own.
+                found.append("more")
+    assert model.asked == 4
+    with request(LATER):
+        model("u", "p")._get_project_roles()
+    assert model.asked == 5
+    # Outside of a request.
+    assert model("u", "p")._get_project_roles() == ["u on p"]
+    assert model.asked == 6
+
+
+def test_roles_of_another_keystone_are_left_alone() -> None:
+    method = OtherToken._get_project_roles
+    repeated_work.keep_roles_on_projects(KeystoneMemory(1 << 20, 30.0), OtherToken)
+    assert OtherToken._get_project_roles is method
+
+
+def test_roles_of_this_keystone_are_kept() -> None:
+    models: Any = pytest.importorskip("keystone.models.token_model")
+    names = inspect.unwrap(models.TokenModel._get_project_roles).__code__.co_names
+    assert set(names) <= repeated_work._ROLES_GO_BY

@@ -56,6 +56,7 @@ def row_tags(table: str, row: dict[str, object], operation: str = "delete") -> s
         ("project", {"id": "p1"}, "project:p1"),
         ("project_tag", {"project_id": "p1"}, "project:p1"),
         ("project_option", {"project_id": "p1"}, "project:p1"),
+        ("group", {"id": "g1"}, "group:g1"),
         ("user_group_membership", {"user_id": "u1"}, "members:u1"),
         ("expiring_user_group_membership", {"user_id": "u1"}, "members:u1"),
         ("assignment", USERS, "grants:user:u1"),
@@ -74,14 +75,18 @@ def row_tags(table: str, row: dict[str, object], operation: str = "delete") -> s
             "appcred:c1",
         ),
         ("id_mapping", {"public_id": "u1", "entity_type": "user"}, "user:u1"),
-        ("id_mapping", {"public_id": "g1", "entity_type": "group"}, "grants:group"),
+        ("id_mapping", {"public_id": "g1", "entity_type": "group"}, "group:g1"),
     ],
 )
 def test_tag_of_a_row(table: str, row: dict[str, object], expected: str) -> None:
     for operation in OPERATIONS:
-        if operation == "insert" and (table == "access_rule" or row.get("entity_type") == "group"):
+        if operation == "insert" and table == "access_rule":
             continue
-        assert tags(table, operation, ("name",), [row]) == {ANY, CONTENT, FAMILY[table], expected}
+        more = {GRANTS_GROUP} if expected == "group:g1" and table == "id_mapping" else set()
+        assert tags(table, operation, ("name",), [row]) == {
+            *(ANY, CONTENT, FAMILY[table], expected),
+            *(more if operation != "insert" else ()),
+        }
         assert needed(table, operation, ("name",)) == KEY_COLUMNS[table] != ()
     # Every column it needs, no row to be had, or another value than a string: no guess is made.
     assert tags(table, "delete", (), None) == EVERYTHING
@@ -91,7 +96,7 @@ def test_tag_of_a_row(table: str, row: dict[str, object], expected: str) -> None
             found = tags(table, "delete", (), [{**row, column: value}])
             if column in ("local_user_id", "application_credential_id"):
                 assert expected in found  # used by the plugin to resolve, not here
-            elif expected == GRANTS_GROUP and column in ("actor_id", "public_id"):
+            elif expected == GRANTS_GROUP and column == "actor_id":
                 assert expected in found
             else:
                 assert found == EVERYTHING
@@ -198,7 +203,8 @@ def test_revocations_not_understood_or_pruned() -> None:
 def test_new_access_rule_and_new_group_mapping() -> None:
     assert tags("access_rule", "insert", (), None) == {ANY, CONTENT, "appcreds"}
     assert needed("access_rule", "insert") == ()
-    assert row_tags("id_mapping", {"public_id": "g", "entity_type": "group"}, "insert") == set()
+    new = {"public_id": "g", "entity_type": "group"}
+    assert row_tags("id_mapping", new, "insert") == {"group:g"}
 
 
 def test_identity_provider_takes_its_users_along() -> None:
@@ -222,6 +228,40 @@ def test_spellings_the_database_takes_for_one_are_one_tag() -> None:
         assert tags("user", "delete", (), [{"id": odd}]) == EVERYTHING
 
 
+@pytest.mark.parametrize(("table", "search"), list(rules.NAMED.items()))
+def test_a_name_is_told_by_who_takes_it(table: str, search: rules.Search) -> None:
+    for operation in ("insert", "update"):
+        found = rules.names(table, operation, {search.name}, ["Bob", "ann "])
+        assert found == {rules.name_tag("bob"), rules.name_tag("ann")}
+        for odd in (None, 7, b"x", "", "é", "x" * 256):
+            assert rules.names(table, operation, {search.name}, ["Bob", odd]) == {rules.NAMES}
+        assert rules.names(table, operation, {search.name}, []) == {rules.NAMES}
+    assert rules.names(table, "update", {"extra"}, [None]) == frozenset()
+    # Which columns it assigns is not known.
+    assert rules.names(table, "update", (), [None]) == {rules.NAMES}
+    # Who loses a name is told of by his own tag.
+    assert rules.names(table, "delete", (), [None]) == frozenset()
+    # Nobody moves to another domain, and so gets the name that he has there.
+    for column in set(search.columns) - {search.name}:
+        assert tags(table, "update", {column}, [{"id": "x"}]) == EVERYTHING
+        assert needed(table, "update", {column}) == ()
+    assert table in rules.OWNER
+
+
+def test_tables_without_names_tell_none() -> None:
+    assert rules.names("role", "insert", (), ["member"]) == frozenset()
+    assert tags("user", "update", {"domain_id"}, [{"id": "x"}]) == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("Bob", "bob"), ("bob", "bob  "), ("vy", "ui"), ("Ji", "iy"), ("w", "V"), ("Ch", "c")],
+)
+def test_names_that_some_database_takes_for_one_are_one_tag(one: str, other: str) -> None:
+    assert rules.name_tag(one) == rules.name_tag(other)
+    assert rules.name_tag(one) != rules.name_tag(f" {other}")
+
+
 def test_fixed_tags() -> None:
     assert len(set(FIXED)) == len(FIXED)
     assert set(FIXED) == {ALL, ANY, CONTENT, GRANTS_GROUP, *FAMILIES}
@@ -229,6 +269,7 @@ def test_fixed_tags() -> None:
     # A tag of a row can never be mistaken for a fixed one.
     assert [name for name in FIXED if ":" in name] == [GRANTS_GROUP]
     assert all(not row.startswith(GRANTS_GROUP) for row in ("grants:user:x", "user:grants:group"))
+    assert rules.NAMES not in FIXED
 
 
 def test_the_map_is_in_one_piece() -> None:
@@ -317,6 +358,11 @@ def test_every_column_named_is_one_of_keystone(tables: dict[str, Any]) -> None:
             assert set(columns) <= set(tables[table].columns.keys()), table
     for table, reasons in IRRELEVANT.items():
         assert set(reasons) <= set(tables[table].columns.keys()), table
+    for table, search in rules.NAMED.items():
+        assert search.name in search.columns
+        assert set(search.columns) <= set(tables[table].columns.keys()), table
+    for table, columns in rules._FOR_EVER.items():
+        assert set(columns) <= set(tables[table].columns.keys()), table
     for table, (own, other, equal, wanted) in RESOLVE.items():
         assert own in tables[table].columns
         assert {equal, wanted} <= set(tables[other].columns.keys())

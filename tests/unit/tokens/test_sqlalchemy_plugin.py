@@ -35,6 +35,7 @@ LOCAL = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("user_id", sa.String(64)),
     sa.Column("name", sa.String(255)),
+    sa.Column("domain_id", sa.String(64), default="d"),
     sa.Column("failed_auth_count", sa.Integer),
 )
 PASSWORD = sa.Table(
@@ -120,7 +121,8 @@ def engine(tmp_path: Path, recorder: Recorder) -> Iterator[sa.Engine]:
     with engine.begin() as connection:
         connection.execute(sa.insert(USER), [{"id": "u1"}, {"id": "u2"}])
         connection.execute(
-            sa.insert(LOCAL), [{"id": 1, "user_id": "u1"}, {"id": 2, "user_id": "u2"}]
+            sa.insert(LOCAL),
+            [{"id": 1, "user_id": "u1", "name": "old"}, {"id": 2, "user_id": "u2", "name": "two"}],
         )
         connection.execute(sa.insert(PASSWORD), [{"id": 7, "local_user_id": 2}])
         members = [{"user_id": "u1", "group_id": "g"}, {"user_id": "u2", "group_id": "g"}]
@@ -152,7 +154,24 @@ COMMON = (rules.ANY, rules.CONTENT)
         ),
         (
             sa.update(LOCAL).where(LOCAL.c.id == 2).values(name="new"),
-            (*COMMON, "users", "user:u2"),
+            (*COMMON, "users", "user:u2", "name:neu"),
+        ),
+        (
+            sa.insert(LOCAL).values(id=3, user_id="u2", name="B C"),
+            (*COMMON, "users", "user:u2", "name:b c"),
+        ),
+        # a name that the database alone knows
+        (
+            sa.update(LOCAL).where(LOCAL.c.id == 2).values(name=sa.func.lower("X")),
+            (*COMMON, "users", "user:u2", rules.NAMES),
+        ),
+        (
+            sa.insert(LOCAL).values(id=3, user_id="u2", name="Zoë"),
+            (*COMMON, "users", "user:u2", rules.NAMES),
+        ),
+        (
+            sa.update(LOCAL).where(LOCAL.c.name == "old").values(name="new"),
+            (*COMMON, "users", "user:u1", "name:neu"),
         ),
         (
             sa.update(USER).where(USER.c.id.in_(["u1", "u2"])).values(extra="x"),
@@ -205,6 +224,53 @@ def test_what_changes_nothing(engine: sa.Engine, recorder: Recorder, statement: 
     with engine.begin() as connection:
         connection.execute(statement)
     assert recorder.told == []
+
+
+BY_NAME = sa.select(USER.c.id, PASSWORD.c.password_hash).select_from(
+    USER.join(LOCAL, USER.c.id == LOCAL.c.user_id).outerjoin(
+        PASSWORD, LOCAL.c.id == PASSWORD.c.local_user_id
+    )
+).where(LOCAL.c.name == sa.bindparam("wanted"), LOCAL.c.domain_id == "d")
+
+
+def asked(engine: sa.Engine, request: Request, name: str) -> set[str]:
+    """Return what it depends on who has a name."""
+    token = current.set(request)
+    request.reading, request.reads = True, set()
+    try:
+        with engine.connect() as connection:
+            connection.execute(BY_NAME, {"wanted": name}).all()
+        return request.reads
+    finally:
+        current.reset(token)
+
+
+def test_whose_name_it_is_is_asked_once(engine: sa.Engine) -> None:
+    statements: list[str] = []
+    sa.event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    request = Request()
+    assert asked(engine, request, "two") == {"name:tuo", rules.NAMES, "user:u2"}
+    assert len(statements) == 2
+    assert asked(engine, request, "two") == {"name:tuo", rules.NAMES, "user:u2"}
+    assert len(statements) == 3
+    assert asked(engine, request, "nobody") == {"name:nobodi", rules.NAMES}
+    assert asked(engine, Request(), "Zoë") == {"users"}
+    # After a write of its own it may be another one.
+    request.writes()
+    with engine.begin() as connection:
+        connection.execute(sa.update(LOCAL).where(LOCAL.c.id == 1).values(name="two"))
+    assert asked(engine, request, "two") == {"name:tuo", rules.NAMES, "user:u1", "user:u2"}
+
+
+def test_one_name_of_too_many_is_the_whole_table(engine: sa.Engine) -> None:
+    many = [{"user_id": f"x{number}", "name": "many"} for number in range(rules.LIMIT)]
+    with engine.begin() as connection:
+        connection.execute(sa.insert(LOCAL), many)
+    assert "users" not in asked(engine, Request(), "many")
+    with engine.begin() as connection:
+        connection.execute(sa.insert(LOCAL).values(user_id="more", name="MANY"))
+        connection.execute(sa.insert(LOCAL).values(user_id="more", name="many"))
+    assert "users" in asked(engine, Request(), "many")
 
 
 NEW = sa.insert(USER).values(id="u9")

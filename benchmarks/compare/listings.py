@@ -1,0 +1,158 @@
+"""What is read of an unchanged cloud: projects, users and role assignments.
+
+    python -m keyfront.benchmarks.compare.listings [--rounds 3] [--users 30] [--requests 100]
+        [--changes 10] [--database mariadb] [--database-delay 1]
+
+Makes a Keystone in a temporary folder and serves it by uWSGI, 2 processes, in three candidates:
+stock Keystone with memcached behind its own caches, keyfront's packaged pipeline as it is by
+default, and the same with these routes in ``[keyfront_token_cache] routes``. In each round each
+candidate is asked by an administrator, with four connections at once, each new for each request:
+
+    GET /v3/projects            so often
+    GET /v3/users/{id}          of one user after the other
+    GET /v3/role_assignments    so often
+
+The next round has the reverse order of candidates; the first one fills caches and is not counted.
+With ``--changes N`` another process makes users and grants meanwhile, as in ``cloud_mix``: what
+shows these has to be read again. ``--database`` and ``--database-delay`` are as there.
+
+Rates are medians over the rounds, with the median of the ratios to stock Keystone with memcached,
+round by round.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ..lineups.keystone import PROJECTS, ask
+from ..lineups.lineup import memory_folder
+from . import cloud_mix, paired, token_servers
+from .cloud_mix import AGAINST, CLIENTS, Cloud, changed
+from .paired import say
+from .token_servers import CANDIDATES, DATABASES, Servers, check
+
+NAMES = (AGAINST, "keyfront", "keyfront routes")
+PATHS = (PROJECTS, "/v3/users/{id}", "/v3/role_assignments")
+
+#: The answers a second of one candidate in one round, by path.
+Sample = dict[str, float]
+
+
+def ask_everything(url: str, token: str, users: list[str], requests: int) -> Sample:
+    """Read everything so often.
+
+    :param url: of the server
+    :param token: of an administrator
+    :param users: the identifiers of the users that are asked for
+    :param requests: how often each path is asked
+    :raises ServerError: something was not answered as it should
+    """
+    found = {}
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        for path in PATHS:
+            one = itertools.cycle(users)
+            paths = [path.format(id=next(one)) for _ in range(requests)]
+            begun = time.monotonic()
+            for _ in pool.map(lambda asked: ask(url, "GET", asked, token), paths):
+                pass
+            found[path] = requests / (time.monotonic() - begun)
+    return found
+
+
+def measure(
+    rounds: int,
+    users: int,
+    requests: int,
+    changes: float = 0,
+    *,
+    database: str = DATABASES[0],
+    delay: float = 0,
+) -> dict[str, list[Sample]]:
+    """Read everything of each candidate in each round, after one that is not counted.
+
+    :param users: how many there are in the cloud
+    :param changes: how many a second there are of what else there is
+    :param database: one of ``DATABASES``
+    :param delay: seconds that each round trip to it takes, besides its own
+    :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed
+    :raises ServerError: a server did not start or does not answer as it should
+    """
+    check()
+    samples: dict[str, list[Sample]] = {name: [] for name in NAMES}
+    with (
+        tempfile.TemporaryDirectory(prefix="listings-") as folder,
+        tempfile.TemporaryDirectory(prefix="listings-", dir=memory_folder()) as shared,
+        tempfile.TemporaryDirectory(prefix="listings-") as data,
+        token_servers.database(database, Path(data), delay=delay) as url,
+    ):
+        servers = Servers(Path(folder), Path(shared), extra=cloud_mix.EXTRA, url=url)
+        say("a Keystone and its servers start")
+        with servers.running(NAMES):
+            say(f"{users} users are made")
+            stock = servers[AGAINST].url
+            Cloud(stock, servers.keystone, users=users, services=0)
+            token = servers.keystone.token(stock)
+            found = [user["id"] for user in ask(stock, "GET", "/v3/users", token)["users"]]
+            for number in range(rounds + 1):
+                for name in reversed(NAMES) if number % 2 else NAMES:
+                    with changed(servers.database_url(name), changes):
+                        sample = ask_everything(servers[name].url, token, found, requests)
+                    if number:
+                        samples[name].append(sample)
+                say(f"round {number} of {rounds}" if number else "caches are filled")
+    return samples
+
+
+def table(samples: dict[str, list[Sample]]) -> str:
+    """Return the result as a table of documents."""
+    lines = [f"| | {' | '.join(PATHS)} |", "|---|" + "---:|" * len(PATHS)]
+    for name, own in samples.items():
+        cells = []
+        for path in PATHS:
+            rate = statistics.median(sample[path] for sample in own)
+            times = statistics.median(
+                sample[path] / other[path]
+                for sample, other in zip(own, samples[AGAINST], strict=True)
+            )
+            cells.append(f"{rate:.0f} ({times:.2g} times)")
+        lines.append(f"| {CANDIDATES[name].label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print the table; 2 if it cannot be measured."""
+    parser = paired.parser(__doc__)
+    for option, default, text in (
+        ("--rounds", 3, "besides the first"),
+        ("--users", 30, "of the cloud"),
+        ("--requests", 100, "of each kind in a round"),
+    ):
+        parser.add_argument(
+            option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
+        )
+    cloud_mix.add_world(parser)
+    given = parser.parse_args(arguments)
+    cloud_mix.check_world(parser, given)
+    paired.ends_in_order()
+    return paired.finish(
+        "listings",
+        lambda: measure(
+            given.rounds,
+            given.users,
+            given.requests,
+            given.changes,
+            database=given.database,
+            delay=given.database_delay / 1000,
+        ),
+        table,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
