@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -34,6 +35,8 @@ class Credentials:
     certificates: str | None = None
     #: Whether the server's certificate is looked at.
     verify: bool = True
+    #: The state folder, if it is the Keystone of ``keyfront serve`` on this machine.
+    state: Path | None = None
 
     def __repr__(self) -> str:
         return f"<Credentials for {self.url}>"
@@ -89,7 +92,7 @@ def of_arguments(arguments: argparse.Namespace) -> Credentials:
         )
     password = folder.password_file.read_text(encoding="utf-8").strip()
     admin = {"username": "admin", "project_name": "admin", "password": password}
-    return Credentials(endpoint, login(admin, "{}"))
+    return Credentials(endpoint, login(admin, "{}"), state=folder.path)
 
 
 def of_environment() -> Credentials:
