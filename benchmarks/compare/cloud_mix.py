@@ -1,10 +1,11 @@
 """What a cloud asks of Keystone, side by side: stock, stock with memcached, and keyfront.
 
     keyfront bench cloud --side-by-side [--rounds 3] [--users 10] [--services 5] [--changes 10]
+        [--database mariadb] [--database-delay 1]
 
-Makes a Keystone on SQLite in a temporary folder and serves it by uWSGI, 2 processes, in three
-candidates: stock Keystone as it comes, stock Keystone with memcached behind its own caches, and
-keyfront's packaged pipeline with nothing else. Each is asked the mix of
+Makes a Keystone in a temporary folder, on SQLite or a MariaDB of its own, and serves it by uWSGI, 2
+processes, in three candidates: stock Keystone as it comes, stock Keystone with memcached behind its
+own caches, and keyfront's packaged pipeline with nothing else. Each is asked the mix of
 :mod:`keyfront.benchmarks.load.cloud_round` in each round, in the next one in the reverse order,
 each request on a connection of its own, since uWSGI closes them. Passwords are hashed as cheaply as
 bcrypt does (``password_hash_rounds = 4``): what a hash costs is the same for all and hides the
@@ -13,6 +14,9 @@ rest.
 With ``--changes N`` another process of the cloud changes N times a second what none of these
 requests shows: it makes a user, and grants him a role on a project of his own, directly in the
 database, as ``keystone-manage`` would. keyfront is told of that by the word in its URL.
+
+With ``--database-delay MS`` each round trip to MariaDB takes so many milliseconds more, as over a
+network, by a proxy before it. Keystone and all candidates have the same one.
 
 Rates are medians over the rounds; what stands in brackets is the median of the ratios to stock
 Keystone with memcached, round by round. Everything is on the same cores, the asking as well.
@@ -32,7 +36,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -59,7 +63,7 @@ from ..load.cloud_round import (
     total,
 )
 from ..results import Cell, Record, Result, Table
-from .token_servers import CANDIDATES, Servers, check
+from .token_servers import CANDIDATES, DATABASES, Servers, check, database
 
 NAMES = ("keystone", "memcached", "keyfront")
 AGAINST, OURS = "memcached", "keyfront"
@@ -131,18 +135,31 @@ def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
         raise ServerError(f"the database was not changed: {failed[0]}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Servings:
+    """How the servers are that stand side by side.
+
+    :param changes: how many a second there are of what is not asked for
+    :param database: one of ``DATABASES``
+    :param delay: milliseconds that each round trip to it takes, besides its own
+    """
+
+    changes: float = 0
+    database: str = DATABASES[0]
+    delay: float = 0
+
+
 def measure(
     settings: Settings,
-    changes: float,
+    servings: Servings,
     say: Callable[[str], None],
     progress: Callable[[str, int, int], None],
 ) -> Rounds:
     """Go through the mix with each candidate in each round, after one that is not counted.
 
-    :param changes: how many a second there are of what is not asked for
     :param say: takes a line of progress
     :param progress: as :class:`Mix` takes it
-    :raises MissingPartError: memcached, pymemcache, uWSGI or Keystone is not installed
+    :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed
     :raises ServerError: a server did not start or does not answer as it should
     """
     check()
@@ -150,9 +167,11 @@ def measure(
     with (
         tempfile.TemporaryDirectory(prefix="cloud-mix-") as folder,
         tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=memory_folder()) as shared,
+        tempfile.TemporaryDirectory(prefix="cloud-mix-") as data,
+        database(servings.database, Path(data), delay=servings.delay / 1000) as url,
         ExitStack() as stack,
     ):
-        servers = Servers(Path(folder), Path(shared), extra=_EXTRA)
+        servers = Servers(Path(folder), Path(shared), extra=_EXTRA, url=url)
         say("a Keystone and its servers start")
         stack.enter_context(servers.running(NAMES))
         admin = servers.keystone.login()["auth"]
@@ -180,7 +199,7 @@ def measure(
         for number in range(settings.rounds + 1):
             took = []
             for name in reversed(NAMES) if number % 2 else NAMES:
-                with changed(servers.database_url(name), changes):
+                with changed(servers.database_url(name), servings.changes):
                     one = mixes[name].ask()
                 if number:
                     found[name].append(one)
@@ -296,9 +315,9 @@ def what_changes(found: Rounds, *, quick: bool, quiet: bool) -> list[Table]:
 
 def compare(
     settings: Settings,
+    servings: Servings,
     *,
     name: str,
-    changes: float,
     say: Callable[[str], None],
     progress: Callable[[str, int, int], None],
 ) -> tuple[Result, bool]:
@@ -312,11 +331,11 @@ def compare(
         "comparison",
         name,
         title="What a cloud asks of Keystone: stock, with memcached, and keyfront",
-        conditions={**asdict(settings), "repeated": TIMES, "changes": changes},
+        conditions={**asdict(settings), "repeated": TIMES, **asdict(servings)},
         distributions=("keystone", "uWSGI", "pyuwsgi", "pymemcache", "SQLAlchemy"),
-        programs=("memcached",),
+        programs=("memcached", *(["mariadbd"] if servings.database == "mariadb" else [])),
     ) as record:
-        found = measure(settings, changes, say, progress)
+        found = measure(settings, servings, say, progress)
     for candidate, rounds in found.items():
         record.samples += samples(rounds, candidate=candidate)
     record.tables += [rates(found), cpu(found, hash_milliseconds()), latencies(found)]

@@ -1,6 +1,7 @@
 """The servers that ``token_validation`` compares: uWSGIs that differ only in what they serve.
 
-All share one Keystone on SQLite and use the packaged ini file with 2 processes and no request log.
+All share one Keystone, by default on SQLite, and use the packaged ini file with 2 processes and no
+request log.
 Stock Keystone and the bare application are served by their own entry, without a line of keyfront in
 the process: no entrypoint, and no plugin in the database's URL. Stock Keystone is loaded by each
 worker (``lazy-apps``): nothing in it would reopen what a fork must not share.
@@ -23,6 +24,8 @@ from keyfront.gateway.serve import lineups as serve_lineups
 from ..lineups import uwsgi
 from ..lineups.keystone import VALIDATION, Keystone, escaped
 from ..lineups.uwsgi import PROCESSES, Server
+from ..worlds.fault_proxy import proxy_process
+from ..worlds.mariadb import mariadb
 from ..worlds.memcached import memcached
 from ..worlds.memcached import program as memcached_program
 from ..worlds.processes import free_port
@@ -131,6 +134,35 @@ class Answer(NamedTuple):
     body: str
 
 
+#: What the Keystone may keep its data in.
+DATABASES = ("sqlite", "mariadb")
+
+
+@contextmanager
+def database(kind: str, folder: Path, *, delay: float = 0.0) -> Iterator[str | None]:
+    """Run an empty database of a kind until the block ends.
+
+    :param kind: one of :data:`DATABASES`
+    :param folder: an empty one of this user only; its path is short, for a socket is in it
+    :param delay: seconds that each round trip to a server takes, besides its own
+    :returns: its URL; ``None`` for SQLite, which is in a file that Keystone makes itself
+    :raises MissingPartError: the server is not installed
+    :raises ServerError: it did not start
+    """
+    if kind == "sqlite":
+        yield None
+        return
+    port = free_port() if delay else 0
+    with mariadb(folder, port=port) as server:
+        url = server.fresh_database("keystone")
+        if not delay:
+            yield url
+            return
+        with proxy_process(port) as proxy:
+            proxy.delay(delay)
+            yield server.url("keystone", port=proxy.port)
+
+
 class Servers:
     """The candidates that run, and the tokens that they are asked about.
 
@@ -138,14 +170,24 @@ class Servers:
     :param shared: the same in memory, for what keyfront's workers share
     :param threads: the threads of each uWSGI process
     :param extra: more of keystone.conf, for all
+    :param url: of the Keystone's database, an empty one; default: SQLite in the folder
     """
 
-    def __init__(self, folder: Path, shared: Path, *, threads: int = 1, extra: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        shared: Path,
+        *,
+        threads: int = 1,
+        extra: str = "",
+        url: str | None = None,
+    ) -> None:
         self.folder = folder
         self._extra = extra
         self.threads = threads
         self.shared = shared
-        self.keystone = Keystone(folder / "state")
+        self.keystone = Keystone(folder / "state", database=url)
+        self._url = url or f"sqlite:///{self.keystone.state.path / 'keystone.sqlite'}"
         self.headers: dict[str, str] = {}
         self._running: dict[str, Server] = {}
         self._expected: object = None
@@ -181,10 +223,10 @@ class Servers:
 
     def database_url(self, name: str) -> str:
         """Return the URL of the database for another process, as a candidate's owner writes it."""
-        url = f"sqlite:///{self.keystone.state.path / 'keystone.sqlite'}"
         if CANDIDATES[name].module is not None:
-            return url
-        return f"{url}?plugin=keyfront&keyfront_path={self.shared_folder(name)}"
+            return self._url
+        more = f"plugin=keyfront&keyfront_path={self.shared_folder(name)}"
+        return f"{self._url}{'&' if '?' in self._url else '?'}{more}"
 
     @contextmanager
     def _served(self, name: str, address: str) -> Iterator[Server]:

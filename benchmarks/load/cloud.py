@@ -221,6 +221,14 @@ def add(parser: ArgumentParser) -> None:
         metavar="N",
         help="changes of other things a second meanwhile, 0 to 1000 (default 0)",
     )
+    group.add_argument(
+        "--database", metavar="sqlite|mariadb", help="that Keystone is on (default sqlite)"
+    )
+    group.add_argument(
+        "--database-delay",
+        metavar="MS",
+        help="more milliseconds for each round trip to MariaDB, 0 to 1000 (default 0)",
+    )
 
 
 def run(arguments: Namespace, out: TextIO) -> int:
@@ -269,8 +277,7 @@ def _asked(settings: Settings) -> str:
 def _one(
     arguments: Namespace, settings: Settings, progress: Progress
 ) -> tuple[Result, list[str], bool]:
-    if arguments.changes is not None:
-        raise OptionError("--changes", arguments.changes, "used with --side-by-side")
+    _refuse(arguments, ("--changes", "--database", "--database-delay"), "used with --side-by-side")
     credentials = who.of_arguments(arguments)
     results.prepare(arguments.results)
     progress.line(f"{credentials.url} is asked")
@@ -302,16 +309,32 @@ def _side_by_side(
 ) -> tuple[Result, list[str], bool]:
     from ..compare import cloud_mix
 
-    for option in ("--state", "--os-cloud", "--users-file", "--service-role"):
-        value = getattr(arguments, option.removeprefix("--").replace("-", "_"))
-        if value is not None:
-            raise OptionError(option, value, "used without --side-by-side, which starts its own")
+    others = ("--state", "--os-cloud", "--users-file", "--service-role")
+    _refuse(arguments, others, "used without --side-by-side, which starts its own")
+    [database] = given.choices(
+        "--database", [arguments.database or "sqlite"], cloud_mix.DATABASES
+    )
+    if arguments.database_delay is not None and database == "sqlite":
+        allowed = "used with --database mariadb: SQLite is asked without a network"
+        raise OptionError("--database-delay", arguments.database_delay, allowed)
+    servings = cloud_mix.Servings(
+        changes=given.decimal("--changes", arguments.changes or "0", 0, 1000),
+        database=database,
+        delay=given.decimal("--database-delay", arguments.database_delay or "0", 0, 1000),
+    )
     results.prepare(arguments.results)
     result, failed = cloud_mix.compare(
         settings,
+        servings,
         name=arguments.name or _SIDE_BY_SIDE,
-        changes=given.decimal("--changes", arguments.changes or "0", 0, 1000),
         say=progress.line,
         progress=progress.count,
     )
     return result, [_asked(settings)], failed
+
+
+def _refuse(arguments: Namespace, options: Sequence[str], allowed: str) -> None:
+    for option in options:
+        value = getattr(arguments, option.removeprefix("--").replace("-", "_"))
+        if value is not None:
+            raise OptionError(option, value, allowed)

@@ -36,8 +36,13 @@ class MariaDB:
     log: Path
     port: int = 0
 
-    def url(self, name: str) -> str:
-        """Return what SQLAlchemy, and so Keystone's ``[database] connection``, connects to."""
+    def url(self, name: str, *, port: int = 0) -> str:
+        """Return what SQLAlchemy, and so Keystone's ``[database] connection``, connects to.
+
+        :param port: of a proxy before it; 0: none
+        """
+        if port:
+            return f"mysql+pymysql://{_USER}@{HOST}:{port}/{name}"
         return f"mysql+pymysql://{_USER}@localhost/{name}?unix_socket={self.socket}"
 
     def fresh_database(self, name: str) -> str:

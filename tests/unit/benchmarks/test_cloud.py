@@ -389,6 +389,9 @@ def test_a_file_of_users_that_cannot_be_used(
         (("--changes", "10"), "--changes = 10: must be used with --side-by-side"),
         (("--side-by-side", "--os-cloud", "x"), "--os-cloud = x: must be used without"),
         (("--side-by-side", "--changes", "2000"), "--changes = 2000: must be a number, 0 to 1000"),
+        (("--database", "mariadb"), "--database = mariadb: must be used with --side-by-side"),
+        (("--side-by-side", "--database", "oracle"), "must be one of sqlite, mariadb"),
+        (("--side-by-side", "--database-delay", "1"), "must be used with --database mariadb"),
         (("--users-file", "/nowhere"), "a file that can be read"),
     ],
 )
