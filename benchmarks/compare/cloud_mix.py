@@ -68,8 +68,8 @@ from .token_servers import CANDIDATES, DATABASES, Servers, check, database
 NAMES = ("keystone", "memcached", "keyfront")
 AGAINST, OURS = "memcached", "keyfront"
 _HASH_ROUNDS = 4
-# The cache's own ttl, as it is by default: other benchmarks measure nothing but hits.
-_EXTRA = f"""
+#: The cache's own ttl, as it is by default: other benchmarks measure nothing but hits.
+EXTRA = f"""
 [identity]
 password_hash_rounds = {_HASH_ROUNDS}
 [keyfront_token_cache]
@@ -171,7 +171,7 @@ def measure(
         database(servings.database, Path(data), delay=servings.delay / 1000) as url,
         ExitStack() as stack,
     ):
-        servers = Servers(Path(folder), Path(shared), extra=_EXTRA, url=url)
+        servers = Servers(Path(folder), Path(shared), extra=EXTRA, url=url)
         say("a Keystone and its servers start")
         stack.enter_context(servers.running(NAMES))
         admin = servers.keystone.login()["auth"]

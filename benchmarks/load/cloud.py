@@ -308,12 +308,11 @@ def _side_by_side(
     arguments: Namespace, settings: Settings, progress: Progress
 ) -> tuple[Result, list[str], bool]:
     from ..compare import cloud_mix
+    from ..compare.token_servers import DATABASES
 
     others = ("--state", "--os-cloud", "--users-file", "--service-role")
     _refuse(arguments, others, "used without --side-by-side, which starts its own")
-    [database] = given.choices(
-        "--database", [arguments.database or "sqlite"], cloud_mix.DATABASES
-    )
+    [database] = given.choices("--database", [arguments.database or "sqlite"], DATABASES)
     if arguments.database_delay is not None and database == "sqlite":
         allowed = "used with --database mariadb: SQLite is asked without a network"
         raise OptionError("--database-delay", arguments.database_delay, allowed)
