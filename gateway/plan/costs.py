@@ -17,7 +17,8 @@ VALIDATION: Final = 0.087
 #: One that the token cache answers, with nginx's share: 28100 a second on two cores without it.
 CACHED_VALIDATION: Final = 0.0002
 #: One that it has to ask Keystone about, where Keystone's own reading is kept in memory: "first" of
-#: the CPU times that keyfront bench cloud --side-by-side tells, 4.9 ms on SQLite, 5.0 on MariaDB.
+#: the CPU times that keyfront bench cloud --side-by-side tells, 4.9 ms over 72 requests on SQLite,
+#: on a busy machine; keyfront serve took 13.8 over 200 in a run of its own (docs/plan.md).
 FIRST_VALIDATION: Final = 0.005
 #: The part of the validations that are such ones, as keyfront tokens stats told it after the mix of
 #: keyfront bench cloud: 316 misses of 755. Where tokens are used for longer it is less.
