@@ -13,6 +13,7 @@ import json
 import os
 import re
 import tempfile
+import textwrap
 from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -138,6 +139,20 @@ def markdown(table: Table) -> str:
     ]
     if table.caption:
         lines += ["", table.caption]
+    return "\n".join(lines)
+
+
+def plain(table: Table) -> str:
+    """Return a table for a terminal, with its caption below."""
+    rows = [table.columns]
+    rows += [["-" if cell is None else str(cell) for cell in row] for row in table.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([f"{first:<{widths[0]}}", *cells]))
+    if table.caption:
+        lines += ["", *textwrap.wrap(table.caption, 80)]
     return "\n".join(lines)
 
 

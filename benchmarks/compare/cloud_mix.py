@@ -1,40 +1,32 @@
-"""What a cloud asks of Keystone: logins, first validations, repeated ones, re-scopes.
+"""What a cloud asks of Keystone, side by side: stock, stock with memcached, and keyfront.
 
-    python -m keyfront.benchmarks.compare.cloud_mix [--rounds 3] [--users 10] [--services 5]
-        [--changes 10] [--database mariadb] [--database-delay 1] [--without-stock]
+    keyfront bench cloud --side-by-side [--rounds 3] [--users 10] [--services 5] [--changes 10]
+        [--database mariadb] [--database-delay 1] [--without-stock]
 
 Makes a Keystone in a temporary folder, on SQLite or a MariaDB of its own, and serves it by uWSGI, 2
 processes, in three candidates: stock Keystone as it comes, stock Keystone with memcached behind its
-own caches, and keyfront's packaged pipeline with nothing else. In each round each candidate is
-asked, with four connections at once, each new for each request:
-
-    logins        each user logs in to a project
-    first         each service validates each of these tokens for the first time
-    repeated      and three times more
-    re-scopes     each user exchanges his token for one of another project
-
-and these new tokens are validated likewise, by every service once. The next round has the reverse
-order of candidates. The first round fills caches and is not counted: a cloud has been up for long.
-Services ask with tokens of their own. Passwords are hashed as cheaply as bcrypt does
-(``password_hash_rounds = 4``): what a hash costs is the same for all and hides the rest.
+own caches, and keyfront's packaged pipeline with nothing else. Each is asked the mix of
+:mod:`keyfront.benchmarks.load.cloud_round` in each round, in the next one in the reverse order,
+each request on a connection of its own, since uWSGI closes them. Passwords are hashed as cheaply as
+bcrypt does (``password_hash_rounds = 4``): what a hash costs is the same for all and hides the
+rest.
 
 With ``--changes N`` another process of the cloud changes N times a second what none of these
 requests shows: it makes a user, and grants him a role on a project of his own, directly in the
 database, as ``keystone-manage`` would. keyfront is told of that by the word in its URL.
 
+Stock Keystone without memcached takes most of a round. Where that is longer than keyfront's ``ttl``
+of 30 seconds, what it keeps has ended when it is its turn: ``--without-stock`` leaves that one out.
+
 With ``--database-delay MS`` each round trip to MariaDB takes so many milliseconds more, as over a
 network, by a proxy before it. Keystone and all candidates have the same one.
 
-What keyfront keeps ends after ``ttl`` seconds, 30 by default. Where stock Keystone without
-memcached takes longer than that for its part of a round, keyfront finds nothing in its caches when
-it is its turn: with ``--without-stock`` that candidate is left out.
+Rates are medians over the rounds; what stands in brackets is the median of the ratios to stock
+Keystone with memcached, round by round. Everything is on the same cores, the asking as well.
 
-Rates are medians over the rounds; ``times`` is the median of the ratios to stock Keystone with
-memcached, round by round. Everything is on the same cores, the asking as well.
-
-The second table is of CPU time: that of uWSGI and its workers, user and system, divided by the
-requests of all rounds, and in brackets its part of what stock Keystone with memcached takes. It
-hardly differs with what else the machine does. The hash of a password is in it, memcached is not.
+CPU time is that of uWSGI and its workers, user and system, divided by the requests of all rounds.
+It hardly differs with what else the machine does. The hash of a password is in it, memcached is
+not.
 """
 
 from __future__ import annotations
@@ -45,136 +37,50 @@ import tempfile
 import threading
 import time
 import uuid
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from keyfront.cli.credentials import Credentials
 from keyfront.errors import ServerError
 
-from ..lineups.keystone import PROJECTS, VALIDATION, Keystone, ask, log_in, login
+from ..experiments.judging import Change, chance, in_words
+from ..experiments.judging import changes as changes_table
 from ..lineups.lineup import memory_folder
-from ..lineups.uwsgi import Server
-from . import paired, token_servers
-from .paired import say
-from .token_servers import CANDIDATES, DATABASES, Servers, check
+from ..load import cloud_users
+from ..load.cloud_client import Client
+from ..load.cloud_round import (
+    LABELS,
+    LOGINS,
+    PHASES,
+    TIMES,
+    WHOLE,
+    Mix,
+    Round,
+    Settings,
+    digits,
+    samples,
+    seconds,
+    total,
+)
+from ..results import Cell, Record, Result, Table
+from .token_servers import CANDIDATES, DATABASES, Servers, check, database
 
 NAMES = ("keystone", "memcached", "keyfront")
-PHASES = ("logins", "first", "repeated", "re-scopes")
-AGAINST = "memcached"
-CLIENTS = 4
-REPEATED = 3
-PASSWORD = "secret of a throw-away user"
-#: The cache's own ``ttl``, in seconds, as by default: other benchmarks measure nothing but hits.
-TTL = 30
-#: More of keystone.conf, for all.
+AGAINST, OURS = "memcached", "keyfront"
+_HASH_ROUNDS = 4
+#: The cache's own ttl, as it is by default: other benchmarks measure nothing but hits.
 EXTRA = f"""
 [identity]
-password_hash_rounds = 4
+password_hash_rounds = {_HASH_ROUNDS}
 [keyfront_token_cache]
-ttl = {TTL}
+ttl = 30
 """
 
-
-@dataclass(frozen=True)
-class Phase:
-    """A phase of one candidate in one round."""
-
-    #: How many requests.
-    count: int
-    #: In how many seconds.
-    seconds: float
-    #: And how many of the server's CPU.
-    cpu: float
-
-    def __add__(self, other: Phase) -> Phase:
-        return Phase(
-            self.count + other.count, self.seconds + other.seconds, self.cpu + other.cpu
-        )
-
-
-#: Of one candidate in one round, by phase.
-Sample = dict[str, Phase]
-
-
-class Cloud:
-    """Users and services of a Keystone.
-
-    :param url: the URL of the server by which they are made
-    :param keystone: the Keystone whose users they are
-    :param users: how many
-    :param services: how many, each with a token of its own
-    :raises ServerError: one cannot be made
-    """
-
-    def __init__(self, url: str, keystone: Keystone, *, users: int, services: int) -> None:
-        self.users = [f"user{number}" for number in range(users)]
-        self.services = [f"service{number}" for number in range(services)]
-        admin = keystone.token(url)
-        roles = {r["name"]: r["id"] for r in ask(url, "GET", "/v3/roles", admin)["roles"]}
-        projects = {}
-        for name in ("one", "other", "services"):
-            made = ask(url, "POST", PROJECTS, admin, {"project": {"name": name}})
-            projects[name] = made["project"]["id"]
-        self._other = projects["other"]
-        for name in [*self.users, *self.services]:
-            user = {"user": {"name": name, "password": PASSWORD}}
-            made = ask(url, "POST", "/v3/users", admin, user)["user"]["id"]
-            in_cloud = name in self.users
-            role = roles["member" if in_cloud else "admin"]
-            for project in ("one", "other") if in_cloud else ("services",):
-                ask(url, "PUT", f"{PROJECTS}/{projects[project]}/users/{made}/roles/{role}", admin)
-        # The first login of a day writes, and of two at once stock Keystone on SQLite refuses one.
-        for name in [*self.users, *self.services]:
-            log_in(url, self._login(name))
-
-    def _login(self, name: str) -> dict[str, Any]:
-        return login(name, PASSWORD, "one" if name in self.users else "services")
-
-    def ask_everything(self, server: Server) -> Sample:
-        """Go through the mix once.
-
-        :param server: that is asked
-        :raises ServerError: something was not answered as it should
-        """
-        url = server.url
-        callers = [log_in(url, self._login(name)) for name in self.services]
-        with ThreadPoolExecutor(CLIENTS) as pool:
-
-            def timed(deed: Callable[..., Any], asked: Sequence[Any]) -> tuple[list[Any], Phase]:
-                cpu, begun = server.cpu(), time.monotonic()
-                found = list(pool.map(lambda values: deed(*values), asked))
-                took = time.monotonic() - begun
-                return found, Phase(len(asked), took, server.cpu() - cpu)
-
-            def validate(caller: str, token: str) -> None:
-                found = ask(url, "GET", VALIDATION, caller, subject=token)
-                if not found["token"]["roles"]:
-                    raise ServerError("a token without roles")
-
-            def rescope(token: str) -> str:
-                identity = {"methods": ["token"], "token": {"id": token}}
-                scope = {"project": {"id": self._other}}
-                return log_in(url, {"auth": {"identity": identity, "scope": scope}})
-
-            logins = [(url, self._login(name)) for name in self.users]
-            tokens, login_phase = timed(log_in, logins)
-            pairs = [(caller, token) for token in tokens for caller in callers]
-            _, first_phase = timed(validate, pairs)
-            _, repeated_phase = timed(validate, pairs * REPEATED)
-            others, rescope_phase = timed(rescope, [(token,) for token in tokens])
-            again = [(caller, token) for token in others for caller in callers]
-            _, again_phase = timed(validate, again)
-        return {
-            "logins": login_phase,
-            "first": first_phase + again_phase,
-            "repeated": repeated_phase,
-            "re-scopes": rescope_phase,
-        }
+#: Of each candidate all rounds that count.
+Rounds = Mapping[str, Sequence[Round]]
 
 
 @contextmanager
@@ -232,163 +138,225 @@ def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
         raise ServerError(f"the database was not changed: {failed[0]}")
 
 
-def measure(
-    rounds: int,
-    users: int,
-    services: int,
-    changes: float = 0,
-    *,
-    database: str = DATABASES[0],
-    delay: float = 0,
-    names: Sequence[str] = NAMES,
-) -> dict[str, list[Sample]]:
-    """Go through the mix with each candidate in each round, after one that is not counted.
+@dataclass(frozen=True, kw_only=True)
+class Servings:
+    """How the servers are that stand side by side.
 
     :param changes: how many a second there are of what is not asked for
     :param database: one of ``DATABASES``
-    :param delay: seconds that each round trip to it takes, besides its own
-    :param names: the candidates; ``AGAINST`` among them
+    :param delay: milliseconds that each round trip to it takes, besides its own
+    :param stock: whether stock Keystone without memcached is among them
+    """
+
+    changes: float = 0
+    database: str = DATABASES[0]
+    delay: float = 0
+    stock: bool = True
+
+
+def measure(
+    settings: Settings,
+    servings: Servings,
+    say: Callable[[str], None],
+    progress: Callable[[str, int, int], None],
+) -> Rounds:
+    """Go through the mix with each candidate in each round, after one that is not counted.
+
+    :param say: takes a line of progress
+    :param progress: as :class:`Mix` takes it
     :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed
     :raises ServerError: a server did not start or does not answer as it should
     """
     check()
-    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    names = NAMES if servings.stock else NAMES[1:]
+    found: dict[str, list[Round]] = {name: [] for name in names}
     with (
         tempfile.TemporaryDirectory(prefix="cloud-mix-") as folder,
         tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=memory_folder()) as shared,
         tempfile.TemporaryDirectory(prefix="cloud-mix-") as data,
-        token_servers.database(database, Path(data), delay=delay) as database_url,
+        database(servings.database, Path(data), delay=servings.delay / 1000) as url,
+        ExitStack() as stack,
     ):
-        servers = Servers(Path(folder), Path(shared), extra=EXTRA, url=database_url)
+        servers = Servers(Path(folder), Path(shared), extra=EXTRA, url=url)
         say("a Keystone and its servers start")
-        with servers.running(names):
-            say(f"{users} users and {services} services are made")
-            cloud = Cloud(
-                servers[AGAINST].url, servers.keystone, users=users, services=services
+        stack.enter_context(servers.running(names))
+        admin = servers.keystone.login()["auth"]
+
+        def client(name: str) -> Client:
+            made = Client(Credentials(f"{servers[name].url}/v3", admin), timeout=settings.timeout)
+            stack.callback(made.close)
+            return made
+
+        say(f"{settings.users} users and {settings.services} services are made")
+        # The folder goes with all that is in it, so nothing has to be removed from it.
+        population = cloud_users.Domain(client(names[0])).make(settings.users, settings.services)
+        mixes = {
+            name: Mix(
+                client(name),
+                population,
+                clients=settings.clients,
+                cpu=servers[name].cpu,
+                progress=progress,
             )
-            for number in range(rounds + 1):
-                took = []
-                for name in reversed(names) if number % 2 else names:
-                    with changed(servers.database_url(name), changes):
-                        sample = cloud.ask_everything(servers[name])
-                    if number:
-                        samples[name].append(sample)
-                    took.append(f"{name} {whole(sample):.1f} s")
-                what = f"round {number} of {rounds}" if number else "caches are filled"
-                say(f"{what}: {', '.join(took)}")
-    return samples
+            for name in names
+        }
+        for mix in mixes.values():
+            mix.prepare()
+        for number in range(settings.rounds + 1):
+            took = []
+            for name in reversed(names) if number % 2 else names:
+                with changed(servers.database_url(name), servings.changes):
+                    one = mixes[name].ask()
+                if number:
+                    found[name].append(one)
+                took.append(f"{name} {seconds(one):.1f} s")
+            what = f"round {number} of {settings.rounds}" if number else "caches are filled"
+            say(f"{what}: {', '.join(took)}")
+    return found
 
 
-def whole(sample: Sample) -> float:
-    """Return how many seconds the mix took."""
-    return sum(phase.seconds for phase in sample.values())
+def hash_milliseconds() -> float:
+    """Return what the hash of a password takes here, of those that are made for the mix."""
+    import bcrypt
+
+    salt, took = bcrypt.gensalt(_HASH_ROUNDS), []
+    for _ in range(20):
+        begun = time.process_time()
+        bcrypt.hashpw(b"a password of a usual length", salt)
+        took.append(time.process_time() - begun)
+    return 1000 * statistics.median(took)
 
 
-def rate(sample: Sample, phase: str) -> float:
-    """Return the requests a second of a phase."""
-    return sample[phase].count / sample[phase].seconds
+def _times(found: Rounds, name: str, value: Callable[[Round], float]) -> list[float]:
+    """Return a figure of a candidate as a multiple of that of stock Keystone with memcached."""
+    pairs = zip(found[name], found[AGAINST], strict=True)
+    return [value(one) / value(other) if value(other) else 0.0 for one, other in pairs]
 
 
-def cpu(samples: Sequence[Sample], phase: str | None = None) -> float:
-    """Return the milliseconds of CPU of a request of a phase, or of the whole mix."""
-    of = [sample[name] for sample in samples for name in ((phase,) if phase else PHASES)]
-    return 1000 * sum(one.cpu for one in of) / sum(one.count for one in of)
+def _cell(value: str, times: Sequence[float]) -> str:
+    return f"{value} ({statistics.median(times):.2g})"
 
 
-def table(samples: dict[str, list[Sample]]) -> str:
-    """Return the result as two tables of documents."""
-    lines = [
-        f"| | {' | '.join(f'{phase}/s' for phase in PHASES)} | whole |",
-        "|---|" + "---:|" * (len(PHASES) + 1),
-    ]
-    for name, own in samples.items():
-        cells = []
+def rates(found: Rounds) -> Table:
+    """Return requests a second, and how many times those of stock Keystone with memcached."""
+    rows: list[list[Cell]] = []
+    for name, rounds in found.items():
+        row: list[Cell] = [CANDIDATES[name].label]
         for phase in PHASES:
-            middle = statistics.median(rate(sample, phase) for sample in own)
-            times = statistics.median(
-                rate(sample, phase) / rate(other, phase)
-                for sample, other in zip(own, samples[AGAINST], strict=True)
+            middle = statistics.median(one[phase].rate for one in rounds)
+            times = _times(found, name, lambda one, phase=phase: one[phase].rate)  # type: ignore[misc]
+            row.append(_cell(f"{middle:.0f}", times))
+        times = _times(found, name, lambda one: 1 / seconds(one))
+        row.append(_cell(f"{statistics.median(map(seconds, rounds)):.1f} s", times))
+        rows.append(row)
+    return Table(
+        name="rates",
+        columns=["a second", *PHASES, "whole mix"],
+        rows=rows,
+        caption="In brackets: times Keystone + memcached, the median of the rounds.",
+    )
+
+
+def cpu(found: Rounds, hash_ms: float) -> Table:
+    """Return the CPU time of a request, of logins without the hash of the password as well."""
+    rows: list[list[Cell]] = []
+    for name, rounds in found.items():
+        taken = {phase: one.cpu_milliseconds for phase, one in total(rounds).items()}
+        login = taken.pop(LOGINS) or 0.0
+        without = max(login - hash_ms, 0.0)
+        row = [CANDIDATES[name].label, login, without, *taken.values()]
+        rows.append([row[0], *(digits(one) for one in row[1:])])  # type: ignore[arg-type]
+    return Table(
+        name="cpu",
+        columns=["CPU ms", LOGINS, "no hash", *PHASES[1:], WHOLE],
+        rows=rows,
+        caption=f"Of uWSGI, for a request. The hash takes {hash_ms:.2g} ms by itself, with "
+        f"password_hash_rounds = {_HASH_ROUNDS}; Keystone's default of 12 takes 256 times that.",
+    )
+
+
+def latencies(found: Rounds) -> Table:
+    """Return within how many milliseconds answers came."""
+    rows: list[list[Cell]] = []
+    for name, rounds in found.items():
+        everything = total(rounds)
+        parts = ((0.50, "p50"), (0.99, "p99"))
+        for part, label in parts:
+            values = [digits(everything[phase].milliseconds(part)) for phase in PHASES]
+            rows.append([f"{CANDIDATES[name].label}, {label}", *values])
+        failed = [everything[phase].failures.total() for phase in PHASES]
+        if any(failed):
+            rows.append([f"{CANDIDATES[name].label}, failed", *failed])
+    return Table(name="latencies", columns=["ms", *PHASES], rows=rows)
+
+
+def what_changes(found: Rounds, *, quick: bool, quiet: bool) -> list[Table]:
+    """Return what keyfront changes, as the report begins with it.
+
+    :param quick: true if the rounds are few
+    :param quiet: true if nobody else used the machine
+    """
+    factor = chance(quick=quick, quiet=quiet)
+    changes = []
+    for phase in PHASES:
+        values = {
+            name: statistics.median(one[phase].rate for one in rounds)
+            for name, rounds in found.items()
+        }
+        stock = max((name for name in found if name != OURS), key=lambda name: values[name])
+        ours = zip(found[OURS], found[stock], strict=True)
+        changes.append(
+            Change(
+                what=f"The mix of a cloud: {LABELS[phase]}",
+                stock=values[stock],
+                stock_name=CANDIDATES[stock].label,
+                keyfront=values[OURS],
+                unit="a second",
+                pairs=[one[phase].rate / other[phase].rate for one, other in ours],
+                chance=factor,
             )
-            cells.append(f"{middle:.0f} ({times:.2g} times)")
-        times = statistics.median(
-            whole(other) / whole(sample)
-            for sample, other in zip(own, samples[AGAINST], strict=True)
         )
-        seconds = statistics.median(map(whole, own))
-        cells.append(f"{seconds:.1f} s ({times:.2g} times as fast)")
-        lines.append(f"| {CANDIDATES[name].label} | {' | '.join(cells)} |")
-    lines += ["", f"| CPU of a request | {' | '.join(PHASES)} | whole |"]
-    lines.append("|---|" + "---:|" * (len(PHASES) + 1))
-    for name, own in samples.items():
-        cells = []
-        for one in (*PHASES, None):
-            took, other = cpu(own, one), cpu(samples[AGAINST], one)
-            # What is too little for the clock is nothing.
-            cells.append(f"{took:.2f} ms ({took / other:.2g})" if other else f"{took:.2f} ms")
-        lines.append(f"| {CANDIDATES[name].label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return [changes_table(changes, factor), in_words(changes)]
 
 
-def add_world(parser: ArgumentParser) -> None:
-    """Add the options of what is around the servers."""
-    parser.add_argument(
-        "--changes", type=float, default=0, help="changes of other things a second (default 0)"
-    )
-    parser.add_argument(
-        "--database", choices=DATABASES, default=DATABASES[0], help="default %(default)s"
-    )
-    parser.add_argument(
-        "--database-delay",
-        type=float,
-        default=0,
-        metavar="MS",
-        help="more milliseconds for each round trip to it (MariaDB; default 0)",
-    )
+def compare(
+    settings: Settings,
+    servings: Servings,
+    *,
+    name: str,
+    say: Callable[[str], None],
+    progress: Callable[[str, int, int], None],
+) -> tuple[Result, bool]:
+    """Measure all candidates.
 
-
-def check_world(parser: ArgumentParser, given: Namespace) -> None:
-    """End with an error if these options make no sense."""
-    if not 0 <= given.changes <= 1000:
-        parser.error(f"--changes {given.changes:g} is not between 0 and 1000")
-    if not 0 <= given.database_delay <= 1000:
-        parser.error(f"--database-delay {given.database_delay:g} is not between 0 and 1000")
-    if given.database_delay and given.database == "sqlite":
-        parser.error("--database-delay needs --database mariadb: SQLite is asked without a network")
+    :param name: of the result
+    :returns: the result, and whether a request failed
+    :raises KeyfrontError: it cannot be measured
+    """
+    with Record(
+        "comparison",
+        name,
+        title="What a cloud asks of Keystone: stock, with memcached, and keyfront",
+        conditions={**asdict(settings), "repeated": TIMES, **asdict(servings)},
+        distributions=("keystone", "uWSGI", "pyuwsgi", "pymemcache", "SQLAlchemy"),
+        programs=("memcached", *(["mariadbd"] if servings.database == "mariadb" else [])),
+    ) as record:
+        found = measure(settings, servings, say, progress)
+    for candidate, rounds in found.items():
+        record.samples += samples(rounds, candidate=candidate)
+    record.tables += [rates(found), cpu(found, hash_milliseconds()), latencies(found)]
+    quiet = bool(record.result().others["quiet"])
+    record.tables += what_changes(found, quick=settings.rounds < 3, quiet=quiet)
+    failed = any(total(rounds)[WHOLE].failures for rounds in found.values())
+    return record.result(), failed
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print the table; 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
-    for option, default, text in (
-        ("--rounds", 3, "besides the first"),
-        ("--users", 10, "who log in"),
-        ("--services", 5, "that validate each token"),
-    ):
-        parser.add_argument(
-            option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
-        )
-    parser.add_argument(
-        "--without-stock",
-        action="store_true",
-        help=f"leave out stock Keystone without memcached, so that a round takes less than {TTL} s",
-    )
-    add_world(parser)
-    given = parser.parse_args(arguments)
-    check_world(parser, given)
-    paired.ends_in_order()
-    return paired.finish(
-        "cloud_mix",
-        lambda: measure(
-            given.rounds,
-            given.users,
-            given.services,
-            given.changes,
-            database=given.database,
-            delay=given.database_delay / 1000,
-            names=NAMES[1:] if given.without_stock else NAMES,
-        ),
-        table,
-    )
+    """Run ``keyfront bench cloud --side-by-side``."""
+    from keyfront.cli import main as cli
+
+    given = sys.argv[1:] if arguments is None else arguments
+    return cli.main(["bench", "cloud", "--side-by-side", *given])
 
 
 if __name__ == "__main__":

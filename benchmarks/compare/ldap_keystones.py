@@ -1,4 +1,5 @@
-"""The Keystones that ``ldap_logins`` compares: one process each, which differ only in the driver.
+"""The Keystones that ``ldap_logins`` compares: one process each, which differ in the driver, and in
+one case in all that keyfront does for Keystone besides.
 
 All of them have the same users in the same directory, as a domain with a driver of its own, and
 Keystone's own users (the administrator, and one for comparison) in SQL. Each has a copy of one
@@ -33,7 +34,7 @@ STOP_PATIENCE = 10
 
 _KEYSTONE = """\
 [database]
-connection = sqlite:///{database}
+connection = sqlite:///{database}{plugin}
 
 [identity]
 domain_specific_drivers_enabled = true
@@ -80,18 +81,24 @@ class Candidate:
     :param driver: ``[identity] driver`` of the domain
     :param pool: ``[ldap] use_pool`` and ``use_auth_pool``
     :param gevent: true if the process is patched by gevent
+    :param pipeline: true if it is served as keyfront does it, by its entrypoint, with its word in
+        the database's URL and Keystone's own caches as they come; else by stock Keystone's own
     """
 
     label: str
     driver: str | None = "ldap"
     pool: bool = True
     gevent: bool = False
+    pipeline: bool = False
 
 
 CANDIDATES = {
     "unpooled": Candidate(label="stock driver, no pool", pool=False),
     "ldappool": Candidate(label="stock driver, ldappool"),
     "keyfront": Candidate(label="keyfront_ldap", driver="keyfront_ldap"),
+    "keyfront whole": Candidate(
+        label="keyfront_ldap and its pipeline", driver="keyfront_ldap", pipeline=True
+    ),
     "unpooled gevent": Candidate(label="stock driver, no pool", pool=False, gevent=True),
     "ldappool gevent": Candidate(label="stock driver, ldappool", gevent=True),
     "keyfront gevent": Candidate(label="keyfront_ldap", driver="keyfront_ldap", gevent=True),
@@ -230,17 +237,23 @@ class Keystones:
             )
         values = {
             "database": database,
+            "plugin": "?plugin=keyfront" if candidate.pipeline else "",
             "domains": domains,
             "rounds": _CHEAPEST,
             "shared": folder / "tokens",
         }
         log = folder / "worker.log"
-        text = _KEYSTONE.format(**_escaped(values)) + CACHES[self.cache]
+        text = _KEYSTONE.format(**_escaped(values))
+        text += CACHES["request" if candidate.pipeline else self.cache]
         environment = {**os.environ, **self.keystone.configured(folder, text)}
         command = [sys.executable, "-m", f"{__package__}.ldap_worker"]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command + (["--gevent"] if candidate.gevent else []),
+                [
+                    *command,
+                    *(["--gevent"] if candidate.gevent else []),
+                    *(["--pipeline"] if candidate.pipeline else []),
+                ],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

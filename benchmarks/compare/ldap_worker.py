@@ -1,11 +1,12 @@
 """The process that a Keystone of the LDAP benchmarks runs in: it asks itself for tokens.
 
     OS_KEYSTONE_CONFIG_FILES=... python -m keyfront.benchmarks.compare.ldap_worker [--gevent]
+        [--pipeline]
 
-There is no web server: requests are made of the WSGI application (stock Keystone's own entry), so
-that what is timed is Keystone and its driver. It takes and gives JSON, one object a line: see
-``ldap_keystones``, which starts it. With ``--gevent`` the process is patched, and requests that are
-made at once each have a greenlet.
+There is no web server: requests are made of the WSGI application (stock Keystone's own entry; with
+``--pipeline`` keyfront's), so that what is timed is Keystone and its driver. It takes and gives
+JSON, one object a line: see ``ldap_keystones``, which starts it. With ``--gevent`` the process is
+patched, and requests that are made at once each have a greenlet.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Load Keystone and serve standard input."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--gevent", action="store_true", help="patch the process first")
+    parser.add_argument("--pipeline", action="store_true", help="as keyfront serves it")
     options = parser.parse_args(arguments)
     if options.gevent:
         from gevent import monkey
@@ -159,7 +161,9 @@ def main(arguments: list[str] | None = None) -> int:
     # whatever it prints is no answer
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    application = importlib.import_module("keystone.wsgi.api").application
+    application = importlib.import_module(
+        "keyfront.gateway.wsgi" if options.pipeline else "keystone.wsgi.api"
+    ).application
     answers.write("{}\n")
     answers.flush()
     serve(application, sys.stdin, answers)

@@ -27,13 +27,20 @@ import statistics
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+
+from keyfront.cli.credentials import Credentials
 
 from ..lineups.keystone import PROJECTS, ask
 from ..lineups.lineup import memory_folder
+from ..load import cloud_users
+from ..load.cloud_client import Client
+from ..load.cloud_round import Settings
 from . import cloud_mix, paired, token_servers
-from .cloud_mix import AGAINST, CLIENTS, Cloud, changed
+from .cloud_mix import AGAINST, changed
 from .paired import say
 from .token_servers import CANDIDATES, DATABASES, Servers, check
 
@@ -54,7 +61,7 @@ def ask_everything(url: str, token: str, users: list[str], requests: int) -> Sam
     :raises ServerError: something was not answered as it should
     """
     found = {}
-    with ThreadPoolExecutor(CLIENTS) as pool:
+    with ThreadPoolExecutor(Settings().clients) as pool:
         for path in PATHS:
             one = itertools.cycle(users)
             paths = [path.format(id=next(one)) for _ in range(requests)]
@@ -96,7 +103,9 @@ def measure(
         with servers.running(NAMES):
             say(f"{users} users are made")
             stock = servers[AGAINST].url
-            Cloud(stock, servers.keystone, users=users, services=0)
+            admin = Credentials(f"{stock}/v3", servers.keystone.login()["auth"])
+            with closing(Client(admin, timeout=Settings().timeout)) as client:
+                cloud_users.Domain(client).make(users, 1)
             token = servers.keystone.token(stock)
             found = [user["id"] for user in ask(stock, "GET", "/v3/users", token)["users"]]
             for number in range(rounds + 1):
@@ -125,6 +134,33 @@ def table(samples: dict[str, list[Sample]]) -> str:
     return "\n".join(lines)
 
 
+def _add_world(parser: ArgumentParser) -> None:
+    """Add the options of what is around the servers."""
+    parser.add_argument(
+        "--changes", type=float, default=0, help="changes of other things a second (default 0)"
+    )
+    parser.add_argument(
+        "--database", choices=DATABASES, default=DATABASES[0], help="default %(default)s"
+    )
+    parser.add_argument(
+        "--database-delay",
+        type=float,
+        default=0,
+        metavar="MS",
+        help="more milliseconds for each round trip to it (MariaDB; default 0)",
+    )
+
+
+def _check_world(parser: ArgumentParser, given: Namespace) -> None:
+    """End with an error if these options make no sense."""
+    if not 0 <= given.changes <= 1000:
+        parser.error(f"--changes {given.changes:g} is not between 0 and 1000")
+    if not 0 <= given.database_delay <= 1000:
+        parser.error(f"--database-delay {given.database_delay:g} is not between 0 and 1000")
+    if given.database_delay and given.database == "sqlite":
+        parser.error("--database-delay needs --database mariadb: SQLite is asked without a network")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 2 if it cannot be measured."""
     parser = paired.parser(__doc__)
@@ -136,9 +172,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(
             option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
         )
-    cloud_mix.add_world(parser)
+    _add_world(parser)
     given = parser.parse_args(arguments)
-    cloud_mix.check_world(parser, given)
+    _check_world(parser, given)
     paired.ends_in_order()
     return paired.finish(
         "listings",

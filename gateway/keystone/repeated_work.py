@@ -177,17 +177,28 @@ def know_who_is_active(identity: Any, shadow_users: Any) -> None:
     :param shadow_users: the class of that for what it keeps of all users
     """
     check, write = identity._check_password, shadow_users.set_last_active_at
+    read = shadow_users._get_user
     if hasattr(write, "keyfront"):
         return
 
-    @functools.wraps(check)
-    def _check_password(self: Any, password: Any, user_ref: Any) -> Any:
+    def note(user_ref: Any) -> None:
         request = current.get()
         if request is not None:
             # As it was read: nothing is loaded for it.
             known = vars(user_ref)
             request.last_active = known.get("id"), known.get("last_active_at")
+
+    @functools.wraps(check)
+    def _check_password(self: Any, password: Any, user_ref: Any) -> Any:
+        note(user_ref)
         return check(self, password, user_ref)
+
+    # Of a user of a directory no password is compared here, but his row is read.
+    @functools.wraps(read)
+    def _get_user(self: Any, session: Any, user_id: str) -> Any:
+        user_ref = read(self, session, user_id)
+        note(user_ref)
+        return user_ref
 
     @functools.wraps(write)
     def set_last_active_at(self: Any, user_id: str) -> None:
@@ -200,6 +211,7 @@ def know_who_is_active(identity: Any, shadow_users: Any) -> None:
 
     set_last_active_at.keyfront = True  # type: ignore[attr-defined]
     identity._check_password = _check_password
+    shadow_users._get_user = _get_user
     shadow_users.set_last_active_at = set_last_active_at
 
 

@@ -178,7 +178,7 @@ def _validation_cost(workload: Workload) -> float:
     """Return the CPU seconds of a validation, on average."""
     if not workload.token_cache:
         return costs.VALIDATION
-    return costs.CACHED_VALIDATION + costs.MISSES * costs.VALIDATION
+    return costs.CACHED_VALIDATION + workload.first_validations * costs.FIRST_VALIDATION
 
 
 def _capacity(numbers: Numbers, machine: Machine, workload: Workload) -> None:
@@ -191,8 +191,8 @@ def _capacity(numbers: Numbers, machine: Machine, workload: Workload) -> None:
         "More wait in the queue until they are refused",
     )
     how = (
-        f"{costs.CACHED_VALIDATION * 1000:g} ms cached, {costs.MISSES:.0%} at "
-        f"{costs.VALIDATION * 1000:g} ms" if workload.token_cache
+        f"{costs.CACHED_VALIDATION * 1000:g} ms cached, {100 * workload.first_validations:.4g}% at "
+        f"{costs.FIRST_VALIDATION * 1000:g} ms more" if workload.token_cache
         else f"{costs.VALIDATION * 1000:g} ms without the token cache"
     )
     numbers.put(

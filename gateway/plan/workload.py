@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from keyfront.common.machine import MIB
 from keyfront.errors import OptionError
 
+from .costs import FIRST_SHARE
+
 DEFAULT_LATENCY = 5.0
 MOST_PROCESSES = 4096
 MOST_THREADS = 256
+PERCENT = "a percentage, 0 to 100"
 _RATE = "a number per second, 0 to 1000000"
 _CONNECTIONS = "a whole number of connections, 1 to 1000000"
 
@@ -23,6 +26,7 @@ class Workload:
 
     :param logins: tokens issued per second; ``None`` if not known
     :param validations: tokens validated per second; ``None`` if not known
+    :param first_validations: the part of them that the token cache asks Keystone about, 0 to 1
     :param database_connections: the database's ``max_connections``; ``None`` sets no bound
     :param ldap_connections: connections the directory allows Keystone; ``None`` without LDAP
     :param memcached_connections: memcached's ``-c``; ``None`` sets no bound
@@ -36,6 +40,7 @@ class Workload:
 
     logins: float | None = None
     validations: float | None = None
+    first_validations: float = FIRST_SHARE
     database_connections: int | None = None
     ldap_connections: int | None = None
     memcached_connections: int | None = None
@@ -49,6 +54,9 @@ class Workload:
         for option, rate in (("--logins", self.logins), ("--validations", self.validations)):
             if rate is not None and not 0 <= rate <= 1e6:
                 raise OptionError(option, rate, _RATE)
+        if not 0 <= self.first_validations <= 1:
+            percent = f"{100 * self.first_validations:g}"
+            raise OptionError("--first-validations", percent, PERCENT)
         for option, limit in (
             ("--database-connections", self.database_connections),
             ("--ldap-connections", self.ldap_connections),

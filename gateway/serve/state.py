@@ -150,8 +150,7 @@ class State:
         """
         # nothing is written beside a folder that is not ours
         self._is_made()
-        name = f".{self.path.name}.lock"
-        lock = self.path.parent / name
+        lock = self._lock_file
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -174,6 +173,24 @@ class State:
             yield
         finally:
             os.close(descriptor)
+
+    def holder(self) -> int | None:
+        """Return the process of the ``keyfront serve`` that runs on the folder, if one does."""
+        lock = self._lock_file
+        try:
+            pid = int(lock.read_text(encoding="ascii"))
+            wanted = lock.stat()
+            for descriptor in os.scandir(f"/proc/{pid}/fd"):
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(descriptor.stat(), wanted):
+                        return pid
+        except (OSError, ValueError):
+            pass
+        return None
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.path.parent / f".{self.path.name}.lock"
 
     def _mark(self, *, complete: bool) -> None:
         content = {"keyfront": __version__, "format": FORMAT, "complete": complete}

@@ -33,6 +33,7 @@ class Action(NamedTuple):
 
 ACTIONS = {
     "micro": Action("micro.run_pytest", "measure single operations and judge them by their gates"),
+    "cloud": Action("load.cloud", "ask any Keystone what a cloud asks: logins, validations"),
     "sweep": Action("load.sweep", "throughput and failures against connections"),
     "replay": Action("load.replay", "send an access log to two targets at once"),
     "log": Action("load.synthetic", "write a synthetic access log with a realistic mix"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import ssl
 import time
@@ -14,10 +13,9 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from keyfront.errors import KeyfrontError, ServerError
-from keyfront.gateway.serve.state import State, default_path
 
-from .credentials import Credentials, login, of_cloud, of_environment
-from .parser import add_state_argument
+from .credentials import Credentials, of_arguments
+from .credentials import add_arguments as add_credentials
 
 #: Days before which the end of a certificate is warned of.
 _CERTIFICATE_DAYS = 14
@@ -37,10 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "openstack command or --os-cloud, any other. Ends with 0 if all is well, 1 if something "
         "is to be looked at, 2 if it does not work, as monitoring has it."
     )
-    add_state_argument(parser)
-    parser.add_argument(
-        "--os-cloud", metavar="NAME", help="a cloud of clouds.yaml (default: OS_CLOUD, if set)"
-    )
+    add_credentials(parser)
     parser.add_argument(
         "--warn",
         type=_seconds,
@@ -75,7 +70,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     :raises KeyfrontError: it does not work, and the result is not to be JSON
     """
     try:
-        credentials = _credentials(arguments)
+        credentials = of_arguments(arguments)
         report = check(credentials, warn=arguments.warn, timeout=arguments.timeout)
     except KeyfrontError as error:
         if not arguments.json:
@@ -87,26 +82,6 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     else:
         report.write(out)
     return 1 if report.warnings else 0
-
-
-def _credentials(arguments: argparse.Namespace) -> Credentials:
-    """Return who asks which Keystone: what is named by an option counts first."""
-    if arguments.state is None:
-        cloud = arguments.os_cloud or os.environ.get("OS_CLOUD")
-        if cloud:
-            return of_cloud(cloud)
-        if os.environ.get("OS_AUTH_URL"):
-            return of_environment()
-    folder = State(arguments.state or default_path())
-    endpoint = folder.endpoint() if folder.check() else None
-    if endpoint is None:
-        raise ServerError(
-            f"{folder.path}: there is no Keystone here yet; run keyfront serve first, or set "
-            "OS_AUTH_URL, OS_USERNAME and so on for another one"
-        )
-    password = folder.password_file.read_text(encoding="utf-8").strip()
-    admin = {"username": "admin", "project_name": "admin", "password": password}
-    return Credentials(endpoint, login(admin, "{}"))
 
 
 @dataclass
@@ -222,13 +197,13 @@ class _Server:
     def __init__(self, credentials: Credentials, timeout: float, report: Report) -> None:
         self._credentials = credentials
         parts = urlsplit(credentials.url)
-        self._https = parts.scheme == "https"
         self._host = parts.hostname or ""
-        self._port = parts.port or (443 if self._https else 80)
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._path = f"{parts.path}/auth/tokens"
         self._timeout = timeout
         self._report = report
         self._connection = HTTPConnection(self._host, self._port, timeout=timeout)
+        self._context = credentials.tls()
 
     def connect(self) -> None:
         """Connect, and note how long it took and what the server's certificate is."""
@@ -237,25 +212,16 @@ class _Server:
             plain = socket.create_connection((self._host, self._port), self._timeout)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected = time.perf_counter()
-            self._connection.sock = self._encrypted(plain) if self._https else plain
+            tls = self._context
+            self._connection.sock = self._encrypted(plain, tls) if tls else plain
         except OSError as error:
             raise self._failed(error) from None
         taken = self._report.milliseconds
         taken.setdefault("connection", (connected - begun) * 1000)
-        if self._https:
+        if self._context:
             taken.setdefault("tls", (time.perf_counter() - connected) * 1000)
 
-    def _encrypted(self, plain: socket.socket) -> ssl.SSLSocket:
-        verify = self._credentials.verify
-        try:
-            context = ssl.create_default_context(cafile=self._credentials.certificates)
-        except OSError as error:
-            plain.close()
-            file = self._credentials.certificates
-            raise ServerError(f"{file}: {error.strerror or error}; it is OS_CACERT") from None
-        if not verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
+    def _encrypted(self, plain: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         found = context.wrap_socket(plain, server_hostname=self._host)
         self._report.tls = found.version() or ""
         certificate = found.getpeercert() or {}

@@ -1,19 +1,26 @@
 """Who asks a Keystone, and where it is: as the ``openstack`` command is told.
 
 By ``OS_*`` variables, or by a cloud of ``clouds.yaml``, which openstacksdk reads with its profiles
-and ``secure.yaml``.
+and ``secure.yaml``; or it is the Keystone of ``keyfront serve``.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from keyfront.errors import MissingPartError, OptionError
+from keyfront.errors import MissingPartError, OptionError, ServerError
+
+from .parser import add_state_argument
+
+if TYPE_CHECKING:
+    import ssl
 
 
 @dataclass(frozen=True)
@@ -28,9 +35,64 @@ class Credentials:
     certificates: str | None = None
     #: Whether the server's certificate is looked at.
     verify: bool = True
+    #: The state folder, if it is the Keystone of ``keyfront serve`` on this machine.
+    state: Path | None = None
 
     def __repr__(self) -> str:
         return f"<Credentials for {self.url}>"
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return how connections are encrypted; ``None`` if the URL says that they are not.
+
+        :raises ServerError: the file of certificates cannot be read
+        """
+        import ssl
+
+        if not self.url.startswith("https:"):
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.certificates)
+        except OSError as error:
+            said = f"{self.certificates}: {error.strerror or error}; it is OS_CACERT"
+            raise ServerError(said) from None
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that :func:`of_arguments` reads."""
+    add_state_argument(parser)
+    parser.add_argument(
+        "--os-cloud", metavar="NAME", help="a cloud of clouds.yaml (default: OS_CLOUD, if set)"
+    )
+
+
+def of_arguments(arguments: argparse.Namespace) -> Credentials:
+    """Return who asks which Keystone: what is named by an option counts first.
+
+    :raises OptionError: a variable or a cloud cannot be used
+    :raises ServerError: there is no Keystone of ``keyfront serve``, and no other one is named
+    """
+    if arguments.state is None:
+        cloud = arguments.os_cloud or os.environ.get("OS_CLOUD")
+        if cloud:
+            return of_cloud(cloud)
+        if os.environ.get("OS_AUTH_URL"):
+            return of_environment()
+    from keyfront.gateway.serve.state import State, default_path
+
+    folder = State(arguments.state or default_path())
+    endpoint = folder.endpoint() if folder.check() else None
+    if endpoint is None:
+        raise ServerError(
+            f"{folder.path}: there is no Keystone here yet; run keyfront serve first, or set "
+            "OS_AUTH_URL, OS_USERNAME and so on for another one"
+        )
+    password = folder.password_file.read_text(encoding="utf-8").strip()
+    admin = {"username": "admin", "project_name": "admin", "password": password}
+    return Credentials(endpoint, login(admin, "{}"), state=folder.path)
 
 
 def of_environment() -> Credentials:

@@ -10,11 +10,13 @@ from typing import TypeVar
 
 from keyfront.common.machine import MAX_MEMORY, MIN_MEMORY, Machine, read
 from keyfront.errors import OptionError
+from keyfront.gateway.plan.costs import FIRST_SHARE
 from keyfront.gateway.plan.workload import (
     DEFAULT_LATENCY,
     DEFAULT_PROFILE,
     MOST_PROCESSES,
     MOST_THREADS,
+    PERCENT,
     PROFILES,
     Profile,
     Workload,
@@ -28,6 +30,12 @@ _OPTIONS = (
     ("--memory", "SIZE", "memory to plan for, e.g. 512M, 4G (default: this machine's)"),
     ("--logins", "RATE", "tokens issued per second, on all nodes together"),
     ("--validations", "RATE", "tokens validated per second, on all nodes together"),
+    (
+        "--first-validations",
+        "PERCENT",
+        "of them that the token cache asks Keystone about, 0 to 100 (default: "
+        f"{100 * FIRST_SHARE:g}; 100 - hit ratio of keyfront tokens stats)",
+    ),
     ("--database-connections", "N", "max_connections of the database"),
     ("--ldap-connections", "N", "connections that the directory allows Keystone"),
     ("--memcached-connections", "N", "connections that memcached allows (its -c)"),
@@ -82,9 +90,11 @@ def workload(arguments: argparse.Namespace) -> Workload:
     connections = "a whole number of connections, 1 to 1000000"
     seconds = "a number of seconds, 0.1 to 300"
     nodes, latency = arguments.nodes, arguments.latency
+    first = _optional(_number, "--first-validations", arguments.first_validations, PERCENT)
     return Workload(
         logins=_optional(_number, "--logins", arguments.logins, rate),
         validations=_optional(_number, "--validations", arguments.validations, rate),
+        first_validations=FIRST_SHARE if first is None else first / 100,
         database_connections=_optional(
             _whole, "--database-connections", arguments.database_connections, connections
         ),

@@ -1,8 +1,9 @@
-"""The table of the cloud's mix."""
+"""The tables of the cloud's mix side by side, and what changes meanwhile."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,36 +13,61 @@ pytest.importorskip("sqlalchemy")
 
 import sqlalchemy as sa
 
+from keyfront.benchmarks import results
 from keyfront.benchmarks.compare import cloud_mix
-from keyfront.benchmarks.compare.cloud_mix import NAMES, PHASES, Phase, Sample
+from keyfront.benchmarks.compare.cloud_mix import NAMES
+from keyfront.benchmarks.load.cloud_round import PHASES, Phase, Round
+from keyfront.benchmarks.results import Table
 from keyfront.errors import ServerError
 
 
-def sample(seconds: float) -> Sample:
-    return dict.fromkeys(PHASES, Phase(100, seconds, seconds / 2))
+def one(seconds: float) -> Round:
+    answers = Counter({round(1e6 * seconds / 100): 100})
+    return dict.fromkeys(PHASES, Phase(answers, Counter(), seconds, seconds / 2))
+
+
+FOUND = {
+    "keystone": [one(10), one(20), one(40)],
+    "memcached": [one(1), one(4), one(2)],
+    "keyfront": [one(0.5), one(1), one(1)],
+}
+
+
+def lines(table: Table) -> list[list[str]]:
+    return [[str(cell) for cell in row] for row in table.rows]
 
 
 def test_rates_and_ratios_are_medians_round_by_round() -> None:
-    samples = {
-        "keystone": [sample(10), sample(20), sample(40)],
-        "memcached": [sample(1), sample(4), sample(2)],
-        "keyfront": [sample(0.5), sample(1), sample(1)],
-    }
-    assert tuple(samples) == NAMES
-    rates, _, times = cloud_mix.table(samples).partition("\n\n")
-    head, _, *lines = rates.split("\n")
-    assert head == "| | logins/s | first/s | repeated/s | re-scopes/s | whole |"
-    assert lines[0].startswith("| Keystone | 5 (0.1 times) | 5 (0.1 times) | ")
-    assert lines[0].endswith("| 80.0 s (0.1 times as fast) |")
-    assert lines[1].endswith("| 8.0 s (1 times as fast) |")
-    assert lines[2].endswith("| 4.0 s (2 times as fast) |")
-    assert lines[2].startswith("| Keystone + keyfront | 100 (2 times) |")
+    assert tuple(FOUND) == NAMES
+    stock, memcached, ours = lines(cloud_mix.rates(FOUND))
+    assert (stock[1], stock[-1]) == ("5 (0.1)", "80.0 s (0.1)")
+    assert memcached[-1] == "8.0 s (1)"
+    assert ours == ["Keystone + keyfront", *["100 (2)"] * 4, "4.0 s (2)"]
 
-    head, _, *lines = times.split("\n")
-    assert head == "| CPU of a request | logins | first | repeated | re-scopes | whole |"
-    assert lines[1].startswith("| Keystone + memcached | 11.67 ms (1) | ")
-    assert lines[2].startswith("| Keystone + keyfront | 4.17 ms (0.36) | ")
-    assert lines[2].endswith("| 4.17 ms (0.36) |")
+
+def test_cpu_is_of_all_rounds_and_without_the_hash() -> None:
+    _, memcached, ours = lines(cloud_mix.cpu(FOUND, 1.0))
+    assert memcached[1:4] == ["11.7", "10.7", "11.7"]
+    assert ours[1:] == ["4.17", "3.17", *["4.17"] * 4]
+
+
+def test_latencies_are_of_all_rounds() -> None:
+    _, _, p50, p99, *_ = lines(cloud_mix.latencies(FOUND))
+    assert (p50[:2], p99[:2]) == (
+        ["Keystone + memcached, p50", "20.0"],
+        ["Keystone + memcached, p99", "40.0"],
+    )
+
+
+def test_what_fits_80_columns() -> None:
+    for table in (cloud_mix.rates(FOUND), cloud_mix.cpu(FOUND, 1.0), cloud_mix.latencies(FOUND)):
+        assert max(map(len, results.plain(table).splitlines())) <= 80
+
+
+def test_what_keyfront_changes() -> None:
+    changes, words = cloud_mix.what_changes(FOUND, quick=False, quiet=True)
+    assert [row[0] for row in changes.rows] == [row[0] for row in words.rows]
+    assert changes.rows[0][-2:] == [2.0, "better"]
 
 
 @pytest.fixture
@@ -87,21 +113,3 @@ def test_what_could_not_be_changed_is_said(database: sa.Engine) -> None:
         cloud_mix.changed(str(database.url), 1000) as thread,
     ):
         thread.join(60)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--database", "oracle"], "invalid choice: 'oracle'"),
-        (["--database-delay", "1"], "needs --database mariadb"),
-        (["--database", "mariadb", "--database-delay", "-1"], "not between 0 and 1000"),
-        (["--changes", "1e6"], "not between 0 and 1000"),
-    ],
-)
-def test_options_that_make_no_sense(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cloud_mix.main(arguments)
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err

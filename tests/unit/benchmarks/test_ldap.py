@@ -56,12 +56,16 @@ def test_every_goal_is_of_cases_that_are_measured_and_shown() -> None:
 def test_goals_are_judged_by_the_rounds(samples: dict[str, list[Sample]]) -> None:
     assert set(ldap_logins.judge(samples)) == {*LDAP_GOALS, ONE_BIND}
     assert set(ldap_logins.judge(samples).values()) == {MET}
-    samples["keyfront, one, 10 ms"] = [sample(0.21), sample(0.22)]
+    samples["keyfront whole, one, 10 ms"] = [sample(0.21), sample(0.22)]
     samples["keyfront, many, 1 ms"] = [sample(0.49), sample(0.6)]
-    verdicts = {goal.first: found for goal, found in ldap_logins.judge(samples).items()}
-    assert verdicts["keyfront, one, 10 ms"] == MISSED
-    assert verdicts["keyfront, many, 1 ms"] == UNCLEAR
-    assert verdicts["keyfront, many, 0 ms"] == MET
+    verdicts = {
+        (goal.first, goal.second.split(",")[0]): found
+        for goal, found in ldap_logins.judge(samples).items()
+    }
+    assert verdicts["keyfront whole, one, 10 ms", "unpooled"] == MISSED
+    assert verdicts["keyfront whole, one, 10 ms", "ldappool"] == MET
+    assert verdicts["keyfront, many, 1 ms", "ldappool"] == UNCLEAR
+    assert verdicts["keyfront, many, 0 ms", "ldappool"] == MET
 
 
 def test_one_login_with_another_number_of_binds_is_enough(
@@ -79,7 +83,8 @@ def test_one_login_with_another_number_of_binds_is_enough(
 def test_what_was_not_measured_is_not_judged(samples: dict[str, list[Sample]]) -> None:
     few = {name: each for name, each in samples.items() if ", 10 ms" in name}
     assert {goal.first for goal in ldap_logins.judge(few)} == {
-        "keyfront, one, 10 ms",
+        "keyfront whole, one, 10 ms",
+        "keyfront whole, many, 10 ms",
         "keyfront, many, 10 ms",
         "keyfront",
     }

@@ -71,7 +71,9 @@ def filled(template: str, **values: object) -> str:
 
 def uwsgi(**values: object) -> dict[str, str]:
     parser = configparser.ConfigParser(strict=True, interpolation=None, delimiters=("=",))
-    parser.read_string(filled("serve/uwsgi/keyfront.ini.j2", **values))
+    # Of hooks there may be several; anything else is there once.
+    lines = filled("serve/uwsgi/keyfront.ini.j2", **values).splitlines()
+    parser.read_string("\n".join(line for line in lines if not line.startswith("hook-")))
     assert parser.sections() == ["uwsgi"]
     return dict(parser["uwsgi"])
 

@@ -99,12 +99,19 @@ class Users:
             def set_last_active_at(self, user_id: str) -> None:
                 self.written.append(user_id)
 
+            def _get_user(self, session: Any, user_id: str) -> Any:
+                return session[user_id]
+
         repeated_work.know_who_is_active(Identity, ShadowUsers)
         self._identity, self._shadow = Identity(), ShadowUsers()
 
     def compare(self, user: str, day: object) -> bool:
         row = SimpleNamespace(id=user, last_active_at=day)
         return self._identity._check_password("right", row)
+
+    def read(self, user: str, day: object) -> None:
+        row = SimpleNamespace(id=user, last_active_at=day)
+        assert self._shadow._get_user({user: row}, user) is row
 
     def write(self, user: str) -> bool:
         """Say that he was active today; whether that was written."""
@@ -140,6 +147,24 @@ def test_the_day_of_a_login_is_written_unless_it_was_read(
     with request():
         assert users.write("a")
     users.compare("a", TODAY)
+    assert users.write("a")
+
+
+def test_so_it_is_of_a_user_of_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated_work, "_today", lambda: TODAY)
+    users = Users()
+    with request() as one:
+        users.read("a", TODAY)
+        assert not users.write("a")
+        users.read("a", TODAY - datetime.timedelta(1))
+        assert users.write("a")
+        users.read("a", TODAY)
+        users.read("b", TODAY)
+        assert users.write("a")
+        users.read("a", TODAY)
+        one.writes()
+        assert users.write("a")
+    users.read("a", TODAY)
     assert users.write("a")
 
 

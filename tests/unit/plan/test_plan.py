@@ -56,6 +56,7 @@ workloads = st.builds(
     Workload,
     logins=rates,
     validations=rates,
+    first_validations=st.floats(0, 1),
     database_connections=limits,
     ldap_connections=limits,
     memcached_connections=limits,
@@ -313,8 +314,17 @@ def test_the_queue_follows_what_is_answered_in_time() -> None:
     }
     # 2 cores x seconds / 87 ms
     assert (queue[False, 1.0], queue[False, 2.0]) == (22, 45)
-    assert queue[True, 1.0] > 1000
+    assert queue[True, 1.0] > 20 * queue[False, 1.0]
     assert queue[True, 2.0] > queue[True, 1.0]
+
+
+def test_more_first_validations_are_fewer_a_second() -> None:
+    machine = Machine(cores=2, memory=8192 * MIB)
+    made = [plan(machine, Workload(first_validations=share)) for share in (0, 0.035, 1)]
+    # 2 cores / (0.2 ms + share x 5 ms)
+    found = [value(one, "capacity.validations") for one in made]
+    assert found == [10000, 5333, 384]
+    assert "3.5% at 5 ms more" in made[1]["capacity.validations"].source
 
 
 def test_a_directory_takes_more_threads() -> None:
@@ -341,6 +351,8 @@ def test_nginx_takes_no_room_from_the_application() -> None:
         ("--logins", {"logins": math.nan}),
         ("--logins", {"logins": math.inf}),
         ("--validations", {"validations": 1e7}),
+        ("--first-validations", {"first_validations": 1.01}),
+        ("--first-validations", {"first_validations": math.nan}),
         ("--database-connections", {"database_connections": 0}),
         ("--ldap-connections", {"ldap_connections": -5}),
         ("--memcached-connections", {"memcached_connections": 10**7}),
