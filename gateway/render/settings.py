@@ -212,6 +212,11 @@ class Settings:
         return f"{self.run_directory}/uwsgi.sock"
 
     @property
+    def node_directory(self) -> Path:
+        """The folder of what the processes of this node count and share (``KEYFRONT_NODE``)."""
+        return self.run_directory / "node"
+
+    @property
     def pid_directory(self) -> Path:
         """Root's folder for the web server's pid file: not the run directory, the user's own."""
         return self.run_directory.parent

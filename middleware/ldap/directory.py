@@ -543,6 +543,11 @@ def _checked(tls: TLS | None, urls: Sequence[ServerURL]) -> TLS:
 _all: weakref.WeakSet[LDAPPool] = weakref.WeakSet()
 
 
+def open_pools() -> list[LDAPPool]:
+    """Return the pools of this process that can be used."""
+    return [pool for pool in list(_all) if not pool.closed]
+
+
 def _after_fork() -> None:
     for pool in _all:
         pool._enter()

@@ -261,6 +261,11 @@ class Registry:
             self._coordinators[folder] = coordinator
             self._attached.discard(folder)
 
+    def all(self) -> list[Coordinator]:
+        """Return the coordinators that this process has by now."""
+        with self._lock:
+            return list(self._coordinators.values())
+
     def only_takes_part(self, folder: Path) -> bool:
         """Whether this process did not bring the coordinator of ``folder``, but found a table."""
         return folder in self._attached

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from keyfront.common import node_counters
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import counters as module
@@ -29,13 +30,13 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         return 1000 + len(made) - 1
 
     made: list[None] = []
-    monkeypatch.setattr(module, "lives", lambda pid: pid in living)
+    monkeypatch.setattr(node_counters, "lives", lambda pid: pid in living)
 
     class Os:
         def __getattr__(self, name: str) -> object:
             return getpid if name == "getpid" else getattr(os, name)
 
-    monkeypatch.setattr(module, "os", Os())
+    monkeypatch.setattr(node_counters, "os", Os())
     yield living
 
 
@@ -110,8 +111,8 @@ def test_a_row_of_no_process_is_taken(tmp_path: Path, owner: int) -> None:
 
 
 def test_a_process_of_another_user_lives() -> None:
-    assert module.lives(1)
-    assert module.lives(os.getpid())
+    assert node_counters.lives(1)
+    assert node_counters.lives(os.getpid())
 
 
 def test_a_full_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
