@@ -23,7 +23,11 @@ def parts() -> dict[str, Callable[[], None]]:
     if module is None or "database" not in module.CONF:
         return {}
     conf = module.CONF
-    found = {"database": _Database(), "directory": _ask_directories, "redis": _ask_redis}
+    found: dict[str, Callable[[], None]] = {"database": _Database()}
+    if conf.identity.domain_specific_drivers_enabled or "ldap" in conf.identity.driver:
+        found["directory"] = _ask_directories
+    if "keyfront_token_cache" in conf and conf.keyfront_token_cache.coordinator:
+        found["redis"] = _ask_redis
     if conf.token.provider == "fernet":
         found["keys"] = lambda: _look_for_keys(Path(conf.fernet_tokens.key_repository))
     elif conf.token.provider == "jws":

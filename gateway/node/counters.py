@@ -20,16 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keyfront.common.counters import CounterRow
 from keyfront.common.file_lock import FileLock
-from keyfront.common.node_counters import Layout, NodeCounters, claim_all
+from keyfront.common.node_counters import VARIABLE, Layout, NodeCounters, claim_all
 from keyfront.common.process import started
-from keyfront.errors import CoordinatorError, OptionError
+from keyfront.errors import CoordinatorError
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 LOG = logging.getLogger("keyfront.gateway")
-
-VARIABLE = "KEYFRONT_NODE"
 
 # The places of a row. The first is the process's number.
 (
@@ -40,13 +38,16 @@ VARIABLE = "KEYFRONT_NODE"
     GROWN,  # workers replaced as they had grown
     _QUEUED_MICROSECONDS,
 ) = range(1, 7)
+# What this process last found of each part of health.PARTS: milliseconds since 1970, doubled, and
+# one more if it was there.
+_FOUND, _FOUND_COUNT = 7, 8
 # By how many bits the microseconds have that a request waited for its turn.
 _QUEUED, _LENGTHS = 16, 32
 # For each thread, how many requests began and how many ended; the last is for all others.
 _THREADS, _THREAD_COUNT = _QUEUED + _LENGTHS, 40
 _ROW = _THREADS + 2 * _THREAD_COUNT
 
-_LAYOUT = Layout(_ROW, present=frozenset({_BORN, _LOADED}))
+_LAYOUT = Layout(_ROW, present=frozenset({_BORN, _LOADED, *range(_FOUND, _FOUND + _FOUND_COUNT)}))
 _NAME = "requests"
 
 
@@ -63,6 +64,8 @@ class Count(NamedTuple):
     :param grown: processes replaced as they had grown
     :param workers: the numbers of the processes that serve
     :param loaded: when the last of them began to, in seconds since 1970; 0 without any
+    :param found: of each part in the order of health's: seconds since 1970 when a worker last asked
+        it, 0 for never, and whether it was there
     """
 
     requests: int
@@ -74,6 +77,7 @@ class Count(NamedTuple):
     grown: int
     workers: tuple[int, ...]
     loaded: int
+    found: tuple[tuple[float, bool], ...]
 
 
 class NodeCounts(CounterRow):
@@ -111,6 +115,10 @@ class NodeCounts(CounterRow):
             claim_all()
             self.row = self._shared.row
         self.row[_BORN] = started(os.getpid()) or 0
+
+    def found(self, place: int, ok: bool) -> None:
+        """Note whether a part is there, by its place in the order of health's."""
+        self.row[_FOUND + place] = int(time.time() * 1000) << 1 | ok
 
     def queued(self, seconds: float) -> None:
         """Count a request that waited so long for its turn."""
@@ -190,19 +198,6 @@ def _per_thread() -> Any:
     return threading.local()
 
 
-def from_environment() -> Path | None:
-    """Return the folder that ``KEYFRONT_NODE`` names; ``None`` if it names none.
-
-    :raises OptionError: it is not an absolute path
-    """
-    text = os.environ.get(VARIABLE, "")
-    if not text:
-        return None
-    if not text.startswith("/"):
-        raise OptionError(VARIABLE, text, "an absolute path, of a folder that may be made")
-    return Path(text)
-
-
 def read(folder: Path) -> Count:
     """Return what the processes of a node counted, without taking part.
 
@@ -212,10 +207,12 @@ def read(folder: Path) -> Count:
     # a number may be another process's by now
     living = [row for row in rows[1:] if row[0] and started(row[0]) == row[_BORN]]
     workers = [row for row in living if row[_LOADED]]
+    begun = [sum(row[_THREADS::2]) for row in living]
+    ended = [sum(row[_THREADS + 1 :: 2]) for row in living]
     waited = tuple(sum(row[_QUEUED + bits] for row in rows) for bits in range(_LENGTHS))
     return Count(
         requests=sum(sum(row[_THREADS::2]) for row in rows),
-        under_way=sum(max(sum(row[_THREADS::2]) - sum(row[_THREADS + 1 :: 2]), 0) for row in living),
+        under_way=sum(max(one - other, 0) for one, other in zip(begun, ended, strict=True)),
         waited=waited,
         waited_seconds=sum(row[_QUEUED_MICROSECONDS] for row in rows) / 1e6,
         shed=sum(row[SHED] for row in rows),
@@ -223,4 +220,10 @@ def read(folder: Path) -> Count:
         grown=sum(row[GROWN] for row in rows),
         workers=tuple(row[0] for row in workers),
         loaded=max((row[_LOADED] for row in workers), default=0),
+        found=tuple(_last(row[_FOUND + part] for row in living) for part in range(_FOUND_COUNT)),
     )
+
+
+def _last(words: Iterable[int]) -> tuple[float, bool]:
+    word = max(words, default=0)
+    return (word >> 1) / 1000, bool(word & 1)

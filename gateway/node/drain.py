@@ -14,9 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from keyfront.common.node_counters import VARIABLE
 from keyfront.errors import CoordinatorError, OptionError, ServerError
 
-from .counters import VARIABLE, Count, read
+from .counters import Count, read
 
 _FLAG = "draining"
 # Seconds between looks, and for which nothing may run: a request may be on its way to a worker.

@@ -135,16 +135,19 @@ def answer_health(
     settings: Settings,
     checks: Checks,
     folder: Path | None,
+    found: Callable[[int, bool], object] = lambda place, ok: None,
     draining: Callable[[Path | None], bool] = is_draining,
 ) -> WSGIApplication:
     """Wrap an application so that questions for health are answered before it sees them.
 
     :param checks: the parts that the application needs
     :param folder: of the node, which tells whether it is draining; ``None`` without one
+    :param found: told of each part, by its place in :data:`PARTS`, whether it is there
     """
     if settings.prefix is None:
         return application
-    live, ready = f"{settings.prefix}/livez", f"{settings.prefix}/readyz"
+    live = f"{settings.prefix}/livez"
+    paths = frozenset((live, f"{settings.prefix}/readyz"))
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("PATH_INFO") == live:
@@ -152,6 +155,9 @@ def answer_health(
         if draining(folder):
             return _answer(environ, start_response, False, {"status": "draining"})
         findings = checks.findings()
+        for name, finding in findings.items():
+            if name in PARTS:
+                found(PARTS.index(name), finding.ok)
         is_ready = all(finding.ok for finding in findings.values())
         told: dict[str, Any] = {"status": "ready" if is_ready else "not ready"}
         if settings.may_see(environ):
@@ -167,7 +173,7 @@ def answer_health(
 
     def answering(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO")
-        if (path == live or path == ready) and environ.get("REQUEST_METHOD") in _READS:
+        if path in paths and environ.get("REQUEST_METHOD") in _READS:
             return answer(environ, start_response)
         return application(environ, start_response)
 

@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keyfront.common.node_counters import node_folder
 from keyfront.errors import ServerError
 
 from ..application import FailedApplication, describe
-from . import counters, health
+from . import health
 from .checks import Ask, Checks
 from .counters import GROWN, SHED, NodeCounts, count_requests
 
@@ -31,7 +32,7 @@ class Node:
     """
 
     def __init__(self) -> None:
-        self.folder: Path | None = counters.from_environment()
+        self.folder: Path | None = node_folder()
         self._settings = health.from_environment()
         self.counts = NodeCounts()
 
@@ -78,6 +79,7 @@ class Node:
             settings=self._settings,
             checks=checks,
             folder=self.folder,
+            found=self.counts.found,
         )
 
 

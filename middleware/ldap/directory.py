@@ -31,7 +31,7 @@ from keyfront.errors import (
     OptionError,
 )
 
-from . import ranges
+from . import published, ranges
 from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
 from .diagnose import ServerReport, Terms, examine
 from .monitor import Monitor
@@ -47,7 +47,7 @@ from .service_account import ServiceAccount
 
 _COUNTS = (
     *("searches", "searches_retried", "searches_failed"),
-    *("logins", "binds", "credentials_refused", "logins_failed"),
+    *("logins", "logins_accepted", "binds", "credentials_refused", "logins_failed"),
 )
 
 
@@ -300,9 +300,8 @@ class LDAPPool:
                 answer = connection.bind(
                     dn, secret, timeout=timeout, password_policy=self._password_policy
                 )
-                return Identity(
-                    dn, name, connection.server, answer.password_expiring, answer.grace
-                )
+            self._count("logins_accepted")
+            return Identity(dn, name, connection.server, answer.password_expiring, answer.grace)
         except CredentialsError:
             self._count("credentials_refused")
             raise
@@ -402,6 +401,7 @@ class LDAPPool:
         self._enter()
         self._search_pool.open()
         self._auth_pool.open()
+        published.thread.start()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until ``min_size`` and ``auth_min_size`` connections are open.
@@ -446,7 +446,8 @@ class LDAPPool:
         :meth:`.pool.ConnectionPool.get_stats`. The others are ``servers_up``, ``servers_down``;
         ``searches`` by :meth:`search`, of these ``searches_retried`` were sent a second time, as
         the first connection was dead, and ``searches_failed`` ended in an outage; ``logins`` by
-        :meth:`authenticate`, whatever came of them, ``binds`` of users that these sent,
+        :meth:`authenticate`, whatever came of them, of these ``logins_accepted`` ended with the
+        user's identity, ``binds`` of users that these sent,
         ``credentials_refused`` for those that ended with a verdict on the user, and
         ``logins_failed`` for those that ended in an outage: nothing is known of the user.
         """
@@ -512,6 +513,8 @@ class LDAPPool:
         # With a lock that no thread of the parent holds.
         self._counts_lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTS, 0)
+        if not self._search_pool.closed:
+            published.thread.start()
 
 
 def _parsed(urls: str | Sequence[str]) -> list[ServerURL]:

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import TextIO
 
+from keyfront.common.node_counters import VARIABLE
 from keyfront.errors import OptionError, ServerError
 from keyfront.gateway.node import drain
-from keyfront.gateway.node.counters import VARIABLE
 
 # Seconds: three checks of the rendered HAProxy take 3.
 _NOTICE, _TIMEOUT, _LONGEST = 4.0, 60.0, 86400.0
@@ -81,7 +81,8 @@ def folder(file: Path | None, node: Path | None) -> Path:
 def nodes() -> list[Path]:
     """Return the folders of the nodes of this machine: the environment's, or the usual ones."""
     named = os.environ.get(VARIABLE)
-    return [Path(named)] if named else [Path(name) for name in sorted(glob.glob("/run/keyfront*/node"))]
+    found = [named] if named else sorted(glob.glob("/run/keyfront*/node"))
+    return [Path(name) for name in found]
 
 
 def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:

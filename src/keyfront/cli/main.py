@@ -27,6 +27,7 @@ _COMMANDS = {
     "drain": "take this node out of service, and wait until nothing runs on it",
     "tokens": "look at the token cache of this machine, or empty it",
     "ldap": "look at LDAP servers",
+    "metrics": "tell Prometheus what this node counts",
     "heartbeat": "look at the AMQP connections that are kept alive on this machine",
     "plan": "compute processes, queues, pools and timeouts for a machine, with reasons",
     "render": "write the configuration files of a deployment",

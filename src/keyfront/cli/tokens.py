@@ -188,7 +188,7 @@ def cache(
         return Cache(path)
     if config_file is not None:
         return _configured(config_file)
-    found = _all()
+    found = caches()
     if len(found) == 1:
         return found[0]
     if not found:
@@ -218,7 +218,7 @@ def cache(
 _DEAD = "no process uses it any more; remove it with keyfront tokens prune"
 
 
-def _all() -> list[Cache]:
+def caches() -> list[Cache]:
     """Return the caches of this machine."""
     from keyfront.middleware.tokens.coordinator.local import PLACE
 
@@ -346,7 +346,7 @@ def prune(path: Path | None, config_file: Path | None, out: TextIO) -> int:
     :raises CoordinatorError: the named one is none, or is in use; or one cannot be removed
     """
     named = path is not None or config_file is not None
-    found = [cache(path=path, config_file=config_file)] if named else _all()
+    found = [cache(path=path, config_file=config_file)] if named else caches()
     dead = [one.folder for one in found if _is_dead(one.folder)]
     for folder in (one.folder for one in found if named and one.folder not in dead):
         raise CoordinatorError(f"{folder}: is in use, or is another user's; nothing is removed")

@@ -3,6 +3,8 @@
 Each process writes to a row of its own without a lock (:mod:`keyfront.common.counters`). The file
 is of one user: whoever may write one row may write them all. What processes counted that have ended
 is kept in the first row, so that sums never fall.
+
+``KEYFRONT_NODE`` names the folder for the files of a node, those of its servers and filters alike.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-from keyfront.errors import CoordinatorError
+from keyfront.errors import CoordinatorError, OptionError
 
 from .counters import CounterRow, words_in_memory
 from .file_lock import FileLock
 from .mmap_file import Mapped
 from .process import lives
+
+#: The variable of the environment that names the folder of a node.
+VARIABLE = "KEYFRONT_NODE"
 
 # No count gets there.
 _DAMAGED = 2**56
@@ -54,6 +59,19 @@ class Layout:
             raise CoordinatorError(f"{path}: has {len(data)} bytes instead of {self.size}")
         words = memoryview(data).cast("Q").tolist()
         return [words[start : start + self.row] for start in range(0, len(words), self.row)]
+
+
+def node_folder() -> Path | None:
+    """Return the folder that ``KEYFRONT_NODE`` names; ``None`` if it names none.
+
+    :raises OptionError: it is not an absolute path
+    """
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return None
+    if not text.startswith("/"):
+        raise OptionError(VARIABLE, text, "an absolute path, of a folder that may be made")
+    return Path(text)
 
 
 class NodeCounters(CounterRow):

@@ -1,10 +1,11 @@
-"""Two nodes behind HAProxy, as rendered: restarted one after the other under load, nobody is lost."""
+"""Two nodes behind HAProxy, as rendered, are restarted one after the other: nobody is lost."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from support.programs import own_folder, running
 from support.served import PATIENCE, wait_for
 
 CLIENTS = 4
+_GET = b"GET /metrics HTTP/1.0\r\n\r\n"
 
 
 @dataclass
@@ -176,6 +178,49 @@ def test_the_detail_is_for_this_machine_only(
     assert os.listdir(node.folder / "run/app/node")
 
 
+def test_prometheus_reads_what_a_node_counts(
+    site: tuple[Deployment, Deployment, Deployment], tmp_path: Path
+) -> None:
+    """Served at a unix socket, and printed: the requests of this test among others."""
+    node = site[0]
+    keyfront = str(Path(sys.prefix, "bin", "keyfront"))
+    command = [keyfront, "metrics", str(node.folder / "uwsgi.ini"), "--tokens", str(tmp_path)]
+    path = node.folder / "metrics.sock"
+
+    def number(name: str) -> float:
+        (line,) = [line for line in _raw(path, _GET).splitlines() if line.startswith(f"{name} ")]
+        return float(line.rpartition(" ")[2])
+
+    listening = [*command, "--listen", f"unix:{path}"]
+    with running(listening, tmp_path / "metrics.out", signal.SIGTERM) as process:
+        wait_for(path.exists, "it listens")
+        assert path.stat().st_mode & 0o777 == 0o660
+        before = number("keyfront_requests_total")
+        for _ in range(5):
+            assert _asked(node, "/")[0] == 200
+        assert number("keyfront_requests_total") >= before + 5
+        assert number("keyfront_workers") == len(_workers(node))
+        assert number("keyfront_queue_seconds_count") > 0
+        assert "404" in _raw(path, b"GET /v3 HTTP/1.0\r\n\r\n")
+        # a client that says nothing keeps nobody waiting
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.connect(str(path))
+            assert number("keyfront_workers") > 0
+    assert process.returncode == 0
+    text = subprocess.check_output(command, text=True)
+    assert 'keyfront_source_up{source="node"} 1.0' in text
+    # what names the folder of no token cache is told of, and takes nothing else away
+    assert 'keyfront_source_up{source="tokens"} 0.0' in text
+
+
+def _raw(path: Path, request: bytes) -> str:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.sendall(request)
+        with client.makefile("rb") as file:
+            return file.read().decode()
+
+
 def test_without_a_ready_node_those_that_live_answer(
     site: tuple[Deployment, Deployment, Deployment],
 ) -> None:
@@ -184,8 +229,8 @@ def test_without_a_ready_node_those_that_live_answer(
     for node in nodes:
         with _drain(node, "--notice", "0", "--timeout", "0") as draining:
             assert draining.wait(PATIENCE) in (0, 1)
-    socket = balancer.folder / "run/keyfront-haproxy.sock"
-    wait_for(lambda: _servers_up(socket, "keyfront_nodes") == 0, "HAProxy sees no ready node")
+    stats = balancer.folder / "run/keyfront-haproxy.sock"
+    wait_for(lambda: _servers_up(stats, "keyfront_nodes") == 0, "HAProxy sees no ready node")
     load = Load(balancer)
     client = _in_thread(load.send)
     try:
@@ -200,13 +245,6 @@ def test_without_a_ready_node_those_that_live_answer(
 
 
 def _servers_up(path: Path, backend: str) -> int:
-    import socket
-
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))
-        client.sendall(b"show stat\n")
-        told = b""
-        while part := client.recv(65536):
-            told += part
-    rows = [line.split(",") for line in told.decode().splitlines() if line.startswith(backend)]
+    told = _raw(path, b"show stat\n")
+    rows = [line.split(",") for line in told.splitlines() if line.startswith(backend)]
     return sum(row[1].startswith("node") and row[17].startswith("UP") for row in rows)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from keyfront.common.node_counters import node_folder
 from keyfront.errors import CoordinatorError, OptionError
 from keyfront.gateway.node import counters
 from keyfront.gateway.node.counters import NodeCounts, count_requests, read
@@ -147,4 +148,4 @@ def test_without_a_folder_nothing_is_shared(tmp_path: Path) -> None:
 def test_a_folder_is_an_absolute_path(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYFRONT_NODE", text)
     with pytest.raises(OptionError, match="KEYFRONT_NODE"):
-        counters.from_environment()
+        node_folder()
