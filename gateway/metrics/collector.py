@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from keyfront.middleware.ldap import published as ldap
 from keyfront.middleware.tokens import counters as tokens
 
 from ..heartbeat import counters as heartbeat
+from ..memory_limit import resident
 from ..node import counters as node
 from ..node.drain import is_draining
 from ..node.health import PARTS
@@ -140,7 +141,10 @@ class NodeCollector(Collector):
             ("keyfront_requests_in_progress", (), found.under_way),
             ("keyfront_requests_shed", (), found.shed),
         )
-        memory = [resident(pid) for pid in found.workers]
+        memory = []
+        for pid in found.workers:
+            with suppress(OSError, IndexError):  # it has just ended
+                memory.append(resident(pid))
         yield "keyfront_worker_memory_bytes", ("sum",), sum(memory)
         yield "keyfront_worker_memory_bytes", ("max",), max(memory, default=0)
         for part, (when, ok) in zip(PARTS, found.found, strict=False):
@@ -206,15 +210,6 @@ class NodeCollector(Collector):
         yield "keyfront_heartbeat_connections", (), sum(one["connections"] for one in found)
         late = max((one["lateness_worst"] for one in found), default=0.0)
         yield "keyfront_heartbeat_late_seconds", (), late
-
-
-def resident(pid: int) -> int:
-    """Return the bytes of a process in memory, shared ones included; 0 if it has just ended."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0
 
 
 def _queue(found: node.Count) -> Metric:

@@ -44,7 +44,6 @@ READY_VARIABLE = "KEYFRONT_READY"
 PARTS = ("database", "directory", "redis", "keys")
 _READY = "database:2 directory:2 redis:1 keys:1"
 _LONGEST = 60.0
-_READS = ("GET", "HEAD")
 _PREFIX = re.compile(r"(/[\w.~-]+)*", re.ASCII)
 _LOCAL = ("127.0.0.0/8", "::1/128", "::ffff:127.0.0.0/104")
 
@@ -129,29 +128,27 @@ def _limits() -> dict[str, float]:
     return found
 
 
-def answer_health(
-    application: WSGIApplication,
+def answers(
     *,
     settings: Settings,
     checks: Checks,
     folder: Path | None,
     found: Callable[[int, bool], object] = lambda place, ok: None,
     draining: Callable[[Path | None], bool] = is_draining,
-) -> WSGIApplication:
-    """Wrap an application so that questions for health are answered before it sees them.
+) -> dict[str, WSGIApplication]:
+    """Return what answers questions for health, by path.
 
     :param checks: the parts that the application needs
     :param folder: of the node, which tells whether it is draining; ``None`` without one
     :param found: told of each part, by its place in :data:`PARTS`, whether it is there
     """
     if settings.prefix is None:
-        return application
-    live = f"{settings.prefix}/livez"
-    paths = frozenset((live, f"{settings.prefix}/readyz"))
+        return {}
 
-    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") == live:
-            return _answer(environ, start_response, True, {"status": "alive"})
+    def live(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return _answer(environ, start_response, True, {"status": "alive"})
+
+    def ready(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if draining(folder):
             return _answer(environ, start_response, False, {"status": "draining"})
         findings = checks.findings()
@@ -171,13 +168,7 @@ def answer_health(
             }
         return _answer(environ, start_response, is_ready, told)
 
-    def answering(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO")
-        if path in paths and environ.get("REQUEST_METHOD") in _READS:
-            return answer(environ, start_response)
-        return application(environ, start_response)
-
-    return answering
+    return {f"{settings.prefix}/livez": live, f"{settings.prefix}/readyz": ready}
 
 
 def _answer(

@@ -74,13 +74,10 @@ class Node:
             described=lambda error: describe(error)[:_LONGEST],
         )
         self._registry.register("health", after=checks.after_fork)
-        return health.answer_health(
-            count_requests(application, self.counts),
-            settings=self._settings,
-            checks=checks,
-            folder=self.folder,
-            found=self.counts.found,
+        questions = health.answers(
+            settings=self._settings, checks=checks, folder=self.folder, found=self.counts.found
         )
+        return count_requests(application, self.counts, questions)
 
 
 def _fail(error: BaseException) -> None:

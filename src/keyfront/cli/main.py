@@ -24,6 +24,7 @@ _COMMANDS = {
     "check": "log in to a Keystone, validate the token, and tell how long it took",
     "uwsgi": "run uWSGI so that a reload keeps nobody waiting",
     "reload": "load a served application anew, without a pause",
+    "status": "say how this node is: workers, health, token cache, LDAP, heartbeat",
     "drain": "take this node out of service, and wait until nothing runs on it",
     "tokens": "look at the token cache of this machine, or empty it",
     "ldap": "look at LDAP servers",

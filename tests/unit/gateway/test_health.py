@@ -13,6 +13,7 @@ import pytest
 from keyfront.errors import OptionError
 from keyfront.gateway.node import drain, health
 from keyfront.gateway.node.checks import KEPT, Checks
+from keyfront.gateway.node.counters import NodeCounts, count_requests
 
 PATIENCE = 30.0
 
@@ -51,9 +52,8 @@ def _checks(clock: Clock | None = None, limit: float = PATIENCE, **parts: Part) 
 
 
 def _health(checks: Checks, folder: Path | None = None) -> Any:
-    return health.answer_health(
-        _application, settings=health.from_environment(), checks=checks, folder=folder
-    )
+    answers = health.answers(settings=health.from_environment(), checks=checks, folder=folder)
+    return count_requests(_application, NodeCounts(), answers)
 
 
 def _ask(
@@ -96,7 +96,7 @@ def test_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _ask(application, "/keyfront/readyz")[1] == {"status": "ready"}
     assert _ask(application, "/readyz")[1] == b"the application"
     monkeypatch.setenv("KEYFRONT_HEALTH", "off")
-    assert _health(_checks()) is _application
+    assert _ask(_health(_checks()), "/readyz")[1] == b"the application"
 
 
 def test_a_part_that_is_away() -> None:
