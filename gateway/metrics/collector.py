@@ -33,6 +33,8 @@ from .families import BY_NAME, COUNTER, HISTOGRAM
 _FORGOTTEN = 60.0
 # The bounds of the histogram, in bits of microseconds: 1 ms to 33 s.
 _BITS = range(10, 26)
+# Counts of the token cache that are of no request.
+_NO_REQUESTS = frozenset({"changes_refused"})
 _POOLS = ("search", "auth")
 _CHECKOUTS = (
     ("keyfront_ldap_checkouts", "requests"),
@@ -157,7 +159,9 @@ class NodeCollector(Collector):
         if counts is None:
             return
         for name in tokens.NAMES:
-            yield "keyfront_token_cache_requests", (name,), counts[name]
+            if name not in _NO_REQUESTS:
+                yield "keyfront_token_cache_requests", (name,), counts[name]
+        yield "keyfront_token_cache_changes_refused", (), counts["changes_refused"]
         yield "keyfront_token_cache_changes", (), counts["changes"]
         yield "keyfront_token_cache_changes_under_way", (), counts["changes_under_way"]
         yield "keyfront_token_cache_changes_recovered", (), counts["changes_recovered"]

@@ -97,6 +97,11 @@ FAMILIES = (
         "changes completed for processes that died over them", "tokens",
     ),
     Family(
+        "keyfront_token_cache_changes_refused", COUNTER,
+        "changes that the server's processes did not commit, as others could not be told of them",
+        "tokens",
+    ),
+    Family(
         "keyfront_token_cache_flushes", COUNTER, "times that all answers were made stale", "tokens"
     ),
     Family(

@@ -19,8 +19,10 @@ NAMES = (
     "waits",  # waited for another request that asked the same
     "bypassed",  # asked of Keystone because the request must not be answered from a cache
     "not_kept",  # misses whose answer was not kept
+    "changes_refused",  # changes that were not committed, as others could not be told of them
 )
-HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT = range(1, len(NAMES) + 1)
+HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT = range(1, 7)
+CHANGES_REFUSED = 1 + NAMES.index("changes_refused")
 
 _ROW = 16
 _ROWS = 256

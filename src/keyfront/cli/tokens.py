@@ -48,6 +48,7 @@ _LINES = (
     ("changes", "changes", "committed changes that made answers stale"),
     ("changes_under_way", "under way", "changes being committed now"),
     ("changes_recovered", "recovered", "changes completed for writers that died"),
+    ("changes_refused", "refused", "changes not committed, as others could not be told"),
     ("flushes", "flushes", "keyfront tokens flush"),
     ("processes", "processes", "that share it, the master included"),
 )

@@ -7,6 +7,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,9 @@ from keyfront.common import node_counters
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import counters as module
+from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.counters import HITS, MISSES, NAMES, Counters
+from keyfront.middleware.tokens.invalidation import change_log
 
 WORDS_OF_A_ROW = 16
 
@@ -148,3 +151,26 @@ def test_what_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
         path.write_bytes(content)
     with pytest.raises(CoordinatorError, match=r"counters: "):
         module.read(path)
+
+
+def test_a_refused_change_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away:
+        slot_count = 64
+
+        def mark(self, *_: object, **__: object) -> None:
+            raise CoordinatorError("it is away")
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    made = counters(tmp_path)
+    monkeypatch.setitem(node_cache.registry, tmp_path, SimpleNamespace(counters=made))
+    change_log.registry.set(tmp_path, Away())  # type: ignore[arg-type]
+    try:
+        with pytest.raises(CoordinatorError, match="away"):
+            change_log.Changes(lambda: tmp_path).begin(["user-1"])
+    finally:
+        change_log.registry.forget(tmp_path)
+    assert counted(made) == {"changes_refused": 1}
