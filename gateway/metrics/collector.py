@@ -113,12 +113,13 @@ class NodeCollector(Collector):
         """Yield each metric with all its samples."""
         samples: list[Sample] = []
         histograms: list[Metric] = []
-        for source, read in (
-            ("node", lambda: self._node(histograms)),
-            ("tokens", self._tokens),
-            ("ldap", self._ldap),
-            ("heartbeat", self._heartbeat),
-        ):
+        parts: dict[str, Callable[[], Iterator[Sample]]] = {
+            "node": lambda: self._node(histograms),
+            "tokens": self._tokens,
+            "ldap": self._ldap,
+            "heartbeat": self._heartbeat,
+        }
+        for source, read in parts.items():
             try:
                 found = list(read())
                 samples += found

@@ -147,7 +147,7 @@ def count_requests(
     thread = _per_thread()
 
     def counting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO")
+        path = environ.get("PATH_INFO", "")
         if path in elsewhere and environ.get("REQUEST_METHOD") in _READS:
             return elsewhere[path](environ, start_response)
         try:

@@ -401,7 +401,6 @@ class LDAPPool:
         self._enter()
         self._search_pool.open()
         self._auth_pool.open()
-        published.thread.start()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until ``min_size`` and ``auth_min_size`` connections are open.
@@ -473,6 +472,7 @@ class LDAPPool:
 
     def _count(self, name: str) -> None:
         self._enter()
+        published.thread.start()  # at the first use: a server that forks has no thread before
         with self._counts_lock:
             self._counts[name] += 1
 
@@ -513,8 +513,6 @@ class LDAPPool:
         # With a lock that no thread of the parent holds.
         self._counts_lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTS, 0)
-        if not self._search_pool.closed:
-            published.thread.start()
 
 
 def _parsed(urls: str | Sequence[str]) -> list[ServerURL]:

@@ -14,6 +14,7 @@ import pytest
 
 from keyfront import deploy
 from keyfront.common.machine import Machine
+from keyfront.gateway.node import drain
 from keyfront.gateway.plan.compute import Plan, plan
 from keyfront.gateway.plan.numbers import Number
 from keyfront.gateway.plan.workload import PROFILES, Workload
@@ -388,3 +389,13 @@ def test_haproxy_asks_who_is_ready_and_else_who_lives() -> None:
     assert "uri /readyz " in ready
     assert "uri /livez " in living
     assert "use_backend keyfront_living if { nbsrv(keyfront_nodes) eq 0 }" in text
+
+
+@pytest.mark.parametrize("server", ("nginx+uwsgi", "mod_wsgi"))
+def test_the_node_is_found_by_the_servers_own_file(server: str, tmp_path: Path) -> None:
+    made = files(server)
+    for name in ("uwsgi.ini", "apache.conf", "keyfront.wsgi"):
+        if name in made:
+            (tmp_path / name).write_text(made[name].text.replace("/etc/keyfront/", f"{tmp_path}/"))
+    file = tmp_path / ("apache.conf" if server == "mod_wsgi" else "uwsgi.ini")
+    assert drain.folder_of(file) == Path("/run/keyfront/node")
