@@ -45,6 +45,9 @@ EXTRAS = {
     "redis": [
         "redis[hiredis]>=5.0",  # epochs shared by several hosts; hiredis parses replies in C
     ],
+    "metrics": [
+        "prometheus_client>=0.20",  # the text formats of Prometheus, for keyfront metrics
+    ],
     "keystone": [
         "keystone>=30",  # the service this package fronts
     ],
@@ -92,6 +95,7 @@ EXTRAS = {
         "oslo.messaging",  # its publishers, callers and listeners under the heartbeat
         "psutil",  # looks at the workers' processes, memory and sockets
         "psycopg2-binary>=2.9.10",  # Keystone on PostgreSQL; the first with wheels for Python 3.13
+        "prometheus_client>=0.20",  # the text formats of Prometheus
         "pymemcache",  # the memcached client of oslo.cache that has to be closed after a fork
         "PyMySQL>=1.1",  # Keystone on MariaDB, with the driver that OpenStack's documents name
         "pytest>=8",  # runs the tests

@@ -45,9 +45,13 @@ def from_environment() -> int:
     return int(text)
 
 
-def resident() -> int:
-    """Return the bytes of this process in memory, shared ones included (proc(5), statm)."""
-    with open("/proc/self/statm", "rb") as statm:
+def resident(pid: int | str = "self") -> int:
+    """Return the bytes of a process in memory, shared ones included (proc(5), statm).
+
+    :param pid: by default this one
+    :raises OSError: the system does not tell, or the process has ended
+    """
+    with open(f"/proc/{pid}/statm", "rb") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -30,6 +30,7 @@ from .application import (
     pin_argv,
     reported,
 )
+from .node.installation import Node
 from .queue_limit import from_environment, limit_queue
 from .reload import daemons
 from .server_error import answer_errors
@@ -67,14 +68,22 @@ def _is_of_reading(error: Exception) -> bool:
 pin_argv("mod_wsgi")
 with reported():
     queue_timeout = from_environment()
+    node = Node()
 registry.install()
+node.install(registry)
 _loaded = load_or_fail(
     raising=False, on_request=_FreshProcess() if _in_daemon_process() else None
 )
 #: Whether the application failed to load.
 failed = isinstance(_loaded, FailedApplication)
-application = limit_queue(
-    answer_errors(_loaded, client_gone=_is_of_reading), seconds=queue_timeout
+application = node.wrap(
+    limit_queue(
+        answer_errors(_loaded, client_gone=_is_of_reading),
+        seconds=queue_timeout,
+        waited=node.queued,
+        shed=node.shed,
+    ),
+    _loaded,
 )
 keep_connections()
 registry.loaded()

@@ -58,6 +58,8 @@ def limit_queue(
     seconds: float,
     refusing: Callable[[WSGIApplication], WSGIApplication] | None = None,
     clock: Callable[[], float] = time.time,
+    waited: Callable[[float], object] = lambda seconds: None,
+    shed: Callable[[], object] = lambda: None,
 ) -> WSGIApplication:
     """Wrap an application so that requests which waited longer than ``seconds`` are answered 503.
 
@@ -66,6 +68,8 @@ def limit_queue(
     :param seconds: 0.1 to 3600; 0 returns the application itself
     :param refusing: wraps the refusal as the application is wrapped already
     :param clock: seconds since 1970, of the same machine's clock as the web server's
+    :param waited: told for how many seconds each request waited, where that is known
+    :param shed: called for each that is refused
     """
     if not seconds:
         return application
@@ -79,8 +83,12 @@ def limit_queue(
 
     def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         began = environ.get("HTTP_X_REQUEST_START")
-        if began and clock() - max(_since_1970(began), loaded) > seconds:
-            return refused(environ, start_response)
+        if began:
+            turn = clock() - max(_since_1970(began), loaded)
+            waited(turn)
+            if turn > seconds:
+                shed()
+                return refused(environ, start_response)
         return application(environ, start_response)
 
     return limiting

@@ -33,6 +33,7 @@ from keyfront.common.fork import registry
 
 from . import bounded_stop, memory_limit, queue_limit
 from .application import keep_connections, load_or_fail, pin_argv, reported
+from .node.installation import Node
 from .request_body import read_whole
 from .server_error import answer_errors
 
@@ -47,17 +48,32 @@ whole = partial(read_whole, read_chunk=uwsgi.chunked_read if _speaks_http else N
 
 with reported():
     queue_timeout, most_memory = queue_limit.from_environment(), memory_limit.from_environment()
+    node = Node()
 registry.install()
 bounded_stop.install(registry)
-application = memory_limit.limit_memory(
-    queue_limit.limit_queue(
-        whole(answer_errors(load_or_fail(raising="need-app" in uwsgi.opt))),
-        seconds=queue_timeout,
-        refusing=whole,
+node.install(registry)
+
+
+def _reload() -> None:
+    """Have this worker replaced, as uWSGI's master does it."""
+    node.grown()
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+_loaded = load_or_fail(raising="need-app" in uwsgi.opt)
+application = node.wrap(
+    memory_limit.limit_memory(
+        queue_limit.limit_queue(
+            whole(answer_errors(_loaded)),
+            seconds=queue_timeout,
+            refusing=whole,
+            waited=node.queued,
+            shed=node.shed,
+        ),
+        mebibytes=most_memory,
+        reload=_reload,
     ),
-    mebibytes=most_memory,
-    # as uWSGI's master has a worker reload
-    reload=lambda: os.kill(os.getpid(), signal.SIGHUP),
+    _loaded,
 )
 keep_connections()
 registry.loaded()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from keyfront.benchmarks.compare.token_stand_in import request
 from keyfront.benchmarks.micro.world import bare, served
 from keyfront.gateway import application
 from keyfront.gateway.heartbeat import installation as heartbeat
+from keyfront.gateway.node import health
+from keyfront.gateway.node.checks import Checks
+from keyfront.gateway.node.counters import NodeCounts, count_requests
+from keyfront.gateway.queue_limit import limit_queue
 from keyfront.gateway.request_body import read_whole
 from keyfront.middleware.ldap.wsgi import filter_factory
 
@@ -45,6 +50,34 @@ def test_entrypoint_against_bare(paired: Any) -> None:
     """uWSGI's entrypoint, which reads bodies first, for a request without one."""
     made = bare()
     paired(served(read_whole(made, read_chunk=lambda: b"")), served(made), limit=LIMIT)
+
+
+def _node(made: Any, folder: Path) -> Any:
+    """Return an application behind what counts the requests of a node and answers for health."""
+    counts = NodeCounts()
+    counts.share(folder / "node")
+    counts.begin()
+    questions = health.answers(
+        settings=health.from_environment(), checks=Checks({}, described=str), folder=folder
+    )
+    return limit_queue(count_requests(made, counts, questions), seconds=60, waited=counts.queued)
+
+
+def test_node_against_bare(paired: Any, tmp_path: Path) -> None:
+    """A request that is counted, with the time that it waited."""
+    made = bare()
+    environ = {**request(0), "HTTP_X_REQUEST_START": f"t={time.time():.3f}"}
+    paired(served(_node(made, tmp_path), environ), served(made, environ), limit=LIMIT)
+
+
+def test_node_counts(counted: Any, tmp_path: Path) -> None:
+    """Counting asks the kernel nothing."""
+    counted(syscalls_of_10_requests=counted.syscalls(served(_node(bare(), tmp_path))))
+
+
+@pytest.mark.slow
+def test_node_in_instructions(instructions: Any, tmp_path: Path) -> None:
+    instructions(served(_node(bare(), tmp_path)))
 
 
 def test_token_cache_against_bare(paired: Any, tmp_path: Path) -> None:

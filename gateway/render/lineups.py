@@ -186,6 +186,12 @@ TEMPLATES = (
         when=_has_socket_unit,
     ),
     Template(
+        path=f"{SYSTEM}etc/systemd/system/keyfront-metrics.service",
+        source="production/systemd/keyfront-metrics.service.j2",
+        title="systemd: what this node counts, for Prometheus.",
+        when=always,
+    ),
+    Template(
         path=f"{SYSTEM}etc/systemd/system/nginx.service.d/keyfront.conf",
         source="production/systemd/nginx.service.conf.j2",
         title="systemd: nginx.",

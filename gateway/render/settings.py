@@ -58,6 +58,7 @@ class Settings:
     :param node_ca: PEM file with the authority of the nodes' certificates, by which HAProxy knows
         them; ``None`` takes :attr:`certificate` itself, which is right for a self-signed one
     :param trusted_proxies: addresses or networks whose X-Forwarded-For is believed
+    :param metrics: ``HOST:PORT`` or ``unix:/PATH`` at which Prometheus reads what the node counts
     :param memcached: ``HOST:PORT`` of the memcached servers for Keystone's caches
     """
 
@@ -87,6 +88,7 @@ class Settings:
     haproxy: Sequence[str] = ()
     node_ca: Path | None = None
     trusted_proxies: Sequence[str] = ()
+    metrics: str = "127.0.0.1:9631"
     memcached: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -167,6 +169,8 @@ class Settings:
         if host != "*" and ":" not in host and not _HOST.fullmatch(host):
             raise OptionError("--listen", self.listen, "HOST:PORT, with * as HOST for all")
         _check_peer("--upstream", self.upstream)
+        if not re.fullmatch(r"unix:/[\w@+,./-]{1,100}", self.metrics, re.ASCII):
+            _check_peer("--metrics", self.metrics)
         for option, values in (("--haproxy", self.haproxy), ("--memcached", self.memcached)):
             for value in values:
                 _check_peer(option, value)
@@ -210,6 +214,11 @@ class Settings:
         if self.server.endswith("-tcp"):
             return self.upstream
         return f"{self.run_directory}/uwsgi.sock"
+
+    @property
+    def node_directory(self) -> Path:
+        """The folder of what the processes of this node count and share (``KEYFRONT_NODE``)."""
+        return self.run_directory / "node"
 
     @property
     def pid_directory(self) -> Path:

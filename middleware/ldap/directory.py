@@ -31,7 +31,7 @@ from keyfront.errors import (
     OptionError,
 )
 
-from . import ranges
+from . import published, ranges
 from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
 from .diagnose import ServerReport, Terms, examine
 from .monitor import Monitor
@@ -47,7 +47,7 @@ from .service_account import ServiceAccount
 
 _COUNTS = (
     *("searches", "searches_retried", "searches_failed"),
-    *("logins", "binds", "credentials_refused", "logins_failed"),
+    *("logins", "logins_accepted", "binds", "credentials_refused", "logins_failed"),
 )
 
 
@@ -300,9 +300,8 @@ class LDAPPool:
                 answer = connection.bind(
                     dn, secret, timeout=timeout, password_policy=self._password_policy
                 )
-                return Identity(
-                    dn, name, connection.server, answer.password_expiring, answer.grace
-                )
+            self._count("logins_accepted")
+            return Identity(dn, name, connection.server, answer.password_expiring, answer.grace)
         except CredentialsError:
             self._count("credentials_refused")
             raise
@@ -446,7 +445,8 @@ class LDAPPool:
         :meth:`.pool.ConnectionPool.get_stats`. The others are ``servers_up``, ``servers_down``;
         ``searches`` by :meth:`search`, of these ``searches_retried`` were sent a second time, as
         the first connection was dead, and ``searches_failed`` ended in an outage; ``logins`` by
-        :meth:`authenticate`, whatever came of them, ``binds`` of users that these sent,
+        :meth:`authenticate`, whatever came of them, of these ``logins_accepted`` ended with the
+        user's identity, ``binds`` of users that these sent,
         ``credentials_refused`` for those that ended with a verdict on the user, and
         ``logins_failed`` for those that ended in an outage: nothing is known of the user.
         """
@@ -472,6 +472,7 @@ class LDAPPool:
 
     def _count(self, name: str) -> None:
         self._enter()
+        published.thread.start()  # at the first use: a server that forks has no thread before
         with self._counts_lock:
             self._counts[name] += 1
 
@@ -541,6 +542,11 @@ def _checked(tls: TLS | None, urls: Sequence[ServerURL]) -> TLS:
 
 
 _all: weakref.WeakSet[LDAPPool] = weakref.WeakSet()
+
+
+def open_pools() -> list[LDAPPool]:
+    """Return the pools of this process that can be used."""
+    return [pool for pool in list(_all) if not pool.closed]
 
 
 def _after_fork() -> None:

@@ -35,7 +35,9 @@ from ..coordinator.local import (
     end_others,
 )
 from ..coordinator.mark_owners import HERE, UNKNOWN, Settled, left, owner, under_way
+from ..counters import CHANGES_REFUSED
 from ..epochs import ALL_SLOT, Coordinator, Mark, Slots, slots
+from ..node_cache import registry as nodes
 
 LOG = logging.getLogger(__name__)
 
@@ -261,6 +263,11 @@ class Registry:
             self._coordinators[folder] = coordinator
             self._attached.discard(folder)
 
+    def all(self) -> list[Coordinator]:
+        """Return the coordinators that this process has by now."""
+        with self._lock:
+            return list(self._coordinators.values())
+
     def only_takes_part(self, folder: Path) -> bool:
         """Whether this process did not bring the coordinator of ``folder``, but found a table."""
         return folder in self._attached
@@ -339,7 +346,11 @@ class Changes:
             under_way.discard(me)
             if not isinstance(error, CoordinatorError):
                 raise
-            self._forget_removed()
+            try:
+                self._forget_removed()
+            except CoordinatorError:
+                self._count_refusal()
+                raise
             return None
         self._owners.setdefault(mark, []).append(me)
         return mark
@@ -403,6 +414,12 @@ class Changes:
             under_way.discard(owners.pop())
         if owners:
             self._owners[mark] = owners
+
+    def _count_refusal(self) -> None:
+        """Count a change that is refused, where this process counts at all."""
+        node = nodes.get(self.folder)
+        if node is not None:
+            node.counters.count(CHANGES_REFUSED)
 
     def _forget_removed(self) -> None:
         """Go on without a table that was removed, with the service or to be made anew.

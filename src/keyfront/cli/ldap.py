@@ -1,4 +1,5 @@
-"""``keyfront ldap check``: asks directory servers, one by one, what works with them.
+"""``keyfront ldap``: asks directory servers, one by one, what works with them (``check``), and says
+what the pools of a running server did (``stats``).
 
 The password of ``--bind-dn`` comes from a file or a terminal, never from the command line, which
 every user of the machine can read.
@@ -19,12 +20,15 @@ from typing import Any, NoReturn, TextIO
 
 from keyfront.errors import OptionError
 from keyfront.middleware.ldap import diagnose as probe
+from keyfront.middleware.ldap import published
 from keyfront.middleware.ldap.connector import Dialer
 from keyfront.middleware.ldap.diagnose import FAILED, NOTE, OK, WARNING, ServerReport
 from keyfront.middleware.ldap.protocol.connection import BindAnswer, Connection
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.ldap.secret_file import read_secret
+
+from . import drain
 
 _MARKS = {OK: "✓", FAILED: "✗", WARNING: "!", NOTE: " "}
 _PLAIN_MARKS = {OK: "+", FAILED: "x", WARNING: "!", NOTE: " "}
@@ -37,6 +41,38 @@ _SPELLED = {
     "no search_base is given": "no --base is given",
     "try another bind_dn": "try another --bind-dn",
 }
+
+
+#: What is printed of the pools together, in this order: name, label, meaning.
+_STATS = (
+    ("servers_up", "servers up", "as each process and pool sees them"),
+    ("servers_down", "servers down", "not answering, or asked only now and then"),
+    ("logins", "logins", "in all"),
+    ("logins_accepted", "accepted", "logins with a right password"),
+    ("credentials_refused", "refused", "logins that ended with a verdict on the user"),
+    ("logins_failed", "failed", "logins that ended in an outage"),
+    ("binds", "binds", "sent for them"),
+    ("searches", "searches", "in all"),
+    ("searches_retried", "retried", "searches sent again over another connection"),
+    ("searches_failed", "failed", "searches that ended in an outage"),
+)
+#: What is printed of each kind of pool: name, label.
+_POOL_STATS = (
+    ("size", "connections"),
+    ("max_size", "at most"),
+    ("idle", "idle"),
+    ("lent", "lent"),
+    ("waiting", "waiting"),
+    ("requests", "checkouts"),
+    ("requests_queued", "had to wait"),
+    ("requests_wait_ms", "waited, ms"),
+    ("requests_errors", "got none"),
+    ("opened", "opened"),
+    ("open_errors", "not opened"),
+    ("lost", "found dead"),
+    ("expired", "too old"),
+    ("idle_evicted", "not needed"),
+)
 
 
 class _NoPassword(argparse.Action):
@@ -81,13 +117,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for each step, 0.01 to 600 (default: %(default)s)",
     )
     part.add_argument("--json", action="store_true", help="for programs")
+    text = "print what the LDAP pools of a running server's processes did"
+    part = actions.add_parser("stats", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    drain.add_file_argument(part)
+    part.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
-    """Look at each server that the command line names; returns the exit status.
+    """Look at each server that the command line names, or at the pools; returns the exit status.
 
-    :raises OptionError: an option cannot be used
+    :raises KeyfrontError: an option cannot be used, or there is no pool
     """
+    if arguments.action == "stats":
+        folder = drain.folder(arguments.file, arguments.node)
+        return stats(folder, out, as_json=arguments.json)
     return check(arguments.urls, _options(arguments), out, as_json=arguments.json)
 
 
@@ -165,6 +208,26 @@ def _password(bind_dn: str, file: Path | None) -> str:
     if not password:
         raise OptionError("--bind-dn", bind_dn, "left out if there is no password")
     return password
+
+
+def stats(folder: Path, out: TextIO, *, as_json: bool = False) -> int:
+    """Print the sums over all processes of a node with an LDAP pool; returns 0.
+
+    :param as_json: print an object with each count by its name in
+        :meth:`keyfront.middleware.ldap.LDAPPool.get_stats`, and ``processes``
+    :raises CoordinatorError: none has one, or the counts cannot be read
+    """
+    found = published.read(folder)
+    if as_json:
+        out.write(json.dumps(dict(found), indent=2) + "\n")
+        return 0
+    out.write(f"LDAP pools of {found['processes']} process(es), {folder}\n")
+    for name, label, meaning in _STATS:
+        out.write(f"{label:<16}{found[name]:>12}  {meaning}\n")
+    out.write(f"\n{'':<16}{'SEARCH':>12}{'LOGIN':>12}\n")
+    for name, label in _POOL_STATS:
+        out.write(f"{label:<16}{found[f'search_{name}']:>12}{found[f'auth_{name}']:>12}\n")
+    return 0
 
 
 def examine(url: ServerURL, options: Options) -> ServerReport:

@@ -43,6 +43,12 @@ _WORDS = (
         "what links in answers begin with (default: made of --public-host and --listen, but "
         "unknown with --trusted-proxy)",
     ),
+    (
+        "--metrics",
+        "ADDRESS",
+        "where Prometheus reads what the node counts, HOST:PORT or unix:/PATH "
+        "(default: 127.0.0.1:9631)",
+    ),
     ("--user", "NAME", "who runs the application (default: keystone)"),
     ("--group", "NAME", "that user's group (default: named as the user)"),
     ("--web-user", "NAME", "who runs the web server (default: www-data, nginx or apache)"),

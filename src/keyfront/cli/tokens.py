@@ -48,6 +48,7 @@ _LINES = (
     ("changes", "changes", "committed changes that made answers stale"),
     ("changes_under_way", "under way", "changes being committed now"),
     ("changes_recovered", "recovered", "changes completed for writers that died"),
+    ("changes_refused", "refused", "changes not committed, as others could not be told"),
     ("flushes", "flushes", "keyfront tokens flush"),
     ("processes", "processes", "that share it, the master included"),
 )
@@ -188,7 +189,7 @@ def cache(
         return Cache(path)
     if config_file is not None:
         return _configured(config_file)
-    found = _all()
+    found = caches()
     if len(found) == 1:
         return found[0]
     if not found:
@@ -218,7 +219,7 @@ def cache(
 _DEAD = "no process uses it any more; remove it with keyfront tokens prune"
 
 
-def _all() -> list[Cache]:
+def caches() -> list[Cache]:
     """Return the caches of this machine."""
     from keyfront.middleware.tokens.coordinator.local import PLACE
 
@@ -346,7 +347,7 @@ def prune(path: Path | None, config_file: Path | None, out: TextIO) -> int:
     :raises CoordinatorError: the named one is none, or is in use; or one cannot be removed
     """
     named = path is not None or config_file is not None
-    found = [cache(path=path, config_file=config_file)] if named else _all()
+    found = [cache(path=path, config_file=config_file)] if named else caches()
     dead = [one.folder for one in found if _is_dead(one.folder)]
     for folder in (one.folder for one in found if named and one.folder not in dead):
         raise CoordinatorError(f"{folder}: is in use, or is another user's; nothing is removed")

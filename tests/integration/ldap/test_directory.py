@@ -26,11 +26,11 @@ from keyfront.errors import (
     OptionError,
     Verdict,
 )
-from keyfront.middleware.ldap import TLS, LDAPPool
+from keyfront.middleware.ldap import TLS, LDAPPool, published
 from support.certificates import certificates
 from support.directory import Directory, User, directory
 from support.fault_proxy import FaultProxy, proxy_process
-from support.served import PATIENCE
+from support.served import PATIENCE, wait_for
 
 SHORT = 0.3
 KINDS = ("plain", "ldaps", "starttls")
@@ -759,3 +759,32 @@ def test_fifty_logins_in_greenlets(d: Directory, model: str, size: int) -> None:
     assert warm < (rounds + 3) * one, done.stdout + done.stderr
     # A client that blocks would have let the others run only in between.
     assert gap < 0.5, done.stdout
+
+
+def test_what_pools_did_reaches_other_processes(
+    d: Directory, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a forked child, while it lives and afterwards."""
+    monkeypatch.setenv("KEYFRONT_NODE", str(tmp_path))
+    monkeypatch.setattr(published, "thread", published._Thread())
+    pool = make(d.url)
+    user = d.users[0]
+
+    def told(name: str) -> int:
+        return published.read(tmp_path)[name] if published.is_in_use(tmp_path) else 0
+
+    pool.authenticate(user.dn, user.password)
+    with pytest.raises(CredentialsError):
+        pool.authenticate(user.dn, "wrong")
+    wait_for(lambda: told("credentials_refused") == 1, "a refusal is told")
+    assert (told("logins_accepted"), told("binds"), told("servers_up")) == (1, 2, 1)
+    child = os.fork()
+    if not child:
+        try:
+            pool.authenticate(user.dn, user.password)
+            wait_for(lambda: told("logins_accepted") == 2, "the child's is told, too")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert told("logins_accepted") == 2

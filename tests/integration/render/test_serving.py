@@ -200,6 +200,45 @@ def test_serves_no_other_host(site: Deployment) -> None:
     assert answer.split(b" ", 2)[1] in (b"300", b"400"), answer
 
 
+def test_tells_whether_it_is_ready(site: Deployment) -> None:
+    """Of Keystone's parts, those that there are; through every line-up."""
+    connection = site.connect(_address())
+    for path in ("/livez", "/readyz"):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        told = json.loads(answer.read())
+        assert answer.status == 200, told
+    if "parts" in told:
+        assert all(part["ok"] for part in told["parts"].values()), told
+        assert {"database", "keys"} <= told["parts"].keys()
+    connection.close()
+
+
+def test_is_not_ready_without_keys(running: Running, keystone_state: tuple[Path, int]) -> None:
+    site = running.by_name["nginx+uwsgi"]
+    (keys,) = [path for path in keystone_state[0].rglob("fernet*") if path.is_dir()]
+    away = keys.with_name("away")
+
+    def asked() -> tuple[int, str]:
+        connection = site.connect()
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read().decode()
+        connection.close()
+        return answer.status, body
+
+    keys.rename(away)
+    try:
+        wait_for(lambda: asked()[0] == 503, "it is not ready")
+        status, body = asked()
+        assert status == 503
+        assert '"keys": {"ok": false' in body
+        assert '"database": {"ok": true' in body
+    finally:
+        away.rename(keys)
+    wait_for(lambda: asked()[0] == 200, "it is ready again")
+
+
 def test_takes_bodies_up_to_the_limit(site: Deployment) -> None:
     connection = site.connect(_address())
     for size in (100_000, LIMIT):

@@ -61,7 +61,7 @@ def test_what_is_named_and_not_here_is_said_loudly(
     told = capsys.readouterr().err.splitlines()
     assert [line.split(" is not here")[0] for line in told] == [
         "keyfront: /no.crt", "keyfront: /no.key",
-        "keyfront: /usr/lib/apache2/modules/mod_wsgi.so",
+        "keyfront: /usr/lib/apache2/modules/mod_wsgi.so", f"keyfront: {venv}/bin/keyfront",
     ]  # fmt: skip
     assert f"apache.conf names it: run apt install apache2-dev gcc, then {venv}/bin/pip" in told[2]
     assert "'keyfront[mod-wsgi]'" in told[2]

@@ -14,6 +14,7 @@ import pytest
 
 from keyfront import deploy
 from keyfront.common.machine import Machine
+from keyfront.gateway.node import drain
 from keyfront.gateway.plan.compute import Plan, plan
 from keyfront.gateway.plan.numbers import Number
 from keyfront.gateway.plan.workload import PROFILES, Workload
@@ -365,3 +366,36 @@ def test_keystones_caches_are_where_memcached_is() -> None:
 def test_the_command_cannot_end_its_comment() -> None:
     text = files(command=f"keyfront render {shlex.quote('/a b')}")["uwsgi.ini"].text
     assert lines(File(path="x", text=text))[0] == "[uwsgi]"
+
+
+@pytest.mark.parametrize("server", ("nginx+uwsgi", "mod_wsgi"))
+def test_a_node_behind_a_balancer_drains_when_it_is_stopped(server: str) -> None:
+    unit = "keyfront-apache" if server == "mod_wsgi" else "keyfront-uwsgi"
+    path = f"system/etc/systemd/system/{unit}.service"
+    commands = [line for line in lines(files(server)[path]) if " drain " in line]
+    assert commands == []
+    balanced = files(server, trusted_proxies=("192.0.2.10",))
+    start, stop = (line for line in lines(balanced[path]) if " drain " in line)
+    assert start.startswith("ExecStartPre=-") and start.endswith(" --undo")
+    assert stop.startswith("ExecStop=-") and " --timeout " in stop
+    # before anything is told to end
+    (limit,) = (line for line in lines(balanced[path]) if line.startswith("TimeoutStopSec="))
+    assert int(limit.partition("=")[2]) > int(stop.rpartition(" ")[2])
+
+
+def test_haproxy_asks_who_is_ready_and_else_who_lives() -> None:
+    text = files(haproxy=("192.0.2.1:5000",))["haproxy.cfg"].text
+    ready, living = text.split("\nbackend keyfront_")[-2:]
+    assert "uri /readyz " in ready
+    assert "uri /livez " in living
+    assert "use_backend keyfront_living if { nbsrv(keyfront_nodes) eq 0 }" in text
+
+
+@pytest.mark.parametrize("server", ("nginx+uwsgi", "mod_wsgi"))
+def test_the_node_is_found_by_the_servers_own_file(server: str, tmp_path: Path) -> None:
+    made = files(server)
+    for name in ("uwsgi.ini", "apache.conf", "keyfront.wsgi"):
+        if name in made:
+            (tmp_path / name).write_text(made[name].text.replace("/etc/keyfront/", f"{tmp_path}/"))
+    file = tmp_path / ("apache.conf" if server == "mod_wsgi" else "uwsgi.ini")
+    assert drain.folder_of(file) == Path("/run/keyfront/node")

@@ -7,13 +7,17 @@ import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from keyfront.common import node_counters
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import counters as module
+from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.counters import HITS, MISSES, NAMES, Counters
+from keyfront.middleware.tokens.invalidation import change_log
 
 WORDS_OF_A_ROW = 16
 
@@ -29,13 +33,13 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         return 1000 + len(made) - 1
 
     made: list[None] = []
-    monkeypatch.setattr(module, "lives", lambda pid: pid in living)
+    monkeypatch.setattr(node_counters, "lives", lambda pid: pid in living)
 
     class Os:
         def __getattr__(self, name: str) -> object:
             return getpid if name == "getpid" else getattr(os, name)
 
-    monkeypatch.setattr(module, "os", Os())
+    monkeypatch.setattr(node_counters, "os", Os())
     yield living
 
 
@@ -110,8 +114,8 @@ def test_a_row_of_no_process_is_taken(tmp_path: Path, owner: int) -> None:
 
 
 def test_a_process_of_another_user_lives() -> None:
-    assert module.lives(1)
-    assert module.lives(os.getpid())
+    assert node_counters.lives(1)
+    assert node_counters.lives(os.getpid())
 
 
 def test_a_full_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,3 +151,26 @@ def test_what_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
         path.write_bytes(content)
     with pytest.raises(CoordinatorError, match=r"counters: "):
         module.read(path)
+
+
+def test_a_refused_change_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away:
+        slot_count = 64
+
+        def mark(self, *_: object, **__: object) -> None:
+            raise CoordinatorError("it is away")
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    made = counters(tmp_path)
+    monkeypatch.setitem(node_cache.registry, tmp_path, SimpleNamespace(counters=made))
+    change_log.registry.set(tmp_path, Away())  # type: ignore[arg-type]
+    try:
+        with pytest.raises(CoordinatorError, match="away"):
+            change_log.Changes(lambda: tmp_path).begin(["user-1"])
+    finally:
+        change_log.registry.forget(tmp_path)
+    assert counted(made) == {"changes_refused": 1}

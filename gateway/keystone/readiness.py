@@ -1,0 +1,101 @@
+"""The parts that a Keystone needs to answer what no cache does: what asks each of them.
+
+Nothing here takes what requests need: the database is asked over a connection of its own, since a
+pool with no connection left tells of load and not of the database.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from keyfront.errors import DirectoryUnavailableError, ServerError
+
+
+def parts() -> dict[str, Callable[[], None]]:
+    """Return what asks each part that this process's Keystone has, by name; it raises if it is not
+    there. Without a Keystone there is none.
+    """
+    module: Any = sys.modules.get("keystone.conf")
+    if module is None or "database" not in module.CONF:
+        return {}
+    conf = module.CONF
+    found: dict[str, Callable[[], None]] = {"database": _Database()}
+    if conf.identity.domain_specific_drivers_enabled or "ldap" in conf.identity.driver:
+        found["directory"] = _ask_directories
+    if "keyfront_token_cache" in conf and conf.keyfront_token_cache.coordinator:
+        found["redis"] = _ask_redis
+    if conf.token.provider == "fernet":
+        found["keys"] = lambda: _look_for_keys(Path(conf.fernet_tokens.key_repository))
+    elif conf.token.provider == "jws":
+        found["keys"] = lambda: _look_for_keys(Path(conf.jwt_tokens.jws_public_key_repository))
+    return found
+
+
+class _Database:
+    """Asks Keystone's database for a row, over a connection that it opens and closes."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+
+    def __call__(self) -> None:
+        """Ask.
+
+        :raises Exception: what the database's driver says
+        """
+        if self._engine is None:
+            import sqlalchemy
+            from keystone.common.sql import core
+
+            # The URL as oslo.db made it, with the parameters of its options.
+            url = core._get_main_context_manager()._factory.get_writer_engine().url
+            self._engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool)
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+
+
+def _ask_directories() -> None:
+    """See whether each LDAP directory that is in use has a server that is up.
+
+    The pools know: an operation has told them, or their own look at what was down.
+
+    :raises DirectoryUnavailableError: one has none
+    """
+    directory: Any = sys.modules.get("keyfront.middleware.ldap.directory")
+    for pool in directory.open_pools() if directory is not None else ():
+        states = pool.servers
+        if not any(state.state == "up" for state in states):
+            told = "; ".join(f"{state.url.text}: {state.last_error}" for state in states)
+            raise DirectoryUnavailableError(told)
+
+
+def _ask_redis() -> None:
+    """See whether the Redis that keeps the epochs answers, where one does.
+
+    :raises CoordinatorError: it does not
+    """
+    change_log: Any = sys.modules.get("keyfront.middleware.tokens.invalidation.change_log")
+    for coordinator in change_log.registry.all() if change_log is not None else ():
+        if coordinator.may_be_away:
+            coordinator.statistics()
+
+
+def _look_for_keys(folder: Path) -> None:
+    """Read the first byte of a key.
+
+    :raises ServerError: there is none, or none may be read
+    """
+    reason = "it is empty"
+    try:
+        for name in sorted(os.listdir(folder)):
+            with open(folder / name, "rb") as file:
+                if file.read(1):
+                    return
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise ServerError(f"{folder}: no key can be read: {reason}")
+
+

@@ -1,0 +1,184 @@
+"""Answers how a server is, in front of its application: ``/livez`` and ``/readyz``.
+
+``/livez`` says that a worker answers. ``/readyz`` says whether this node should be sent requests:
+not while it is draining, and not while a part is away that it needs. Balancers get a status, 200 or
+503, and a word; who may see more also gets what is known of each part.
+
+Only GET and HEAD of exactly these two paths are answered here; all else is the application's, such
+as Keystone's own ``/healthcheck``. Settings come from the environment:
+
+``KEYFRONT_HEALTH``
+    what the two paths begin with, for example ``/keyfront``; empty by default; ``off`` for neither
+``KEYFRONT_HEALTH_DETAIL``
+    networks whose clients see the detail, divided by commas. ``local``, the default, is this
+    machine; ``nobody``
+``KEYFRONT_READY``
+    the parts that are asked, each with the seconds it has, and divided by blanks:
+    ``database:2 directory:2 redis:1 keys:1`` by default
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keyfront.errors import OptionError
+
+from .checks import Checks
+from .drain import is_draining
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+PREFIX_VARIABLE = "KEYFRONT_HEALTH"
+DETAIL_VARIABLE = "KEYFRONT_HEALTH_DETAIL"
+READY_VARIABLE = "KEYFRONT_READY"
+
+#: The parts that can be asked.
+PARTS = ("database", "directory", "redis", "keys")
+_READY = "database:2 directory:2 redis:1 keys:1"
+_LONGEST = 60.0
+_PREFIX = re.compile(r"(/[\w.~-]+)*", re.ASCII)
+_LOCAL = ("127.0.0.0/8", "::1/128", "::ffff:127.0.0.0/104")
+
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How health is answered.
+
+    :param prefix: what the paths begin with; ``None``: it is not answered
+    :param networks: of clients that see the detail
+    :param local: whether those of this machine do, also over a unix socket
+    :param limits: the seconds of each part that is asked, above 0
+    """
+
+    prefix: str | None
+    networks: tuple[_Network, ...]
+    local: bool
+    limits: dict[str, float]
+
+    def may_see(self, environ: WSGIEnvironment) -> bool:
+        """Tell whether who asks may see the detail: he, and whoever he asks for."""
+        # A web server in front tells for whom it asks, which nobody else on this machine needs to.
+        addresses = [environ.get("REMOTE_ADDR")]
+        forwarded = environ.get("HTTP_X_FORWARDED_FOR")
+        if forwarded:
+            addresses += forwarded.split(",")
+        return all(self._knows(address) for address in addresses)
+
+    def _knows(self, address: Any) -> bool:
+        if address is None:
+            return False
+        text = address.strip()
+        if text in ("", "unix:"):
+            return self.local
+        try:
+            found = ipaddress.ip_address(text)
+        except ValueError:
+            return False
+        return any(found in network for network in self.networks)
+
+
+def from_environment() -> Settings:
+    """Return the settings that the environment makes.
+
+    :raises OptionError: a value cannot be used
+    """
+    prefix: str | None = os.environ.get(PREFIX_VARIABLE, "").rstrip("/")
+    if prefix == "off":
+        prefix = None
+    elif not _PREFIX.fullmatch(prefix or ""):
+        raise OptionError(PREFIX_VARIABLE, prefix, "off, or a path such as /keyfront")
+    networks: list[_Network] = []
+    local = False
+    detail = os.environ.get(DETAIL_VARIABLE, "") or "local"
+    for text in detail.split(",") if detail != "nobody" else ():
+        if text.strip() == "local":
+            local = True
+            networks += map(ipaddress.ip_network, _LOCAL)
+            continue
+        try:
+            networks.append(ipaddress.ip_network(text.strip()))
+        except ValueError:
+            allowed = "local, nobody, or networks such as 192.0.2.0/24, divided by commas"
+            raise OptionError(DETAIL_VARIABLE, detail, allowed) from None
+    return Settings(prefix, tuple(networks), local, _limits())
+
+
+def _limits() -> dict[str, float]:
+    given = os.environ.get(READY_VARIABLE)
+    found = {}
+    for word in (_READY if given is None else given).split():
+        name, _, seconds = word.partition(":")
+        try:
+            found[name] = float(seconds)
+            if name not in PARTS or not 0.01 <= found[name] <= _LONGEST:
+                raise ValueError
+        except ValueError:
+            allowed = f"PART:SECONDS with 0.01 to {_LONGEST:g}, parts are {', '.join(PARTS)}"
+            raise OptionError(READY_VARIABLE, given, allowed) from None
+    return found
+
+
+def answers(
+    *,
+    settings: Settings,
+    checks: Checks,
+    folder: Path | None,
+    found: Callable[[int, bool], object] = lambda place, ok: None,
+    draining: Callable[[Path | None], bool] = is_draining,
+) -> dict[str, WSGIApplication]:
+    """Return what answers questions for health, by path.
+
+    :param checks: the parts that the application needs
+    :param folder: of the node, which tells whether it is draining; ``None`` without one
+    :param found: told of each part, by its place in :data:`PARTS`, whether it is there
+    """
+    if settings.prefix is None:
+        return {}
+
+    def live(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return _answer(environ, start_response, True, {"status": "alive"})
+
+    def ready(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if draining(folder):
+            return _answer(environ, start_response, False, {"status": "draining"})
+        findings = checks.findings()
+        for name, finding in findings.items():
+            if name in PARTS:
+                found(PARTS.index(name), finding.ok)
+        is_ready = all(finding.ok for finding in findings.values())
+        told: dict[str, Any] = {"status": "ready" if is_ready else "not ready"}
+        if settings.may_see(environ):
+            told["parts"] = {
+                name: {
+                    "ok": one.ok,
+                    "seconds": round(one.seconds, 4),
+                    **({"error": one.error} if one.error else {}),
+                }
+                for name, one in findings.items()
+            }
+        return _answer(environ, start_response, is_ready, told)
+
+    return {f"{settings.prefix}/livez": live, f"{settings.prefix}/readyz": ready}
+
+
+def _answer(
+    environ: WSGIEnvironment, start_response: StartResponse, ok: bool, told: dict[str, Any]
+) -> list[bytes]:
+    body = json.dumps(told).encode()
+    headers = [
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+    ]
+    start_response("200 OK" if ok else "503 Service Unavailable", headers)
+    return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]

@@ -1,0 +1,162 @@
+"""What the LDAP pools of all processes of a node did, in a mapped file of the node's folder.
+
+A pool counts for itself, under locks that it needs anyway. Each process with a pool copies the
+numbers of all its pools to its row once a second, in a thread that does nothing else, so that no
+login pays for who watches. Where ``KEYFRONT_NODE`` names no folder, there is no thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keyfront.common.file_lock import FileLock
+from keyfront.common.node_counters import Layout, NodeCounters, node_folder, owners
+from keyfront.errors import CoordinatorError, KeyfrontError
+
+if TYPE_CHECKING:
+    from .directory import LDAPPool
+
+LOG = logging.getLogger(__name__)
+
+_KINDS = ("search", "auth")
+#: What is now, over all pools, by the names of :meth:`.directory.LDAPPool.get_stats`.
+PRESENT = (
+    *("servers_up", "servers_down"),
+    *(f"{kind}_{name}" for kind in _KINDS for name in ("size", "idle", "lent", "waiting")),
+    *(f"{kind}_max_size" for kind in _KINDS),
+)
+#: What was counted, over all pools, those included that were closed.
+SUMS = (
+    *("searches", "searches_retried", "searches_failed"),
+    *("logins", "logins_accepted", "binds", "credentials_refused", "logins_failed"),
+    *(
+        f"{kind}_{name}"
+        for kind in _KINDS
+        for name in (
+            *("requests", "requests_queued", "requests_wait_ms", "requests_errors", "opened"),
+            *("open_errors", "closed", "lost", "expired", "idle_evicted", "usage_ms"),
+        )
+    ),
+)
+_NAMES = (*PRESENT, *SUMS)
+_LAYOUT = Layout(64, present=frozenset(range(1, 1 + len(PRESENT))))
+_FILE = "ldap"
+_SECONDS = 1.0
+
+
+class Publisher:
+    """Copies the numbers of this process's pools to the node's file.
+
+    :param folder: of the node
+    :raises KeyfrontError: the file cannot be made
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._counters = NodeCounters(folder / _FILE, FileLock(folder / f"{_FILE}.lock"), _LAYOUT)
+        self._last: weakref.WeakKeyDictionary[LDAPPool, dict[str, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._pid = os.getpid()
+
+    def publish(self, pools: list[LDAPPool]) -> None:
+        """Copy what they say now."""
+        if self._pid != os.getpid():  # the parent's pools did not count here
+            self._pid = os.getpid()
+            self._last.clear()
+            self._counters.claim()
+        now = dict.fromkeys(PRESENT, 0)
+        row = self._counters.row
+        for pool in pools:
+            found = {name: int(value) for name, value in pool.get_stats().items()}
+            for name in PRESENT:
+                now[name] += found[name]
+            before = self._last.get(pool, {})
+            for place, name in enumerate(SUMS, 1 + len(PRESENT)):
+                # Somebody may have popped them.
+                grown = found[name] - before.get(name, 0)
+                row[place] += grown if grown >= 0 else found[name]
+            self._last[pool] = found
+        for place, name in enumerate(PRESENT, 1):
+            row[place] = now[name]
+
+
+class _Thread:
+    """The one thread of this process that publishes: the registry of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = 0
+
+    def start(self) -> None:
+        """Start it, unless it runs in this process or nobody asked for it; never raises."""
+        pid = os.getpid()
+        if self._pid == pid:
+            return
+        try:
+            folder = node_folder()
+        except KeyfrontError:
+            folder = None  # the entrypoint has said so
+        with self._lock:
+            if self._pid == pid:
+                return
+            self._pid = pid
+        if folder is not None:
+            thread = threading.Thread(
+                target=_run, args=(folder,), name="keyfront-ldap-statistics", daemon=True
+            )
+            thread.start()
+
+    def after_fork(self) -> None:
+        """Begin without a thread: the parent's is not here, and its lock may be held."""
+        self._lock = threading.Lock()
+
+
+thread = _Thread()
+
+
+def _run(folder: Path) -> None:
+    from .directory import open_pools
+
+    try:
+        publisher = Publisher(folder)
+    except (OSError, CoordinatorError) as error:
+        LOG.warning("KEYFRONT_NODE = %s: LDAP pools are not counted there: %s", folder, error)
+        return
+    pid = os.getpid()
+    while os.getpid() == pid:
+        try:
+            publisher.publish(open_pools())
+        except Exception:
+            LOG.exception("the statistics of LDAP pools cannot be published")
+            return
+        time.sleep(_SECONDS)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Tell whether any process of a node has, or had, an LDAP pool."""
+    return (folder / _FILE).exists()
+
+
+def read(folder: Path) -> Mapping[str, int]:
+    """Return the sums over all processes of a node by name, and ``processes`` that live.
+
+    :raises CoordinatorError: none has an LDAP pool, or the file is not readable
+    """
+    rows = _LAYOUT.rows_of(folder / _FILE)
+    living = set(owners(rows))
+    found = {"processes": len(living)}
+    for place, name in enumerate(_NAMES, 1):
+        counted = [row for row in rows if name in SUMS or row[0] in living]
+        found[name] = sum(row[place] for row in counted)
+    return found
+
+
+os.register_at_fork(after_in_child=thread.after_fork)

@@ -1,0 +1,128 @@
+"""keyfront status and keyfront ldap stats: all parts on one page, for people and programs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from keyfront.cli import ldap, metrics, status
+from keyfront.cli.parser import Parser
+from keyfront.errors import CoordinatorError, KeyfrontError
+from keyfront.gateway.heartbeat import counters as heartbeat
+from keyfront.gateway.node.counters import NodeCounts, count_requests
+from keyfront.gateway.node.health import PARTS
+from keyfront.middleware.ldap import LDAPPool, published
+
+
+@pytest.fixture
+def counts(tmp_path: Path) -> NodeCounts:
+    made = NodeCounts()
+    made.share(tmp_path / "node")
+    made.begin()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def no_token_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of this machine is looked at."""
+    monkeypatch.setattr("keyfront.cli.tokens.caches", list)
+
+
+def _run(command: object, folder: Path, *words: str) -> tuple[int, str]:
+    parser = Parser()
+    command.add_arguments(parser)  # type: ignore[attr-defined]
+    out = io.StringIO()
+    action = [words[0]] if words[:1] == ("stats",) else []
+    rest = [*words[len(action) :], "--node", str(folder / "node")]
+    if not action:
+        rest += ["--heartbeat", str(folder / "beats")]
+    given = parser.parse_args([*action, *rest])
+    return command.run(given, out, io.StringIO()), out.getvalue()  # type: ignore[attr-defined]
+
+
+def _publish(folder: Path) -> None:
+    """As a process with a pool does, whose server is down."""
+    pool = LDAPPool("ldap://127.0.0.1:1", min_size=0, open=False)
+    published.Publisher(folder / "node").publish([pool])
+
+
+def test_a_node_in_service(tmp_path: Path, counts: NodeCounts) -> None:
+    (tmp_path / "beats").mkdir(mode=0o700)
+    count_requests(lambda *_: [], counts)({}, lambda *_: None)
+    counts.queued(0.003)
+    counts.found(PARTS.index("database"), True)
+    code, text = _run(status, tmp_path)
+    assert code == 0
+    assert "in service" in text
+    assert "token cache: not in use" in text
+    assert "heartbeat: not in use" in text
+    assert all(len(line) <= 80 for line in text.splitlines()[1:])
+    code, text = _run(status, tmp_path, "--json")
+    found = json.loads(text)
+    assert found["ok"]
+    assert found["requests"]["requests"] == 1
+    assert found["requests"]["queue_seconds_p99"] == pytest.approx(0.004096)
+    assert found["requests"]["parts"]["database"]["ok"]
+    assert found["tokens"] is found["ldap"] is found["heartbeat"] is None
+
+
+def test_all_parts(tmp_path: Path, counts: NodeCounts) -> None:
+    _publish(tmp_path)
+    beats = heartbeat.Counts(tmp_path / "beats")
+    try:
+        code, text = _run(status, tmp_path)
+    finally:
+        beats.close()
+    assert code == 0
+    assert "search pool" in text
+    assert "in 1 processes" in text
+
+
+@pytest.mark.parametrize("fault", ("part", "workers", "damaged"))
+def test_a_node_that_is_not_ok(tmp_path: Path, counts: NodeCounts, fault: str) -> None:
+    (tmp_path / "beats").mkdir(mode=0o700)
+    if fault == "part":
+        counts.found(PARTS.index("keys"), False)
+    elif fault == "workers":
+        counts.row[2] = 0
+    else:
+        (tmp_path / "node/requests").write_bytes(b"junk")
+    code, text = _run(status, tmp_path)
+    assert code == 1
+    assert "NOT OK" in text
+    assert ("AWAY" in text) == (fault == "part")
+    assert ("4 bytes instead of" in text) == (fault == "damaged")
+
+
+def test_ldap_stats(tmp_path: Path, counts: NodeCounts) -> None:
+    with pytest.raises(CoordinatorError):
+        _run(ldap, tmp_path, "stats")
+    _publish(tmp_path)
+    code, text = _run(ldap, tmp_path, "stats")
+    assert code == 0
+    assert all(len(line) <= 80 for line in text.splitlines()[1:])
+    found = json.loads(_run(ldap, tmp_path, "stats", "--json")[1])
+    assert set(found) == {"processes", *published.PRESENT, *published.SUMS}
+    assert (found["processes"], found["servers_up"], found["search_max_size"]) == (1, 1, 10)
+
+
+def test_all_that_a_pool_counts_is_published() -> None:
+    pool = LDAPPool("ldap://127.0.0.1:1", min_size=0, open=False)
+    assert {*published.PRESENT, *published.SUMS} == pool.get_stats().keys()
+
+
+def test_metrics_are_printed(tmp_path: Path, counts: NodeCounts) -> None:
+    (tmp_path / "beats").mkdir(mode=0o700)
+    code, text = _run(metrics, tmp_path)
+    assert code == 0
+    assert "keyfront_workers 1.0" in text
+
+
+@pytest.mark.parametrize("address", ("nowhere", "unix:metrics", "unix:/" + "x" * 120))
+def test_metrics_have_an_address(tmp_path: Path, counts: NodeCounts, address: str) -> None:
+    (tmp_path / "beats").mkdir(mode=0o700)
+    with pytest.raises(KeyfrontError, match="--listen"):
+        _run(metrics, tmp_path, "--listen", address)
