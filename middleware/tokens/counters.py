@@ -24,8 +24,12 @@ NAMES = (
     "waits",  # waited for another request that asked the same
     "bypassed",  # asked of Keystone because the request must not be answered from a cache
     "not_kept",  # misses whose answer was not kept
+    "not_followed",  # of these, because nobody followed the directory it was made of
+    "directory_changes",  # told by directories that are followed
 )
-HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT = range(1, len(NAMES) + 1)
+HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT, NOT_FOLLOWED, DIRECTORY_CHANGES = range(
+    1, len(NAMES) + 1
+)
 
 # No count gets there.
 _DAMAGED = 2**56

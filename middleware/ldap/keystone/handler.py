@@ -27,6 +27,7 @@ from keyfront.errors import DirectoryAnswerError, DirectoryError, OptionError
 
 from ..directory import LDAPPool
 from ..protocol.urls import ServerURL
+from . import observers
 from .errors import made, translated
 from .options import pool_arguments
 
@@ -67,6 +68,23 @@ class DriverPool:
                     # the process the kernel closes what is open.
                     weakref.finalize(self, pool.close, 0.0).atexit = False
         return pool
+
+    def heard(self, source: str | None) -> None:
+        """Tell :data:`observers` that a search was answered.
+
+        :param source: the server that did, as ``Connection.source``; ``None`` if that is not known
+        """
+        for observer in observers:
+            observer(self, source)
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Tell them of an answer that is an error, too: "no such object" is one."""
+        try:
+            yield
+        except DirectoryAnswerError:
+            self.heard(None)
+            raise
 
     def is_service(self, who: str, password: str) -> bool:
         """Return whether these are what the pool binds with before it searches."""
@@ -301,8 +319,9 @@ class PoolHandler(common.LDAPHandler):
         """
         if isinstance(msgid, _PlainSearch):
             return ldap.RES_SEARCH_RESULT, self._search(msgid.request), 0, []
-        with _python_ldap_errors():
+        with _python_ldap_errors(), self._source.noted():
             answer, cookie = msgid.page()
+        self._source.heard(answer.source)
         controls = [] if cookie is None else [_PAGED(criticality=False, size=0, cookie=cookie)]
         return ldap.RES_SEARCH_RESULT, _in_order(answer.items), 0, controls
 
@@ -362,8 +381,10 @@ class PoolHandler(common.LDAPHandler):
 
     def _search(self, request: dict[str, Any]) -> list[tuple[Any, Any]]:
         pool = self._source.get()
-        with _python_ldap_errors():
-            return _in_order(pool.search(**request).items)
+        with _python_ldap_errors(), self._source.noted():
+            answer = pool.search(**request)
+        self._source.heard(answer.source)
+        return _in_order(answer.items)
 
 
 def _check(texts: Iterable[Any]) -> None:

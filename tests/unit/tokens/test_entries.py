@@ -466,7 +466,7 @@ def test_packed_and_unpacked(
     assert fields(other) == fields(entry)
     assert isinstance(other.epoch, Epoch)
     assert isinstance(other.slots, Slots)
-    assert Lifetime(other.deadline, other.expires) == lifetime
+    assert other.lifetime == lifetime
 
 
 @settings(max_examples=300, deadline=None)
