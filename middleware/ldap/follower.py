@@ -52,6 +52,13 @@ _BATCH = 256
 # Entries whose numbers have a place of their own, about.
 _PLACES = 1 << 17
 
+# Entries of a page.
+_PAGE = 500
+# Numbers that no entry has, at most, and seconds for which they are looked for.
+_GAPS = 2000
+_GAP_SECONDS = 10.0
+_SHOW_DELETED = "1.2.840.113556.1.4.417"
+
 # What an operator's limits, rights or a missing overlay are answered by.
 _LIMITS = frozenset((3, 4, 11))
 _REFUSED = frozenset((2, 12, 50, 53))
@@ -60,11 +67,12 @@ _NO_SUCH_OBJECT = 32
 _SUBTREE, _BASE = 2, 0
 _ANYTHING = "(objectClass=*)"
 
-Method = Literal["syncrepl", "psearch"]
+Method = Literal["syncrepl", "usn", "psearch"]
 
 #: How a directory can be followed, the surest first, with what a server says it has for it.
 METHODS: Final[dict[Method, str]] = {
     "syncrepl": sync.SYNC_REQUEST,
+    "usn": sync.ACTIVE_DIRECTORY,
     "psearch": sync.PERSISTENT_SEARCH,
 }
 
@@ -188,12 +196,13 @@ class Follower:
             method = self._method(connection)
             if method is None:
                 self._listener.impossible(
-                    connection.source, "it offers neither syncrepl nor persistent search"
+                    connection.source, "it offers none of " + ", ".join(self._terms.methods)
                 )
                 self._stop.wait(60.0)
                 return
             try:
-                _Session(self, connection, method).run()
+                kind = _Polling if method == "usn" else _Persistent
+                kind(self, connection, method).run()
             except DirectoryAnswerError as error:
                 if error.code in _LIMITS and not self._limited:
                     # Without what is there now: only slapd can tell where to begin.
@@ -223,6 +232,70 @@ class _Session:
         self._stop = follower._stop
         self._connection = connection
         self._method = method
+        self._users: set[str] = set()
+        self._all = False
+        # Of each entry: which user it is, and what the service reads of it. Not for longer: what
+        # has changed to and fro since would look the same.
+        self._identities = _Known(_PLACES)
+        self._contents = _Known(_PLACES)
+
+    def _begin(self) -> None:
+        """Tell that from now on all changes are told."""
+        self._users.clear()
+        self._all = False
+        self._listener.begins(self._connection.source)
+        self._follower._complained = ""
+        LOG.info("directory %s is followed by %s", self._follower._name, self._method)
+
+    def _note(self, change: Change, state: sync.EntryState | None) -> None:
+        """Find out what the change of an entry means."""
+        kind = self._listener.kind(change.attributes)
+        name = state.uuid if state else b""
+        name = name or change.dn.lower().encode("utf-8", "surrogateescape")
+        if state is not None and state.state == sync.DELETED:
+            # If it comes again, it has been away.
+            self._identities.forget(name)
+            self._contents.forget(name)
+            self._all = True
+            return
+        identity = ""
+        if kind == "user":
+            with suppress(LookupError):
+                identity = self._listener.identity(change)
+        read = [x for x in sorted(change.attributes.items()) if x[0].lower() != "usnchanged"]
+        content = repr((change.dn, kind, read)).encode()
+        if kind == "other":
+            content = repr((change.dn, kind)).encode()
+        # Both are noted, whatever the first one says.
+        had = self._identities.has(name)
+        same_user = self._identities.note(name, identity.encode("utf-8", "surrogateescape"))
+        same = self._contents.note(name, content)
+        if kind == "group":
+            self._all = True
+        elif same and same_user:
+            return
+        elif kind == "user" and identity:
+            added = state is not None and state.state == sync.ADDED and not had
+            if not (same_user or added):
+                self._all = True
+            self._users.add(identity)
+        elif had or state is None or state.state != sync.ADDED:
+            self._all = True
+
+    def _tell(self) -> None:
+        if self._all:
+            self._listener.everything()
+        elif self._users:
+            self._listener.changed(sorted(self._users))
+        self._users.clear()
+        self._all = False
+
+
+class _Persistent(_Session):
+    """Searches that go on for ever."""
+
+    def __init__(self, follower: Follower, connection: Connection, method: Method) -> None:
+        super().__init__(follower, connection, method)
         self._searches: set[int] = set()
         # Searches that have not told yet what there is now.
         self._refreshing: set[int] = set()
@@ -232,12 +305,6 @@ class _Session:
         self._of: dict[int, str] = {}
         self._asked = 0.0
         self._answered = 0
-        self._users: set[str] = set()
-        self._all = False
-        # Of each entry: which user it is, and what the service reads of it. Not for longer: what
-        # has changed to and fro since would look the same.
-        self._identities = _Known(_PLACES)
-        self._contents = _Known(_PLACES)
 
     def run(self) -> None:
         """Follow until the connection ends or the follower is stopped; raises why."""
@@ -284,11 +351,7 @@ class _Session:
             # came after it were answered.
             if not begun and (self._answered > 1 or self._method == "syncrepl"):
                 begun = True
-                self._users.clear()
-                self._all = False
-                self._listener.begins(self._connection.source)
-                self._follower._complained = ""
-                LOG.info("directory %s is followed by %s", self._follower._name, self._method)
+                self._begin()
             self._tell()
             if begun and not self._beats and self._answered:
                 self._listener.alive(self._connection.source, self._asked)
@@ -365,47 +428,148 @@ class _Session:
             "it ended the search that was to go on", server=self._connection.server
         )
 
-    def _note(self, change: Change, state: sync.EntryState | None) -> None:
-        """Find out what the change of an entry means."""
-        kind = self._listener.kind(change.attributes)
-        name = state.uuid if state else b""
-        name = name or change.dn.lower().encode("utf-8", "surrogateescape")
-        if state is not None and state.state == sync.DELETED:
-            # If it comes again, it has been away.
-            self._identities.forget(name)
-            self._contents.forget(name)
-            self._all = True
-            return
-        identity = ""
-        if kind == "user":
-            with suppress(LookupError):
-                identity = self._listener.identity(change)
-        content = repr((change.dn, kind, sorted(change.attributes.items()))).encode()
-        if kind == "other":
-            content = repr((change.dn, kind)).encode()
-        # Both are noted, whatever the first one says.
-        had = self._identities.has(name)
-        same_user = self._identities.note(name, identity.encode("utf-8", "surrogateescape"))
-        same = self._contents.note(name, content)
-        if kind == "group":
-            self._all = True
-        elif same and same_user:
-            return
-        elif kind == "user" and identity:
-            added = state is not None and state.state == sync.ADDED and not had
-            if not (same_user or added):
-                self._all = True
-            self._users.add(identity)
-        elif had or state is None or state.state != sync.ADDED:
-            self._all = True
 
-    def _tell(self) -> None:
-        if self._all:
-            self._listener.everything()
-        elif self._users:
-            self._listener.changed(sorted(self._users))
-        self._users.clear()
-        self._all = False
+class _Polling(_Session):
+    """Active Directory and Samba: update sequence numbers (MS-ADTS 3.1.1.5.2.1), asked for.
+
+    The server tells the number of its last change; if that is another one, the entries with the
+    numbers in between are read. A number that belongs to no entry that the service may see, such
+    as that of a deleted one, counts as a change of anybody. It is looked for again for a while: a
+    change may be committed after one with a greater number.
+    """
+
+    def run(self) -> None:
+        """Follow until the connection ends or the follower is stopped; raises why."""
+        last, contexts = self._root()
+        self._load()
+        self._begin()
+        # Numbers that no entry had, and since when.
+        gaps: dict[int, float] = {}
+        while not self._stop.is_set():
+            asked = time.monotonic()
+            newest, _ = self._root()
+            if newest < last:
+                raise DirectoryUnavailableError(
+                    "its sequence numbers went back", server=self._connection.server
+                )
+            gaps = {x: since for x, since in gaps.items() if asked - since < _GAP_SECONDS}
+            if newest - last > _GAPS or len(gaps) > _GAPS:
+                raise DirectoryUnavailableError(
+                    f"more than {_GAPS} changes at once", server=self._connection.server
+                )
+            if newest > last or gaps:
+                expected = set(range(last + 1, newest + 1))
+                found = self._changed(min(expected | gaps.keys()), newest, contexts)
+                self._all |= bool(expected - found)
+                gaps.update(dict.fromkeys(expected - found, asked))
+                for number in found & gaps.keys():
+                    del gaps[number]
+                last = newest
+            self._tell()
+            self._listener.alive(self._connection.source, asked)
+            self._stop.wait(max(asked + BEAT_SECONDS - time.monotonic(), 0.0))
+
+    def _root(self) -> tuple[int, list[str]]:
+        """Return the number of the last change, and the roots of all that is numbered."""
+        names = ("highestCommittedUSN", "namingContexts")
+        entries, _ = self._query("", _BASE, _ANYTHING, names)
+        found = {name.lower(): values for entry in entries for name, values in entry[1].items()}
+        try:
+            newest = int(found["highestcommittedusn"][0])
+        except (KeyError, ValueError, IndexError):
+            raise DirectoryUnavailableError(
+                "it does not tell highestCommittedUSN", server=self._connection.server
+            ) from None
+        return newest, [x.decode("utf-8", "replace") for x in found.get("namingcontexts", [])]
+
+    def _load(self) -> None:
+        """Learn what there is now, in pages."""
+        for tree in self._terms.trees:
+            cookie = b""
+            while True:
+                page = controls.paged_control(_PAGE, cookie)
+                entries, done = self._query(
+                    tree, _SUBTREE, _ANYTHING, self._wanted, page, seconds=_REFRESH_SECONDS
+                )
+                for dn, attributes in entries:
+                    name = _guid(dn, attributes)
+                    self._note(Change(dn, attributes), sync.EntryState(sync.PRESENT, name))
+                cookie = controls.paged_cookie(done.controls) or b""
+                if not cookie:
+                    break
+
+    @property
+    def _wanted(self) -> tuple[str, ...]:
+        own = ("objectClass", "objectGUID", "isDeleted", "uSNChanged")
+        names = {name.lower(): name for name in (*own, *self._terms.attributes)}
+        return tuple(names.values())
+
+    def _changed(self, first: int, newest: int, contexts: list[str]) -> set[int]:
+        """Note the entries with these numbers; return the numbers that entries have."""
+        found: set[int] = set()
+        search = f"(&(uSNChanged>={first})(uSNChanged<={newest}))"
+        deleted = controls.control(_SHOW_DELETED)
+        for context in contexts:
+            try:
+                entries, _ = self._query(context, _SUBTREE, search, self._wanted, deleted)
+            except DirectoryAnswerError:
+                continue  # not the service's to see: its numbers are gaps
+            for dn, attributes in entries:
+                lowered = {name.lower(): values for name, values in attributes.items()}
+                found.update(int(x) for x in lowered.get("usnchanged", []) if x.isdigit())
+                name = _guid(dn, attributes)
+                known = self._identities.has(name)
+                gone = bool(lowered.get("isdeleted")) or not self._is_inside(dn)
+                if gone and not known:
+                    continue  # nobody of ours
+                state = sync.DELETED if gone else sync.MODIFIED if known else sync.ADDED
+                self._note(Change(dn, attributes), sync.EntryState(state, name))
+        for tree in self._terms.trees:
+            self._query(tree, _BASE, _ANYTHING, ("1.1",))  # it is where it was
+        return found
+
+    def _is_inside(self, dn: str) -> bool:
+        below = dn.lower()
+        return any(
+            below == tree or below.endswith(f",{tree}")
+            for tree in (x.lower() for x in self._terms.trees)
+        )
+
+    def _query(
+        self, base: str, scope: int, search: str, attributes: Sequence[str],
+        asked: bytes = b"", *, seconds: float = _SILENT_SECONDS,
+    ) -> tuple[list[tuple[str, dict[str, list[bytes]]]], Message]:
+        """Search, with a control, and return entries and result.
+
+        :raises DirectoryAnswerError: the server refused
+        """  # fmt: skip
+        number = self._connection.post(
+            base, scope, search, attributes, encoded_controls=controls.encode(asked)
+            if asked else b"", timeout=seconds,
+        )  # fmt: skip
+        deadline = time.monotonic() + seconds
+        entries = []
+        while True:
+            message = self._connection.take(max(deadline - time.monotonic(), 0.0))
+            if message is None:
+                raise DirectoryUnavailableError(
+                    f"no answer within {seconds:.3g} s", server=self._connection.server
+                )
+            if message.id != number:
+                continue
+            if message.tag == responses.ENTRY:
+                entries.append((message.dn, message.attributes))
+            elif message.tag == responses.DONE:
+                if message.code:
+                    raise result_codes.refusal(message, self._connection.server)
+                return entries, message
+
+
+def _guid(dn: str, attributes: dict[str, list[bytes]]) -> bytes:
+    for name, values in attributes.items():
+        if name.lower() == "objectguid" and values:
+            return values[0]
+    return dn.lower().encode("utf-8", "surrogateescape")
 
 
 class _Known:

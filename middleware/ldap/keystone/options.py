@@ -154,13 +154,14 @@ LDAP = [
     cfg.StrOpt(
         "follow",
         default="auto",
-        choices=["auto", "syncrepl", "psearch", "never"],
+        choices=["auto", "syncrepl", "usn", "psearch", "never"],
         help="How the directory is followed, so that the token cache ends the answers of users "
         "that it disables, deletes or moves. syncrepl: by content synchronization (RFC 4533), as "
-        "of slapd with the overlay syncprov; psearch: by persistent search; auto: by the first of "
-        "these that a server offers; never: not at all. Where it can be followed and is not, as "
-        "while a server does not answer, answers of this domain are not kept; where it cannot be, "
-        "they are kept for token_ttl.",
+        "of slapd with the overlay syncprov; usn: by update sequence numbers, as of Active "
+        "Directory and Samba; psearch: by persistent search; auto: by the first of these that a "
+        "server offers; never: not at all. Where it can be followed and is not, as while a server "
+        "does not answer, answers of this domain are not kept; where it cannot be, they are kept "
+        "for token_ttl.",
     ),
     cfg.FloatOpt(
         "token_ttl",

@@ -29,6 +29,8 @@ from .controls import Control, control, find
 SYNC_REQUEST: Final = "1.3.6.1.4.1.4203.1.9.1.1"
 SYNC_STATE: Final = "1.3.6.1.4.1.4203.1.9.1.2"
 SYNC_INFO: Final = "1.3.6.1.4.1.4203.1.9.1.4"
+#: What Active Directory and Samba say that they are (MS-ADTS 3.1.1.3.4.3.1).
+ACTIVE_DIRECTORY: Final = "1.2.840.113556.1.4.800"
 PERSISTENT_SEARCH: Final = "2.16.840.1.113730.3.4.3"
 ENTRY_CHANGE: Final = "2.16.840.1.113730.3.4.7"
 

@@ -18,6 +18,7 @@ import pytest
 from support import processes
 from support.directory import Directory, User, directory
 from support.fault_proxy import FaultProxy
+from support.following import SYNCPROV
 from support.keystone_world import VALIDATE, Client, World, grant
 from support.keystones import keystone_state, serve_as_is
 from support.ldap_domains import domain_file, driver_options, make_domain
@@ -29,8 +30,6 @@ pytest.importorskip("keystone")
 # the state before it. It is what docs/ldap.md promises, and goes by leases: however slow the
 # machine is, Keystone is asked sooner than that.
 BOUND = 1.0
-
-SYNCPROV = {"extra": "moduleload syncprov", "extra_database": "overlay syncprov"}
 
 
 @dataclass
