@@ -5,8 +5,9 @@ reads the same roles, projects, domains, users and catalog again. This backend (
 takes its place. Each value is kept with the tags of the rows that it was made of, by the
 statements that were executed and the values that were found while it was computed. It is found
 as long as none of them has changed, as an answer in ``TokenCache``: a user who is created
-elsewhere ends nothing but what shows all users. What no tag shows, such as a change in LDAP, is
-bounded by ``ttl``.
+elsewhere ends nothing but what shows all users. What was read from a
+directory is found as long as that is followed (``directories.py``); what nothing shows is bounded
+by ``ttl``.
 
 Only what functions return that are known is kept: none whose value is a secret, and no token.
 

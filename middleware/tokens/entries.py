@@ -277,7 +277,7 @@ class FollowedEntry(Entry):
     __slots__ = ("_deadline", "_followed")
 
     @property
-    def deadline(self) -> float:  # type: ignore[override]
+    def deadline(self) -> float:
         """When it ends, if nobody tells by then that nothing was missed."""
         return min(self._deadline, leases.until(self._followed))
 

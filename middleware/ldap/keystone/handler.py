@@ -69,23 +69,6 @@ class DriverPool:
                     weakref.finalize(self, pool.close, 0.0).atexit = False
         return pool
 
-    def heard(self, source: str | None) -> None:
-        """Tell :data:`observers` that a search was answered.
-
-        :param source: the server that did, as ``Connection.source``; ``None`` if that is not known
-        """
-        for observer in observers:
-            observer(self, source)
-
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Tell them of an answer that is an error, too: "no such object" is one."""
-        try:
-            yield
-        except DirectoryAnswerError:
-            self.heard(None)
-            raise
-
     def is_service(self, who: str, password: str) -> bool:
         """Return whether these are what the pool binds with before it searches."""
         ldap = self._conf.ldap
@@ -116,6 +99,24 @@ class DriverPool:
             )
         if self._conf.ldap.debug_level:
             LOG.info("[ldap] debug_level has no effect: libldap is not in use")
+
+
+@contextlib.contextmanager
+def _observed(pool: DriverPool) -> Iterator[list[str]]:
+    """Tell :data:`observers` of a search: also of an error that answers it, as "no such object".
+
+    Who searches appends the server that answered, as ``Connection.source``.
+    """
+    sources: list[str] = []
+    try:
+        yield sources
+    except DirectoryAnswerError:
+        sources.append("")
+        raise
+    finally:
+        for source in sources:
+            for observer in observers:
+                observer(pool, source or None)
 
 
 @contextlib.contextmanager
@@ -319,9 +320,9 @@ class PoolHandler(common.LDAPHandler):
         """
         if isinstance(msgid, _PlainSearch):
             return ldap.RES_SEARCH_RESULT, self._search(msgid.request), 0, []
-        with _python_ldap_errors(), self._source.noted():
+        with _python_ldap_errors(), _observed(self._source) as sources:
             answer, cookie = msgid.page()
-        self._source.heard(answer.source)
+            sources.append(answer.source)
         controls = [] if cookie is None else [_PAGED(criticality=False, size=0, cookie=cookie)]
         return ldap.RES_SEARCH_RESULT, _in_order(answer.items), 0, controls
 
@@ -381,9 +382,9 @@ class PoolHandler(common.LDAPHandler):
 
     def _search(self, request: dict[str, Any]) -> list[tuple[Any, Any]]:
         pool = self._source.get()
-        with _python_ldap_errors(), self._source.noted():
+        with _python_ldap_errors(), _observed(self._source) as sources:
             answer = pool.search(**request)
-        self._source.heard(answer.source)
+            sources.append(answer.source)
         return _in_order(answer.items)
 
 
