@@ -13,6 +13,7 @@ Where two entries share a place, a change counts for more than it is, never for 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from array import array
@@ -63,6 +64,7 @@ _SHOW_DELETED = "1.2.840.113556.1.4.417"
 _LIMITS = frozenset((3, 4, 11))
 _REFUSED = frozenset((2, 12, 50, 53))
 
+_AROUND_SIGNS = re.compile(r"\s*([,=+])\s*")
 _NO_SUCH_OBJECT = 32
 _SUBTREE, _BASE = 2, 0
 _ANYTHING = "(objectClass=*)"
@@ -249,13 +251,20 @@ class _Session:
 
     def _note(self, change: Change, state: sync.EntryState | None) -> None:
         """Find out what the change of an entry means."""
+        if self._method == "psearch":
+            names = [change.dn, *([state.previous] if state and state.previous else [])]
+            inside = [dn for dn in names if _is_below(dn, self._terms.trees)]
+            if len(names) > 1:  # an entry has no other name than its DN there
+                for dn in names:
+                    self._forget(_name(dn))
+                self._all |= bool(inside)
+            if len(names) > 1 or not inside:
+                return
         kind = self._listener.kind(change.attributes)
-        name = state.uuid if state else b""
-        name = name or change.dn.lower().encode("utf-8", "surrogateescape")
+        name = (state.uuid if state else b"") or _name(change.dn)
         if state is not None and state.state == sync.DELETED:
             # If it comes again, it has been away.
-            self._identities.forget(name)
-            self._contents.forget(name)
+            self._forget(name)
             self._all = True
             return
         identity = ""
@@ -281,6 +290,10 @@ class _Session:
             self._users.add(identity)
         elif had or state is None or state.state != sync.ADDED:
             self._all = True
+
+    def _forget(self, name: bytes) -> None:
+        self._identities.forget(name)
+        self._contents.forget(name)
 
     def _tell(self) -> None:
         if self._all:
@@ -308,7 +321,7 @@ class _Persistent(_Session):
 
     def run(self) -> None:
         """Follow until the connection ends or the follower is stopped; raises why."""
-        for tree in self._terms.trees:
+        for tree in self._roots():
             number = self._connection.post(
                 tree, _SUBTREE, _ANYTHING, ("objectClass", *self._terms.attributes),
                 encoded_controls=controls.encode(self._control(tree)), timeout=_SILENT_SECONDS,
@@ -355,6 +368,21 @@ class _Persistent(_Session):
             self._tell()
             if begun and not self._beats and self._answered:
                 self._listener.alive(self._connection.source, self._asked)
+
+    def _roots(self) -> tuple[str, ...]:
+        """Return where to search: a persistent search does not tell of what leaves its tree."""
+        if self._method == "syncrepl":
+            return self._terms.trees
+        found = self._connection.search("", _BASE, attributes=("namingContexts",)).entries
+        contexts = [
+            value.decode("utf-8", "replace")
+            for _, attributes in found
+            for name, values in attributes.items()
+            if name.lower() == "namingcontexts"
+            for value in values
+        ]
+        wanted = [x for x in contexts if any(_is_below(tree, (x,)) for tree in self._terms.trees)]
+        return tuple(wanted) or self._terms.trees
 
     def _control(self, tree: str) -> bytes:
         if self._method == "psearch":
@@ -519,7 +547,7 @@ class _Polling(_Session):
                 found.update(int(x) for x in lowered.get("usnchanged", []) if x.isdigit())
                 name = _guid(dn, attributes)
                 known = self._identities.has(name)
-                gone = bool(lowered.get("isdeleted")) or not self._is_inside(dn)
+                gone = bool(lowered.get("isdeleted")) or not _is_below(dn, self._terms.trees)
                 if gone and not known:
                     continue  # nobody of ours
                 state = sync.DELETED if gone else sync.MODIFIED if known else sync.ADDED
@@ -527,13 +555,6 @@ class _Polling(_Session):
         for tree in self._terms.trees:
             self._query(tree, _BASE, _ANYTHING, ("1.1",))  # it is where it was
         return found
-
-    def _is_inside(self, dn: str) -> bool:
-        below = dn.lower()
-        return any(
-            below == tree or below.endswith(f",{tree}")
-            for tree in (x.lower() for x in self._terms.trees)
-        )
 
     def _query(
         self, base: str, scope: int, search: str, attributes: Sequence[str],
@@ -565,11 +586,25 @@ class _Polling(_Session):
                 return entries, message
 
 
+def _is_below(dn: str, roots: Sequence[str]) -> bool:
+    """Whether an entry is one of these, or below one."""
+    below = _folded(dn)
+    return any(below == root or below.endswith(f",{root}") for root in map(_folded, roots))
+
+
+def _folded(dn: str) -> str:
+    return _AROUND_SIGNS.sub(r"\1", dn.strip().lower())
+
+
 def _guid(dn: str, attributes: dict[str, list[bytes]]) -> bytes:
     for name, values in attributes.items():
         if name.lower() == "objectguid" and values:
             return values[0]
-    return dn.lower().encode("utf-8", "surrogateescape")
+    return _name(dn)
+
+
+def _name(dn: str) -> bytes:
+    return _folded(dn).encode("utf-8", "surrogateescape")
 
 
 class _Known:

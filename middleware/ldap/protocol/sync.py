@@ -65,6 +65,8 @@ class EntryState(NamedTuple):
     state: int
     #: What names it for ever; empty where the server does not tell.
     uuid: bytes
+    #: Its DN before it was renamed; empty if it was not, or where the server does not tell.
+    previous: str = ""
 
 
 def entry_state(controls: Iterable[Control]) -> EntryState | None:
@@ -82,8 +84,12 @@ def entry_state(controls: Iterable[Control]) -> EntryState | None:
         return EntryState(kind, uuid)
     if (found := find(controls, ENTRY_CHANGE)) is not None:
         value, at, end = found
-        changed, _ = read_element(value, at, end, ENUMERATED)
-        return EntryState(_OF_CHANGE.get(read_number(changed), DELETED), b"")
+        changed, at = read_element(value, at, end, ENUMERATED)
+        previous = b""
+        if at < end and value[at] == OCTETS:
+            previous, _ = read_element(value, at, end, OCTETS)
+        state = _OF_CHANGE.get(read_number(changed), DELETED)
+        return EntryState(state, b"", read_text(previous))
     return None
 
 

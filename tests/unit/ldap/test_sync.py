@@ -49,6 +49,11 @@ def test_what_a_persistent_search_says_of_it(kind: int, state: int) -> None:
     assert entry_state([(ENTRY_CHANGE, False, value)]) == EntryState(state, b"")
 
 
+def test_where_an_entry_was_before() -> None:
+    value = b"\x30\x0b\x0a\x01\x08\x04\x03o=a\x02\x01\x05"
+    assert entry_state([(ENTRY_CHANGE, False, value)]) == EntryState(MODIFIED, b"", "o=a")
+
+
 def test_an_entry_of_which_nothing_is_said() -> None:
     assert entry_state([]) is None
     assert entry_state([("1.2.3", False, b"x")]) is None
