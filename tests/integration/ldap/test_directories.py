@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import ldap.modlist
 import pytest
 
 from keyfront.middleware.ldap import LDAPPool
-from keyfront.middleware.ldap.follower import METHODS, Follower, Terms
+from keyfront.middleware.ldap.follower import Follower, Method, Terms
+from support import ds389
 from support import samba as samba_dc
 from support.following import Heard
 from support.served import wait_for
@@ -29,14 +33,37 @@ class HeardOfSamba(Heard):
     user_class, group_class, id_attribute = b"user", b"group", "sAMAccountName"
 
 
+class HeardOf389(Heard):
+    user_class, group_class, id_attribute = b"inetOrgPerson", b"groupOfNames", "uid"
+
+
 @dataclass
 class Followed:
-    server: samba_dc.Samba
-    heard: HeardOfSamba
+    server: Any
+    heard: Heard
+
+
+@contextmanager
+def following(
+    server: Any, heard: Heard, trees: tuple[str, ...], attributes: tuple[str, ...], method: Method
+) -> Iterator[Followed]:
+    with LDAPPool(server.url, bind_dn=server.service_dn, bind_password=server.service_password,
+                  min_size=0) as pool:  # fmt: skip
+        (url,) = pool.urls
+        follower = Follower(
+            "directory", lambda seconds: pool.dedicated(url, None, seconds),
+            Terms(trees, attributes, (method,)), heard,
+        )  # fmt: skip
+        follower.start()
+        wait_for(lambda: heard.moment > 0, "it is followed")
+        heard.settle()
+        heard.take()
+        yield Followed(server, heard)
+        follower.stop()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[samba_dc.Samba]:
+def samba(tmp_path_factory: pytest.TempPathFactory) -> Iterator[samba_dc.Samba]:
     if reason := samba_dc.missing():
         pytest.skip(reason)
     with samba_dc.samba(tmp_path_factory.mktemp("samba")) as made:
@@ -44,21 +71,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[samba_dc.Samba]
 
 
 @pytest.fixture
-def followed(server: samba_dc.Samba) -> Iterator[Followed]:
-    with LDAPPool(server.url, bind_dn=server.service_dn, bind_password=server.service_password,
-                  min_size=0) as pool:  # fmt: skip
-        heard = HeardOfSamba()
-        (url,) = pool.urls
-        terms = Terms((server.people,), SAMBA_ATTRIBUTES, tuple(METHODS))
-        follower = Follower(
-            "samba", lambda seconds: pool.dedicated(url, None, seconds), terms, heard
-        )
-        follower.start()
-        wait_for(lambda: heard.moment > 0, "it is followed")
-        heard.settle()
-        heard.take()
-        yield Followed(server, heard)
-        follower.stop()
+def followed(samba: samba_dc.Samba) -> Iterator[Followed]:
+    with following(samba, HeardOfSamba(), (samba.people,), SAMBA_ATTRIBUTES, "usn") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server_389(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ds389.Server]:
+    if reason := ds389.missing():
+        pytest.skip(reason)
+    with ds389.ds389(tmp_path_factory.mktemp("ds389")) as made:
+        yield made
 
 
 def test_a_user_of_active_directory(followed: Followed) -> None:
@@ -102,4 +125,41 @@ def test_a_member_less_in_active_directory(followed: Followed) -> None:
         heard.settle()
         heard.take()
         root.modify_s(group, [(1, "member", [dn.encode()])])
+        heard.expect(None)
+
+
+@pytest.mark.parametrize("method", ["syncrepl", "psearch"])
+def test_a_user_of_389(server_389: ds389.Server, method: Method) -> None:
+    server, trees = server_389, (server_389.people, server_389.groups)
+    dn = f"uid=jane,{server.people}"
+    entry = {"objectClass": [b"inetOrgPerson"], "cn": [b"Jane"], "sn": [b"J"], "uid": [b"jane"]}
+    attributes = ("uid", "cn", "nsAccountLock")
+    with (
+        following(server, HeardOf389(), trees, attributes, method) as followed,
+        server.as_root() as root,
+    ):
+        heard = followed.heard
+        root.add_s(dn, ldap.modlist.addModlist(entry))
+        heard.expect("jane")
+        heard.settle()
+        heard.take()
+        root.modify_s(dn, [(2, "nsAccountLock", [b"true"])])
+        heard.expect("jane")
+        heard.settle()
+        assert heard.take() == ["jane"]
+        root.modify_s(dn, [(2, "description", [b"another"])])
+        heard.settle()
+        assert heard.take() == []
+        root.rename_s(dn, "uid=jane", newsuperior=server.old)
+        heard.expect(None)
+        heard.settle()
+        heard.take()
+        root.rename_s(f"uid=jane,{server.old}", "uid=jane", newsuperior=server.people)
+        heard.settle()
+        assert heard.take()
+        root.rename_s(dn, "uid=joan")
+        heard.expect(None)
+        heard.settle()
+        heard.take()
+        root.delete_s(f"uid=joan,{server.people}")
         heard.expect(None)
