@@ -364,7 +364,12 @@ class _Manager:
             found = self._directories.of_domain(domain)
             if found is None or not found.is_followed:
                 continue
-            for url in found.reading.pool.get().urls:
+            try:
+                urls = found.reading.pool.get().urls
+            except OptionError as error:  # of this domain; its users cannot log in either
+                LOG.warning("domain %s is not followed: %s", domain, error)
+                continue
+            for url in urls:
                 for address in _addresses(url):
                     wanted[found.name, url.text, address] = (found, url)
         for key in [key for key, follower in self._followers.items() if not follower.running]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import ldap
 import pytest
 
-from keyfront.middleware.ldap import LDAPPool
+from keyfront.middleware.ldap import TLS, LDAPPool
 from keyfront.middleware.ldap.follower import METHODS, Follower, Terms
 from support.directory import Directory, directory
 from support.fault_proxy import FaultProxy
@@ -25,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Directory]:
 class Site:
     """A follower behind a proxy."""
 
-    def __init__(self, server: Directory, proxy: FaultProxy, pool: LDAPPool) -> None:
+    def __init__(self, server: Directory, proxy: Any, pool: LDAPPool) -> None:
         self.server, self.proxy, self.pool = server, proxy, pool
         self.heard = Heard()
         (url,) = pool.urls
@@ -158,6 +159,22 @@ def test_a_tree_that_is_gone(site: Site) -> None:
             begun = site.heard.begun
             root.rename_s(f"ou=Elsewhere,{server.suffix}", "ou=Groups", delold=1)
     wait_for(lambda: site.heard.begun > begun, "it is followed with the tree")
+
+
+def test_over_tls(server: Directory) -> None:
+    with LDAPPool(server.ldaps_url, bind_dn=server.service_dn, min_size=0,
+                  bind_password=server.service_password,
+                  tls=TLS(ca_file=str(server.ca_file))) as pool:  # fmt: skip
+        made = Site(server, None, pool)
+        made.follower.start()
+        wait_for(lambda: made.heard.moment > 0, "it is followed")
+        made.heard.settle()
+        made.heard.take()
+        user = server.users[5]
+        server.modify(user.dn, {"enabled": ["FALSE"]})
+        made.heard.expect(user.uid)
+        server.modify(user.dn, {"enabled": ["TRUE"]})
+        made.follower.stop()
 
 
 def test_limits_of_the_account(tmp_path_factory: pytest.TempPathFactory) -> None:
