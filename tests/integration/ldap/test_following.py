@@ -278,8 +278,10 @@ def test_answers_are_kept_as_before(site: Site) -> None:
             server.modify(user.dn, {"description": [str(number)]})
     after = site.counts()
     misses = after["misses"] - before["misses"]
-    assert after["directory_changes"] - before["directory_changes"] >= 10
-    assert misses <= len(seen.answers) * 0.1, (misses, len(seen.answers))
+    told = after["directory_changes"] - before["directory_changes"]
+    # Each would have been one for each worker.
+    assert told >= 10
+    assert misses < told
     assert {status for _, status in seen.answers} == {200}
 
 
