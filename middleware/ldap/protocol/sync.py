@@ -88,8 +88,8 @@ def entry_state(controls: Iterable[Control]) -> EntryState | None:
         previous = b""
         if at < end and value[at] == OCTETS:
             previous, _ = read_element(value, at, end, OCTETS)
-        state = _OF_CHANGE.get(read_number(changed), DELETED)
-        return EntryState(state, b"", read_text(previous))
+        kind = _OF_CHANGE.get(read_number(changed), DELETED)
+        return EntryState(kind, b"", read_text(previous))
     return None
 
 

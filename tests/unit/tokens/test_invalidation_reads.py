@@ -110,7 +110,7 @@ _REVOKED = (
 def test_what_a_statement_reads(
     statement: str, parameters: Any, families: set[str], tags: set[str]
 ) -> None:
-    assert reads(statement, parameters) == (families, tags)
+    assert reads(statement, parameters)[:2] == (families, tags)
 
 
 _BOTH = {"name:n", rules.NAMES, "user:u1", "user:u2"}
