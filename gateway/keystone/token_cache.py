@@ -19,9 +19,10 @@ from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.node_cache import registry as nodes
-from keyfront.middleware.tokens.request import basis_end, current
+from keyfront.middleware.tokens.request import Request, basis_end, current
 from keyfront.middleware.tokens.watched_files import WatchedFiles, of_keystone
 
+from .directories import Directories
 from .imports import import_keystone, incompatible
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ class Database:
         if self._folder is None:
             self._folder = folder_of(import_keystone("keystone.conf").CONF)
         return registry.get(self._folder)
+
+    def folder(self) -> Path:
+        """Return the folder of the files that the workers share."""
+        self.coordinator()
+        assert self._folder is not None
+        return self._folder
 
     def node(self) -> Node | None:
         """Return what the workers of this node share, if there is a token cache."""
@@ -112,7 +119,9 @@ def connect(database: Database) -> CacheNames:
     memory = _keep_in_memory(regions, database.node)
     names = CacheNames(regions, database.coordinator, _options()["settle"])
     leave_out(_options()["ttl"], memory)
-    record_validations(_token_manager())
+    directories = Directories(database.coordinator, database.node, database.folder)
+    directories.connect()
+    record_validations(_token_manager(), directories.note)
     keep_no_outside_decision(import_keystone("oslo_policy._checks"))
     _load_policies()
     return names
@@ -199,10 +208,13 @@ def _load_policies() -> None:
 #
 # ``egg:keyfront#keystone`` installs these. They take Keystone's objects and import none of it.
 
-def record_validations(manager: Any) -> None:
+def record_validations(
+    manager: Any, note: Callable[[Request, Any], None] = lambda request, model: None
+) -> None:
     """Note in the present request each token that ``manager`` validates, and how it ended.
 
     :param manager: Keystone's token provider manager; its driver decodes tokens
+    :param note: called with the request and the model of each token that is accepted
     """
     original, decode = manager.validate_token, manager.driver.validate_token
 
@@ -228,6 +240,7 @@ def record_validations(manager: Any) -> None:
         finally:
             request.reading = reading
         request.accepted[token_id] = model
+        note(request, model)
         window = request.windows.get(token_id, float(window_seconds))
         request.windows[token_id] = min(window, float(window_seconds))
         return model

@@ -5,8 +5,9 @@ reads the same roles, projects, domains, users and catalog again. This backend (
 takes its place. Each value is kept with the tags of the rows that it was made of, by the
 statements that were executed and the values that were found while it was computed. It is found
 as long as none of them has changed, as an answer in ``TokenCache``: a user who is created
-elsewhere ends nothing but what shows all users. What no tag shows, such as a change in LDAP, is
-bounded by ``ttl``.
+elsewhere ends nothing but what shows all users. What was read from a
+directory is found as long as that is followed (``directories.py``); what nothing shows is bounded
+by ``ttl``.
 
 Only what functions return that are known is kept: none whose value is a secret, and no token.
 
@@ -32,6 +33,7 @@ from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.epochs import Epoch, Slots, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT, FIXED
+from keyfront.middleware.tokens.leases import registry as leases
 from keyfront.middleware.tokens.lru_cache import Memory
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.request import Fill, Request, current, token_tags
@@ -141,21 +143,25 @@ class _Value:
 
     def pack(self) -> bytes:
         """Return it as what the workers share."""
-        reads = (set(self.reads.families), set(self.reads.tags))
+        reads = tuple(map(set, self.reads))
         parts = (self.data, self.deadline, tuple(self.epoch), reads, tuple(self.slots))
         return pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
 
     @classmethod
     def unpack(cls, packed: bytes) -> _Value:
         """Return what another worker has packed."""
-        data, deadline, epoch, (families, tags), slots = pickle.loads(packed)
-        reads = Reads(frozenset(families), frozenset(tags))
+        data, deadline, epoch, sets, slots = pickle.loads(packed)
+        reads = Reads(*map(frozenset, sets))
         return cls(data, deadline, Epoch(*epoch), reads, Slots(slots))
 
     def stands(self, view: View) -> bool:
         """Whether nothing that it was made of has changed up to a view."""
         generation, sequence = self.epoch
         if generation != view.seen.generation:
+            return False
+        if self.reads.followed and (
+            leases.leases is None or not leases.leases.stand(self.reads.followed)
+        ):
             return False
         if max(self.read(view.numbers)) <= sequence:
             return True
@@ -350,7 +356,9 @@ def _of_token(model: Any, reads: Reads | None) -> Reads | None:
     except (AttributeError, KeyError, TypeError, ValueError):
         return reads
     # Every change that tells anything tells ``any``.
-    return Reads(frozenset({ANY}), tags | (reads.tags if reads is not None else frozenset()))
+    if reads is None:
+        return Reads(frozenset({ANY}), tags)
+    return Reads(frozenset({ANY}), tags | reads.tags, reads.followed)
 
 
 #: The check of a token against revocations.
@@ -396,11 +404,13 @@ def _end_fill(request: Request, key: str) -> Reads | None:
         return None
     families: set[str] = set()
     tags: set[str] = set()
+    followed: set[str] = set()
     while True:
         # Those further in were not kept: they failed, or are not to be.
         fill = fills.pop()
         families |= fill.families
         tags |= fill.tags
+        followed |= fill.followed
         if fill.key == key:
             break
     if ANY in tags and CONTENT not in tags and key.startswith(_REVOKED):
@@ -408,7 +418,7 @@ def _end_fill(request: Request, key: str) -> Reads | None:
             tags = (tags - {ANY}) | set(token_tags(request.checked))
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
-    return Reads(frozenset(families), frozenset(tags))
+    return Reads(frozenset(families), frozenset(tags), frozenset(followed))
 
 
 class Vouched(ProxyBackend):

@@ -40,6 +40,7 @@ from .pool import ConnectionPool, Lease
 from .protocol.connection import Connection, SearchAnswer
 from .protocol.responses import Limits
 from .protocol.tls import TLS
+from .protocol.transport import Address
 from .protocol.urls import ServerURL
 from .secret_file import read_secret
 from .servers import ServerSet, ServerState
@@ -372,6 +373,27 @@ class LDAPPool:
         """
         return DirectoryLease(self._search_pool, self._search_connector, timeout)
 
+    def dedicated(self, url: ServerURL, address: Address, seconds: float) -> Connection:
+        """Open a connection that is not the pool's, bound as the service; the caller closes it.
+
+        :param url: one of :attr:`urls`
+        :param address: which of its addresses
+        :param seconds: time for all of it
+        :raises DirectoryUnavailableError: nobody answered there
+        :raises CredentialsError: the service was refused, or is held back as it was
+        """
+        self._enter()
+        account = self._search_connector.account
+        deadline = time.monotonic() + seconds
+        with account.attempt(seconds):
+            made = self._dialer.connect(url, address, deadline - time.monotonic())
+            try:
+                account.assume(made, deadline - time.monotonic())
+            except BaseException:
+                made.close()
+                raise
+        return made
+
     def forget(self, connection: Connection) -> None:
         """Have the workers close a connection that :meth:`connection` lent; for finalizers only."""
         self._search_pool.forget(connection)
@@ -431,6 +453,11 @@ class LDAPPool:
         return done
 
     # What it tells
+
+    @property
+    def urls(self) -> list[ServerURL]:
+        """The URLs of the servers, in the order given."""
+        return list(self._urls)
 
     @property
     def servers(self) -> list[ServerState]:

@@ -28,11 +28,12 @@ from keyfront.errors import CoordinatorError, MissingPartError
 from . import tags_header
 from .coordinator.factory import coordinator_of
 from .coordinator.local import SharedMemory, check_folder
-from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_KEPT
-from .entries import AUTH_CONTEXT, Entry, Headers, Keys, Lifetime, entry_of
+from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_FOLLOWED, NOT_KEPT
+from .entries import AUTH_CONTEXT, Entry, FollowedEntry, Headers, Keys, Lifetime, entry_of
 from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, slots
 from .invalidation.change_log import folder_of, registry
 from .invalidation.rules import LAPSING
+from .leases import registry as leases
 from .lru_cache import Memory
 from .node_cache import Node
 from .node_cache import registry as nodes
@@ -294,6 +295,10 @@ class TokenCache:
             return None
         if ttl <= 0 or not self.coordinator.fresh(epoch, found):
             return None
+        followed = tuple(sorted(request.followed))
+        if followed and leases.until(followed) <= time.monotonic():
+            self._count(NOT_FOLLOWED)
+            return None
         return entry_of(
             environ,
             status,
@@ -301,7 +306,7 @@ class TokenCache:
             body,
             epoch=epoch,
             slots=found,
-            lifetime=Lifetime(time.monotonic() + ttl, expires),
+            lifetime=Lifetime(time.monotonic() + ttl, expires, followed),
         )
 
     def _stands(self, entry: Entry) -> bool:
@@ -361,7 +366,11 @@ def _tell(
     headers, body = entry.answer(environ)
     status = entry.status
     asked = environ[tags_header.ENVIRON_KEY]
-    told = tags_header.compose(asked, entry.epoch, entry.slots, entry.expires)
+    expires = entry.expires
+    if isinstance(entry, FollowedEntry):
+        # Who asks hears of changes, and not of it when nobody looks for them any more.
+        expires = min(expires, time.time() + 1.0)
+    told = tags_header.compose(asked, entry.epoch, entry.slots, expires)
     headers.append((tags_header.NAME, told))
     if status.startswith("200 ") and environ["REQUEST_METHOD"] == "GET":
         headers.append(("ETag", entry.etag))
@@ -479,6 +488,7 @@ def token_cache(
     check_folder(folder, make=True)
     coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(folder)
     registry.set(folder, coordinator)
+    leases.make(folder)
     shared = values["node_memory"] << 20
     # Where Keystone's caches have another backend, that is shared already.
     computed = int(shared * options.KEYSTONE_SHARE) if conf.cache.backend == _NULL else 0

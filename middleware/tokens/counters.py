@@ -20,9 +20,13 @@ NAMES = (
     "bypassed",  # asked of Keystone because the request must not be answered from a cache
     "not_kept",  # misses whose answer was not kept
     "changes_refused",  # changes that were not committed, as others could not be told of them
+    "not_followed",  # misses not kept because nobody followed the directory they were made of
+    "directory_changes",  # told by directories that are followed
 )
-HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT = range(1, 7)
-CHANGES_REFUSED = 1 + NAMES.index("changes_refused")
+(
+    *(HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT),
+    *(CHANGES_REFUSED, NOT_FOLLOWED, DIRECTORY_CHANGES),
+) = range(1, len(NAMES) + 1)
 
 _ROW = 16
 _ROWS = 256

@@ -19,6 +19,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from .epochs import Epoch, Slots
+from .leases import registry as leases
 
 Headers = list[tuple[str, str]]
 
@@ -85,7 +86,7 @@ _BLANKS = ("",) * len(CORE)
 KEY_BYTES = 16
 
 #: Raised when what a key is made of, or the form of a packed entry, changes.
-FORM = 2
+FORM = 3
 
 # Two bodies of one token must not have the same; nobody can choose them.
 _ETAG_BYTES = 12
@@ -167,6 +168,8 @@ class Lifetime(NamedTuple):
     #: Seconds since the epoch of the wall clock, when the first of these ends: a clock that is set
     #: forward ends the answer as it ends the token.
     expires: float
+    #: What must be followed for it to stand, see ``leases.py``.
+    followed: tuple[str, ...] = ()
 
 
 class Entry:
@@ -206,11 +209,16 @@ class Entry:
         self.split = split
         self.epoch = epoch
         self.slots = slots
-        self.deadline, self.expires = lifetime
+        self.deadline, self.expires, _ = lifetime
         #: Names the body, for answers to the same request (RFC 9110, section 8.8.3).
         self.etag = f'"{blake2b(body, digest_size=_ETAG_BYTES).hexdigest()}"'
         # What Python needs for the rest, measured: the object, lists, tuples and the key.
         self.size = len(body) + 1300 + sum(len(n) + len(v) + 180 for n, v in headers)
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """How long it may stand."""
+        return Lifetime(self.deadline, self.expires)
 
     @property
     def negative(self) -> bool:
@@ -235,7 +243,7 @@ class Entry:
         """Return it as bytes, for a store that processes share."""
         fields = (
             *(self.status, self.headers, self.request_id, self.subject, self.split),
-            *(self.epoch, self.slots, (self.deadline, self.expires)),
+            *(self.epoch, self.slots, self.lifetime),
         )
         meta = json.dumps(fields, separators=(",", ":")).encode()
         return _LENGTH.pack(len(meta)) + meta + self.body
@@ -245,8 +253,9 @@ class Entry:
         """Return the entry that :meth:`pack` packed."""
         (length,) = _LENGTH.unpack_from(packed)
         meta = json.loads(packed[_LENGTH.size : _LENGTH.size + length])
-        status, headers, request_id, subject, split, epoch, slots, lifetime = meta
-        return cls(
+        status, headers, request_id, subject, split, epoch, slots, times = meta
+        lifetime = Lifetime(times[0], times[1], tuple(times[2]))
+        return (FollowedEntry if lifetime.followed else cls)(
             status,
             [(name, value) for name, value in headers],
             packed[_LENGTH.size + length :],
@@ -255,8 +264,38 @@ class Entry:
             split=split,
             epoch=Epoch(*epoch),
             slots=Slots(slots),
-            lifetime=Lifetime(*lifetime),
+            lifetime=lifetime,
         )
+
+
+class FollowedEntry(Entry):
+    """An answer that stands only while a directory is followed that it was made of.
+
+    A class of its own: others are looked at as before.
+    """
+
+    __slots__ = ("_deadline", "_followed")
+
+    @property
+    def deadline(self) -> float:
+        """When it ends, if nobody tells by then that nothing was missed."""
+        return min(self._deadline, leases.until(self._followed))
+
+    @deadline.setter
+    def deadline(self, value: float) -> None:
+        self._deadline = value
+
+    def __init__(
+        self, status: str, headers: Headers, body: bytes, *, lifetime: Lifetime, **more: Any
+    ) -> None:
+        super().__init__(status, headers, body, lifetime=lifetime, **more)
+        self._followed = lifetime.followed
+        self.size += 100 + sum(len(name) + 60 for name in lifetime.followed)
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """How long it may stand."""
+        return Lifetime(self._deadline, self.expires, self._followed)
 
 
 _LENGTH = struct.Struct("<I")
@@ -308,7 +347,7 @@ def entry_of(
             secret.encode("latin-1", "replace") in body or any(secret in v for _, v in kept)
         ):
             return None
-    return Entry(
+    return (FollowedEntry if lifetime.followed else Entry)(
         status, kept, body,
         request_id=request_id, subject=subject, split=split,
         epoch=epoch, slots=slots, lifetime=lifetime,

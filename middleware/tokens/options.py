@@ -96,7 +96,7 @@ TOKEN_CACHE = [
         min=0.01,
         max=3600.0,
         help="Seconds for which an answer is kept at most. Changes that Keystone commits end it at "
-        "once; this bounds what no transaction shows: users edited in LDAP, policy files, rotated "
+        "once; this bounds what no transaction shows: directories that are not followed, rotated "
         "keys, SQL typed by hand.",
     ),
     cfg.FloatOpt(

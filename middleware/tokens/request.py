@@ -33,8 +33,9 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "checked", "created", "disk_failed", "families", "fills", "found"),
-        *("garbage", "kept", "last_active", "lost", "memory", "names", "own_name", "recorded"),
+        *("accepted", "checked", "created", "disk_failed", "families", "fills", "followed"),
+        *("found", "garbage", "kept", "last_active", "lost", "memory", "names", "own_name"),
+        "recorded",
         *("recording", "reading", "reads", "refused", "since", "unknown_commit", "unsure"),
         *("until", "unvouched", "users", "view", "windows"),
     )
@@ -57,6 +58,8 @@ class Request:
         self.reads: set[str] = set()
         #: The families of the tables that it was read of.
         self.families: set[str] = set()
+        #: What must be followed for its answer to stand, see ``leases.py``.
+        self.followed: set[str] = set()
         #: What Keystone computes at the moment, to keep it: the innermost last.
         self.fills: list[Fill] = []
         #: Whose rows were found by what they hold; ``sqlalchemy_plugin.py`` asks once.
@@ -103,6 +106,8 @@ class Request:
 
     def note(self, reads: Reads) -> None:
         """Note what was read, for the answer and for what is being computed."""
+        if reads.followed:
+            self.followed |= reads.followed
         if self.reading:
             self.families |= reads.families
             self.reads |= reads.tags
@@ -130,10 +135,11 @@ class Fill:
     :param key: of the value
     """
 
-    __slots__ = ("families", "key", "tags")
+    __slots__ = ("families", "followed", "key", "tags")
 
     def __init__(self, key: str) -> None:
         self.key = key
+        self.followed: set[str] = set()
         self.families: set[str] = set()
         self.tags: set[str] = set()
 
@@ -141,6 +147,7 @@ class Fill:
         """Note what it is made of."""
         self.families |= reads.families
         self.tags |= reads.tags
+        self.followed |= reads.followed
 
 
 current: contextvars.ContextVar[Request | None] = contextvars.ContextVar(

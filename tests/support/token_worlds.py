@@ -47,6 +47,8 @@ class Keystone:
         self.asked = 0
         self.records = True
         self.reads: set[str] = set()
+        #: What must be followed for its answers to stand.
+        self.followed: set[str] = set()
         #: Whether its database may answer from the past.
         self.unvouched = False
         self.while_answering: Callable[[], None] = lambda: None
@@ -78,7 +80,8 @@ class Keystone:
             environ.setdefault(AUTH_CONTEXT, {"token": found})
             if request is not None:
                 request.reading = True
-                request.note(Reads(frozenset(self.reads), frozenset(self.reads)))
+                reads = frozenset(self.reads)
+                request.note(Reads(reads, reads, frozenset(self.followed)))
         self.while_answering()
         body = b"" if environ["REQUEST_METHOD"] == "HEAD" else self.body.format(subject).encode()
         headers = [("Content-Length", str(len(body)))]

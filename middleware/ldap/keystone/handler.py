@@ -27,6 +27,7 @@ from keyfront.errors import DirectoryAnswerError, DirectoryError, OptionError
 
 from ..directory import LDAPPool
 from ..protocol.urls import ServerURL
+from . import observers
 from .errors import made, translated
 from .options import pool_arguments
 
@@ -98,6 +99,24 @@ class DriverPool:
             )
         if self._conf.ldap.debug_level:
             LOG.info("[ldap] debug_level has no effect: libldap is not in use")
+
+
+@contextlib.contextmanager
+def _observed(pool: DriverPool) -> Iterator[list[str]]:
+    """Tell :data:`observers` of a search: also of an error that answers it, as "no such object".
+
+    Who searches appends the server that answered, as ``Connection.source``.
+    """
+    sources: list[str] = []
+    try:
+        yield sources
+    except DirectoryAnswerError:
+        sources.append("")
+        raise
+    finally:
+        for source in sources:
+            for observer in observers:
+                observer(pool, source or None)
 
 
 @contextlib.contextmanager
@@ -301,8 +320,9 @@ class PoolHandler(common.LDAPHandler):
         """
         if isinstance(msgid, _PlainSearch):
             return ldap.RES_SEARCH_RESULT, self._search(msgid.request), 0, []
-        with _python_ldap_errors():
+        with _python_ldap_errors(), _observed(self._source) as sources:
             answer, cookie = msgid.page()
+            sources.append(answer.source)
         controls = [] if cookie is None else [_PAGED(criticality=False, size=0, cookie=cookie)]
         return ldap.RES_SEARCH_RESULT, _in_order(answer.items), 0, controls
 
@@ -362,8 +382,10 @@ class PoolHandler(common.LDAPHandler):
 
     def _search(self, request: dict[str, Any]) -> list[tuple[Any, Any]]:
         pool = self._source.get()
-        with _python_ldap_errors():
-            return _in_order(pool.search(**request).items)
+        with _python_ldap_errors(), _observed(self._source) as sources:
+            answer = pool.search(**request)
+            sources.append(answer.source)
+        return _in_order(answer.items)
 
 
 def _check(texts: Iterable[Any]) -> None:

@@ -151,6 +151,25 @@ LDAP = [
         help="Whether passwords are checked by Active Directory's fast bind, which builds no "
         "security context. auto: where a server offers it.",
     ),
+    cfg.StrOpt(
+        "follow",
+        default="auto",
+        choices=["auto", "syncrepl", "usn", "psearch", "never"],
+        help="How the directory is followed, so that the token cache ends the answers of users "
+        "that it disables, deletes or moves. syncrepl: by content synchronization (RFC 4533), as "
+        "of slapd with the overlay syncprov; usn: by update sequence numbers, as of Active "
+        "Directory and Samba; psearch: by persistent search; auto: by the first of these that a "
+        "server offers; never: not at all. Where it can be followed and is not, as while a server "
+        "does not answer, answers of this domain are not kept; where it cannot be, they are kept "
+        "for token_ttl.",
+    ),
+    cfg.FloatOpt(
+        "token_ttl",
+        min=0.0,
+        max=3600.0,
+        help="Seconds for which the token cache keeps an answer of this domain's users at most; 0 "
+        "keeps none. By default, and at most, [keyfront_token_cache] ttl.",
+    ),
 ]
 
 

@@ -72,12 +72,14 @@ class SearchAnswer:
     """The result of a search, in the order of arrival.
 
     :ivar items: ``(dn, {attribute: [values]})`` of entries and ``(None, [urls])`` of references
+    :ivar source: the server that answered, as :attr:`Connection.source`
     """
 
-    __slots__ = ("items",)
+    __slots__ = ("items", "source")
 
-    def __init__(self, items: list[Entry | Reference]) -> None:
+    def __init__(self, items: list[Entry | Reference], source: str = "") -> None:
         self.items = items
+        self.source = source
 
     @property
     def entries(self) -> list[Entry]:
@@ -108,6 +110,8 @@ class Connection:
 
     :ivar url: the server
     :ivar server: the server as messages name it
+    :ivar source: its URL and the address that was connected to, which tell it from other servers
+        of its name
     :ivar opened_at: when it was opened, by ``time.monotonic()``
     :ivar usable: ``False`` while an operation is under way, and for good if one did not end well
     :ivar bound_as: the DN of the last BIND if that was taken; always ``None`` with fast bind, which
@@ -119,8 +123,8 @@ class Connection:
 
     __slots__ = (
         *("__weakref__", "_abilities", "_decoder", "_fast", "_id", "_ldap3", "_limits", "_timeout"),
-        *("binds", "bound_as", "heard", "opened_at", "searches", "server", "transport", "url"),
-        "usable",
+        *("binds", "bound_as", "heard", "opened_at", "searches", "server", "source", "transport"),
+        *("url", "usable"),
     )
 
     def __init__(
@@ -133,6 +137,7 @@ class Connection:
         self.transport = transport
         self.url = url
         self.server = url.text
+        self.source = f"{url.text} {transport.peer}"
         self.opened_at = time.monotonic()
         self.usable = True
         self.heard = False
@@ -319,7 +324,7 @@ class Connection:
                 self.next_id(), base, scope, encoded, attributes, **options
             )
             done = self._search(items, request, size_limit, budget)
-        return SearchAnswer(items)
+        return SearchAnswer(items, self.source)
 
     def search_page(
         self,
@@ -362,7 +367,62 @@ class Connection:
         items: list[Entry | Reference] = []
         self._begin(timeout)
         done = self._search(items, request, size_limit, budget or self.budget())
-        return SearchAnswer(items), self._cookie(done)
+        return SearchAnswer(items, self.source), self._cookie(done)
+
+    def post(
+        self,
+        base: str,
+        scope: int,
+        filter: str,
+        attributes: Sequence[str],
+        *,
+        encoded_controls: bytes = b"",
+        timeout: float | None = None,
+    ) -> int:
+        """Send a search whose answers :meth:`take` returns one by one, as long as it goes on.
+
+        From the first one on the connection serves for this only, for as many searches at a time
+        as are posted.
+
+        :param encoded_controls: controls encoded by :func:`.controls.encode`
+        :return: the number that its answers have
+        :raises FilterError: ``filter`` is not one
+        """
+        request = messages.search_request(
+            self.next_id(), base, scope, filters.encode(filter), attributes,
+            controls=encoded_controls,
+        )  # fmt: skip
+        self.usable = False
+        self.searches += 1
+        self.transport.begin(self._timeout if timeout is None else timeout)
+        self.transport.send(request)
+        return self._id
+
+    def take(self, seconds: float) -> Message | None:
+        """Return the next answer to a search that was posted.
+
+        :param seconds: time to wait for it; 0: return what has been received already
+        :return: ``None`` if none has come
+        """
+        broken = ""
+        deadline = time.monotonic() + seconds
+        try:
+            while True:
+                message = self._decoder.next()
+                if message is not None:
+                    if message.is_notice or message.id == 0:
+                        self.check_unasked(message)
+                        continue
+                    return message
+                if (left := deadline - time.monotonic()) <= 0:
+                    return None
+                self.transport.begin(left)
+                self._decoder.feed(self.transport.receive())
+        except DirectoryTimeoutError:
+            return None
+        except ProtocolError as error:
+            broken = str(error)
+        raise self._broken(broken)
 
     def budget(self) -> Budget:
         """Return what an answer may take in all."""

@@ -1,7 +1,7 @@
 """Encodes and decodes controls: extras of requests and answers (RFC 4511 section 4.1.11).
 
 Two are known here: results by pages (RFC 2696) and the password policy
-(draft-behera-ldap-password-policy).
+(draft-behera-ldap-password-policy). Those by which a directory is followed are in ``sync.py``.
 """
 
 from __future__ import annotations
@@ -65,8 +65,12 @@ def password_policy_control() -> bytes:
 _PASSWORD_POLICY_CONTROL = control(PASSWORD_POLICY)
 
 
-def _find(controls: Iterable[Control], oid: str) -> tuple[bytes, int, int] | None:
-    """Return the value of a control, and the offsets of its sequence's content in it."""
+def find(controls: Iterable[Control], oid: str) -> tuple[bytes, int, int] | None:
+    """Return the value of a control, and the offsets of its sequence's content in it.
+
+    :returns: ``None`` if there is no such control
+    :raises ProtocolError: its value is no sequence
+    """
     for name, _, value in controls:
         if name == oid:
             if value is None:
@@ -83,7 +87,7 @@ def paged_cookie(controls: Iterable[Control]) -> bytes | None:
 
     :raises ProtocolError: the control is broken
     """
-    found = _find(controls, PAGED_RESULTS)
+    found = find(controls, PAGED_RESULTS)
     if found is None:
         return None
     value, at, end = found
@@ -115,7 +119,7 @@ def password_policy(controls: Iterable[Control]) -> PasswordPolicy | None:
 
     :raises ProtocolError: the control is broken
     """
-    found = _find(controls, PASSWORD_POLICY)
+    found = find(controls, PASSWORD_POLICY)
     if found is None:
         return None
     value, at, end = found

@@ -57,6 +57,14 @@ class Transport:
         """The socket, ``None`` once it is closed."""
         return self._socket
 
+    @property
+    def peer(self) -> str:
+        """The address that is connected to, in numbers; empty if that is a file, or nobody."""
+        try:
+            return str(self._socket.getpeername()[0]) if self._socket is not None else ""
+        except (OSError, IndexError):
+            return ""
+
     def begin(self, seconds: float | None) -> None:
         """Begin an operation, which ends or fails within ``seconds``; ``None`` for no limit."""
         self._seconds = seconds

@@ -43,6 +43,8 @@ class Reads(NamedTuple):
     families: frozenset[str]
     #: The tags of the rows: a write that changes what the statement shows changes one.
     tags: frozenset[str]
+    #: What must be followed besides for it to be known that nothing has changed, see ``leases.py``.
+    followed: frozenset[str] = frozenset()
 
 
 def reads(statement: str, parameters: object, find: Find | None = None) -> Reads:

@@ -44,6 +44,8 @@ _LINES = (
     ("misses", "misses", "asked of Keystone"),
     ("waits", "waits", "waited for another request that asked the same"),
     ("not_kept", "not kept", "misses whose answer was not kept"),
+    ("not_followed", "not followed", "of these, for a directory that nobody follows"),
+    ("directory_changes", "directories", "changes that followed directories told of"),
     ("bypassed", "bypassed", "not to be answered from a cache"),
     ("changes", "changes", "committed changes that made answers stale"),
     ("changes_under_way", "under way", "changes being committed now"),
@@ -54,7 +56,9 @@ _LINES = (
 )
 
 # What lies in a cache's folder.
-_FILES = re.compile(r"(epochs|answers|refusals)-[\w.-]+|counters|(node-)?lock")
+_FILES = re.compile(
+    r"(epochs|answers|refusals)-[\w.-]+|counters|(node-)?lock|followed(\.lock)?|follower\.\d"
+)
 
 # A Keystone is reached by one worker a connection.
 _CONNECTIONS = 8

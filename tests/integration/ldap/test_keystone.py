@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy
 
 from support.directory import Directory, User, directory
 from support.keystone_world import Answer, Client, World, grant
 from support.keystones import keystone_state, serve_as_is
+from support.ldap_domains import domain_file, driver_options, make_domain
 from support.served import Served, wait_for
 
 ONE, TWO = "one", "two"
@@ -70,48 +69,6 @@ class Site:
         """All that the Keystone logged so far."""
         folder = self.served.state / "log"
         return "".join(x.read_text(errors="replace") for x in sorted(folder.iterdir()))
-
-
-def driver_options(server: Directory, **more: object) -> dict[str, object]:
-    return {
-        "url": server.ldaps_url,
-        "tls_cacertfile": server.ca_file,
-        "user": server.service_dn,
-        "password": server.service_password,
-        "suffix": server.suffix,
-        "user_tree_dn": server.people,
-        "user_id_attribute": "uid",
-        "user_name_attribute": "cn",
-        "user_objectclass": "kfUser",
-        "group_tree_dn": server.groups,
-        "group_name_attribute": "cn",
-        "pool_connection_timeout": 2,
-        **more,
-    }
-
-
-def domain_file(options: dict[str, object], own: str = "") -> str:
-    lines = [f"{name} = {value}" for name, value in options.items()]
-    return "\n".join(
-        ["[identity]", "driver = keyfront_ldap", "[ldap]", *lines, "[keyfront_ldap]", own, ""]
-    )
-
-
-def make_domain(state: Path, name: str) -> str:
-    """Put a domain into the database of a Keystone that does not run."""
-    made = uuid.uuid4().hex
-    url = f"sqlite:///{state / 'keystone.sqlite'}"
-    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
-    row = "(:id, :name, '{}', '', 1, '<<keystone.domain.root>>', 1)"
-    with engine.begin() as connection:
-        connection.execute(
-            sqlalchemy.text(
-                "INSERT INTO project (id, name, extra, description, enabled, domain_id, is_domain)"
-                f" VALUES {row}"
-            ),
-            {"id": made, "name": name},
-        )
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,7 @@ from keyfront.errors import (
 from keyfront.middleware.ldap.keystone.driver import DirectoryUnavailable, Identity
 from keyfront.middleware.ldap.keystone.errors import translated
 from keyfront.middleware.ldap.keystone.handler import PagedSearch, PoolHandler
+from keyfront.middleware.ldap.protocol.connection import SearchAnswer
 
 # What Keystone's exceptions ask of its own configuration.
 keystone.conf.default.register_opts(keystone.conf.CONF)
@@ -71,12 +72,12 @@ class Connection:
     def search_page(self, *, page_size: int, cookie: bytes, **request: Any) -> tuple[Any, Any]:
         self.asked.append((page_size, cookie))
         if page_size == 0:
-            return SimpleNamespace(items=[]), b""
+            return SearchAnswer([]), b""
         page = self.pages[int(cookie or b"0")]
         if isinstance(page, Exception):
             raise page
         following = int(cookie or b"0") + 1
-        return SimpleNamespace(items=page), b"%d" % following if self.pages[following:] else b""
+        return SearchAnswer(page), b"%d" % following if self.pages[following:] else b""
 
     def close(self) -> None:
         self.closed = True
@@ -117,7 +118,7 @@ class Pool:
         self.searches.append(request)
         if isinstance(self.found, Exception):
             raise self.found
-        return SimpleNamespace(items=self.found)
+        return SearchAnswer(self.found)
 
     def authenticate(self, dn: str, password: str | bytes) -> Any:
         self.binds.append((dn, password))

@@ -57,6 +57,8 @@ def test_defaults(tmp_path: Path) -> None:
         "fail_back": True,
         "password_policy": True,
         "fast_bind": "never",
+        "follow": "auto",
+        "token_ttl": None,
     }
 
 

@@ -446,6 +446,7 @@ LATIN = st.text(st.characters(max_codepoint=255), max_size=20)
         Lifetime,
         st.floats(0, 1e12),
         st.one_of(st.floats(0, 1e12), st.just(float("inf"))),
+        st.just(()),
     ),
 )
 def test_packed_and_unpacked(
@@ -466,7 +467,7 @@ def test_packed_and_unpacked(
     assert fields(other) == fields(entry)
     assert isinstance(other.epoch, Epoch)
     assert isinstance(other.slots, Slots)
-    assert Lifetime(other.deadline, other.expires) == lifetime
+    assert other.lifetime == lifetime
 
 
 @settings(max_examples=300, deadline=None)

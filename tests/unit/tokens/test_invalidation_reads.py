@@ -110,7 +110,7 @@ _REVOKED = (
 def test_what_a_statement_reads(
     statement: str, parameters: Any, families: set[str], tags: set[str]
 ) -> None:
-    assert reads(statement, parameters) == (families, tags)
+    assert reads(statement, parameters)[:2] == (families, tags)
 
 
 _BOTH = {"name:n", rules.NAMES, "user:u1", "user:u2"}
@@ -205,7 +205,7 @@ def test_owners_without_tags_are_the_whole_table(found: list[object]) -> None:
 )
 def test_what_is_not_understood_is_the_whole_table(condition: str) -> None:
     found = reads(f"SELECT user.id FROM user WHERE {condition}", ("u",))
-    assert found == ({"users"}, {"users"})
+    assert found[:2] == ({"users"}, {"users"})
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_what_is_not_understood_is_the_whole_table(condition: str) -> None:
     ],
 )
 def test_what_is_read_whole(statement: str, expected: set[str]) -> None:
-    assert reads(statement, ()) == (expected, expected)
+    assert reads(statement, ())[:2] == (expected, expected)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_what_is_read_whole(statement: str, expected: set[str]) -> None:
 )
 def test_every_table_that_is_told_apart_is_found(text: str) -> None:
     for table, family in rules.FAMILY.items():
-        assert reads(text.format(table), ()) == ({family}, {family})
+        assert reads(text.format(table), ())[:2] == ({family}, {family})
 
 
 def test_what_reads_by_owner_is_what_every_write_tells() -> None:
@@ -242,12 +242,12 @@ def test_what_reads_by_owner_is_what_every_write_tells() -> None:
 
 @pytest.mark.parametrize("value", [None, 1, b"u", "ü", "", "a\nb"])
 def test_what_makes_no_tag_is_the_whole_table(value: object) -> None:
-    assert reads(_USER, (value,)) == ({"users"}, {"users"})
+    assert reads(_USER, (value,))[:2] == ({"users"}, {"users"})
 
 
 def test_parameters_that_are_not_there_are_the_whole_table() -> None:
-    assert reads(_USER, ()) == ({"users"}, {"users"})
-    assert reads(_USER, None) == ({"users"}, {"users"})
+    assert reads(_USER, ())[:2] == ({"users"}, {"users"})
+    assert reads(_USER, None)[:2] == ({"users"}, {"users"})
 
 
 # Any statement of these tables, held against SQLite: whatever a write to one row changes of what

@@ -1,0 +1,429 @@
+"""Follows the directories that Keystone's users are in, and tells the token cache of it.
+
+A user who is disabled, deleted or moved in LDAP is seen by no transaction of the database. So one
+process of the node holds connections to the directories, over which they tell of changes
+(:mod:`keyfront.middleware.ldap.follower`); what they tell becomes new epochs, as a change of the
+database does. Answers that were made of a directory stand only while that goes on
+(:mod:`keyfront.middleware.tokens.leases`).
+
+Each server is followed for itself, by its address: a replica that is behind tells of a change when
+it has it, and what was read from it stands by its own lease. The process that follows is a worker:
+it has Keystone's drivers and configuration, and uWSGI's master may run no thread of Python. A lock
+says which one; where its holder stands still, another takes the next lock, and two who follow the
+same do no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from keyfront.common import fork
+from keyfront.common.file_lock import FileLock
+from keyfront.errors import CoordinatorError, OptionError
+from keyfront.middleware.tokens.counters import DIRECTORY_CHANGES
+from keyfront.middleware.tokens.epochs import Coordinator, slots
+from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT, tag
+from keyfront.middleware.tokens.leases import registry as leases
+from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.request import Request, current
+
+from .imports import import_keystone
+
+LOG = logging.getLogger(__name__)
+
+# The lease of the process that follows for the node.
+_FOLLOWER = "follower"
+_LOCKS = 4
+# Seconds between two turns of the thread that starts and stops followers.
+_TURN_SECONDS = 0.2
+# Seconds without a turn after which a process counts as standing still.
+_STILL_SECONDS = 1.0
+# Seconds between looks for addresses and for domains in the database.
+_LOOK_SECONDS = 10.0
+# Addresses of a server, and followers in all.
+_ADDRESSES = 8
+_FOLLOWERS = 64
+# More users at once count as all of the domain.
+_USERS = 32
+
+# What every change in a directory may change, besides what it names.
+_ALWAYS = frozenset({ANY, CONTENT, "users", "groups", "members"})
+
+
+class Followed(NamedTuple):
+    """A domain whose users are in a directory."""
+
+    domain: str
+    #: Names its leases: another configuration has others.
+    name: str
+    #: A ``Reading`` of the LDAP driver.
+    reading: Any
+    reads: Reads
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether it is to be followed."""
+        return self.reading.terms is not None
+
+
+class Directories:
+    """The directories of this Keystone.
+
+    :param coordinator: returns the coordinator of the token cache, if there is one
+    :param node: returns what the workers of this node share
+    :param folder: returns the folder of its files
+    """
+
+    def __init__(
+        self,
+        coordinator: Callable[[], Coordinator | None],
+        node: Callable[[], Node | None],
+        folder: Callable[[], Path],
+    ) -> None:
+        self.coordinator = coordinator
+        self.node = node
+        self._folder = folder
+        self._identity: Any = None
+        # By the identity of the driver's pool, which they keep alive.
+        self._of_pool: dict[int, Followed | None] = {}
+        self._thread: threading.Thread | None = None
+
+    def connect(self) -> None:
+        """Have each search of a driver noted; called when Keystone is loaded."""
+        providers = import_keystone("keystone.common.provider_api").ProviderAPIs
+        self._identity = getattr(providers, "identity_api", None)
+        if self._identity is None:
+            return
+        try:
+            from keyfront.middleware.ldap.keystone import observers
+        except ImportError:
+            return  # without the extra there is no such driver
+        observers.append(self._searched)
+        fork.registry.register("followers of directories", after=self.start)
+
+    def start(self) -> None:
+        """Begin to follow in this process, if no other one of the node does."""
+        if _runs_no_threads():
+            LOG.warning("directories are not followed: this uWSGI lets no other thread run")
+            return
+        self._thread = threading.Thread(
+            target=_Manager(self, self._folder).run, name="keyfront-directories", daemon=True
+        )
+        self._thread.start()
+
+    # What answers depend on
+
+    def note(self, request: Request, model: Any) -> None:
+        """Note the domains of a validated token: what was found out of memcached counts as well.
+
+        :param model: Keystone's ``TokenModel``
+        """
+        if not self._of_pool and not self._may_be_any():
+            return
+        for domain in _domains(model):
+            found = self.of_domain(domain)
+            if found is not None:
+                self._bound(request, found)
+                if found.is_followed:
+                    request.followed.add(found.name)
+
+    def _searched(self, pool: Any, source: str | None) -> None:
+        """Note which server has answered a search."""
+        request = current.get()
+        if request is None:
+            return
+        found = self._of_pool.get(id(pool))
+        if found is None:
+            found = self._find(pool)
+            if found is None:
+                # Of a driver that is just being made, or nobody's.
+                request.unvouched = True
+                return
+        self._bound(request, found)
+        if not found.is_followed:
+            return
+        names = {found.name}
+        if source is not None:
+            names.add(f"{found.name} {source}")
+        request.note(found.reads._replace(followed=frozenset(names)))
+
+    def _bound(self, request: Request, found: Followed) -> None:
+        ttl = found.reading.ttl
+        if ttl is not None:
+            request.until = min(request.until, time.monotonic() + ttl)
+
+    def _may_be_any(self) -> bool:
+        return _driver_class() is not None
+
+    def _find(self, pool: Any) -> Followed | None:
+        for domain, driver in self.drivers():
+            if getattr(driver, "pool", None) is pool:
+                return self._made(domain, driver)
+        return None
+
+    def of_domain(self, domain: str) -> Followed | None:
+        """Return what is followed for a domain; ``None`` if its users are elsewhere."""
+        kind = _driver_class()
+        if kind is None or self._identity is None:
+            return None
+        conf = import_keystone("keystone.conf").CONF
+        found = self._identity.domain_configs.get(domain)
+        driver = found["driver"] if found else None
+        if driver is None and domain == conf.identity.default_domain_id:
+            driver = self._identity.driver
+        return self._made(domain, driver) if isinstance(driver, kind) else None
+
+    def drivers(self) -> Iterator[tuple[str, Any]]:
+        """Yield the domains of LDAP and their drivers, as far as they are loaded."""
+        kind = _driver_class()
+        if kind is None or self._identity is None:
+            return
+        for domain, found in list(self._identity.domain_configs.items()):
+            if isinstance(found.get("driver"), kind):
+                yield domain, found["driver"]
+        if isinstance(self._identity.driver, kind):
+            conf = import_keystone("keystone.conf").CONF
+            yield conf.identity.default_domain_id, self._identity.driver
+
+    def _made(self, domain: str, driver: Any) -> Followed | None:
+        found = self._of_pool.get(id(driver.pool))
+        if found is None or found.domain != domain:
+            from keyfront.middleware.ldap.keystone.following import Reading
+
+            try:
+                reading = Reading(driver)
+            except OptionError as error:
+                LOG.error("domain %s: %s", domain, error)
+                return None
+            what = (domain, driver.conf.ldap.url, reading.terms)
+            digest = hashlib.blake2b(repr(what).encode("utf-8", "replace"), digest_size=8)
+            name = digest.hexdigest()
+            reads = Reads(frozenset({"users"}), frozenset({tag("directory", name)}))
+            found = Followed(domain, name, reading, reads)
+            # Those of drivers that were replaced go, with their pools.
+            present = {id(each.pool) for _, each in self.drivers()}
+            for other in self._of_pool.keys() - present:
+                self._of_pool.pop(other, None)
+            self._of_pool[id(driver.pool)] = found
+        return found
+
+    def load(self) -> None:
+        """Have Keystone load the drivers of its domains, as its first request would.
+
+        :raises Exception: what Keystone's code raises, as without its database
+        """
+        conf = import_keystone("keystone.conf").CONF
+        configs = self._identity.domain_configs
+        if not conf.identity.domain_specific_drivers_enabled:
+            return
+        providers = import_keystone("keystone.common.provider_api").ProviderAPIs
+        if not configs.configured:
+            with configs.lock:
+                if not configs.configured:
+                    configs.setup_domain_drivers(self._identity.driver, providers.resource_api)
+        if conf.identity.domain_configurations_from_database:
+            for domain in providers.resource_api.list_domains():
+                configs.get_domain_driver(domain["id"])
+
+    # What has changed
+
+    def changed(self, found: Followed, users: Sequence[str] | None) -> None:
+        """End what depends on users of a domain.
+
+        :param users: their ids in the directory; ``None``: anybody
+        :raises CoordinatorError: nobody could be told
+        """
+        tags = {*_ALWAYS, *found.reads.tags}
+        conf = import_keystone("keystone.conf").CONF
+        if users is not None and (
+            len(users) > _USERS or conf.identity_mapping.generator != "sha256"
+        ):
+            users = None
+        if users is None:
+            tags.add(tag("project", found.domain))
+        else:
+            providers = import_keystone("keystone.common.provider_api").ProviderAPIs
+            for user in users:
+                what = {"domain_id": found.domain, "local_id": user, "entity_type": "user"}
+                for name in (user, providers.id_generator_api.generate_public_ID(what)):
+                    try:
+                        tags.add(tag("user", name))
+                    except ValueError:
+                        pass  # its answers depend on ``any``
+        coordinator = self.coordinator()
+        if coordinator is None:
+            raise CoordinatorError("there is no token cache to be told of changes")
+        coordinator.touch(slots(tags, coordinator.slot_count))
+        node = self.node()
+        if node is not None:
+            node.counters.count(DIRECTORY_CHANGES)
+
+
+class _Listener:
+    """Hears what a follower of a domain finds."""
+
+    def __init__(self, directories: Directories, found: Followed) -> None:
+        self._directories = directories
+        self._found = found
+        self.kind: Callable[[Any], Literal["user", "group", "other"]] = found.reading.kind
+        self.identity: Callable[[Any], str] = found.reading.identity
+
+    def begins(self, server: str) -> None:
+        self._directories.changed(self._found, None)
+        for name in (self._found.name, f"{self._found.name} {server}"):
+            if leases.leases is not None:
+                leases.leases.withdraw(name)
+
+    def changed(self, users: Sequence[str]) -> None:
+        self._directories.changed(self._found, users)
+
+    def everything(self) -> None:
+        self._directories.changed(self._found, None)
+
+    def alive(self, server: str, moment: float) -> None:
+        for name in (f"{self._found.name} {server}", self._found.name):
+            if leases.leases is not None:
+                leases.leases.grant(name, moment)
+
+    def impossible(self, server: str, reason: str) -> None:
+        LOG.warning(
+            "directory %s cannot be followed: %s; answers are kept for ttl, or token_ttl of "
+            "[keyfront_ldap]", server, reason,
+        )  # fmt: skip
+        self.alive(server, math.inf)
+
+
+class _Manager:
+    """Starts and stops the followers, in the one process of the node that has the lock."""
+
+    def __init__(self, directories: Directories, folder: Callable[[], Path]) -> None:
+        self._directories = directories
+        self._folder = folder
+        self._locks: list[FileLock] = []
+        self._held: FileLock | None = None
+        self._followers: dict[tuple[str, str, Any], Any] = {}
+        self._looked = -_LOOK_SECONDS
+        self._complained = ""
+
+    def run(self) -> None:
+        """Do so for as long as the process lives."""
+        while True:
+            time.sleep(_TURN_SECONDS)
+            try:
+                self._turn()
+                self._complained = ""
+            except Exception as error:  # its database may be away; that is no end
+                if str(error) != self._complained:
+                    LOG.warning("directories: %s: %s", type(error).__name__, error)
+                self._complained = str(error)
+
+    def _turn(self) -> None:
+        kept = leases.leases
+        if kept is None or self._directories.coordinator() is None:
+            return  # there is no token cache
+        kept.look()
+        if not self._is_ours():
+            return
+        now = time.monotonic()
+        kept.grant(_FOLLOWER, now)
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            self._directories.load()
+            self._choose()
+
+    def _is_ours(self) -> bool:
+        if self._held is not None:
+            return True
+        if not self._locks:
+            folder = self._folder()
+            self._locks = [FileLock(folder / f"follower.{x}") for x in range(_LOCKS)]
+        for lock in self._locks:
+            if lock.attempt():
+                self._held = lock
+                return True
+            kept = leases.leases
+            if kept is None or time.monotonic() < kept.until(_FOLLOWER) + _STILL_SECONDS:
+                break  # who has it is alive
+        return False
+
+    def _choose(self) -> None:
+        """Have one follower for each address of each server of each domain."""
+        from keyfront.middleware.ldap.follower import Follower
+
+        wanted: dict[tuple[str, str, Any], tuple[Followed, Any]] = {}
+        for domain, _ in self._directories.drivers():
+            found = self._directories.of_domain(domain)
+            if found is None or not found.is_followed:
+                continue
+            try:
+                urls = found.reading.pool.get().urls
+            except OptionError as error:  # of this domain; its users cannot log in either
+                LOG.warning("domain %s is not followed: %s", domain, error)
+                continue
+            for url in urls:
+                for address in _addresses(url):
+                    wanted[found.name, url.text, address] = (found, url)
+        for key in [key for key, follower in self._followers.items() if not follower.running]:
+            del self._followers[key]
+        for key in self._followers.keys() - wanted.keys():
+            self._followers.pop(key).stop()
+        for key, (found, url) in wanted.items():
+            if key in self._followers:
+                continue
+            if len(self._followers) >= _FOLLOWERS:
+                raise CoordinatorError(f"more than {_FOLLOWERS} servers are to be followed")
+            pool, address = found.reading.pool, key[2]
+
+            def connect(seconds: float, pool: Any = pool, url: Any = url, to: Any = address) -> Any:
+                return pool.get().dedicated(url, to, seconds)
+
+            listener = _Listener(self._directories, found)
+            follower = Follower(_shown(url, address), connect, found.reading.terms, listener)
+            self._followers[key] = follower
+            follower.start()
+
+
+def _addresses(url: Any) -> list[Any]:
+    if url.scheme == "ldapi":
+        return [None]
+    from keyfront.middleware.ldap.protocol.addresses import look_up
+
+    try:
+        return sorted(set(look_up(url.host, url.port)), key=repr)[:_ADDRESSES]
+    except OSError as error:
+        LOG.warning("directory %s is not followed: %s", url, error.strerror or error)
+        return []
+
+
+def _shown(url: Any, address: Any) -> str:
+    host = address[0] if address else url.host
+    return url.text if host == url.host else f"{url} ({host})"
+
+
+def _domains(model: Any) -> Iterator[str]:
+    yield model.user["domain_id"]
+    if model.trust_id:
+        yield model.trustor["domain_id"]
+        yield model.trustee["domain_id"]
+
+
+def _driver_class() -> Any:
+    """Return the class of our driver, if this process has loaded it."""
+    module = sys.modules.get("keyfront.middleware.ldap.keystone.driver")
+    return getattr(module, "Identity", None)
+
+
+def _runs_no_threads() -> bool:
+    from ..heartbeat.concurrency import has_threads
+
+    uwsgi = sys.modules.get("uwsgi")
+    return uwsgi is not None and not has_threads(uwsgi)

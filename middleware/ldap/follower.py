@@ -1,0 +1,638 @@
+"""Follows one server of a directory: tells what has changed, and up to when nothing was missed.
+
+A connection of its own, bound as the service, holds a search of each tree that goes on for ever
+(``protocol/sync.py``). On the same connection the server is asked for each tree's root several
+times a second: an answer proves that the server lives, that all which was sent before it has been
+received, and that the trees are still where they were. What cannot be known any more (a lost
+connection, a root that is gone) ends the connection; with the next one all counts as changed.
+
+Nothing grows with the directory: of each entry two numbers are kept in tables of a fixed size.
+Where two entries share a place, a change counts for more than it is, never for less.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from hashlib import blake2b
+from typing import Final, Literal, NamedTuple, Protocol
+
+from keyfront.errors import (
+    CoordinatorError,
+    CredentialsError,
+    DirectoryAnswerError,
+    DirectoryError,
+    DirectoryUnavailableError,
+    OptionError,
+)
+
+from .protocol import controls, responses, result_codes, sync
+from .protocol.ber import ProtocolError
+from .protocol.connection import Connection
+from .protocol.responses import Message
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between two questions whether the server lives.
+BEAT_SECONDS = 0.2
+
+# Seconds without an answer after which the connection is given up.
+_SILENT_SECONDS = 3.0
+# Seconds to connect, and for the first answers of a large directory.
+_CONNECT_SECONDS = 5.0
+_REFRESH_SECONDS = 120.0
+# Seconds until the next try, doubled up to the last.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+# Changes that are told at once.
+_BATCH = 256
+# Entries whose numbers have a place of their own, about.
+_PLACES = 1 << 17
+
+# Entries of a page.
+_PAGE = 500
+# Numbers that no entry has, at most, and seconds for which they are looked for.
+_GAPS = 2000
+_GAP_SECONDS = 10.0
+_SHOW_DELETED = "1.2.840.113556.1.4.417"
+
+# What an operator's limits, rights or a missing overlay are answered by.
+_LIMITS = frozenset((3, 4, 11))
+_REFUSED = frozenset((2, 12, 50, 53))
+
+_AROUND_SIGNS = re.compile(r"\s*([,=+])\s*")
+_NO_SUCH_OBJECT = 32
+_SUBTREE, _BASE = 2, 0
+_ANYTHING = "(objectClass=*)"
+
+Method = Literal["syncrepl", "usn", "psearch"]
+
+#: How a directory can be followed, the surest first, with what a server says it has for it.
+METHODS: Final[dict[Method, str]] = {
+    "syncrepl": sync.SYNC_REQUEST,
+    "usn": sync.ACTIVE_DIRECTORY,
+    "psearch": sync.PERSISTENT_SEARCH,
+}
+
+
+class Change(NamedTuple):
+    """What has become of an entry."""
+
+    dn: str
+    attributes: dict[str, list[bytes]]
+
+
+class Listener(Protocol):
+    """Is told what a follower finds. What it raises ends the connection."""
+
+    def begins(self, server: str) -> None:
+        """All may have changed; from now on :meth:`changed` and :meth:`everything` tell of it.
+
+        :param server: as ``Connection.source``
+        """
+        ...
+
+    def kind(self, attributes: dict[str, list[bytes]]) -> Literal["user", "group", "other"]:
+        """Return what an entry is."""
+        ...
+
+    def identity(self, change: Change) -> str:
+        """Return the name by which the service knows a user.
+
+        :raises LookupError: it has none
+        """
+        ...
+
+    def changed(self, users: Sequence[str]) -> None:
+        """Users of these names have changed in something that the service reads."""
+        ...
+
+    def everything(self) -> None:
+        """Anybody may have changed: groups, users whose names are not known, parts of a tree."""
+        ...
+
+    def alive(self, server: str, moment: float) -> None:
+        """All that changed before a moment of the monotonic clock has been told."""
+        ...
+
+    def impossible(self, server: str, reason: str) -> None:
+        """The server offers no way to follow it."""
+        ...
+
+
+class Terms(NamedTuple):
+    """What is followed, and how."""
+
+    #: DNs of the trees' roots.
+    trees: tuple[str, ...]
+    #: Of users, what the service reads.
+    attributes: tuple[str, ...]
+    #: In order of preference.
+    methods: tuple[Method, ...]
+
+
+class Follower:
+    """A thread that follows one address of one server until it is stopped.
+
+    :param name: of the server, for messages
+    :param connect: opens a connection that is bound as the service, within so many seconds
+    :param terms: what is followed
+    :param listener: is told
+    """
+
+    def __init__(
+        self, name: str, connect: Callable[[float], Connection], terms: Terms, listener: Listener
+    ) -> None:
+        self._name = name
+        self._connect = connect
+        self._terms = terms
+        self._listener = listener
+        self._stop = threading.Event()
+        self._complained = ""
+        self._limited = False
+        self._refused: set[Method] = set()
+        self._thread = threading.Thread(target=self._run, name=f"follow-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End at the next turn."""
+        self._stop.set()
+
+    @property
+    def running(self) -> bool:
+        """Whether its thread lives."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._stop.is_set():
+            began = time.monotonic()
+            reason = ""
+            try:
+                self._follow()
+            except CredentialsError as error:
+                reason = str(error)
+            except (DirectoryError, OptionError, CoordinatorError) as error:
+                reason = str(error)
+            except Exception as error:  # of Keystone's code, or of a bug: never the end of it
+                reason = f"{type(error).__name__}: {error}"
+                LOG.debug("following %s", self._name, exc_info=True)
+            if reason and reason != self._complained and not self._stop.is_set():
+                self._complained = reason
+                LOG.warning("directory %s is not followed: %s", self._name, reason)
+            if time.monotonic() - began > _LONGEST_PAUSE:
+                pause = _FIRST_PAUSE
+            self._stop.wait(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _follow(self) -> None:
+        connection = self._connect(_CONNECT_SECONDS)
+        try:
+            method = self._method(connection)
+            if method is None:
+                self._listener.impossible(
+                    connection.source, "it offers none of " + ", ".join(self._terms.methods)
+                )
+                self._stop.wait(60.0)
+                return
+            try:
+                kind = _Polling if method == "usn" else _Persistent
+                kind(self, connection, method).run()
+            except DirectoryAnswerError as error:
+                if error.code in _LIMITS and not self._limited:
+                    # Without what is there now: only slapd can tell where to begin.
+                    self._limited = True
+                elif error.code in _REFUSED and method not in self._refused:
+                    self._refused.add(method)
+                raise
+        finally:
+            connection.close()
+
+    def _method(self, connection: Connection) -> Method | None:
+        offered = [
+            method
+            for method in self._terms.methods
+            if connection.supports(METHODS[method]) and method not in self._refused
+        ]
+        return offered[0] if offered else None
+
+
+class _Session:
+    """What is done over one connection."""
+
+    def __init__(self, follower: Follower, connection: Connection, method: Method) -> None:
+        self._follower = follower
+        self._listener = follower._listener
+        self._terms = follower._terms
+        self._stop = follower._stop
+        self._connection = connection
+        self._method = method
+        self._users: set[str] = set()
+        self._all = False
+        # Of each entry: which user it is, and what the service reads of it. Not for longer: what
+        # has changed to and fro since would look the same.
+        self._identities = _Known(_PLACES)
+        self._contents = _Known(_PLACES)
+
+    def _begin(self) -> None:
+        """Tell that from now on all changes are told."""
+        self._users.clear()
+        self._all = False
+        self._listener.begins(self._connection.source)
+        self._follower._complained = ""
+        LOG.info("directory %s is followed by %s", self._follower._name, self._method)
+
+    def _note(self, change: Change, state: sync.EntryState | None) -> None:
+        """Find out what the change of an entry means."""
+        if self._method == "psearch":
+            names = [change.dn, *([state.previous] if state and state.previous else [])]
+            inside = [dn for dn in names if _is_below(dn, self._terms.trees)]
+            if len(names) > 1:  # an entry has no other name than its DN there
+                for dn in names:
+                    self._forget(_name(dn))
+                self._all |= bool(inside)
+            if len(names) > 1 or not inside:
+                return
+        kind = self._listener.kind(change.attributes)
+        name = (state.uuid if state else b"") or _name(change.dn)
+        if state is not None and state.state == sync.DELETED:
+            # If it comes again, it has been away.
+            self._forget(name)
+            self._all = True
+            return
+        identity = ""
+        if kind == "user":
+            with suppress(LookupError):
+                identity = self._listener.identity(change)
+        read = [x for x in sorted(change.attributes.items()) if x[0].lower() != "usnchanged"]
+        content = repr((change.dn, kind, read)).encode()
+        if kind == "other":
+            content = repr((change.dn, kind)).encode()
+        # Both are noted, whatever the first one says.
+        had = self._identities.has(name)
+        same_user = self._identities.note(name, identity.encode("utf-8", "surrogateescape"))
+        same = self._contents.note(name, content)
+        if kind == "group":
+            self._all = True
+        elif same and same_user:
+            return
+        elif kind == "user" and identity:
+            added = state is not None and state.state == sync.ADDED and not had
+            if not (same_user or added):
+                self._all = True
+            self._users.add(identity)
+        elif had or state is None or state.state != sync.ADDED:
+            self._all = True
+
+    def _forget(self, name: bytes) -> None:
+        self._identities.forget(name)
+        self._contents.forget(name)
+
+    def _tell(self) -> None:
+        if self._all:
+            self._listener.everything()
+        elif self._users:
+            self._listener.changed(sorted(self._users))
+        self._users.clear()
+        self._all = False
+
+
+class _Persistent(_Session):
+    """Searches that go on for ever."""
+
+    def __init__(self, follower: Follower, connection: Connection, method: Method) -> None:
+        super().__init__(follower, connection, method)
+        self._searches: set[int] = set()
+        # Searches that have not told yet what there is now.
+        self._refreshing: set[int] = set()
+        self._beats: dict[int, str] = {}
+        # Trees that are not there; it is seen when they come.
+        self._absent: set[str] = set()
+        self._of: dict[int, str] = {}
+        self._asked = 0.0
+        self._answered = 0
+
+    def run(self) -> None:
+        """Follow until the connection ends or the follower is stopped; raises why."""
+        for tree in self._roots():
+            number = self._connection.post(
+                tree, _SUBTREE, _ANYTHING, ("objectClass", *self._terms.attributes),
+                encoded_controls=controls.encode(self._control(tree)), timeout=_SILENT_SECONDS,
+            )  # fmt: skip
+            self._searches.add(number)
+            self._of[number] = tree
+            if self._method == "syncrepl":
+                self._refreshing.add(number)
+        deadline = time.monotonic() + _REFRESH_SECONDS
+        while self._refreshing and not self._stop.is_set():
+            if (message := self._connection.take(0.5)) is not None:
+                self._receive(message)
+                self._users.clear()
+            elif time.monotonic() > deadline:
+                raise DirectoryUnavailableError(
+                    f"what is there now did not come within {_REFRESH_SECONDS:.0f} s",
+                    server=self._connection.server,
+                )
+        begun = False
+        while not self._stop.is_set():
+            now = time.monotonic()
+            if not self._beats and now - self._asked >= BEAT_SECONDS:
+                self._ask(now)
+            wait = self._asked + (_SILENT_SECONDS if self._beats else BEAT_SECONDS) - now
+            message = self._connection.take(max(wait, 0.0))
+            if message is None:
+                if self._beats and time.monotonic() - self._asked >= _SILENT_SECONDS:
+                    raise DirectoryUnavailableError(
+                        f"no answer within {_SILENT_SECONDS:.3g} s", server=self._connection.server
+                    )
+                continue
+            for _ in range(_BATCH):
+                self._receive(message)
+                message = self._connection.take(0.0)
+                if message is None:
+                    break
+            if message is not None:
+                self._receive(message)
+            # A persistent search does not say when it stands; it does when two questions that
+            # came after it were answered.
+            if not begun and (self._answered > 1 or self._method == "syncrepl"):
+                begun = True
+                self._begin()
+            self._tell()
+            if begun and not self._beats and self._answered:
+                self._listener.alive(self._connection.source, self._asked)
+
+    def _roots(self) -> tuple[str, ...]:
+        """Return where to search: a persistent search does not tell of what leaves its tree."""
+        if self._method == "syncrepl":
+            return self._terms.trees
+        found = self._connection.search("", _BASE, attributes=("namingContexts",)).entries
+        contexts = [
+            value.decode("utf-8", "replace")
+            for _, attributes in found
+            for name, values in attributes.items()
+            if name.lower() == "namingcontexts"
+            for value in values
+        ]
+        wanted = [x for x in contexts if any(_is_below(tree, (x,)) for tree in self._terms.trees)]
+        return tuple(wanted) or self._terms.trees
+
+    def _control(self, tree: str) -> bytes:
+        if self._method == "psearch":
+            return sync.persistent_control()
+        return sync.sync_control(self._state(tree) if self._follower._limited else b"")
+
+    def _state(self, tree: str) -> bytes:
+        """Return slapd's cookie of now, for a service that may not read all entries at once."""
+        base = tree
+        with closing(self._follower._connect(_CONNECT_SECONDS)) as connection:
+            while base:
+                with suppress(DirectoryAnswerError):
+                    found = connection.search(base, _BASE, attributes=("contextCSN",)).entries
+                    numbers = found[0][1].get("contextCSN", []) if found else []
+                    if numbers:
+                        return sync.csn_cookie(numbers)
+                base = base.partition(",")[2]
+        raise OptionError(
+            "limits", "(of the directory)",
+            "raised for the service's account, or contextCSN readable: it may not read all entries",
+        )  # fmt: skip
+
+    def _ask(self, now: float) -> None:
+        """Ask for each tree's root."""
+        self._asked = now
+        for tree in self._terms.trees:
+            number = self._connection.post(
+                tree, _BASE, _ANYTHING, ("1.1",), timeout=_SILENT_SECONDS
+            )
+            self._beats[number] = tree
+
+    def _receive(self, message: Message) -> None:
+        number = message.id
+        if message.tag == responses.DONE:
+            self._ended(number, message)
+            return
+        if number not in self._searches:
+            return
+        try:
+            if message.tag == responses.INTERMEDIATE:
+                if sync.ends_refresh(message.oid, message.value):
+                    self._refreshing.discard(number)
+            elif message.tag == responses.ENTRY:
+                state = sync.entry_state(message.controls)
+                self._note(Change(message.dn, message.attributes), state)
+        except ProtocolError as error:
+            raise DirectoryUnavailableError(
+                f"its answer is no LDAP: {error}", server=self._connection.server
+            ) from None
+
+    def _ended(self, number: int, message: Message) -> None:
+        """Take in the result of a question, or of a search that was to go on."""
+        tree = self._beats.pop(number, None)
+        if tree is not None:
+            expected = _NO_SUCH_OBJECT if tree in self._absent else 0
+            if message.code == expected:
+                self._answered += not self._beats
+                return
+            if not message.code:
+                raise DirectoryUnavailableError(
+                    f"{tree} has come into being", server=self._connection.server
+                )
+        elif message.code == _NO_SUCH_OBJECT and number in self._searches:
+            self._absent.add(self._of[number])
+            self._searches.discard(number)
+            self._refreshing.discard(number)
+            return
+        if message.code:
+            raise result_codes.refusal(message, self._connection.server)
+        raise DirectoryUnavailableError(
+            "it ended the search that was to go on", server=self._connection.server
+        )
+
+
+class _Polling(_Session):
+    """Active Directory and Samba: update sequence numbers (MS-ADTS 3.1.1.5.2.1), asked for.
+
+    The server tells the number of its last change; if that is another one, the entries with the
+    numbers in between are read. A number that belongs to no entry that the service may see, such
+    as that of a deleted one, counts as a change of anybody. It is looked for again for a while: a
+    change may be committed after one with a greater number.
+    """
+
+    def run(self) -> None:
+        """Follow until the connection ends or the follower is stopped; raises why."""
+        last, contexts = self._root()
+        self._load()
+        self._begin()
+        # Numbers that no entry had, and since when.
+        gaps: dict[int, float] = {}
+        while not self._stop.is_set():
+            asked = time.monotonic()
+            newest, _ = self._root()
+            if newest < last:
+                raise DirectoryUnavailableError(
+                    "its sequence numbers went back", server=self._connection.server
+                )
+            gaps = {x: since for x, since in gaps.items() if asked - since < _GAP_SECONDS}
+            if newest - last > _GAPS or len(gaps) > _GAPS:
+                raise DirectoryUnavailableError(
+                    f"more than {_GAPS} changes at once", server=self._connection.server
+                )
+            if newest > last or gaps:
+                expected = set(range(last + 1, newest + 1))
+                found = self._changed(min(expected | gaps.keys()), newest, contexts)
+                self._all |= bool(expected - found)
+                gaps.update(dict.fromkeys(expected - found, asked))
+                for number in found & gaps.keys():
+                    del gaps[number]
+                last = newest
+            self._tell()
+            self._listener.alive(self._connection.source, asked)
+            self._stop.wait(max(asked + BEAT_SECONDS - time.monotonic(), 0.0))
+
+    def _root(self) -> tuple[int, list[str]]:
+        """Return the number of the last change, and the roots of all that is numbered."""
+        names = ("highestCommittedUSN", "namingContexts")
+        entries, _ = self._query("", _BASE, _ANYTHING, names)
+        found = {name.lower(): values for entry in entries for name, values in entry[1].items()}
+        try:
+            newest = int(found["highestcommittedusn"][0])
+        except (KeyError, ValueError, IndexError):
+            raise DirectoryUnavailableError(
+                "it does not tell highestCommittedUSN", server=self._connection.server
+            ) from None
+        return newest, [x.decode("utf-8", "replace") for x in found.get("namingcontexts", [])]
+
+    def _load(self) -> None:
+        """Learn what there is now, in pages."""
+        for tree in self._terms.trees:
+            cookie = b""
+            while True:
+                page = controls.paged_control(_PAGE, cookie)
+                entries, done = self._query(
+                    tree, _SUBTREE, _ANYTHING, self._wanted, page, seconds=_REFRESH_SECONDS
+                )
+                for dn, attributes in entries:
+                    name = _guid(dn, attributes)
+                    self._note(Change(dn, attributes), sync.EntryState(sync.PRESENT, name))
+                cookie = controls.paged_cookie(done.controls) or b""
+                if not cookie:
+                    break
+
+    @property
+    def _wanted(self) -> tuple[str, ...]:
+        own = ("objectClass", "objectGUID", "isDeleted", "uSNChanged")
+        names = {name.lower(): name for name in (*own, *self._terms.attributes)}
+        return tuple(names.values())
+
+    def _changed(self, first: int, newest: int, contexts: list[str]) -> set[int]:
+        """Note the entries with these numbers; return the numbers that entries have."""
+        found: set[int] = set()
+        search = f"(&(uSNChanged>={first})(uSNChanged<={newest}))"
+        deleted = controls.control(_SHOW_DELETED)
+        for context in contexts:
+            try:
+                entries, _ = self._query(context, _SUBTREE, search, self._wanted, deleted)
+            except DirectoryAnswerError:
+                continue  # not the service's to see: its numbers are gaps
+            for dn, attributes in entries:
+                lowered = {name.lower(): values for name, values in attributes.items()}
+                found.update(int(x) for x in lowered.get("usnchanged", []) if x.isdigit())
+                name = _guid(dn, attributes)
+                known = self._identities.has(name)
+                gone = bool(lowered.get("isdeleted")) or not _is_below(dn, self._terms.trees)
+                if gone and not known:
+                    continue  # nobody of ours
+                state = sync.DELETED if gone else sync.MODIFIED if known else sync.ADDED
+                self._note(Change(dn, attributes), sync.EntryState(state, name))
+        for tree in self._terms.trees:
+            self._query(tree, _BASE, _ANYTHING, ("1.1",))  # it is where it was
+        return found
+
+    def _query(
+        self, base: str, scope: int, search: str, attributes: Sequence[str],
+        asked: bytes = b"", *, seconds: float = _SILENT_SECONDS,
+    ) -> tuple[list[tuple[str, dict[str, list[bytes]]]], Message]:
+        """Search, with a control, and return entries and result.
+
+        :raises DirectoryAnswerError: the server refused
+        """  # fmt: skip
+        number = self._connection.post(
+            base, scope, search, attributes, encoded_controls=controls.encode(asked)
+            if asked else b"", timeout=seconds,
+        )  # fmt: skip
+        deadline = time.monotonic() + seconds
+        entries = []
+        while True:
+            message = self._connection.take(max(deadline - time.monotonic(), 0.0))
+            if message is None:
+                raise DirectoryUnavailableError(
+                    f"no answer within {seconds:.3g} s", server=self._connection.server
+                )
+            if message.id != number:
+                continue
+            if message.tag == responses.ENTRY:
+                entries.append((message.dn, message.attributes))
+            elif message.tag == responses.DONE:
+                if message.code:
+                    raise result_codes.refusal(message, self._connection.server)
+                return entries, message
+
+
+def _is_below(dn: str, roots: Sequence[str]) -> bool:
+    """Whether an entry is one of these, or below one."""
+    below = _folded(dn)
+    return any(below == root or below.endswith(f",{root}") for root in map(_folded, roots))
+
+
+def _folded(dn: str) -> str:
+    return _AROUND_SIGNS.sub(r"\1", dn.strip().lower())
+
+
+def _guid(dn: str, attributes: dict[str, list[bytes]]) -> bytes:
+    for name, values in attributes.items():
+        if name.lower() == "objectguid" and values:
+            return values[0]
+    return _name(dn)
+
+
+def _name(dn: str) -> bytes:
+    return _folded(dn).encode("utf-8", "surrogateescape")
+
+
+class _Known:
+    """Numbers of entries, in a table of a fixed size: two may have one place.
+
+    :param places: a power of two
+    """
+
+    def __init__(self, places: int) -> None:
+        self._words = array("Q", bytes(8 * places))
+
+    def _place(self, name: bytes) -> int:
+        digest = blake2b(name, digest_size=8).digest()
+        return int.from_bytes(digest, "little") % len(self._words)
+
+    def has(self, name: bytes) -> bool:
+        """Whether anything is known of an entry, or of another one at its place."""
+        return bool(self._words[self._place(name)])
+
+    def forget(self, name: bytes) -> None:
+        """Know nothing of an entry."""
+        self._words[self._place(name)] = 0
+
+    def note(self, name: bytes, value: bytes) -> bool:
+        """Note what an entry is now; whether it was the same before."""
+        # The name goes in, too: another entry at this place has another number.
+        digest = blake2b(value, digest_size=8, key=name[:64]).digest()
+        number = int.from_bytes(digest, "little") or 1
+        place = self._place(name)
+        before, self._words[place] = self._words[place], number
+        return before == number

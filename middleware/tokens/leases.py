@@ -1,0 +1,164 @@
+"""Until when answers stand that were made of something outside of the database: leases.
+
+Who follows a directory tells of its changes by the epochs. That it does, and has missed nothing up
+to a moment, is said in a mapped file: a deadline for each thing that is followed. Whoever looks at
+an answer reads it from memory, without a lock or a system call. If the follower dies, stands still
+or is cut off, the deadline passes, and Keystone is asked.
+
+A deadline is a claim that stays true: two who follow the same may both write.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from keyfront.common.file_lock import FileLock
+from keyfront.common.mmap_file import Mapped
+from keyfront.errors import CoordinatorError
+
+from .coordinator.table import boot_word
+
+LOG = logging.getLogger(__name__)
+
+#: The file's name.
+NAME: Final = "followed"
+
+#: Seconds after the moment up to which all is known, for which an answer stands.
+SECONDS: Final = 0.8
+
+_PLACES = 512
+_WORDS = 1 + 2 * _PLACES
+# The first word tells the boot, then come names, then deadlines.
+_DEADLINES = 1 + _PLACES
+_LOOK_SECONDS = 0.5
+
+
+class Leases:
+    """The leases of a node.
+
+    :param folder: of the files that the workers share
+    :raises CoordinatorError: the file cannot be made
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._lock = FileLock(folder / f"{NAME}.lock")
+        self._looked = 0.0
+        self._map()
+
+    def _map(self) -> None:
+        self._file = Mapped(self._path, _WORDS * 8)
+        memory = memoryview(self._file.map)
+        self._words = memory.cast("Q")
+        #: The deadlines, in seconds of the monotonic clock; they are of all processes.
+        self.deadlines = memory[_DEADLINES * 8 :].cast("d")
+        self._places: dict[str, int] = {}
+        if self._words[0] != boot_word():
+            with self._lock:
+                if self._words[0] != boot_word():  # the clock has begun anew
+                    self._words[:] = memoryview(bytes(_WORDS * 8)).cast("Q")
+                    self._words[0] = boot_word()
+
+    def look(self) -> None:
+        """Map the file that is there now, if it is another one.
+
+        :raises CoordinatorError: it cannot be made
+        """
+        now = time.monotonic()
+        if now - self._looked > _LOOK_SECONDS:
+            if not self._file.is_there():
+                self._map()
+            self._looked = now
+
+    def grant(self, name: str, moment: float) -> None:
+        """Say that all is known that happened to what is followed up to a moment.
+
+        :param moment: on the monotonic clock; infinite: it need not be followed
+        :raises CoordinatorError: the file cannot be used
+        """
+        self.look()
+        place = self._place(name, make=True)
+        if place >= 0 and moment + SECONDS > self.deadlines[place]:
+            self.deadlines[place] = moment + SECONDS
+
+    def withdraw(self, name: str) -> None:
+        """Take back that something need not be followed.
+
+        :raises CoordinatorError: the file cannot be used
+        """
+        self.look()
+        place = self._place(name, make=True)
+        if place >= 0 and math.isinf(self.deadlines[place]):
+            self.deadlines[place] = 0.0
+
+    def until(self, name: str) -> float:
+        """Return the moment up to which what was made of it stands; 0 if nobody follows it."""
+        place = self._place(name)
+        return 0.0 if place < 0 else self.deadlines[place]
+
+    def stand(self, names: frozenset[str]) -> bool:
+        """Whether all of these are followed at this moment."""
+        now = time.monotonic()
+        return all(now < self.until(name) for name in names)
+
+    def names(self) -> int:
+        """Return how many are followed now."""
+        now = time.monotonic()
+        return sum(1 for deadline in self.deadlines if deadline > now)
+
+    def _place(self, name: str, *, make: bool = False) -> int:
+        place = self._places.get(name, -1)
+        if place >= 0:
+            return place
+        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        number = int.from_bytes(digest, "little") or 1
+        place = self._found(number)
+        if place < 0 and make:
+            with self._lock:
+                place = self._found(number)
+                free = self._found(0)
+                if place < 0 and free >= 0:
+                    self.deadlines[free] = 0.0
+                    self._words[1 + free] = number
+                    place = free
+        if place >= 0:
+            self._places[name] = place
+        return place
+
+    def _found(self, number: int) -> int:
+        try:
+            return self._words[1 : 1 + _PLACES].tolist().index(number)
+        except ValueError:
+            return -1
+
+
+class Registry:
+    """The leases of this process: the one place that keeps them."""
+
+    def __init__(self) -> None:
+        self.leases: Leases | None = None
+
+    def until(self, names: tuple[str, ...]) -> float:
+        """Return the moment at which the first of these ends."""
+        leases = self.leases
+        if leases is None:
+            return 0.0
+        return min(map(leases.until, names))
+
+    def make(self, folder: Path) -> Leases | None:
+        """Make those of a folder; ``None`` where they cannot be kept: then nothing is followed."""
+        try:
+            self.leases = Leases(folder)
+        except CoordinatorError as error:
+            LOG.error("directories are not followed: %s", error)
+            self.leases = None
+        return self.leases
+
+
+registry = Registry()
+"""The leases of this process."""

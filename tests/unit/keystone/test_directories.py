@@ -1,0 +1,132 @@
+"""Which process follows directories, and what their changes end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("keystone")
+
+from keyfront.errors import CoordinatorError
+from keyfront.gateway.keystone import directories as module
+from keyfront.gateway.keystone.directories import Directories, Followed, _Manager
+from keyfront.middleware.tokens.epochs import Epoch, slots
+from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.leases import Leases, registry
+from keyfront.middleware.tokens.request import Request, current
+
+FOUND = Followed(
+    "domain", "name", SimpleNamespace(ttl=None, terms=()),
+    Reads(frozenset({"users"}), frozenset({"directory:name"})),
+)  # fmt: skip
+COUNT = 65536
+
+
+class Coordinator:
+    """Notes the slots that are touched."""
+
+    slot_count = COUNT
+
+    def __init__(self) -> None:
+        self.touched: list[set[int]] = []
+
+    def touch(self, touched: Any) -> None:
+        self.touched.append(set(touched))
+
+
+@pytest.fixture
+def leases(tmp_path: Path) -> Iterator[Leases]:
+    made = registry.make(tmp_path)
+    assert made is not None
+    yield made
+    registry.leases = None
+
+
+def made(folder: Path, coordinator: Any = None) -> Directories:
+    return Directories(lambda: coordinator, lambda: None, lambda: folder)
+
+
+def manager(folder: Path) -> _Manager:
+    found = _Manager(made(folder, Coordinator()), lambda: folder)
+    found._looked = time.monotonic() + 1000  # it has nothing to look for
+    return found
+
+
+def test_one_follows_and_the_next_takes_over(leases: Leases, tmp_path: Path) -> None:
+    first, second = manager(tmp_path), manager(tmp_path)
+    first._turn()
+    second._turn()
+    assert first._held is not None and second._held is None
+    # It stands still: its lock is held, and it says nothing any more.
+    leases.deadlines[leases._place("follower")] = time.monotonic() - 10
+    second._turn()
+    assert second._held is not None and second._held is not first._held
+    third = manager(tmp_path)
+    third._turn()
+    assert third._held is None  # somebody lives
+    first._held.__exit__(None, None, None)  # it is killed: the kernel lets go of its lock
+    third._turn()
+    assert third._held is not None
+
+
+def test_without_a_token_cache_nobody_follows(tmp_path: Path) -> None:
+    alone = manager(tmp_path)
+    alone._turn()
+    assert alone._held is None
+
+
+def is_touched(touched: set[int], *tags: str) -> bool:
+    return set(slots(tags, COUNT)) <= touched
+
+
+def test_a_user_ends_his_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator()
+    mapping = SimpleNamespace(generator="sha256")
+    ids = SimpleNamespace(generate_public_ID=lambda what: f"id of {what['local_id']}")
+    keystone = SimpleNamespace(
+        CONF=SimpleNamespace(identity_mapping=mapping),
+        ProviderAPIs=SimpleNamespace(id_generator_api=ids),
+    )
+    monkeypatch.setattr(module, "import_keystone", lambda name: keystone)
+    found = made(Path(), coordinator)
+    found.changed(FOUND, None)
+    (all_of_it,) = coordinator.touched
+    assert is_touched(all_of_it, "any", "users", "project:domain", "directory:name")
+    # One with an id of its own here, and as one of a driver whose ids are the directory's.
+    found.changed(FOUND, ["jane"])
+    assert is_touched(coordinator.touched[-1], "user:jane", "user:id of jane", "directory:name")
+    assert not is_touched(coordinator.touched[-1], "project:domain")
+    found.changed(FOUND, [str(x) for x in range(module._USERS + 1)])
+    assert coordinator.touched[-1] == all_of_it
+    mapping.generator = "of.another.kind"
+    found.changed(FOUND, ["jane"])
+    assert coordinator.touched[-1] == all_of_it
+
+
+def test_what_nobody_can_be_told_is_an_error() -> None:
+    with pytest.raises(CoordinatorError):
+        made(Path()).changed(FOUND, None)
+
+
+def test_a_search_is_noted_with_its_server(leases: Leases, tmp_path: Path) -> None:
+    directories, pool = made(tmp_path), object()
+    directories._of_pool[id(pool)] = FOUND
+    request = Request(recording=True, since=Epoch(1, 1))
+    before = current.set(request)
+    try:
+        directories._searched(pool, "ldap://a 127.0.0.1")
+        assert request.followed == {"name", "name ldap://a 127.0.0.1"}
+        assert not request.unvouched
+        directories._searched(object(), "ldap://a 127.0.0.1")
+        assert request.unvouched, "nobody knows whose it is"
+        FOUND.reading.ttl = 5.0
+        directories._searched(pool, None)
+        assert request.until <= time.monotonic() + 5
+    finally:
+        FOUND.reading.ttl = None
+        current.reset(before)

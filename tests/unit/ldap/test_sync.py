@@ -1,0 +1,94 @@
+"""The controls by which a directory is followed, as RFC 4533 and the draft write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keyfront.middleware.ldap.protocol import sync
+from keyfront.middleware.ldap.protocol.ber import ProtocolError
+from keyfront.middleware.ldap.protocol.sync import (
+    ADDED,
+    DELETED,
+    ENTRY_CHANGE,
+    MODIFIED,
+    SYNC_INFO,
+    SYNC_STATE,
+    EntryState,
+    csn_cookie,
+    ends_refresh,
+    entry_state,
+    persistent_control,
+    sync_control,
+)
+
+UUID = bytes(range(16))
+
+
+def test_what_is_asked_for() -> None:
+    # libldap's: OID, critical, SEQUENCE {ENUMERATED 3}
+    expected = b"\x30\x24\x04\x18" + sync.SYNC_REQUEST.encode() + b"\x01\x01\xff\x04\x05"
+    assert sync_control() == expected + b"\x30\x03\x0a\x01\x03"
+    assert sync_control(b"rid=000").endswith(b"\x30\x0c\x0a\x01\x03\x04\x07rid=000")
+    # changeTypes 15, changesOnly and returnECs true
+    assert persistent_control().endswith(b"\x30\x09\x02\x01\x0f\x01\x01\xff\x01\x01\xff")
+
+
+@pytest.mark.parametrize("state", [ADDED, MODIFIED, DELETED])
+def test_what_an_entry_is(state: int) -> None:
+    value = b"\x30\x15\x0a\x01" + bytes([state]) + b"\x04\x10" + UUID
+    assert entry_state([(SYNC_STATE, False, value)]) == EntryState(state, UUID)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"), [(1, ADDED), (2, DELETED), (4, MODIFIED), (8, MODIFIED)]
+)
+def test_what_a_persistent_search_says_of_it(kind: int, state: int) -> None:
+    value = b"\x30\x03\x0a\x01" + bytes([kind])
+    assert entry_state([(ENTRY_CHANGE, False, value)]) == EntryState(state, b"")
+
+
+def test_where_an_entry_was_before() -> None:
+    value = b"\x30\x0b\x0a\x01\x08\x04\x03o=a\x02\x01\x05"
+    assert entry_state([(ENTRY_CHANGE, False, value)]) == EntryState(MODIFIED, b"", "o=a")
+
+
+def test_an_entry_of_which_nothing_is_said() -> None:
+    assert entry_state([]) is None
+    assert entry_state([("1.2.3", False, b"x")]) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "ends"),
+    [
+        (b"\xa1\x00", True),  # refreshDelete, refreshDone by default
+        (b"\xa2\x00", True),
+        (b"\xa2\x03\x01\x01\x00", False),
+        (b"\xa1\x08\x04\x03abc\x01\x01\xff", True),
+        (b"\x80\x03abc", False),  # a new cookie
+        (b"\xa3\x02\x31\x00", False),  # a set of identifiers
+        (None, False),
+    ],
+)
+def test_when_only_changes_come(value: bytes | None, ends: bool) -> None:
+    assert ends_refresh(SYNC_INFO, value) is ends
+    assert ends_refresh("1.2.3", value) is False
+
+
+def test_slapds_cookie() -> None:
+    assert csn_cookie([]) == b""
+    assert csn_cookie([b"20#1#001#0", b"10#1#000#0"]) == b"rid=000,csn=10#1#000#0;20#1#001#0"
+
+
+@given(st.binary(max_size=40))
+def test_junk_is_refused_or_understood(value: bytes) -> None:
+    for oid in (SYNC_STATE, ENTRY_CHANGE):
+        try:
+            entry_state([(oid, False, value)])
+        except ProtocolError:
+            pass
+    try:
+        ends_refresh(SYNC_INFO, value)
+    except ProtocolError:
+        pass
