@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     :raises KeyfrontError: it does not work, and the result is not to be JSON
     """
     try:
-        credentials = _credentials(arguments)
+        credentials = credentials_of(arguments)
         report = check(credentials, warn=arguments.warn, timeout=arguments.timeout)
     except KeyfrontError as error:
         if not arguments.json:
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     return 1 if report.warnings else 0
 
 
-def _credentials(arguments: argparse.Namespace) -> Credentials:
+def credentials_of(arguments: argparse.Namespace) -> Credentials:
     """Return who asks which Keystone: what is named by an option counts first."""
     if arguments.state is None:
         cloud = arguments.os_cloud or os.environ.get("OS_CLOUD")

@@ -1,0 +1,114 @@
+"""The files of a machine, or of another root: read once, with what could not be read noted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..settings import Malformed, Place
+
+# Bytes; configuration is smaller, and a log or a device is not read by mistake.
+_LARGEST = 8 << 20
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Something that could not be looked at, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass
+class Files:
+    """The files below a root.
+
+    :param root: ``/``, or a folder that holds another machine's or a container's files
+    """
+
+    root: Path = Path("/")
+    unread: list[Unread] = field(default_factory=list)
+    malformed: list[Malformed] = field(default_factory=list)
+    #: The paths that were read.
+    read: list[str] = field(default_factory=list)
+
+    def real(self, path: str | Path) -> Path:
+        """Return where a path of the machine lies here."""
+        return self.root / str(path).lstrip("/")
+
+    def named(self, real: Path) -> str:
+        """Return the machine's name of a path that lies here."""
+        return f"/{real.relative_to(self.root)}" if self.root != Path("/") else str(real)
+
+    def exists(self, path: str | Path) -> bool:
+        """Tell whether there is something; what cannot be looked at is taken to be there."""
+        try:
+            self.resolved(path).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return True
+
+    def resolved(self, path: str | Path) -> Path:
+        """Return where a path leads, its links followed within the root."""
+        real = self.real(path)
+        if self.root == Path("/"):
+            return real
+        for _ in range(16):
+            if not real.is_symlink():
+                return real
+            target = os.readlink(real)
+            real = self.real(target) if target.startswith("/") else real.parent / target
+        return real
+
+    def glob(self, *patterns: str) -> list[str]:
+        """Return the sorted paths that fit, pattern by pattern; none twice."""
+        found: dict[str, None] = {}
+        for pattern in patterns:
+            try:
+                for path in sorted(self.root.glob(pattern.lstrip("/"))):
+                    found[self.named(path)] = None
+            except (OSError, ValueError, NotImplementedError):
+                continue
+        return list(found)
+
+    def text(self, path: str | Path, *, wanted: bool = True) -> str | None:
+        """Return the text of a file; ``None`` if it cannot be read, which is noted if ``wanted``."""
+        name = str(path)
+        try:
+            real = self.resolved(path)
+            if not real.is_file():
+                if wanted and real.exists():
+                    self.unread.append(Unread(name, "it is no plain file"))
+                elif wanted:
+                    self.unread.append(Unread(name, "it is not there"))
+                return None
+            with real.open("rb") as file:
+                content = file.read(_LARGEST + 1)
+        except OSError as error:
+            self.cannot(name, error)
+            return None
+        if len(content) > _LARGEST:
+            self.unread.append(Unread(name, f"it is larger than {_LARGEST >> 20} MiB"))
+            return None
+        if name not in self.read:
+            self.read.append(name)
+        if content.startswith(b"\xef\xbb\xbf"):
+            self.broken(Place(name, 1), "no byte order mark: it becomes a part of the first line")
+            content = content[3:]
+        return content.decode("utf-8", errors="replace")
+
+    def cannot(self, what: str, error: OSError) -> None:
+        """Note that something cannot be looked at."""
+        why = (error.strerror or str(error)).lower()
+        if isinstance(error, PermissionError):
+            why += ": run this as root, or as the service's user"
+        note = Unread(what, why)
+        if note not in self.unread:
+            self.unread.append(note)
+
+    def broken(self, place: Place, expected: str) -> None:
+        """Note that a file is not what it should be."""
+        self.malformed.append(Malformed(place, expected))
