@@ -18,6 +18,8 @@ _OBSOLETE = {
     "spdy_headers_comp": "gone since 1.9.5",
     "epoll_events": "nginx knows better",
 }
+# The default, and what Debian and others write: nobody chose them.
+_STOCK = ("512", "768", "1024")
 _SECRETS = re.compile(
     r"\$(http_x_auth_token|http_x_subject_token|http_authorization|request_body|http_cookie|"
     r"sent_http_x_subject_token|upstream_http_x_subject_token)\b"
@@ -67,7 +69,7 @@ def worker_connections(found: Found) -> Iterator[Finding]:
     """Clients keep connections open between their requests, and each request takes a second one to
     uWSGI. keyfront plan nginx says how many this machine holds."""
     known = _tree(found).last("worker_connections")
-    if known is None or (known.value.isdigit() and int(known.value) <= 1000):
+    if known is None or known.value in _STOCK:
         yield Finding(
             what=f"worker_connections {known.value if known else '512, the default'}",
             where=(known.place,) if known else (),
