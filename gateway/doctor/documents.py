@@ -1,4 +1,7 @@
-"""Writes docs/doctor.md's part on codes from the registry: ``python -m keyfront.gateway.doctor.documents``."""
+"""Writes the part of docs/doctor.md on codes from the registry.
+
+``python -m keyfront.gateway.doctor.documents docs/doctor.md``
+"""
 
 from __future__ import annotations
 
@@ -39,16 +42,18 @@ def codes() -> str:
             layers = ", ".join(LAYERS[layer] for layer in check.layers)
             words = (
                 (
-                    f"**{check.holds}** ({check.level}; looks at {layers}). Otherwise: {check.harm} "
+                    f"**{check.holds}** ({check.level}; looks at {layers}). Otherwise: "
+                    f"{check.harm} "
                     f"{check.explanation} Source: {check.source}."
                 )
                 .replace("<", "&lt;")
                 .replace("..", ".")
                 .replace(". .", ".")
             )
-            parts.append(
-                f"### {code}\n\n{textwrap.fill(words, 100, break_long_words=False, break_on_hyphens=False)}"
+            filled = textwrap.fill(
+                words, 100, break_long_words=False, break_on_hyphens=False
             )
+            parts.append(f"### {code}\n\n{filled}")
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What ``keyfront render`` would have to be told to reach what the doctor asks for, and its diff."""
+"""What ``keyfront render`` has to be told to reach what the doctor asks for, and its diff."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FOLDER = "/etc/keyfront"
 def words(found: Found) -> list[str]:
     """Return the words of a ``keyfront render`` that fits what was found: folder and options.
 
-    A folder that was rendered keeps its command; else the line-up, the address, the certificate and the
-    places are those of the configuration.
+    A folder that was rendered keeps its command; else the line-up, the address, the certificate
+    and the places are those of the configuration.
     """
     for one in found.rendered:
         if len(one.command) > 2:

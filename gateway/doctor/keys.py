@@ -1,4 +1,4 @@
-"""Looks at key repositories: which keys there are, since when, and who may read them. No key is kept."""
+"""Looks at key repositories: which keys there are, since when, and who may read them."""
 
 from __future__ import annotations
 

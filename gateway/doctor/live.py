@@ -1,4 +1,4 @@
-"""Looks at the running machine: queues, counters of the kernel, processes, disks, the clock, logs."""
+"""Looks at the running machine: queues, the kernel's counters, processes, disks, clock, logs."""
 
 from __future__ import annotations
 
@@ -276,7 +276,8 @@ def _synchronized() -> bool | None:
 
 
 def _installed(found: Found) -> float | None:
-    """Return when Keystone, keyfront or uWSGI was last installed into a place that is served from."""
+    """Return when Keystone, keyfront or uWSGI was last installed into a place that is served
+    from."""
     times = []
     homes = [x.value for conf in found.uwsgi for x in conf.settings.all("virtualenv")]
     homes += [options["python-home"] for _, options in found.daemons if "python-home" in options]

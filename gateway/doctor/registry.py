@@ -117,7 +117,7 @@ def check(
         raise ValueError(f"{code}: {level}, {layers}")
 
     def enter(function: Function) -> Function:
-        explanation = " ".join(inspect.getdoc(function).split()) if function.__doc__ else ""
+        explanation = " ".join((inspect.getdoc(function) or "").split())
         CHECKS[code] = Check(
             code=code,
             level=level,

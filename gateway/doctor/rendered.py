@@ -51,7 +51,8 @@ def look(files: Files, paths: list[str]) -> list[RenderedFile]:
 
 
 def in_place(folder: str, path: str) -> str:
-    """Return where the system looks for a file below ``system/``; empty if it is used as it lies."""
+    """Return where the system looks for a file below ``system/``; empty if it is used as it
+    lies."""
     below = path.removeprefix(folder).lstrip("/")
     return f"/{below.removeprefix(SYSTEM)}" if below.startswith(SYSTEM) else ""
 

@@ -74,9 +74,9 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
     steps = list(_steps(made.results))
     if steps:
         page.head("To do")
-        for number, (file, lines, codes) in enumerate(steps, 1):
+        for number, (file, lines, those) in enumerate(steps, 1):
             page.wrapped(
-                f"{file or 'run, or decide'} ({' '.join(codes)})", f"  {number:>2}. ", "      "
+                f"{file or 'run, or decide'} ({' '.join(those)})", f"  {number:>2}. ", "      "
             )
             page.lines += [f"        {line}" for line in lines]
     if made.results:

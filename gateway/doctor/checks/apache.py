@@ -39,7 +39,8 @@ def _serves(found: Found) -> bool:
     "apache",
     holds="MaxRequestWorkers is what ServerLimit and ThreadsPerChild hold",
     harm="Apache serves fewer clients than its configuration says, and the rest waits.",
-    source="httpd, mpm_common: lowered to ServerLimit x ThreadsPerChild; openstack-helm: 25600 for 400",
+    source="httpd, mpm_common: lowered to ServerLimit x ThreadsPerChild; openstack-helm: 25600 "
+    "for 400",
 )
 def workers_fit(found: Found) -> Iterator[Finding]:
     """event and worker have ServerLimit processes (16 by default) of ThreadsPerChild threads (25).
@@ -78,8 +79,8 @@ def workers_fit(found: Found) -> Iterator[Finding]:
     source="openstack-helm: MaxRequestsPerChild 128; httpd's default 0",
 )
 def connections_per_child(found: Found) -> Iterator[Finding]:
-    """MaxConnectionsPerChild ends a process after so many connections: 0 is never, some ten thousand
-    bound a leak."""
+    """MaxConnectionsPerChild ends a process after so many connections: 0 is never, some ten
+    thousand bound a leak."""
     most, place = _number(_tree(found), "maxconnectionsperchild", "maxrequestsperchild")
     if most and most < 5000:
         yield Finding(
@@ -238,8 +239,8 @@ def process_group(found: Found) -> Iterator[Finding]:
     source="openstack-helm: processes=1 threads=1; docs/plan.md",
 )
 def more_than_one(found: Found) -> Iterator[Finding]:
-    """WSGIDaemonProcess has one process where nothing is said, which also takes Keystone away while it
-    is replaced."""
+    """WSGIDaemonProcess has one process where nothing is said, which also takes Keystone away while
+    it is replaced."""
     for directive, options in found.daemons:
         if int(options.get("processes", 1)) * int(options.get("threads", 15)) < 2:
             kept = " ".join(x for x in directive.args if not re.match("(processes|threads)=", x))
@@ -308,7 +309,8 @@ def truncated_bodies(found: Found) -> Iterator[Finding]:
     "apache",
     holds="A balancer's members come back at once (retry=0)",
     harm="After a restart of uWSGI users are answered 503 for a minute.",
-    source="httpd, proxy_util.c: retry counts for members only; measured with 2.4.71; devstack 6ed53156",
+    source="httpd, proxy_util.c: retry counts for members only; measured with 2.4.71; devstack "
+    "6ed53156",
 )
 def retry(found: Found) -> Iterator[Finding]:
     """A member that failed once is left out for 60 s. On a plain ProxyPass retry=0 does nothing: it

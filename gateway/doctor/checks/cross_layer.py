@@ -50,8 +50,8 @@ def _kernel_queue(found: Found) -> tuple[int, Place]:
 )
 def listen_within_somaxconn(found: Found) -> Iterator[Finding]:
     """uWSGI compares its queue with net.core.somaxconn of its network namespace and refuses to
-    start where it is longer; a container has a namespace of its own. Linux gives 4096 since 5.4, 128
-    before."""
+    start where it is longer; a container has a namespace of its own. Linux gives 4096 since 5.4,
+    128 before."""
     most, place = _kernel_queue(found)
     for conf in found.uwsgi:
         listen = conf.settings.number("listen", default=LISTEN)
@@ -76,8 +76,8 @@ def listen_within_somaxconn(found: Found) -> Iterator[Finding]:
 )
 def unix_queue(found: Found) -> Iterator[Finding]:
     """connect() to a unix socket whose queue is full fails at once (EAGAIN), where TCP tries again.
-    Either the queue is long, or nginx has max_conns with a zone on the server of its upstream, below
-    the queue and the threads together."""
+    Either the queue is long, or nginx has max_conns with a zone on the server of its upstream,
+    below the queue and the threads together."""
     for path, directive in found.unix_upstreams():
         conf = _listening(found, path)
         if conf is None or any(word.startswith("max_conns=") for word in directive.args):
@@ -261,7 +261,8 @@ def _graceful(conf: UwsgiConf) -> Setting | None:
     "uwsgi",
     "systemd",
     holds="A graceful stop has an end: TimeoutStopSec, and KillMode that reaches the workers",
-    harm="A stop waits for a stuck request for ever, or leaves workers behind that hold the socket.",
+    harm="A stop waits for a stuck request for ever, or leaves workers behind that hold the "
+    "socket.",
     source="measured: uWSGI 2.0.30 and 2.0.31, mercy 4, a request of 40 s: the master lives on at "
     "30 s; uWSGI, core/uwsgi.c gracefully_kill_them_all",
 )
@@ -303,8 +304,8 @@ def stop_is_bounded(found: Found) -> Iterator[Finding]:
 )
 def database_connections(found: Found) -> Iterator[Finding]:
     """Each process has a pool of its own, and opens max_overflow more under load, but never more
-    than it has threads. A fifth is for administrators, backups, and processes that start before others
-    have ended."""
+    than it has threads. A fifth is for administrators, backups, and processes that start before
+    others have ended."""
     conf = found.keystone
     assert conf is not None
     if conf.text("database", "connection").startswith("sqlite"):
@@ -323,7 +324,8 @@ def database_connections(found: Found) -> Iterator[Finding]:
     if total > most[0] * 0.8:
         fits = max(0, int(most[0] * 0.8) // max(1, found.told.nodes * processes))
         yield Finding(
-            what=f"{found.told.nodes} nodes x {processes} processes x {each} connections = {total}, "
+            what=f"{found.told.nodes} nodes x {processes} processes x {each} connections = "
+            f"{total}, "
             f"above 80% of max_connections {most[0]}",
             where=(conf.place("database", "max_pool_size"), *most[1]),
             lines=(
@@ -420,7 +422,8 @@ def memcached_pool(found: Found) -> Iterator[Finding]:
     "systemd",
     holds="The workers fit into the memory of their control group",
     harm="The kernel kills workers under load, with the requests that they were computing.",
-    source="measured: 97 MiB that workers share and 20 each, or 107 each with lazy-apps: docs/plan.md",
+    source="measured: 97 MiB that workers share and 20 each, or 107 each with lazy-apps: "
+    "docs/plan.md",
 )
 def memory_fits(found: Found) -> Iterator[Finding]:
     """A worker that loads Keystone itself (lazy-apps) takes 107 MiB, one that was forked with
@@ -601,8 +604,8 @@ def _targets(found: Found, directive: Directive) -> list[str]:
 )
 def proxy_headers(found: Found) -> Iterator[Finding]:
     """Keystone makes the links of its answers from public_endpoint, or else from the request as it
-    came, which is HTTP behind a TLS proxy. enable_proxy_headers_parsing lets it believe the proxy; or
-    public_endpoint is set."""
+    came, which is HTTP behind a TLS proxy. enable_proxy_headers_parsing lets it believe the proxy;
+    or public_endpoint is set."""
     conf = found.keystone
     assert conf is not None
     if found.tls is None or conf.last("default", "public_endpoint"):
@@ -621,12 +624,13 @@ def proxy_headers(found: Found) -> Iterator[Finding]:
     "haproxy",
     holds="The balancer's check does not wait in the workers' queue only to be told 200",
     harm="Under load all nodes fail their checks at once and are taken out; a broken one stays in.",
-    source="oslo.middleware, healthcheck: [healthcheck] backends is empty; openstack-helm 9a28908d5",
+    source="oslo.middleware, healthcheck: [healthcheck] backends is empty; openstack-helm "
+    "9a28908d5",
 )
 def health_check(found: Found) -> Iterator[Finding]:
     """/healthcheck is answered by a worker, so it waits behind all others' requests, and with no
-    backends it says 200 whatever the database does. Give it time: a rise and fall over several checks
-    and timeout check of the latency that users bear; and let it check something."""
+    backends it says 200 whatever the database does. Give it time: a rise and fall over several
+    checks and timeout check of the latency that users bear; and let it check something."""
     assert found.haproxy is not None
     conf = found.keystone
     if conf is not None and conf.text("healthcheck", "backends"):
@@ -691,8 +695,8 @@ def memcached_connections(found: Found) -> Iterator[Finding]:
     source="oslo.middleware, sizelimit: max_request_body_size 114688",
 )
 def body_size(found: Found) -> Iterator[Finding]:
-    """client_max_body_size is 1m where nothing is set, which is more than Keystone takes and does no
-    harm. Below 114688 nginx refuses what Keystone would take; 0 is without a limit."""
+    """client_max_body_size is 1m where nothing is set, which is more than Keystone takes and does
+    no harm. Below 114688 nginx refuses what Keystone would take; 0 is without a limit."""
     tree = found.nginx
     assert tree is not None
     most = (
@@ -721,7 +725,8 @@ def body_size(found: Found) -> Iterator[Finding]:
 )
 def database_pool(found: Found) -> Iterator[Finding]:
     """A thread has one transaction at a time, so a process that has more threads than max_pool_size
-    and max_overflow together lets some wait. That is right only where the database allows no more."""
+    and max_overflow together lets some wait. That is right only where the database allows no
+    more."""
     conf = found.keystone
     assert conf is not None
     if not conf.last("database", "max_pool_size") and not conf.last("database", "max_overflow"):
@@ -774,8 +779,9 @@ def apache_is_the_queue(found: Found) -> Iterator[Finding]:
     source="keystone/server/flask/core.py: ProxyFix(x_for=1, x_proto=1) is always on; werkzeug",
 )
 def forwarded_for(found: Found) -> Iterator[Finding]:
-    """Keystone believes the last X-Forwarded-For of every request. Where uWSGI itself can be reached
-    from the network, or the server in front hands a client's header on, that is what the client says."""
+    """Keystone believes the last X-Forwarded-For of every request. Where uWSGI itself can be
+    reached from the network, or the server in front hands a client's header on, that is what the
+    client says."""
     own = ("127.", "localhost", "[::1]", "/", "@", "fd://")
     for conf in found.uwsgi:
         front = bool(found.nginx or found.apache or found.haproxy)

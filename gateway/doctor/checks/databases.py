@@ -42,8 +42,8 @@ def _url(found: Found) -> tuple[Setting, str, str, dict[str, list[str]]]:
     source="oslo.db, mysql_wsrep_sync_wait; docs/tokens.md, replicas",
 )
 def galera(found: Found) -> Iterator[Finding]:
-    """A node of Galera applies others' changes a moment later. wsrep_sync_wait = 1 makes a read wait
-    for them. Where one node alone takes all reads and writes, nothing is needed."""
+    """A node of Galera applies others' changes a moment later. wsrep_sync_wait = 1 makes a read
+    wait for them. Where one node alone takes all reads and writes, nothing is needed."""
     assert found.mysql is not None
     wsrep = found.mysql.last("wsrep_on")
     address = found.mysql.last("wsrep_cluster_address")
@@ -151,8 +151,8 @@ def recycle(found: Found) -> Iterator[Finding]:
     source="PyMySQL, ssl_ca; libpq, sslmode",
 )
 def encrypted(found: Found) -> Iterator[Finding]:
-    """ssl_ca for PyMySQL, sslmode=verify-full for PostgreSQL. Within a network of the cloud's own it may
-    be left out on purpose."""
+    """ssl_ca for PyMySQL, sslmode=verify-full for PostgreSQL. Within a network of the cloud's own
+    it may be left out on purpose."""
     setting, driver, host, query = _url(found)
     local = host in ("", "localhost", "127.0.0.1", "::1")
     known = {"ssl_ca", "ssl", "sslmode", "ssl_verify_cert", "read_default_file", "charset_ssl"}

@@ -30,7 +30,8 @@ def _http(section: Directive) -> bool:
     source="HAProxy, option forwardfor; keystone's ProxyFix believes the last address",
 )
 def forwardfor(found: Found) -> Iterator[Finding]:
-    """option forwardfor appends the address. It belongs into the backend, the frontend or defaults."""
+    """option forwardfor appends the address. It belongs into the backend, the frontend or
+    defaults."""
     assert found.haproxy is not None
     everywhere = [
         x
@@ -62,7 +63,8 @@ def forwardfor(found: Found) -> Iterator[Finding]:
     source="HAProxy, stats socket ... level admin; stats admin",
 )
 def stats_exposed(found: Found) -> Iterator[Finding]:
-    """A stats socket of level admin on TCP has no password; stats admin without stats auth neither."""
+    """A stats socket of level admin on TCP has no password; stats admin without stats auth
+    neither."""
     assert found.haproxy is not None
     for directive in found.haproxy.all("stats"):
         words = directive.args

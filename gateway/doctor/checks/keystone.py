@@ -59,11 +59,12 @@ def repository_modes(found: Found) -> Iterator[Finding]:
     "keystone",
     holds="A fernet key lives as long as the tokens that it made",
     harm="Users are logged out before their tokens end, and long uploads fail in the middle.",
-    source="Keystone, fernet token FAQ: (expiration + allow_expired_window) / rotation + 2; kolla-ansible",
+    source="Keystone, fernet token FAQ: (expiration + allow_expired_window) / rotation + 2; "
+    "kolla-ansible",
 )
 def rotation(found: Found) -> Iterator[Finding]:
-    """With max_active_keys N a key is used for N - 2 rotations after its own at least. How often they
-    are rotated is read from the times of the keys."""
+    """With max_active_keys N a key is used for N - 2 rotations after its own at least. How often
+    they are rotated is read from the times of the keys."""
     conf = _conf(found)
     for repository in found.keys:
         interval = _interval(repository)
@@ -76,7 +77,8 @@ def rotation(found: Found) -> Iterator[Finding]:
         if kept < life + window:
             needed = -(-(life + window) // max(1, int(interval))) + 2
             yield Finding(
-                what=f"keys are rotated every {interval / 3600:.1f} h and {most} kept, tokens are good "
+                what=f"keys are rotated every {interval / 3600:.1f} h and {most} kept, tokens "
+                "are good "
                 f"for {life / 3600:g} h"
                 + ("" if kept < life else f" and {window / 3600:g} h for services"),
                 where=(conf.place("fernet_tokens", "max_active_keys"), Place(repository.path)),
@@ -101,7 +103,8 @@ def _interval(repository: KeyRepository) -> float | None:
     source="Keystone, fernet token FAQ",
 )
 def age(found: Found) -> Iterator[Finding]:
-    """keystone-manage fernet_rotate by a timer, and the repository copied to all nodes: docs/running.md."""
+    """keystone-manage fernet_rotate by a timer, and the repository copied to all nodes:
+    docs/running.md."""
     for repository in found.keys:
         primary = repository.primary
         if repository.kind == "fernet_tokens" and primary is not None:
@@ -212,8 +215,8 @@ def insecure_debug(found: Found) -> Iterator[Finding]:
     source="oslo.log, default_log_levels; python-ldap, trace_level",
 )
 def debug_logging(found: Found) -> Iterator[Finding]:
-    """debug = true is loud and slow; default_log_levels that set HTTP and LDAP libraries to DEBUG, and
-    [ldap] debug_level, write credentials."""
+    """debug = true is loud and slow; default_log_levels that set HTTP and LDAP libraries to DEBUG,
+    and [ldap] debug_level, write credentials."""
     conf = _conf(found)
     if conf.on("default", "debug"):
         yield Finding(
@@ -257,7 +260,8 @@ def admin_token(found: Found) -> Iterator[Finding]:
     source="keystone 14.0.0 (8bf335bb0); kolla still copies one",
 )
 def stale_paste(found: Found) -> Iterator[Finding]:
-    """Keystone has no paste pipeline since Rocky. keyfront's is keystone.ini, named in KEYFRONT_APP."""
+    """Keystone has no paste pipeline since Rocky. keyfront's is keystone.ini, named in
+    KEYFRONT_APP."""
     for path in found.files.glob("/etc/keystone/keystone-paste.ini"):
         yield Finding(what=f"{path} is read by nobody", where=(Place(path),), lines=(f"rm {path}",))
 
@@ -271,8 +275,8 @@ def stale_paste(found: Found) -> Iterator[Finding]:
     source="oslo.cache: the default backend dogpile.cache.null keeps nothing; docs/tokens.md",
 )
 def caching(found: Found) -> Iterator[Finding]:
-    """Either keyfront's token cache is in front (keyfront.gateway with its pipeline), or [cache] names a
-    backend that keeps something."""
+    """Either keyfront's token cache is in front (keyfront.gateway with its pipeline), or [cache]
+    names a backend that keeps something."""
     conf = _conf(found)
     ours = any(key[0] == "keyfront_token_cache" for key in conf.settings)
     ours |= any(
@@ -301,7 +305,8 @@ def caching(found: Found) -> Iterator[Finding]:
     source="keystone, [identity] password_hash_rounds, default 12: 0.2 s; each one more doubles it",
 )
 def hash_rounds(found: Found) -> Iterator[Finding]:
-    """bcrypt's rounds are a power of two. The default is enough; below 10 a stolen table is guessed."""
+    """bcrypt's rounds are a power of two. The default is enough; below 10 a stolen table is
+    guessed."""
     conf = _conf(found)
     known = conf.last("identity", "password_hash_rounds")
     algorithm = conf.text("identity", "password_hash_algorithm", "bcrypt")
@@ -321,12 +326,13 @@ def hash_rounds(found: Found) -> Iterator[Finding]:
     "keystone",
     "database",
     holds="keystone-manage and scripts tell the token cache of their changes",
-    harm="What keystone-manage changed is seen when the cached answers end, up to ttl seconds later.",
+    harm="What keystone-manage changed is seen when the cached answers end, up to ttl seconds "
+    "later.",
     source="docs/tokens.md: plugin=keyfront in the URL",
 )
 def manage_is_heard(found: Found) -> Iterator[Finding]:
-    """Keystone under keyfront hears its own changes. Another process on the database is heard if its URL
-    says plugin=keyfront."""
+    """Keystone under keyfront hears its own changes. Another process on the database is heard if
+    its URL says plugin=keyfront."""
     conf = _conf(found)
     known = conf.last("database", "connection")
     ours = any(
@@ -351,8 +357,8 @@ def manage_is_heard(found: Found) -> Iterator[Finding]:
     source="Keystone, fernet token FAQ: distribute keys to all nodes",
 )
 def same_keys(found: Found) -> Iterator[Finding]:
-    """keyfront doctor --json has the beginnings of the keys' SHA-256; --compare FILE takes what it said
-    on another node. Keys are never printed."""
+    """keyfront doctor --json has the beginnings of the keys' SHA-256; --compare FILE takes what it
+    said on another node. Keys are never printed."""
     assert found.other_node is not None
     theirs = found.other_node.get("node", {}).get("keys", {})
     for repository in found.keys:
@@ -500,12 +506,13 @@ def dead_memcached(found: Found) -> Iterator[Finding]:
     ERROR,
     "redis",
     holds="Redis is reached by this cloud's nodes only, and forgets nothing by itself",
-    harm="Whoever reaches it writes what the token cache believes; an evicted epoch shows the past.",
+    harm="Whoever reaches it writes what the token cache believes; an evicted epoch shows the "
+    "past.",
     source="docs/cluster.md; redis.conf: protected-mode, maxmemory-policy",
 )
 def redis_open(found: Found) -> Iterator[Finding]:
-    """bind to the cloud's own network and requirepass or ACLs; maxmemory-policy noeviction, as epochs
-    are no cache."""
+    """bind to the cloud's own network and requirepass or ACLs; maxmemory-policy noeviction, as
+    epochs are no cache."""
     assert found.redis is not None
     bind, password = found.redis.last("bind"), found.redis.last("requirepass", "user", "aclfile")
     protected = found.redis.last("protected-mode")

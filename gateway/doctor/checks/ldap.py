@@ -1,4 +1,4 @@
-"""Checks of logins by a directory (L): the section [ldap] of keystone.conf and of domains' files."""
+"""Checks of logins by a directory (L): [ldap] of keystone.conf and of domains' files."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def pages(found: Found) -> Iterator[Finding]:
     source="keystone's defaults: connection_timeout -1, pool_connection_timeout -1",
 )
 def gives_up(found: Found) -> Iterator[Finding]:
-    """-1 is without an end. harakiri of uWSGI or request-timeout of mod_wsgi end the worker then, with
-    all other requests of it."""
+    """-1 is without an end. harakiri of uWSGI or request-timeout of mod_wsgi end the worker then,
+    with all other requests of it."""
     bounded = any(x.settings.number("harakiri", default=0) > 0 for x in found.uwsgi) or any(
         "request-timeout" in options for _, options in found.daemons
     )
@@ -114,7 +114,8 @@ def gives_up(found: Found) -> Iterator[Finding]:
     WARNING,
     "ldap",
     holds="Connections to the directory are kept",
-    harm="Each login and search makes a connection with TLS, and the directory's limit is met sooner.",
+    harm="Each login and search makes a connection with TLS, and the directory's limit is met "
+    "sooner.",
     source="docs/ldap.md; keystone, use_pool and use_auth_pool, true by default",
 )
 def pooled(found: Found) -> Iterator[Finding]:

@@ -187,7 +187,8 @@ def running_version(found: Found) -> Iterator[Finding]:
     source="docs/running.md",
 )
 def free_space(found: Found) -> Iterator[Finding]:
-    """The token cache's shared part lies in /dev/shm or /run; docker gives a container 64 MiB there."""
+    """The token cache's shared part lies in /dev/shm or /run; docker gives a container 64 MiB
+    there."""
     for folder, (free, part) in _live(found).disks.items():
         if part < 0.1 and (free < 16 * _SMALL or part < 0.03):
             yield Finding(
@@ -226,7 +227,8 @@ def logs(found: Found) -> Iterator[Finding]:
     source="keyfront check",
 )
 def login(found: Found) -> Iterator[Finding]:
-    """As keyfront check does it, with the variables of an openrc or the Keystone of keyfront serve."""
+    """As keyfront check does it, with the variables of an openrc or the Keystone of keyfront
+    serve."""
     live = _live(found)
     if live.refused:
         yield Finding(what=live.refused, lines=("keyfront check",))

@@ -133,8 +133,8 @@ def uwsgi_buffer(found: Found) -> Iterator[Finding]:
     source="nginx, ngx_http_uwsgi_module, next_upstream: non_idempotent",
 )
 def next_upstream(found: Found) -> Iterator[Finding]:
-    """POST /v3/auth/tokens and all changes are not repeatable: non_idempotent sends them again where
-    the first answer was lost or late."""
+    """POST /v3/auth/tokens and all changes are not repeatable: non_idempotent sends them again
+    where the first answer was lost or late."""
     for directive in _tree(found).all("uwsgi_next_upstream", "proxy_next_upstream"):
         if "non_idempotent" in directive.args:
             rest = " ".join(x for x in directive.args if x != "non_idempotent") or "off"
@@ -175,8 +175,8 @@ def max_fails(found: Found) -> Iterator[Finding]:
     source="keystone/server/flask/core.py: ProxyFix(x_for=1, x_proto=1), always on",
 )
 def forwarded_for(found: Found) -> Iterator[Finding]:
-    """Keystone believes the last X-Forwarded-For. uwsgi_pass and proxy_pass hand a client's header on
-    unless it is set; $proxy_add_x_forwarded_for appends the address and is right as well."""
+    """Keystone believes the last X-Forwarded-For. uwsgi_pass and proxy_pass hand a client's header
+    on unless it is set; $proxy_add_x_forwarded_for appends the address and is right as well."""
     for directive in _passes(found):
         uwsgi = directive.is_("uwsgi_pass")
         setter = "uwsgi_param" if uwsgi else "proxy_set_header"
@@ -210,8 +210,9 @@ def _sets(found: Found, directive: Directive, setter: str, name: str) -> Directi
     source="docs/plan.md: a login is 0.38 s of a core; nginx, ngx_http_limit_req_module",
 )
 def limit_req(found: Found) -> Iterator[Finding]:
-    """A login costs as much as a thousand cached validations, by design: that is what keeps passwords
-    safe. limit_req_status is 503 where nothing is said, which monitoring takes for an outage."""
+    """A login costs as much as a thousand cached validations, by design: that is what keeps
+    passwords safe. limit_req_status is 503 where nothing is said, which monitoring takes for an
+    outage."""
     passes = _passes(found)
     if not passes:
         return
@@ -250,7 +251,8 @@ def limit_req(found: Found) -> Iterator[Finding]:
     source="nginx CHANGES 1.29.7: HTTP/1.1 and keepalive by default",
 )
 def keepalive(found: Found) -> Iterator[Finding]:
-    """Before 1.29.7 proxy_pass speaks HTTP/1.0 and closes. (uwsgi_pass never keeps a connection.)"""
+    """Before 1.29.7 proxy_pass speaks HTTP/1.0 and closes. (uwsgi_pass never keeps a
+    connection.)"""
     if not found.before("nginx", 1, 29, 7):
         return
     tree = _tree(found)

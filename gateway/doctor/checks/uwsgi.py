@@ -55,7 +55,8 @@ def _speaks(conf: UwsgiConf, *names: str) -> list[Setting]:
 )
 def buffer_size(found: Found) -> Iterator[Finding]:
     """A request's headers have to fit into one buffer, 4096 bytes where nothing is set: a token in
-    a header, a cookie of OIDC or a chain of proxies is more. What is above 65535 is taken as 65535."""
+    a header, a cookie of OIDC or a chain of proxies is more. What is above 65535 is taken as
+    65535."""
     for conf in found.uwsgi:
         known = conf.settings.last("buffer-size")
         value = conf.settings.number("buffer-size", default=BUFFER_SIZE)
@@ -104,7 +105,8 @@ def _hook(conf: UwsgiConf) -> bool:
     "uwsgi",
     holds="A stop waits for running requests (the hook of SIGTERM)",
     harm="Each restart cuts off the requests that are running.",
-    source="measured: die-on-term alone, as OpenStack-Ansible has it, ends a running request at 1 s",
+    source="measured: die-on-term alone, as OpenStack-Ansible has it, ends a running request at "
+    "1 s",
 )
 def graceful_hook(found: Found) -> Iterator[Finding]:
     """die-on-term ends uWSGI at once. With the hook the master lets workers finish first; then
@@ -535,8 +537,8 @@ def foreign_command_line(found: Found) -> Iterator[Finding]:
     source="measured: pyuwsgi's wheel has no SSL; a build without PCRE has no routes",
 )
 def built_in(found: Found) -> Iterator[Finding]:
-    """A uWSGI that was compiled without the headers of OpenSSL or PCRE has no https or route options;
-    pyuwsgi has no https."""
+    """A uWSGI that was compiled without the headers of OpenSSL or PCRE has no https or route
+    options; pyuwsgi has no https."""
     known = found.features.get("uwsgi")
     for conf in found.uwsgi if known else ():
         assert known is not None
@@ -560,8 +562,8 @@ def built_in(found: Found) -> Iterator[Finding]:
     source="uWSGI, core/logging.c: log-x-forwarded-for",
 )
 def log_addresses(found: Found) -> Iterator[Finding]:
-    """log-x-forwarded-for is right behind a server that sets the header (X21, N06), and a lie without
-    one. With disable-logging the web server's log has the addresses."""
+    """log-x-forwarded-for is right behind a server that sets the header (X21, N06), and a lie
+    without one. With disable-logging the web server's log has the addresses."""
     for conf in found.uwsgi:
         logs = not conf.settings.on("disable-logging") and not conf.settings.last(
             "log-format", "logformat"
@@ -591,7 +593,8 @@ def log_addresses(found: Found) -> Iterator[Finding]:
     source="uWSGI, plugins/python: !!! Python Home is not a directory",
 )
 def folders_are_there(found: Found) -> Iterator[Finding]:
-    """A virtualenv that was moved, a folder of plugins of another distribution, a working folder."""
+    """A virtualenv that was moved, a folder of plugins of another distribution, a working
+    folder."""
     for conf in found.uwsgi:
         for setting in conf.settings.all("virtualenv", "chdir", "plugins-dir", "plugin-dir"):
             path = setting.value

@@ -24,7 +24,8 @@ def advisories() -> dict[str, Any]:
     "versions",
     holds="No published advisory is about the installed Keystone and keystonemiddleware",
     harm="What the advisory says can be done to this cloud.",
-    source="https://security.openstack.org/ossalist.html and cve.org, in gateway/doctor/advisories.json",
+    source="https://security.openstack.org/ossalist.html and cve.org, in "
+    "gateway/doctor/advisories.json",
 )
 def published(found: Found) -> Iterator[Finding]:
     """The list is dated and comes with keyfront. Distributions mend without a new number: tell what
@@ -38,7 +39,8 @@ def published(found: Found) -> Iterator[Finding]:
             if low <= version < high:
                 text = ".".join(map(str, version))
                 yield Finding(
-                    what=f"{one['project']} {text}: {one['id']}, {one['title']} (list of {known['date']})",
+                    what=f"{one['project']} {text}: {one['id']}, {one['title']} (list of "
+                    f"{known['date']})",
                     lines=(f"pip install '{one['project']}>={fixed}'", one["source"]),
                 )
 

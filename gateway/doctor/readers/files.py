@@ -75,7 +75,8 @@ class Files:
         return list(found)
 
     def text(self, path: str | Path, *, wanted: bool = True) -> str | None:
-        """Return the text of a file; ``None`` if it cannot be read, which is noted if ``wanted``."""
+        """Return the text of a file; ``None`` if it cannot be read, which is noted if
+        ``wanted``."""
         name = str(path)
         try:
             real = self.resolved(path)

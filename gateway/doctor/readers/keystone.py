@@ -69,7 +69,7 @@ def read(files: Files, paths: Sequence[str]) -> KeystoneConf | None:
         files.unread.append(Unread("keystone.conf", _INSTALL))
         return None
 
-    class Parser(iniparser.BaseParser):  # type: ignore[misc]
+    class Parser(iniparser.BaseParser):
         """Notes each assignment with the line that it begins at."""
 
         def __init__(self, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..settings import Directive, Place, Tree
@@ -31,6 +32,8 @@ def read(files: Files, path: str) -> Tree | None:
         for error in payload["errors"]:
             said = str(error["error"]).rpartition(" in ")[0] or str(error["error"])
             files.broken(Place(name, error["line"] or 0), f"nginx's syntax: {said}")
+        if not payload["errors"]:
+            _semicolons(crossplane.lex(real), files, name)
         for config in payload["config"]:
             entered(config["parsed"], name, into, around)
 
@@ -69,3 +72,12 @@ def read(files: Files, path: str) -> Tree | None:
 
     one(path, tree.top, ())
     return tree
+
+
+def _semicolons(tokens: Iterable[tuple[str, int, bool]], files: Files, name: str) -> None:
+    """Note each block that ends in the middle of a directive, which crossplane lets pass."""
+    before, at, plain = ";", 0, True
+    for token, line, quoted in tokens:
+        if token == "}" and not quoted and not (plain and before in ";{}"):
+            files.broken(Place(name, at), f"a ; after {before}")
+        before, at, plain = token, line, not quoted

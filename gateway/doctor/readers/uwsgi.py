@@ -1,4 +1,4 @@
-"""Reads uWSGI's configuration as uWSGI does: ini, YAML or JSON, inherited files, placeholders, loops.
+"""Reads uWSGI's configuration: ini, YAML or JSON, inherited files, placeholders, loops.
 
 Source: uWSGI 2.0.31, ``core/ini.c``, ``core/config.c``, ``core/uwsgi.c`` (the magic variables).
 """

@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.description = (
         "Read the configuration of everything between a client and Keystone and say what is wrong, "
-        "worst first, with the lines to write. Nothing is changed, and no secret is printed. Ends with "
+        "worst first, with the lines to write. Nothing is changed, and no secret is printed. "
+        "Ends with "
         "0, 1 if something of level error was found, 2 for input that cannot be used."
     )
     group = parser.add_argument_group("where to look (default: the usual places)")

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - the lines of others' files are as long as they are
 """Ten clean deployments: what deployment tools write, equivalent and mended, each with nothing wrong.
 
 The faults that those tools really leave are put back in :mod:`.cases`.
@@ -31,9 +32,13 @@ memcache_servers = 192.0.2.11:11211,192.0.2.12:11211
 """
 # Rotated each day.
 _KEYS = {f"/etc/keystone/fernet-keys/{number}": f"key{number}" for number in (0, 8, 9, 10)}
-_AGES = {"/etc/keystone/fernet-keys/8": 259200.0, "/etc/keystone/fernet-keys/9": 172800.0,
-         "/etc/keystone/fernet-keys/10": 86400.0, "/etc/keystone/fernet-keys/0": 86400.0}
-_MODES = {path: 0o600 for path in _KEYS} | {"/etc/keystone/fernet-keys": 0o700}
+_AGES = {
+    "/etc/keystone/fernet-keys/8": 259200.0,
+    "/etc/keystone/fernet-keys/9": 172800.0,
+    "/etc/keystone/fernet-keys/10": 86400.0,
+    "/etc/keystone/fernet-keys/0": 86400.0,
+}
+_MODES = dict.fromkeys(_KEYS, 384) | {"/etc/keystone/fernet-keys": 0o700}
 
 UWSGI_INI = """\
 [uwsgi]
@@ -122,15 +127,19 @@ _NGINX_PARTS = {
 def keystone(**values: object) -> Machine:
     """A machine with keystone.conf and keys."""
     return Machine(
-        files={"/etc/keystone/keystone.conf": _CONF, **_KEYS}, modes=_MODES, ages=_AGES,
-        assumed={"uwsgi": "2.0.31", "keystone": "30.0.0"}, **values,  # type: ignore[arg-type]
+        files={"/etc/keystone/keystone.conf": _CONF, **_KEYS},
+        modes=_MODES,
+        ages=_AGES,
+        assumed={"uwsgi": "2.0.31", "keystone": "30.0.0"},
+        **values,  # type: ignore[arg-type]
     )
 
 
 def _served(machine: Machine, ini: str, text: str, program: str = "/usr/bin/uwsgi") -> Machine:
     """The machine with a uWSGI that systemd starts."""
     return (
-        machine.put(ini, text).put(program, "")
+        machine.put(ini, text)
+        .put(program, "")
         .put("/etc/systemd/system/keystone-uwsgi.service", UNIT.format(program=program, ini=ini))
     )
 
@@ -176,8 +185,7 @@ _APACHE = {
     "/etc/apache2/envvars": "export APACHE_RUN_USER=www-data\nexport APACHE_RUN_GROUP=www-data\n"
     "export APACHE_PID_FILE=/var/run/apache2$SUFFIX/apache2.pid\n",
     "/etc/apache2/ports.conf": "Listen 80\n<IfModule ssl_module>\n    Listen 443\n</IfModule>\n",
-    "/etc/apache2/mods-enabled/mpm_event.load":
-        "LoadModule mpm_event_module /usr/lib/apache2/modules/mod_mpm_event.so\n",
+    "/etc/apache2/mods-enabled/mpm_event.load": "LoadModule mpm_event_module /usr/lib/apache2/modules/mod_mpm_event.so\n",
     "/etc/apache2/mods-enabled/mpm_event.conf": _MPM_EVENT,
 }
 _PROXY = """\
@@ -196,7 +204,8 @@ def _with(machine: Machine, files: dict[str, str]) -> Machine:
 
 DEVSTACK = _with(
     _served(
-        keystone(), "/etc/keystone/keystone-api-uwsgi.ini",
+        keystone(),
+        "/etc/keystone/keystone-api-uwsgi.ini",
         UWSGI_INI.replace("/run/uwsgi/keystone.sock", "/var/run/uwsgi/keystone-api.socket"),
         "/opt/stack/data/venv/bin/uwsgi",
     ),
@@ -254,9 +263,11 @@ KOLLA = _with(
 #: OpenStack-Ansible: HAProxy elsewhere, Apache, uWSGI over TCP, a venv.
 OSA = _with(
     _served(
-        keystone(), "/etc/uwsgi/keystone-wsgi-public.ini",
+        keystone(),
+        "/etc/uwsgi/keystone-wsgi-public.ini",
         UWSGI_INI.replace(
-            "socket = /run/uwsgi/keystone.sock\nchmod-socket = 660\nchown-socket = keystone:www-data",
+            "socket = /run/uwsgi/keystone.sock\nchmod-socket = 660\nchown-socket = "
+            "keystone:www-data",
             "socket = 127.0.0.1:35358\nvirtualenv = /openstack/venvs/keystone-31.0.0",
         ),
         "/openstack/venvs/keystone-31.0.0/bin/uwsgi",
@@ -305,9 +316,8 @@ KeepAliveTimeout 15
 WSGISocketRotation Off
 IncludeOptional conf.d/*.conf
 """,
-    "/etc/httpd/conf.modules.d/00-mpm.conf":
-        "#LoadModule mpm_prefork_module modules/mod_mpm_prefork.so\n"
-        "LoadModule mpm_event_module modules/mod_mpm_event.so\n",
+    "/etc/httpd/conf.modules.d/00-mpm.conf": "#LoadModule mpm_prefork_module modules/mod_mpm_prefork.so\n"
+    "LoadModule mpm_event_module modules/mod_mpm_event.so\n",
     "/etc/httpd/conf.modules.d/10-wsgi.conf": """\
 <IfModule !wsgi_module>
     LoadModule wsgi_module modules/mod_wsgi.so
@@ -372,8 +382,7 @@ backend public-port_192.0.2.41
     server keystone-1 192.0.2.42:4980 check
 """,
         **_APACHE,
-        "/etc/apache2/mods-enabled/wsgi.load":
-            "LoadModule wsgi_module /usr/lib/apache2/modules/mod_wsgi.so\n",
+        "/etc/apache2/mods-enabled/wsgi.load": "LoadModule wsgi_module /usr/lib/apache2/modules/mod_wsgi.so\n",
         "/etc/apache2/sites-enabled/wsgi-openstack-api.conf": WSGI_SITE.replace("*:5000", "*:4980"),
     },
 )
@@ -383,7 +392,8 @@ CONVERGED_CLOUD = _with(
     keystone(),
     {
         "/etc/keystone/uwsgi-keystone.ini": UWSGI_INI.replace(
-            "socket = /run/uwsgi/keystone.sock\nchmod-socket = 660\nchown-socket = keystone:www-data",
+            "socket = /run/uwsgi/keystone.sock\nchmod-socket = 660\nchown-socket = "
+            "keystone:www-data",
             "http-socket = 0.0.0.0:5000",
         ).replace("processes = 4", "processes = 8\nvacuum = true\nsingle-interpreter = true"),
     },
@@ -420,7 +430,7 @@ wsrep_cluster_address = gcomm://db1,db2,db3
 wsrep_sync_wait = 1
 skip-name-resolve
 """,
-        "/etc/sysconfig/memcached": "PORT=\"11211\"\nOPTIONS=\"-l 127.0.0.1 -c 4096\"\n",
+        "/etc/sysconfig/memcached": 'PORT="11211"\nOPTIONS="-l 127.0.0.1 -c 4096"\n',
         "/etc/sysctl.d/99-sysctl.conf": "net.ipv4.ip_nonlocal_bind = 1\nnet.ipv4.tcp_retries2 = 8\n",
         "/etc/security/limits.conf": "# <domain> <type> <item> <value>\nadmin soft nofile 4096\n",
     },
@@ -431,18 +441,27 @@ LOOPBACK = _with(
     keystone(),
     {
         "/etc/keystone/keystone.conf": _CONF.replace(
-            "public_endpoint = https://cloud.example.org:5000\n", ""),
+            "public_endpoint = https://cloud.example.org:5000\n", ""
+        ),
         "/etc/keystone/keystone-uwsgi.ini": UWSGI_INI.replace(
-            "socket = /run/uwsgi/keystone.sock\nchmod-socket = 660\nchown-socket = keystone:www-data",
+            "socket = /run/uwsgi/keystone.sock\nchmod-socket = 660\nchown-socket = "
+            "keystone:www-data",
             "http-socket = 127.0.0.1:5000",
         ),
     },
 )
 
 CLEAN = {
-    "debian-nginx": DEBIAN_NGINX, "devstack": DEVSTACK, "kolla": KOLLA, "osa": OSA,
-    "rdo-puppet": RDO_PUPPET, "openstack-helm": OPENSTACK_HELM, "charm": CHARM,
-    "converged-cloud": CONVERGED_CLOUD, "ldap-galera": LDAP_GALERA, "loopback": LOOPBACK,
+    "debian-nginx": DEBIAN_NGINX,
+    "devstack": DEVSTACK,
+    "kolla": KOLLA,
+    "osa": OSA,
+    "rdo-puppet": RDO_PUPPET,
+    "openstack-helm": OPENSTACK_HELM,
+    "charm": CHARM,
+    "converged-cloud": CONVERGED_CLOUD,
+    "ldap-galera": LDAP_GALERA,
+    "loopback": LOOPBACK,
 }
 
 __all__ = ["CLEAN", "NOW"]

@@ -21,7 +21,6 @@ from keyfront.gateway.doctor.found import Found, Told
 from keyfront.gateway.doctor.live import Live
 from keyfront.gateway.doctor.schema import Schema
 
-
 #: The time at which the doctor comes, in seconds since 1970.
 NOW = 1_800_000_000.0
 
@@ -33,8 +32,13 @@ def certificate(days: float) -> str:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cloud.example.org")])
     ends = datetime.fromtimestamp(NOW, UTC) + timedelta(days=days)
     made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(ends - timedelta(days=400)).not_valid_after(ends)
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(ends - timedelta(days=400))
+        .not_valid_after(ends)
         .sign(key, hashes.SHA256())
     )
     return made.public_bytes(serialization.Encoding.PEM).decode()

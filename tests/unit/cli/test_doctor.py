@@ -1,4 +1,4 @@
-"""``keyfront doctor`` as a command: its pages, exit statuses, secrets, and that it changes nothing."""
+"""``keyfront doctor`` as a command: pages, exit statuses, secrets, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from support.doctor.cases import CASES
-from support.doctor.deployments import CLEAN, DEBIAN_NGINX, KOLLA, LDAP_GALERA
-from support.doctor.machines import Machine
 
 from keyfront.cli.main import main
 from keyfront.gateway.doctor.registry import CHECKS
+from support.doctor.cases import CASES
+from support.doctor.deployments import CLEAN, DEBIAN_NGINX, KOLLA, LDAP_GALERA
+from support.doctor.machines import Machine
 
 _CONF = "/etc/keystone/keystone.conf"
 _INI = "/etc/keystone/keystone-uwsgi.ini"
@@ -28,7 +28,8 @@ def doctor(machine: Machine, folder: Path, *arguments: str) -> int:
 def faulty() -> Machine:
     """A machine with faults in all layers."""
     return (
-        DEBIAN_NGINX.swap(_INI, "harakiri = 60\n", "").swap(_INI, "strict = true\n", "stats = 0.0.0.0:1717\n")
+        DEBIAN_NGINX.swap(_INI, "harakiri = 60\n", "")
+        .swap(_INI, "strict = true\n", "stats = 0.0.0.0:1717\n")
         .swap("/etc/nginx/nginx.conf", "worker_connections 4096", "worker_connections 768")
         .swap("/etc/nginx/nginx.conf", "TLSv1.2 TLSv1.3", "TLSv1 TLSv1.2")
     )
@@ -79,8 +80,14 @@ def test_every_finding_fits_and_tells_no_secret(
     fires, _ = CASES[code]
     for path in (_CONF, "/etc/keystone/domains/keystone.corp.conf"):
         if path in fires.files:
-            fires = fires.put(path, re.sub(r":secret@|= secret\b", lambda x: x[0].replace(
-                "secret", _PASSWORD), fires.files[path]))
+            fires = fires.put(
+                path,
+                re.sub(
+                    r":secret@|= secret\b",
+                    lambda x: x[0].replace("secret", _PASSWORD),
+                    fires.files[path],
+                ),
+            )
     doctor(fires, tmp_path, "--json")
     assert _PASSWORD not in capsys.readouterr().out
     doctor(fires, tmp_path)
@@ -94,8 +101,11 @@ def test_no_word_of_a_file_steers_the_terminal(
     options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202e"
-    machine = faulty().swap(_INI, "stats = 0.0.0.0:1717", f"stats = 0.0.0.0:1717{evil}").put(
-        _CONF, f"[DEFAULT]\n{evil}\n")
+    machine = (
+        faulty()
+        .swap(_INI, "stats = 0.0.0.0:1717", f"stats = 0.0.0.0:1717{evil}")
+        .put(_CONF, f"[DEFAULT]\n{evil}\n")
+    )
     doctor(machine, tmp_path, *options)
     page = capsys.readouterr().out
     assert not set(page) & set(evil) - set("]0;owned[2J")
@@ -103,7 +113,9 @@ def test_no_word_of_a_file_steers_the_terminal(
 
 def test_passwords_of_urls_are_masked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = LDAP_GALERA.append(
-        _CONF, f"[cache]\nmemcache_socket_timeout = mysql://u:{_PASSWORD}@h\n[identity]\npassword_hash_rounds = 15\n"
+        _CONF,
+        f"[cache]\nmemcache_socket_timeout = "
+        f"mysql://u:{_PASSWORD}@h\n[identity]\npassword_hash_rounds = 15\n",
     ).append("/etc/sysctl.d/99-sysctl.conf", f"password = {_PASSWORD}\nnonsense {_PASSWORD}\n")
     doctor(machine, tmp_path)
     assert _PASSWORD not in capsys.readouterr().out
@@ -152,7 +164,8 @@ def test_json_and_another_node(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "key10" not in one
     (tmp_path / "one.json").write_text(one, encoding="utf-8")
     other = DEBIAN_NGINX.put("/etc/keystone/fernet-keys/10", "another").swap(
-        _CONF, "expiration = 86400", "expiration = 3600")
+        _CONF, "expiration = 86400", "expiration = 3600"
+    )
     assert doctor(other, tmp_path / "two", "--compare", str(tmp_path / "one.json")) == 1
     page = capsys.readouterr().out
     assert "ERROR K13" in page
@@ -162,7 +175,9 @@ def test_json_and_another_node(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_named_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As an operator does it with a file that lies anywhere."""
     file = tmp_path / "uwsgi.ini"
-    file.write_text("[uwsgi]\nmodule = keystone.wsgi.api:application\nprocesses = 4\n", encoding="utf-8")
+    file.write_text(
+        "[uwsgi]\nmodule = keystone.wsgi.api:application\nprocesses = 4\n", encoding="utf-8"
+    )
     assert main(["doctor", "--uwsgi", str(file)]) == 1
     page = capsys.readouterr().out
     assert "ERROR U16" in page
@@ -172,7 +187,8 @@ def test_named_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def everything(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {
         str(path): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in sorted(folder.rglob("*")) if path.is_file()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 
@@ -196,7 +212,9 @@ def test_the_fix_plan_is_a_diff_and_changes_nothing(
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    machine = DEBIAN_NGINX.swap("/etc/nginx/nginx.conf", "/etc/nginx/mime.types", "/etc/nginx/gone.types")
+    machine = DEBIAN_NGINX.swap(
+        "/etc/nginx/nginx.conf", "/etc/nginx/mime.types", "/etc/nginx/gone.types"
+    )
     doctor(machine, tmp_path)
     page = " ".join(capsys.readouterr().out.split())
     assert "/etc/nginx/gone.types: /etc/nginx/nginx.conf includes it and it is not there" in page

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from support.doctor.cases import CASES
 
 from keyfront.gateway.doctor import diagnosis  # noqa: F401  (fills the registry)
 from keyfront.gateway.doctor.registry import CHECKS, LEVELS
+from support.doctor.cases import CASES
 
 
 def test_each_check_has_its_cases() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from support.doctor.deployments import CLEAN
 
 # What is read of each, so that silence does not come from having found nothing.

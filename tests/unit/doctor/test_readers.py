@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.doctor.deployments import DEBIAN_NGINX, DEVSTACK, KOLLA, LDAP_GALERA, LOOPBACK
-from support.doctor.machines import Machine
 
 from keyfront.gateway.doctor.readers import systemd, uwsgi
 from keyfront.gateway.doctor.readers.files import Files
 from keyfront.gateway.doctor.settings import Place, seconds, size
+from support.doctor.deployments import DEBIAN_NGINX, DEVSTACK, KOLLA, LDAP_GALERA, LOOPBACK
+from support.doctor.machines import Machine
 
 _INI = "/etc/keystone/keystone-uwsgi.ini"
 
@@ -70,8 +70,14 @@ need-app
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("keystone.yaml", "uwsgi:\n  processes: 3\n  socket: [/run/a, /run/b]\n  lazy-apps: true\n"),
-        ("keystone.json", '{"uwsgi": {\n "processes": 3,\n "socket": ["/run/a", "/run/b"], "lazy-apps": true}}'),
+        (
+            "keystone.yaml",
+            "uwsgi:\n  processes: 3\n  socket: [/run/a, /run/b]\n  lazy-apps: true\n",
+        ),
+        (
+            "keystone.json",
+            '{"uwsgi": {\n "processes": 3,\n "socket": ["/run/a", "/run/b"], "lazy-apps": true}}',
+        ),
     ],
 )
 def test_uwsgi_in_yaml_and_json(name: str, text: str, tmp_path: Path) -> None:
@@ -88,12 +94,15 @@ def test_a_file_that_inherits_from_itself_ends(tmp_path: Path) -> None:
 
 
 def test_drop_ins_add_and_take_away(tmp_path: Path) -> None:
-    Machine(files={
-        "/usr/lib/systemd/system/nginx.service": "[Service]\nExecStart=/usr/sbin/nginx -g 'daemon on; \\\n"
-        "    master_process on;'\nTimeoutStopSec=5\n",
-        "/etc/systemd/system/nginx.service.d/10-a.conf": "[Service]\nExecStart=\nExecStart=/usr/sbin/nginx -c /x\n",
-        "/etc/systemd/system/nginx.service.d/20-b.conf": "[Service]\nTimeoutStopSec=1min 30s\n",
-    }).make(tmp_path)
+    Machine(
+        files={
+            "/usr/lib/systemd/system/nginx.service": "[Service]\n"
+            "ExecStart=/usr/sbin/nginx -g 'daemon on; \\\n    master_process on;'\nTimeoutStopSec=5\n",
+            "/etc/systemd/system/nginx.service.d/10-a.conf": "[Service]\nExecStart=\n"
+            "ExecStart=/usr/sbin/nginx -c /x\n",
+            "/etc/systemd/system/nginx.service.d/20-b.conf": "[Service]\nTimeoutStopSec=1min 30s\n",
+        }
+    ).make(tmp_path)
     unit = systemd.read(Files(tmp_path), "nginx.service")
     assert unit is not None
     assert unit.command == "/usr/sbin/nginx -c /x"
@@ -105,8 +114,13 @@ def test_drop_ins_add_and_take_away(tmp_path: Path) -> None:
 
 
 def test_what_systemctl_cat_printed(tmp_path: Path) -> None:
-    Machine(files={"/tmp/unit": "# /lib/systemd/system/uwsgi.service\n[Service]\nExecStart=/usr/bin/uwsgi --ini /x.ini\n\n"
-            "# /etc/systemd/system/uwsgi.service.d/a.conf\n[Service]\nKillMode=process\n"}).make(tmp_path)
+    Machine(
+        files={
+            "/tmp/unit": "# /lib/systemd/system/uwsgi.service\n[Service]\n"
+            "ExecStart=/usr/bin/uwsgi --ini /x.ini\n\n"
+            "# /etc/systemd/system/uwsgi.service.d/a.conf\n[Service]\nKillMode=process\n"
+        }
+    ).make(tmp_path)
     unit = systemd.read_file(Files(tmp_path), "/tmp/unit")
     assert unit is not None
     assert unit.name == "uwsgi.service"
@@ -119,7 +133,8 @@ def test_apache_follows_includes_conditions_and_variables(tmp_path: Path) -> Non
     machine = DEVSTACK.append(
         "/etc/apache2/apache2.conf",
         "Define port 5000\n<IfModule !mpm_event_module>\nMaxRequestWorkers 1\n</IfModule>\n"
-        "<IfDefine port>\nListen ${port}\n</IfDefine>\n<IfModule nowhere_module>\n<IfModule x>\nListen 1\n"
+        "<IfDefine port>\nListen ${port}\n</IfDefine>\n<IfModule nowhere_module>\n<IfModule "
+        "x>\nListen 1\n"
         "</IfModule>\n</IfModule>\n",
     )
     found = machine.found(tmp_path)
@@ -141,15 +156,45 @@ MALFORMED = [
     (KOLLA, _INI, "[uwsgi]\nmaster = true\n[uwsgi2\n", 3, "a ] at the end"),
     (KOLLA, _INI, "master = true\n", 1, "[uwsgi] first"),
     (KOLLA, _INI, "[uwsgi]\nini = gone.ini\n", 2, "a file at /etc/keystone/gone.ini"),
-    (DEBIAN_NGINX, "/etc/nginx/sites-enabled/keystone", "server {\n    listen 80\n}\n", 3, "not terminated"),
+    (
+        DEBIAN_NGINX,
+        "/etc/nginx/sites-enabled/keystone",
+        "server {\n    listen 80\n}\n",
+        2,
+        "a ; after 80",
+    ),
     (DEBIAN_NGINX, "/etc/nginx/sites-enabled/keystone", "server {\n    listen 80;\n", 2, '"}"'),
     (DEVSTACK, "/etc/apache2/apache2.conf", "<VirtualHost *:80>\nListen 80\n", 1, "</VirtualHost>"),
-    (DEVSTACK, "/etc/apache2/apache2.conf", "Listen 80\n</VirtualHost>\n", 2, "<VirtualHost> before"),
-    (DEVSTACK, "/etc/apache2/apache2.conf", "<Location />\n</Directory>\n</Location>\n", 2, "</Location>"),
-    (DEVSTACK, "/etc/apache2/apache2.conf", "Include gone.conf\n", 1, "a file at /etc/apache2/gone.conf"),
+    (
+        DEVSTACK,
+        "/etc/apache2/apache2.conf",
+        "Listen 80\n</VirtualHost>\n",
+        2,
+        "<VirtualHost> before",
+    ),
+    (
+        DEVSTACK,
+        "/etc/apache2/apache2.conf",
+        "<Location />\n</Directory>\n</Location>\n",
+        2,
+        "</Location>",
+    ),
+    (
+        DEVSTACK,
+        "/etc/apache2/apache2.conf",
+        "Include gone.conf\n",
+        1,
+        "a file at /etc/apache2/gone.conf",
+    ),
     (KOLLA, "/etc/haproxy/haproxy.cfg", "maxconn 5\n", 1, "a section first"),
     (KOLLA, "/etc/haproxy/haproxy.cfg", 'global\n    description "open\n', 2, "closing quote"),
-    (DEBIAN_NGINX, "/etc/systemd/system/keystone-uwsgi.service", "[Service]\nType\n", 2, "NAME = VALUE"),
+    (
+        DEBIAN_NGINX,
+        "/etc/systemd/system/keystone-uwsgi.service",
+        "[Service]\nType\n",
+        2,
+        "NAME = VALUE",
+    ),
     (LDAP_GALERA, "/etc/my.cnf.d/galera.cnf", "[mysqld\nwsrep_on = ON\n", 1, "a ] at the end"),
     (LOOPBACK, "/etc/keystone/keystone-uwsgi.yaml", "uwsgi: [\n", 2, "YAML"),
     (LOOPBACK, "/etc/keystone/keystone.conf", "\ufeff[DEFAULT]\n", 1, "no byte order mark"),
@@ -162,27 +207,41 @@ def test_malformed(
 ) -> None:
     made = machine.put(path, text).diagnosis(tmp_path)
     told = [x.finding for x in made.results if x.check.code == "F01"]
-    assert any(x.where[0].path == path and x.where[0].line == line and expected in x.what for x in told), told
+    assert any(
+        x.where[0].path == path and x.where[0].line == line and expected in x.what for x in told
+    ), told
     # The other layers are looked at all the same.
     assert len(made.right) > 10
     assert made.status == 1
 
 
-@pytest.mark.parametrize("path", [_INI, "/etc/keystone/keystone.conf", "/etc/nginx/nginx.conf",
-                                  "/etc/systemd/system/keystone-uwsgi.service"])
-@pytest.mark.parametrize("text", ["\x00\xff\x1b[2J", "[" * 2000, "{" * 500, "a = b\\\n" * 50, "%(" * 300, ""])
+@pytest.mark.parametrize(
+    "path",
+    [
+        _INI,
+        "/etc/keystone/keystone.conf",
+        "/etc/nginx/nginx.conf",
+        "/etc/systemd/system/keystone-uwsgi.service",
+    ],
+)
+@pytest.mark.parametrize(
+    "text", ["\x00\xff\x1b[2J", "[" * 2000, "{" * 500, "a = b\\\n" * 50, "%(" * 300, ""]
+)
 def test_no_file_ends_the_doctor(path: str, text: str, tmp_path: Path) -> None:
     made = DEBIAN_NGINX.put(path, text).diagnosis(tmp_path)
     assert made.right
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("60", 60), ("1m 30s", 90), ("500ms", 0.5), ("infinity", None), ("1h", 3600), ("x", None)]
+    ("text", "value"),
+    [("60", 60), ("1m 30s", 90), ("500ms", 0.5), ("infinity", None), ("1h", 3600), ("x", None)],
 )
 def test_seconds(text: str, value: float | None) -> None:
     assert seconds(text) == value
 
 
-@pytest.mark.parametrize(("text", "value"), [("64k", 65536), ("1G", 1 << 30), ("0", 0), ("off", None)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("64k", 65536), ("1G", 1 << 30), ("0", 0), ("off", None)]
+)
 def test_size(text: str, value: int | None) -> None:
     assert size(text) == value
