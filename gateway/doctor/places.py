@@ -173,6 +173,11 @@ def _uwsgi(found: Found, given: Given) -> None:
         command = uwsgi.of_command(unit.command)
         if command is not None:
             started.setdefault(command[0], (unit.name, command[1]))
+        elif unit.command.startswith("/etc/init.d/"):
+            # Debian's unit calls the script that starts uWSGI.
+            script = found.files.text(unit.command.split()[0], wanted=False) or ""
+            for path in re.findall(r"^UWSGI_INI_PATH=(/\S+)$", script, re.MULTILINE):
+                started.setdefault(path, (unit.name, []))
     if not given.uwsgi:
         paths = [*started, *found.files.glob(*_UWSGI)]
     for path in dict.fromkeys(paths):

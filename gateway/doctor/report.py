@@ -103,10 +103,14 @@ def _finding(page: _Page, group: list[Result]) -> None:
             page.lines[begin] = " " * 11 + page.lines[begin][11:]
         else:
             page.lines[begin] = word + page.lines[begin][5:]
-        for place in result.finding.where:
-            page.lines.append(f"           {shown(place)}")
-        for line in result.finding.lines:
-            page.lines.append(f"             + {shown(line)}")
+        where = result.finding.where
+        for place in where:
+            # A file as a whole says nothing beside a line of it.
+            if place.line or not any(x.line and x.path == place.path for x in where):
+                page.lines.append(f"           {shown(place)}")
+        following = group[number + 1].finding.lines if number + 1 < len(group) else ()
+        if result.finding.lines != following:
+            page.lines += [f"             + {shown(line)}" for line in result.finding.lines]
     page.wrapped(check.harm, " " * 11, " " * 11)
     page.lines.append(f"           {check.link}")
 

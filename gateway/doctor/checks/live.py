@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..found import Found
 from ..live import Live
-from ..registry import ERROR, INFO, WARNING, Finding, check
+from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
 from ..settings import Place
 
 _SMALL = 64 << 20
@@ -230,6 +230,8 @@ def login(found: Found) -> Iterator[Finding]:
     """As keyfront check does it, with the variables of an openrc or the Keystone of keyfront
     serve."""
     live = _live(found)
+    if not live.refused and not live.login:
+        raise UnknownError("whom to log in as: OS_AUTH_URL and so on, --os-cloud, or --state")
     if live.refused:
         yield Finding(what=live.refused, lines=("keyfront check",))
     slow = {name: value for name, value in live.login.items() if value > 2000}

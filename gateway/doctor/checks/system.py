@@ -133,7 +133,7 @@ def programs(found: Found) -> Iterator[Finding]:
                     yield Finding(
                         what=f"{name}: {path} is not there",
                         where=(setting.place,),
-                        lines=("[Service]", f"{name}=/path/that/is/there"),
+                        lines=(f"(install {path}, or correct {name}= of {unit.name})",),
                     )
 
 

@@ -494,11 +494,16 @@ def script_is_there(found: Found) -> Iterator[Finding]:
             project, since, module = _DEAD.get(name, ("", 0, ""))
             gone = project and found.at_least(project, since)
             if gone or (path.startswith("/") and "%" not in path and not found.files.exists(path)):
+                # The module came with Keystone 27 (2025.1).
+                module = module or "keystone.wsgi.api:application"
+                line = f"module = {module}"
+                if project and found.before(project, 27):
+                    line = f"(install {name} of {project}, or correct {setting.name})"
                 yield Finding(
                     what=f"{setting.name} = {setting.value} is not there"
                     + (f": gone since {project} {since}" if gone else ""),
                     where=(setting.place,),
-                    lines=(f"module = {module or 'keystone.wsgi.api:application'}",),
+                    lines=(line,),
                 )
 
 
@@ -603,7 +608,7 @@ def folders_are_there(found: Found) -> Iterator[Finding]:
                 yield Finding(
                     what=f"{setting.name} = {path} is not there",
                     where=(setting.place,),
-                    lines=(f"{setting.name} = /path/that/is/there",),
+                    lines=(f"(make {path}, or correct {setting.name})",),
                     level=WARNING if plugins else "",
                 )
 

@@ -30,19 +30,34 @@ def advisories() -> dict[str, Any]:
 def published(found: Found) -> Iterator[Finding]:
     """The list is dated and comes with keyfront. Distributions mend without a new number: tell what
     theirs amounts to with --assume keystone=VERSION."""
-    known = advisories()
-    for one in known["advisories"]:
-        version = found.versions.get(one["project"])
-        for first, fixed in one["ranges"] if version else ():
-            assert version is not None
-            low, high = (tuple(map(int, x.split("."))) for x in (first, fixed))
-            if low <= version < high:
-                text = ".".join(map(str, version))
+    for project in ("keystone", "keystonemiddleware"):
+        version = found.versions.get(project)
+        if version is None:
+            continue
+        known = [one for one in advisories()["advisories"] if one["project"] == project]
+        fixed = {end for one in known for _, end in one["ranges"]}
+        clean = [
+            text for text in sorted(fixed, key=_numbers)
+            if _numbers(text) > version and not any(_is_about(one, _numbers(text)) for one in known)
+        ]
+        for one in known:
+            if _is_about(one, version):
                 yield Finding(
-                    what=f"{one['project']} {text}: {one['id']}, {one['title']} (list of "
-                    f"{known['date']})",
-                    lines=(f"pip install '{one['project']}>={fixed}'", one["source"]),
+                    what=f"{project} {'.'.join(map(str, version))}: {one['id']}, {one['title']}; "
+                    f"{one['source']}",
+                    lines=(f"pip install --upgrade '{project}>={clean[0]}'",) if clean else (),
                 )
+
+
+def _is_about(advisory: dict[str, Any], version: tuple[int, ...]) -> bool:
+    """Tell whether an advisory is about a version: from the first, before the one that is fixed."""
+    return any(
+        _numbers(first) <= version < _numbers(fixed) for first, fixed in advisory["ranges"]
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
 
 
 @check(

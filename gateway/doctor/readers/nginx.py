@@ -78,6 +78,8 @@ def _semicolons(tokens: Iterable[tuple[str, int, bool]], files: Files, name: str
     """Note each block that ends in the middle of a directive, which crossplane lets pass."""
     before, at, plain = ";", 0, True
     for token, line, quoted in tokens:
+        if token.startswith("#") and not quoted:
+            continue
         if token == "}" and not quoted and not (plain and before in ";{}"):
             files.broken(Place(name, at), f"a ; after {before}")
         before, at, plain = token, line, not quoted

@@ -97,7 +97,8 @@ def test_drop_ins_add_and_take_away(tmp_path: Path) -> None:
     Machine(
         files={
             "/usr/lib/systemd/system/nginx.service": "[Service]\n"
-            "ExecStart=/usr/sbin/nginx -g 'daemon on; \\\n    master_process on;'\nTimeoutStopSec=5\n",
+            "ExecStart=/usr/sbin/nginx -g 'daemon on; \\\n    master_process on;'\n"
+            "TimeoutStopSec=5\n",
             "/etc/systemd/system/nginx.service.d/10-a.conf": "[Service]\nExecStart=\n"
             "ExecStart=/usr/sbin/nginx -c /x\n",
             "/etc/systemd/system/nginx.service.d/20-b.conf": "[Service]\nTimeoutStopSec=1min 30s\n",
@@ -245,3 +246,23 @@ def test_seconds(text: str, value: float | None) -> None:
 )
 def test_size(text: str, value: int | None) -> None:
     assert size(text) == value
+
+
+def test_comments_before_the_end_of_a_block_are_none_of_nginxs_directives(tmp_path: Path) -> None:
+    """As Debian's nginx.conf has them."""
+    machine = DEBIAN_NGINX.swap(
+        "/etc/nginx/nginx.conf", "worker_connections 4096;",
+        "worker_connections 4096;\n    # multi_accept on;",
+    )
+    assert machine.found(tmp_path).malformed == []
+
+
+def test_debians_script_that_starts_uwsgi_belongs_to_its_unit(tmp_path: Path) -> None:
+    machine = LOOPBACK.put(
+        "/lib/systemd/system/keystone.service",
+        "[Service]\nExecStart=/etc/init.d/keystone systemd-start\nTimeoutStopSec=15\n",
+    ).put("/etc/init.d/keystone", f"#!/bin/sh\nUWSGI_INI_PATH={_INI}\n")
+    made = machine.diagnosis(tmp_path, "X05")
+    assert [x.finding.what for x in made.results] == [
+        "TimeoutStopSec 15 is not above worker-reload-mercy 60"
+    ]
