@@ -62,6 +62,10 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
     )
     for group in _grouped(made.results):
         _finding(page, group)
+    if found.live is not None and found.live.login:
+        page.head("A login and a validation")
+        for name, value in found.live.login.items():
+            page.lines.append(f"  {name.replace('_', ' '):<20} {value:9.1f} ms")
     if made.right:
         page.head("Found right")
         for layer, checks in _by_layer(made.right):
@@ -214,6 +218,7 @@ def as_json(made: Diagnosis, found: Found) -> str:
         ],
         "right": [check.code for check in made.right],
         "not_looked_at": [{"what": shown(x.what), "why": shown(x.why)} for x in made.unread],
+        "login_milliseconds": dict(found.live.login) if found.live else {},
         "node": node_part(found),
     }
     return json.dumps(content, indent=2) + "\n"

@@ -9,6 +9,7 @@ from ..found import Found
 from ..registry import ERROR, INFO, WARNING, Finding, check
 from ..settings import Directive, Place, Tree
 from .cross_layer import _mpm
+from .nginx import remote_ids
 
 _WSGI = "mod_wsgi, WSGIDaemonProcess: timeouts are not enabled by default, set them"
 _SECRETS = re.compile(
@@ -476,4 +477,28 @@ def secrets_in_log(found: Found) -> Iterator[Finding]:
                 what=f"{directive.name} writes {match[1] if match else 'whole requests'}",
                 where=(directive.place,),
                 lines=(f"# {directive.name} (without it)",),
+            )
+
+
+@check(
+    "A18", ERROR, "apache", "keystone",
+    holds="Apache removes the headers that say who a federated user is",
+    harm="Anybody logs in as any federated user, by a header.",
+    source="keystone, remote_id_attribute; mod_auth_openidc scrubs its own prefix; docs/render.md",
+)
+def federation_headers(found: Found) -> Iterator[Finding]:
+    """A remote_id_attribute that begins with HTTP_ is a header of the request. mod_auth_openidc
+    removes a client's OIDC- headers where it authenticates; without it RequestHeader unset does."""
+    tree = _tree(found)
+    served = tree.all("proxypass", "proxypassmatch", "wsgiscriptalias")
+    if tree.all("oidcprovidermetadataurl", "oidcproviderissuer", "mellonenable") or not served:
+        return
+    removed = {x.args[1].lower() for x in tree.all("requestheader") if len(x.args) > 1}
+    for section, setting in remote_ids(found):
+        name = setting.value.removeprefix("HTTP_").replace("_", "-")
+        if name.lower() not in removed:
+            yield Finding(
+                what=f"[{section}] remote_id_attribute {setting.value} is what the client sends",
+                where=(served[0].place, setting.place),
+                lines=(f"RequestHeader unset {name} early",),
             )

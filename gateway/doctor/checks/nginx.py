@@ -344,7 +344,7 @@ def secrets_in_log(found: Found) -> Iterator[Finding]:
 def federation_headers(found: Found) -> Iterator[Finding]:
     """A remote_id_attribute that begins with HTTP_ is a header of the request. What sets it has to
     remove the client's: mod_auth_openidc does, nginx does only if it is told."""
-    for section, setting in _remote_ids(found):
+    for section, setting in remote_ids(found):
         name = setting.value
         for directive in _passes(found):
             uwsgi = directive.is_("uwsgi_pass")
@@ -358,7 +358,8 @@ def federation_headers(found: Found) -> Iterator[Finding]:
                 )
 
 
-def _remote_ids(found: Found) -> Iterator[tuple[str, Setting]]:
+def remote_ids(found: Found) -> Iterator[tuple[str, Setting]]:
+    """Give the sections whose ``remote_id_attribute`` is a request's header, and the setting."""
     assert found.keystone is not None
     for section in ("federation", "openid", "mapped", "saml2"):
         setting = found.keystone.last(section, "remote_id_attribute")

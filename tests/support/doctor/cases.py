@@ -414,6 +414,12 @@ CASES: dict[str, tuple[Machine, Machine]] = {
         RDO_PUPPET.append(_PUPPET, 'LogFormat "%h %{X-Auth-Token}i" debug\n'),
         RDO_PUPPET,
     ),
+    "A18": (
+        RDO_PUPPET.append(_CONF, "[federation]\nremote_id_attribute = HTTP_OIDC_ISS\n"),
+        RDO_PUPPET.append(_CONF, "[federation]\nremote_id_attribute = HTTP_OIDC_ISS\n").append(
+            _PUPPET, "RequestHeader unset OIDC-ISS early\n"
+        ),
+    ),
     # HAProxy
     "H01": (KOLLA.swap(_BACKEND, "    option forwardfor\n", ""), KOLLA),
     "H02": (
