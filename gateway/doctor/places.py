@@ -137,9 +137,11 @@ def _named(found: Found, option: str, path: str) -> str:
     """
     if found.files.root == Path("/"):
         path = str(Path(path).absolute())
-    if not found.files.exists(path):
-        raise OptionError(option, path, "a file that is there")
-    return path
+    try:
+        with found.files.resolved(path).open("rb"):
+            return path
+    except OSError as error:
+        raise OptionError(option, path, f"a file that can be read ({error.strerror})") from None
 
 
 def _units(found: Found, given: Given) -> None:

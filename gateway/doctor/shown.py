@@ -18,7 +18,11 @@ def shown(text: object) -> str:
     Passwords of URLs and values whose names say that they are secret become ``***``, what would
     steer a terminal ``?``, and more than 300 characters an ellipsis.
     """
-    line = " ".join(str(text).split())
-    line = _SECRET.sub(r"\1***", _CREDENTIALS.sub(r"\g<scheme>***@", line))
-    line = "".join(x if x.isprintable() else "?" for x in line)
+    line = masked(" ".join(str(text).split()))
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
+def masked(line: str) -> str:
+    """Return a line of a file, whole, without its secrets and without what steers a terminal."""
+    line = _SECRET.sub(r"\1***", _CREDENTIALS.sub(r"\g<scheme>***@", line))
+    return "".join(x if x.isprintable() or x == "\t" else "?" for x in line)

@@ -11,6 +11,7 @@ from ..keys import KeyRepository
 from ..readers.keystone import KeystoneConf
 from ..registry import ERROR, INFO, WARNING, Finding, check
 from ..settings import Place
+from ..shown import shown
 
 _DAY = 86400
 _SECRET_LOGGERS = re.compile(
@@ -419,7 +420,7 @@ def node_part(found: Found) -> dict[str, dict[str, object]]:
         "versions": {x: ".".join(map(str, y)) for x, y in sorted(found.versions.items())},
         "workers": {"processes": processes, "threads": threads},
         "settings": {
-            f"[{section}] {name}": conf.text(section, name)
+            f"[{section}] {name}": shown(conf.text(section, name))
             for section, name in _SAME
             if conf is not None and conf.last(section, name)
         },

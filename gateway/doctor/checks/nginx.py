@@ -181,7 +181,8 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
         uwsgi = directive.is_("uwsgi_pass")
         setter = "uwsgi_param" if uwsgi else "proxy_set_header"
         wanted = "HTTP_X_FORWARDED_FOR" if uwsgi else "X-FORWARDED-FOR"
-        if not _sets(found, directive, setter, wanted):
+        known = _sets(found, directive, setter, wanted)
+        if known is None or known.args[1:] == ("$http_x_forwarded_for",):
             name = "HTTP_X_FORWARDED_FOR" if uwsgi else "X-Forwarded-For"
             yield Finding(
                 what=f"{name} is handed on as the client sent it",

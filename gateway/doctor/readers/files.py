@@ -11,6 +11,8 @@ from ..settings import Malformed, Place
 
 # Bytes; configuration is smaller, and a log or a device is not read by mistake.
 _LARGEST = 8 << 20
+_LINKS = 32
+_WILD = frozenset("*?[")
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,6 @@ class Files:
         """Return where a path of the machine lies here."""
         return self.root / str(path).lstrip("/")
 
-    def named(self, real: Path) -> str:
-        """Return the machine's name of a path that lies here."""
-        return f"/{real.relative_to(self.root)}" if self.root != Path("/") else str(real)
-
     def exists(self, path: str | Path) -> bool:
         """Tell whether there is something; what cannot be looked at is taken to be there."""
         try:
@@ -54,23 +52,41 @@ class Files:
 
     def resolved(self, path: str | Path) -> Path:
         """Return where a path leads, its links followed within the root."""
-        real = self.real(path)
         if self.root == Path("/"):
-            return real
-        for _ in range(16):
-            if not real.is_symlink():
-                return real
-            target = os.readlink(real)
-            real = self.real(target) if target.startswith("/") else real.parent / target
+            return self.real(path)
+        left, real = list(Path(path).parts), self.root
+        links = 0
+        while left:
+            part = left.pop(0)
+            if part in ("/", ".", ""):
+                continue
+            if part == "..":
+                real = real.parent if real != self.root else real
+                continue
+            if (real / part).is_symlink() and links < _LINKS:
+                links += 1
+                target = os.readlink(real / part)
+                real = self.root if target.startswith("/") else real
+                left = [*Path(target).parts, *left]
+                continue
+            real = real / part
         return real
 
     def glob(self, *patterns: str) -> list[str]:
         """Return the sorted paths that fit, pattern by pattern; none twice."""
         found: dict[str, None] = {}
         for pattern in patterns:
+            parts = Path(pattern).parts
+            plain = next((x for x, part in enumerate(parts) if _WILD & set(part)), len(parts))
+            base, rest = Path(*parts[:plain]), parts[plain:]
+            if not rest:
+                if self.exists(base):
+                    found[str(base)] = None
+                continue
+            real = self.resolved(base)
             try:
-                for path in sorted(self.root.glob(pattern.lstrip("/"))):
-                    found[self.named(path)] = None
+                for path in sorted(real.glob("/".join(rest))):
+                    found[str(base / path.relative_to(real))] = None
             except (OSError, ValueError, NotImplementedError):
                 continue
         return list(found)

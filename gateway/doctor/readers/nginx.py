@@ -81,5 +81,5 @@ def _semicolons(tokens: Iterable[tuple[str, int, bool]], files: Files, name: str
         if token.startswith("#") and not quoted:
             continue
         if token == "}" and not quoted and not (plain and before in ";{}"):
-            files.broken(Place(name, at), f"a ; after {before}")
+            files.broken(Place(name, at), "a ; at the end of this line")
         before, at, plain = token, line, not quoted

@@ -14,6 +14,7 @@ from keyfront.gateway.doctor.diagnosis import diagnose
 from keyfront.gateway.doctor.found import Found, Told
 from keyfront.gateway.doctor.readers.files import Unread
 from keyfront.gateway.doctor.registry import CHECKS, Check
+from keyfront.gateway.doctor.shown import masked
 from keyfront.gateway.plan import plan
 from keyfront.gateway.render import lineups, versions
 
@@ -224,8 +225,7 @@ def _fix_plan(found: Found, out: TextIO, err: TextIO) -> int:
     asked = versions.find(settings.virtualenv, versions.parse_assumed(arguments.assume or ()))
     files = lineups.render(made, settings, asked)
     lines = list(fix_plan.diff(files, settings.folder, found))
-    err.write(f"keyfront: nothing was changed; this would write it: {fix_plan.command(options)}\n")
-    for line in lines:
-        kept = line.rstrip("\n")
-        out.write(f"{''.join(x if x.isprintable() or x == chr(9) else '?' for x in kept)}\n")
+    words = masked(fix_plan.command(options))
+    err.write(f"keyfront: nothing was changed; this would write it: {words}\n")
+    out.writelines(masked(line.rstrip("\n")) + "\n" for line in lines)
     return 1 if lines else 0

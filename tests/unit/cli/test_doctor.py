@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from keyfront.cli.main import main
+from keyfront.gateway.doctor import places
 from keyfront.gateway.doctor.registry import CHECKS
 from support.doctor.cases import CASES
 from support.doctor.deployments import CLEAN, DEBIAN_NGINX, KOLLA, LDAP_GALERA
@@ -211,6 +215,33 @@ def test_the_fix_plan_is_a_diff_and_changes_nothing(
         assert "--server nginx+uwsgi " in told.err
 
 
+def test_the_fix_plan_tells_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = DEBIAN_NGINX.append(
+        _INI, f"env = OS_DB_PASSWORD={_PASSWORD}\nlogger = redislog:redis://u:{_PASSWORD}@h\n"
+    )
+    machine.make(tmp_path)
+    main(["doctor", "--root", str(tmp_path), "--fix-plan"])
+    told = capsys.readouterr()
+    assert "-env = OS_DB_PASSWORD=***" in told.out
+    assert _PASSWORD not in told.out + told.err
+
+
+def test_links_of_another_root_lead_nowhere_else(tmp_path: Path) -> None:
+    DEBIAN_NGINX.make(tmp_path)
+    sites = tmp_path / "etc/nginx/sites-enabled"
+    sites.rename(tmp_path / "srv-sites")
+    sites.symlink_to("/srv-sites")
+    (tmp_path / "etc/keystone/keystone.conf.d").symlink_to("/etc")
+    assert main(["doctor", "--root", str(tmp_path), "--assume", "uwsgi=2.0.31"]) == 0
+    nginx = places.look(tmp_path).nginx
+    assert nginx is not None
+    assert len(nginx.all("uwsgi_pass")) == 1
+    (tmp_path / "srv-sites").rename(tmp_path / "gone")
+    sites.unlink()
+    sites.symlink_to(sites)
+    assert main(["doctor", "--root", str(tmp_path)]) in (0, 1)
+
+
 def test_what_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = DEBIAN_NGINX.swap(
         "/etc/nginx/nginx.conf", "/etc/nginx/mime.types", "/etc/nginx/gone.types"
@@ -218,3 +249,33 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     doctor(machine, tmp_path)
     page = " ".join(capsys.readouterr().out.split())
     assert "/etc/nginx/gone.types: /etc/nginx/nginx.conf includes it and it is not there" in page
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_as_a_user_who_may_read_little(tmp_path: Path) -> None:
+    DEBIAN_NGINX.make(tmp_path)
+    for path in (tmp_path, *tmp_path.parents):
+        if path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o011)
+    tmp_path.chmod(0o755)
+    for path in tmp_path.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (tmp_path / "etc/keystone/keystone.conf").chmod(0o640)
+    (tmp_path / "etc/keystone/fernet-keys").chmod(0o700)
+    (tmp_path / "etc/nginx/sites-enabled").chmod(0o700)
+    # The first run imports: this Python may lie where others may not read.
+    code = (
+        "import os, sys\nfrom keyfront.cli.main import main\n"
+        "words = ['doctor', '--root', sys.argv[1]]\n"
+        "main(words); sys.stdout.flush(); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print('AS NOBODY'); sys.exit(main(words))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=60,
+    )
+    said = " ".join(done.stdout.partition("AS NOBODY")[2].split())
+    assert done.returncode in (0, 1), said
+    assert "Traceback" not in said
+    assert "/etc/keystone/keystone.conf: permission denied: run this as root" in said
+    assert "uWSGI U01" in said

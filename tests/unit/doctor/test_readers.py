@@ -162,7 +162,7 @@ MALFORMED = [
         "/etc/nginx/sites-enabled/keystone",
         "server {\n    listen 80\n}\n",
         2,
-        "a ; after 80",
+        "a ; at the end",
     ),
     (DEBIAN_NGINX, "/etc/nginx/sites-enabled/keystone", "server {\n    listen 80;\n", 2, '"}"'),
     (DEVSTACK, "/etc/apache2/apache2.conf", "<VirtualHost *:80>\nListen 80\n", 1, "</VirtualHost>"),
