@@ -51,6 +51,12 @@ EXTRAS = {
     "keystone": [
         "keystone>=30",  # the service this package fronts
     ],
+    "doctor": [
+        "crossplane>=0.5.8",  # reads nginx's configuration, with the lines
+        "oslo.config>=9",  # reads keystone.conf as Keystone does; Keystone brings it
+        "PyYAML>=6",  # reads uWSGI's files in YAML; Keystone brings it
+        "cryptography>=42",  # tells when certificates end; Keystone brings it
+    ],
     "bench": [
         "pytest>=8",  # the benchmark gate is a pytest plugin
         "pytest-benchmark>=5",  # times the micro-benchmarks
@@ -71,6 +77,7 @@ EXTRAS = {
     ],
     "test": [
         "cryptography>=42",  # encrypts keys of the TLS tests; Keystone and trustme bring it anyway
+        "crossplane>=0.5.8",  # reads nginx's configuration for keyfront doctor
         "amqp>=5",  # the AMQP client that the heartbeat keeps alive
         "eventlet",  # the LDAP pool and the heartbeat are tested under its green threads, too
         "fixtures",  # set up Keystone's own LDAP tests, which are run with our driver
@@ -192,6 +199,7 @@ setup(
     package_data={
         "keyfront": ["py.typed"],
         "keyfront.deploy": ["**/*"],
+        "keyfront.gateway": ["doctor/*.json"],
         "keyfront.benchmarks": ["**/*.json"],
     },
     exclude_package_data={"": ["__pycache__/*", "**/__pycache__/*", "*.pyc", "**/*.pyc"]},

@@ -32,6 +32,7 @@ _COMMANDS = {
     "heartbeat": "look at the AMQP connections that are kept alive on this machine",
     "plan": "compute processes, queues, pools and timeouts for a machine, with reasons",
     "render": "write the configuration files of a deployment",
+    "doctor": "say what is wrong with this Keystone, across layers, and what to write instead",
     "bench": "measure this machine's Keystone, and compare",
 }
 

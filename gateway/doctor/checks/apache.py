@@ -1,0 +1,504 @@
+"""Checks of Apache's configuration and of mod_wsgi's (A)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ..found import Found
+from ..registry import ERROR, INFO, WARNING, Finding, check
+from ..settings import Directive, Place, Tree
+from .cross_layer import _mpm
+from .nginx import remote_ids
+
+_WSGI = "mod_wsgi, WSGIDaemonProcess: timeouts are not enabled by default, set them"
+_SECRETS = re.compile(
+    r"%\{(X-Auth-Token|X-Subject-Token|Authorization|Cookie)\}[io]", re.IGNORECASE
+)
+
+
+def _tree(found: Found) -> Tree:
+    assert found.apache is not None
+    return found.apache
+
+
+def _number(tree: Tree, *names: str) -> tuple[int | None, Place]:
+    known = tree.last(*names)
+    if known is None or not known.value.isdigit():
+        return None, Place(tree.path)
+    return int(known.value), known.place
+
+
+def _serves(found: Found) -> bool:
+    """Tell whether Apache itself runs the application."""
+    return bool(_tree(found).all("wsgiscriptalias", "wsgiscriptaliasmatch"))
+
+
+@check(
+    "A01",
+    ERROR,
+    "apache",
+    holds="MaxRequestWorkers is what ServerLimit and ThreadsPerChild hold",
+    harm="Apache serves fewer clients than its configuration says, and the rest waits.",
+    source="httpd, mpm_common: lowered to ServerLimit x ThreadsPerChild; openstack-helm: 25600 "
+    "for 400",
+)
+def workers_fit(found: Found) -> Iterator[Finding]:
+    """event and worker have ServerLimit processes (16 by default) of ThreadsPerChild threads (25).
+    A MaxRequestWorkers above their product is lowered, with a line in the error log; one far below
+    leaves memory for nothing."""
+    tree = _tree(found)
+    if _mpm(found) == "prefork":
+        return
+    most, place = _number(tree, "maxrequestworkers", "maxclients")
+    servers, servers_place = _number(tree, "serverlimit")
+    threads, _ = _number(tree, "threadsperchild")
+    product = (servers or 16) * (threads or 25)
+    if most is not None and most > product:
+        yield Finding(
+            what=f"MaxRequestWorkers {most} above ServerLimit {servers or 16} x ThreadsPerChild "
+            f"{threads or 25} = {product}",
+            where=(place,),
+            lines=(f"ServerLimit {-(-most // (threads or 25))}",),
+        )
+    elif servers is not None and product > 4 * (most or 400):
+        yield Finding(
+            what=f"ServerLimit {servers} x ThreadsPerChild {threads or 25} = {product} for "
+            f"MaxRequestWorkers {most or '400, the default'}",
+            where=(servers_place,),
+            level=WARNING,
+            lines=(f"ServerLimit {-(-(most or 400) // (threads or 25))}",),
+        )
+
+
+@check(
+    "A02",
+    WARNING,
+    "apache",
+    holds="Apache's processes live longer than some requests",
+    harm="Processes and their connections are thrown away all the time.",
+    source="openstack-helm: MaxRequestsPerChild 128; httpd's default 0",
+)
+def connections_per_child(found: Found) -> Iterator[Finding]:
+    """MaxConnectionsPerChild ends a process after so many connections: 0 is never, some ten
+    thousand bound a leak."""
+    most, place = _number(_tree(found), "maxconnectionsperchild", "maxrequestsperchild")
+    if most and most < 5000:
+        yield Finding(
+            what=f"MaxConnectionsPerChild {most}",
+            where=(place,),
+            lines=("MaxConnectionsPerChild 0",),
+        )
+
+
+@check(
+    "A03",
+    WARNING,
+    "apache",
+    holds="Apache's MPM is event",
+    harm="Each client that keeps its connection takes a process, and soon there is none left.",
+    source="measured: 290 KiB a client under prefork, 71 under event: docs/plan.md",
+)
+def prefork(found: Found) -> Iterator[Finding]:
+    """Prefork is needed only by modules that are not safe in threads, such as mod_php."""
+    if _mpm(found) == "prefork" and not any(x.path.endswith("apache.conf") for x in found.rendered):
+        place = next(
+            x.place for x in _tree(found).all("loadmodule") if x.args[0] == "mpm_prefork_module"
+        )
+        yield Finding(
+            what="mpm_prefork is loaded",
+            where=(place,),
+            lines=("a2dismod mpm_prefork", "a2enmod mpm_event"),
+        )
+
+
+@check(
+    "A04",
+    ERROR,
+    "apache",
+    holds="Keystone runs in mod_wsgi's main interpreter (%{GLOBAL})",
+    harm="C modules of Keystone (cryptography, python-ldap) hang or crash the process.",
+    source="mod_wsgi, Application Issues: Python simplified GIL state API",
+)
+def application_group(found: Found) -> Iterator[Finding]:
+    """mod_wsgi makes a sub-interpreter for each script unless it is told %{GLOBAL}."""
+    tree = _tree(found)
+    for alias in tree.all("wsgiscriptalias", "wsgiscriptaliasmatch"):
+        option = next((x for x in alias.args if x.startswith("application-group=")), "")
+        known = (
+            tree.effective(alias.around[-1], "wsgiapplicationgroup")
+            if alias.around
+            else (tree.last("wsgiapplicationgroup"))
+        )
+        value = option.partition("=")[2] or (known.value if known else "")
+        if value.upper() != "%{GLOBAL}":
+            yield Finding(
+                what=f"WSGIApplicationGroup {value or '%{RESOURCE}, the default'}",
+                where=((known or alias).place,),
+                lines=("WSGIApplicationGroup %{GLOBAL}",),
+            )
+
+
+@check(
+    "A05",
+    ERROR,
+    "apache",
+    holds="Keystone sees the Authorization header (WSGIPassAuthorization)",
+    harm="OAuth1, EC2 signatures and bearer tokens are refused with 401.",
+    source="keystone, doc/source/admin/oauth1.rst",
+)
+def pass_authorization(found: Found) -> Iterator[Finding]:
+    """Apache keeps the header from applications by default."""
+    known = _tree(found).last("wsgipassauthorization")
+    if _serves(found) and (known is None or known.value.lower() != "on"):
+        alias = _tree(found).all("wsgiscriptalias", "wsgiscriptaliasmatch")[0]
+        yield Finding(
+            what="WSGIPassAuthorization is not On",
+            where=((known or alias).place,),
+            lines=("WSGIPassAuthorization On",),
+        )
+
+
+@check(
+    "A06",
+    WARNING,
+    "apache",
+    holds="mod_wsgi's daemons have timeouts",
+    harm="A stuck request holds its thread for ever, and those that wait are never told.",
+    source=_WSGI,
+)
+def timeouts(found: Found) -> Iterator[Finding]:
+    """request-timeout ends what is stuck, queue-timeout answers what has waited too long, and
+    graceful-timeout lets requests end when a process is replaced."""
+    for directive, options in found.daemons:
+        missing = [
+            f"{name}={value}"
+            for name, value in (
+                ("request-timeout", 60),
+                ("queue-timeout", 45),
+                ("graceful-timeout", 30),
+            )
+            if name not in options
+        ]
+        if missing:
+            yield Finding(
+                what=f"WSGIDaemonProcess {directive.args[0]} without "
+                + ", ".join(x.partition("=")[0] for x in missing),
+                where=(directive.place,),
+                lines=(f"{directive} {' '.join(missing)}",),
+            )
+
+
+@check(
+    "A07",
+    ERROR,
+    "apache",
+    holds="Keystone runs in a daemon of its own, whose name is given once",
+    harm="Keystone runs inside Apache's own processes, or Apache does not start.",
+    source="mod_wsgi, WSGIProcessGroup: without it, embedded mode",
+)
+def process_group(found: Found) -> Iterator[Finding]:
+    """In embedded mode each of Apache's processes loads Keystone, and restarts it as it comes and
+    goes."""
+    tree = _tree(found)
+    seen: dict[str, Directive] = {}
+    for directive in tree.all("wsgidaemonprocess"):
+        name = directive.args[0] if directive.args else ""
+        if name in seen:
+            yield Finding(
+                what=f"WSGIDaemonProcess {name} is given twice",
+                where=(directive.place, seen[name].place),
+                lines=(f"WSGIDaemonProcess {name}-2",),
+            )
+        seen[name] = directive
+    for alias in tree.all("wsgiscriptalias"):
+        known = (
+            tree.effective(alias.around[-1], "wsgiprocessgroup")
+            if alias.around
+            else (tree.last("wsgiprocessgroup"))
+        )
+        inner = tree.all("wsgiprocessgroup")
+        if (
+            known is None
+            and not inner
+            and not any(x.startswith("process-group=") for x in alias.args)
+        ):
+            name = next(iter(seen), "keystone")
+            yield Finding(
+                what="WSGIScriptAlias without WSGIProcessGroup: embedded mode",
+                where=(alias.place,),
+                lines=(f"WSGIProcessGroup {name}",),
+            )
+
+
+@check(
+    "A08",
+    WARNING,
+    "apache",
+    holds="mod_wsgi computes two requests at a time at least",
+    harm="One login, with its 0.4 s of a password's hash, makes everybody else wait.",
+    source="openstack-helm: processes=1 threads=1; docs/plan.md",
+)
+def more_than_one(found: Found) -> Iterator[Finding]:
+    """WSGIDaemonProcess has one process where nothing is said, which also takes Keystone away while
+    it is replaced."""
+    for directive, options in found.daemons:
+        if int(options.get("processes", 1)) * int(options.get("threads", 15)) < 2:
+            kept = " ".join(x for x in directive.args if not re.match("(processes|threads)=", x))
+            yield Finding(
+                what=f"WSGIDaemonProcess {directive.args[0]} with one process of one thread",
+                where=(directive.place,),
+                lines=(f"{directive.name} {kept} processes=4 threads=2",),
+            )
+
+
+@check(
+    "A09",
+    WARNING,
+    "apache",
+    holds="A graceful restart of Apache keeps mod_wsgi's socket",
+    harm="After each log rotation kept connections are answered 503.",
+    source="https://bugs.launchpad.net/charm-keystone/+bug/1863232; mod_wsgi, WSGISocketRotation",
+)
+def socket_rotation(found: Found) -> Iterator[Finding]:
+    """With WSGISocketRotation On, the default, each restart makes a new socket, and Apache's
+    processes that still have clients ask for the old one."""
+    tree = _tree(found)
+    keepalive = tree.last("keepalivetimeout")
+    rotation = tree.last("wsgisocketrotation")
+    long = keepalive is not None and keepalive.value.isdigit() and int(keepalive.value) >= 30
+    if found.daemons and long and (rotation is None or rotation.value.lower() == "on"):
+        assert keepalive is not None
+        yield Finding(
+            what=f"WSGISocketRotation On with KeepAliveTimeout {keepalive.value}",
+            where=(rotation.place if rotation else keepalive.place,),
+            lines=("WSGISocketRotation Off",),
+        )
+
+
+@check(
+    "A10",
+    ERROR,
+    "apache",
+    "versions",
+    holds="mod_wsgi hands over whole bodies",
+    harm="Bodies of logins arrive cut off, and are answered 400.",
+    source="mod_wsgi, release notes 6.0.5",
+)
+def truncated_bodies(found: Found) -> Iterator[Finding]:
+    """6.0.0 to 6.0.4 cut bodies with WSGIScriptReloading Off and no queue-timeout."""
+    version = found.versions.get("mod_wsgi", ())
+    reloading = _tree(found).last("wsgiscriptreloading")
+    if (
+        not (6, 0, 0) <= version < (6, 0, 5)
+        or reloading is None
+        or reloading.value.lower() != "off"
+    ):
+        return
+    for directive, options in found.daemons:
+        if options.get("queue-timeout", "0") == "0":
+            yield Finding(
+                what=f"mod_wsgi {'.'.join(map(str, version))} without queue-timeout",
+                where=(directive.place, reloading.place),
+                lines=(f"{directive} queue-timeout=45",),
+            )
+
+
+@check(
+    "A11",
+    ERROR,
+    "apache",
+    holds="A balancer's members come back at once (retry=0)",
+    harm="After a restart of uWSGI users are answered 503 for a minute.",
+    source="httpd, proxy_util.c: retry counts for members only; measured with 2.4.71; devstack "
+    "6ed53156",
+)
+def retry(found: Found) -> Iterator[Finding]:
+    """A member that failed once is left out for 60 s. On a plain ProxyPass retry=0 does nothing: it
+    is never left out."""
+    for directive in _tree(found).all("balancermember"):
+        if not any(x.lower().startswith("retry=") for x in directive.args):
+            yield Finding(
+                what=f"{directive} without retry=0",
+                where=(directive.place,),
+                lines=(f"{directive} retry=0",),
+            )
+    for directive in _tree(found).all("proxypass"):
+        if "retry=0" in directive.args and "balancer:" not in directive.value:
+            kept = " ".join(x for x in directive.args if x != "retry=0")
+            yield Finding(
+                what="retry=0 does nothing without a balancer",
+                where=(directive.place,),
+                lines=(f"ProxyPass {kept}",),
+                level=INFO,
+            )
+
+
+@check(
+    "A12",
+    WARNING,
+    "apache",
+    holds="Apache does not wait for ever for a connection to uWSGI",
+    harm="While uWSGI is stuck all of Apache's threads wait, and nothing else is served either.",
+    source="httpd, mod_proxy: acquire, connectiontimeout; devstack c3b0b903",
+)
+def proxy_bounds(found: Found) -> Iterator[Finding]:
+    """acquire is in milliseconds how long a thread waits for a free connection of the pool,
+    connectiontimeout in seconds how long for uWSGI to accept."""
+    for directive in _tree(found).all("proxypass"):
+        if "uwsgi:" not in directive.value:
+            continue
+        missing = [
+            f"{name}={value}"
+            for name, value in (("acquire", 1), ("connectiontimeout", 5))
+            if f"{name}=" not in directive.value.lower()
+        ]
+        if len(missing) == 2:
+            yield Finding(
+                what="ProxyPass without acquire or connectiontimeout",
+                where=(directive.place,),
+                lines=(f"{directive} {' '.join(missing)}",),
+            )
+
+
+@check(
+    "A13",
+    WARNING,
+    "apache",
+    "versions",
+    holds="Apache knows of CVE-2024-24795",
+    harm="Headers of an application may split an answer and show it to another client.",
+    source="https://httpd.apache.org/security/vulnerabilities_24.html: fixed in 2.4.59",
+)
+def response_splitting(found: Found) -> Iterator[Finding]:
+    """Several modules took headers of an answer as they were. Distributions mend it without a new
+    number: then assume what they mended with --assume apache=2.4.59."""
+    if found.before("apache", 2, 4, 59) and any(
+        "uwsgi:" in x.value for x in _tree(found).all("proxypass", "proxypassmatch")
+    ):
+        text = ".".join(map(str, found.versions["apache"]))
+        yield Finding(
+            what=f"httpd {text} with mod_proxy_uwsgi",
+            where=(Place(_tree(found).path),),
+            lines=("apt install --only-upgrade apache2-bin",),
+        )
+
+
+@check(
+    "A14",
+    WARNING,
+    "apache",
+    holds="Apache takes the long headers of federated logins",
+    harm="Federated logins end with 400: size of a request header field exceeds server limit.",
+    source="httpd, LimitRequestFieldSize 8190; SAP sets 16380",
+)
+def field_size(found: Found) -> Iterator[Finding]:
+    """Cookies of mod_auth_openidc, Mellon and Shibboleth hold sessions."""
+    tree = _tree(found)
+    federated = [
+        x
+        for x in tree.all("loadmodule")
+        if x.args[:1] and x.args[0] in ("auth_openidc_module", "auth_mellon_module", "mod_shib")
+    ]
+    federated += tree.all("oidcprovidermetadataurl", "mellonenable")
+    size, place = _number(tree, "limitrequestfieldsize")
+    if federated and (size or 8190) < 16380:
+        yield Finding(
+            what=f"LimitRequestFieldSize {size or '8190, the default'} with {federated[0].name}",
+            where=(place, federated[0].place),
+            lines=("LimitRequestFieldSize 16380",),
+        )
+
+
+@check(
+    "A15",
+    WARNING,
+    "apache",
+    holds="Apache says who the client is, and not the client",
+    harm="Clients write any address into Keystone's log and audit.",
+    source="keystone/server/flask/core.py: ProxyFix; mod_proxy_uwsgi and mod_wsgi add no header",
+)
+def forwarded_for(found: Found) -> Iterator[Finding]:
+    """mod_proxy_http appends the address to X-Forwarded-For; mod_proxy_uwsgi and mod_wsgi hand on
+    what the client sent. Behind a balancer that sets it all is well."""
+    tree = _tree(found)
+    passes = [x for x in tree.all("proxypass", "proxypassmatch") if "uwsgi:" in x.value]
+    served = [*passes, *tree.all("wsgiscriptalias")]
+    if not served or found.haproxy is not None or tree.last("remoteipheader"):
+        return
+    known = [
+        x
+        for x in tree.all("requestheader")
+        if len(x.args) > 1 and (x.args[1].lower() == "x-forwarded-for")
+    ]
+    if not known:
+        yield Finding(
+            what="X-Forwarded-For is handed on as the client sent it",
+            where=(served[0].place,),
+            lines=('RequestHeader set X-Forwarded-For "expr=%{REMOTE_ADDR}"',),
+        )
+
+
+@check(
+    "A16",
+    ERROR,
+    "apache",
+    holds="Apache speaks TLS 1.2 or newer",
+    harm="Passwords travel under a cipher that can be broken; some clients refuse to connect.",
+    source="RFC 8996; Mozilla, Server Side TLS, guideline 5.7",
+)
+def tls_versions(found: Found) -> Iterator[Finding]:
+    """all without -TLSv1 and -TLSv1.1 includes them where OpenSSL has them."""
+    for directive in _tree(found).all("sslprotocol"):
+        words = {x.lower().lstrip("+") for x in directive.args}
+        everything = "all" in words and not {"-tlsv1", "-tlsv1.1"} <= words
+        if everything or words & {"sslv3", "tlsv1", "tlsv1.1"}:
+            yield Finding(
+                what=str(directive),
+                where=(directive.place,),
+                lines=("SSLProtocol -all +TLSv1.2 +TLSv1.3",),
+            )
+
+
+@check(
+    "A17",
+    ERROR,
+    "apache",
+    holds="No token is written to Apache's log",
+    harm="Whoever reads the log acts as the users whose tokens are in it.",
+    source="httpd, mod_log_config; mod_dumpio",
+)
+def secrets_in_log(found: Found) -> Iterator[Finding]:
+    """Tokens are in X-Auth-Token and X-Subject-Token; mod_dumpio writes bodies, with passwords."""
+    for directive in _tree(found).all("logformat", "customlog", "dumpioinput"):
+        match = _SECRETS.search(directive.value)
+        if match or (directive.is_("dumpioinput") and directive.value.lower() == "on"):
+            yield Finding(
+                what=f"{directive.name} writes {match[1] if match else 'whole requests'}",
+                where=(directive.place,),
+                lines=(f"# {directive.name} (without it)",),
+            )
+
+
+@check(
+    "A18", ERROR, "apache", "keystone",
+    holds="Apache removes the headers that say who a federated user is",
+    harm="Anybody logs in as any federated user, by a header.",
+    source="keystone, remote_id_attribute; mod_auth_openidc scrubs its own prefix; docs/render.md",
+)
+def federation_headers(found: Found) -> Iterator[Finding]:
+    """A remote_id_attribute that begins with HTTP_ is a header of the request. mod_auth_openidc
+    removes a client's OIDC- headers where it authenticates; without it RequestHeader unset does."""
+    tree = _tree(found)
+    served = tree.all("proxypass", "proxypassmatch", "wsgiscriptalias")
+    if tree.all("oidcprovidermetadataurl", "oidcproviderissuer", "mellonenable") or not served:
+        return
+    removed = {x.args[1].lower() for x in tree.all("requestheader") if len(x.args) > 1}
+    for section, setting in remote_ids(found):
+        name = setting.value.removeprefix("HTTP_").replace("_", "-")
+        if name.lower() not in removed:
+            yield Finding(
+                what=f"[{section}] remote_id_attribute {setting.value} is what the client sends",
+                where=(served[0].place, setting.place),
+                lines=(f"RequestHeader unset {name} early",),
+            )

@@ -1,0 +1,259 @@
+"""Checks of the running machine (P), with --live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..found import Found
+from ..live import Live
+from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
+from ..settings import Place
+
+_SMALL = 64 << 20
+
+
+def _live(found: Found) -> Live:
+    assert found.live is not None
+    return found.live
+
+
+@check(
+    "P01",
+    WARNING,
+    "live",
+    holds="The kernel has dropped no connection for a full queue",
+    harm="Clients wait seconds for nothing, or are refused.",
+    source="Linux, TcpExt ListenOverflows and ListenDrops, since the boot",
+)
+def listen_drops(found: Found) -> Iterator[Finding]:
+    """All listening sockets of this network namespace, not Keystone's alone."""
+    for name in ("ListenOverflows", "ListenDrops"):
+        count = _live(found).counters.get(name, 0)
+        if count:
+            yield Finding(
+                what=f"{name} {count} since the boot",
+                where=(Place("/proc/net/netstat"),),
+                lines=("nstat -az TcpExtListenOverflows TcpExtListenDrops", "ss -lnt"),
+            )
+            return
+
+
+@check(
+    "P02",
+    ERROR,
+    "live",
+    holds="Queues of listening sockets have room",
+    harm="New requests are refused at once, or in seconds.",
+    source="ss(8): Recv-Q waits, Send-Q may",
+)
+def queues(found: Found) -> Iterator[Finding]:
+    """A queue that is more than half full right now."""
+    for queue in _live(found).queues:
+        if queue.most and queue.waiting > queue.most / 2:
+            full = queue.waiting >= queue.most
+            yield Finding(
+                what=f"{queue.address}: {queue.waiting} of {queue.most} wait",
+                level="" if full else WARNING,
+                lines=("ss -lntxp", "keyfront plan uwsgi"),
+            )
+
+
+@check(
+    "P03",
+    ERROR,
+    "live",
+    holds="Connection tracking has room",
+    harm="Packets of new connections are dropped, for all services of this machine.",
+    source="Linux, nf_conntrack: table full, dropping packet",
+)
+def conntrack(found: Found) -> Iterator[Finding]:
+    """Size it, or leave the port of the service out by notrack."""
+    counters = _live(found).counters
+    count, most = counters.get("nf_conntrack_count", 0), counters.get("nf_conntrack_max", 0)
+    if most and count > 0.8 * most:
+        yield Finding(
+            what=f"{count} of {most} connections are tracked",
+            where=(Place("/proc/sys/net/netfilter/nf_conntrack_max"),),
+            lines=(f"net.netfilter.nf_conntrack_max = {4 * most}",),
+        )
+
+
+@check(
+    "P04",
+    WARNING,
+    "live",
+    holds="Ports for connections to upstreams are left",
+    harm="The web server cannot connect: Cannot assign requested address.",
+    source="Linux, ip_local_port_range; TIME_WAIT lasts 60 s",
+)
+def time_wait(found: Found) -> Iterator[Finding]:
+    """Keep connections to the upstream (N08), or use a unix socket, which needs no ports."""
+    counters = _live(found).counters
+    count, ports = counters.get("TIME_WAIT", 0), counters.get("ports", 28232)
+    if count > ports / 2:
+        yield Finding(
+            what=f"{count} connections in TIME_WAIT, {ports} ports",
+            lines=("ss -tan state time-wait | awk '{print $4}' | sort | uniq -c | sort -n",),
+        )
+
+
+@check(
+    "P05",
+    ERROR,
+    "live",
+    holds="Processes are far from their limit of open files",
+    harm="Requests fail: Too many open files.",
+    source="/proc/PID/limits",
+)
+def open_files(found: Found) -> Iterator[Finding]:
+    """The limit is LimitNOFILE of the unit."""
+    for one in _live(found).processes:
+        if one.files and one.files[0] > 0.8 * one.files[1]:
+            yield Finding(
+                what=f"{one.name} ({one.pid}) has {one.files[0]} of {one.files[1]} files open",
+                lines=("[Service]", f"LimitNOFILE={4 * one.files[1]}"),
+            )
+
+
+@check(
+    "P06",
+    WARNING,
+    "live",
+    holds="Keystone's processes leave memory to others",
+    harm="The kernel kills a worker under load, with the requests that it was computing.",
+    source="/proc/PID/statm; pages that are shared count for each process",
+)
+def memory(found: Found) -> Iterator[Finding]:
+    """An upper bound: what was loaded before the fork is counted in each worker."""
+    live = _live(found)
+    total = sum(one.rss for one in live.processes)
+    if live.memory and total << 20 > 0.9 * live.memory:
+        yield Finding(
+            what=f"{len(live.processes)} processes hold up to {total} MiB of {live.memory >> 20}",
+            lines=("keyfront plan uwsgi memory",),
+        )
+
+
+@check(
+    "P07",
+    WARNING,
+    "live",
+    holds="The clock is synchronized, and agrees with the server's",
+    harm="Tokens are refused as expired or not yet valid, and TOTP and SAML logins fail.",
+    source="adjtimex(2), TIME_ERROR; RFC 7231, Date",
+)
+def clock(found: Found) -> Iterator[Finding]:
+    """A fernet token has its time in it; another node whose clock is behind refuses it."""
+    live = _live(found)
+    if live.synchronized is False:
+        yield Finding(
+            what="the kernel's clock is not synchronized",
+            lines=("apt install chrony", "chronyc tracking"),
+        )
+    if live.ahead is not None and abs(live.ahead) > 2:
+        word = "ahead of" if live.ahead > 0 else "behind"
+        yield Finding(
+            what=f"this clock is {abs(live.ahead):.0f} s {word} the server's",
+            level=ERROR,
+            lines=("chronyc makestep",),
+        )
+
+
+@check(
+    "P08",
+    WARNING,
+    "live",
+    holds="What runs is what is installed",
+    harm="Half of the code is old and half is new: imports of a running worker fail, now and then.",
+    source="the times of processes and of RECORD in dist-info",
+)
+def running_version(found: Found) -> Iterator[Finding]:
+    """Reload after each upgrade: docs/running.md."""
+    live = _live(found)
+    old = [one for one in live.processes if live.installed and one.begun < live.installed]
+    if old:
+        yield Finding(
+            what=f"{len(old)} processes are older than the packages that they run",
+            lines=("systemctl reload keyfront-uwsgi",),
+        )
+
+
+@check(
+    "P09",
+    ERROR,
+    "live",
+    holds="There is room in /dev/shm, for logs and for the database",
+    harm="Changes are refused with 503, or logs are lost.",
+    source="docs/running.md",
+)
+def free_space(found: Found) -> Iterator[Finding]:
+    """The token cache's shared part lies in /dev/shm or /run; docker gives a container 64 MiB
+    there."""
+    for folder, (free, part) in _live(found).disks.items():
+        if part < 0.1 and (free < 16 * _SMALL or part < 0.03):
+            yield Finding(
+                what=f"{folder}: {free >> 20} MiB free, {part:.0%}",
+                where=(Place(folder),),
+                level="" if part < 0.03 else WARNING,
+                lines=(f"df -h {folder}",),
+            )
+
+
+@check(
+    "P10",
+    WARNING,
+    "live",
+    holds="Logs tell of no lost connections",
+    harm="Some users were answered 502 or nothing.",
+    source="the last MiB of each log of the web servers, uWSGI and Keystone",
+)
+def logs(found: Found) -> Iterator[Finding]:
+    """What the lines were about is in the log that is named."""
+    for said, (count, path) in sorted(_live(found).lines.items()):
+        yield Finding(
+            what=f"{count} lines say: {said}",
+            where=(Place(path),),
+            lines=(f"less {path}",),
+            level=INFO if count < 10 else "",
+        )
+
+
+@check(
+    "P11",
+    ERROR,
+    "live",
+    holds="A login and a validation work, within two seconds",
+    harm="Nobody can log in, or everybody waits.",
+    source="keyfront check",
+)
+def login(found: Found) -> Iterator[Finding]:
+    """As keyfront check does it, with the variables of an openrc or the Keystone of keyfront
+    serve."""
+    live = _live(found)
+    if not live.refused and not live.login:
+        raise UnknownError("whom to log in as: OS_AUTH_URL and so on, --os-cloud, or --state")
+    if live.refused:
+        yield Finding(what=live.refused, lines=("keyfront check",))
+    slow = {name: value for name, value in live.login.items() if value > 2000}
+    if slow:
+        phases = ", ".join(f"{x.replace('_', ' ')} {y:.0f} ms" for x, y in live.login.items())
+        yield Finding(what=phases, level=WARNING, lines=("keyfront check",))
+
+
+@check(
+    "P12",
+    WARNING,
+    "live",
+    holds="Keystone's processes and this shell share /dev/shm",
+    harm="keystone-manage of the host is not heard by the cache in the container.",
+    source="docs/tokens.md: a container has a /dev/shm of its own",
+)
+def own_shm(found: Found) -> Iterator[Finding]:
+    """Run keystone-manage in the container, or share a folder by keyfront_path of the URL."""
+    live = _live(found)
+    other = [x for x in live.processes if x.shm and live.own_shm and x.shm != live.own_shm]
+    if other:
+        yield Finding(
+            what=f"{other[0].name} ({other[0].pid}) has a /dev/shm of its own",
+            lines=(f"nsenter -t {other[0].pid} -m keystone-manage ...",),
+        )

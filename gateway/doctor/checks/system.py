@@ -1,0 +1,357 @@
+"""Checks of the kernel's settings, of units and of files (S, F, R)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+from ...render.lineups import PATHS
+from ...render.writer import SYSTEM
+from .. import rendered
+from ..found import Found
+from ..readers.files import Unread
+from ..registry import ERROR, INFO, WARNING, Finding, check
+from ..settings import Place
+
+_DAYS = 14
+# What was once copied from page to page, and what it does today.
+_SYSCTL: dict[str, tuple[Callable[[int], bool], str]] = {
+    "net.ipv4.tcp_tw_recycle": (lambda _: True, "gone since Linux 4.12: sysctl reports an error"),
+    "net.ipv4.tcp_tw_reuse": (
+        lambda value: value == 1,
+        "2, the default, is for loopback; 1 needs knowledge of all peers",
+    ),
+    "net.ipv4.tcp_syncookies": (
+        lambda value: value == 0,
+        "without it a flood of SYNs keeps everybody out",
+    ),
+    "net.ipv4.tcp_no_metrics_save": (
+        lambda value: value == 1,
+        "what was learned of a path is thrown away",
+    ),
+    "net.ipv4.tcp_fin_timeout": (
+        lambda value: value <= 10,
+        "it is about orphaned connections, not about TIME_WAIT",
+    ),
+    "net.ipv4.tcp_max_tw_buckets": (
+        lambda value: value <= 20000,
+        "the kernel's documents say never to lower it",
+    ),
+}
+
+
+@check(
+    "S01",
+    WARNING,
+    "kernel",
+    holds="No setting of the kernel is from an old page on the network",
+    harm="Connections are cut or lost, or all settings after it are not read.",
+    source="Linux, Documentation/networking/ip-sysctl.rst; docs/plan.md, what is not copied",
+)
+def old_sysctl(found: Found) -> Iterator[Finding]:
+    """Lines that were right, or thought to be, for Linux 2.6."""
+    for setting in found.sysctl.settings if found.sysctl else ():
+        wrong, why = _SYSCTL.get(setting.name, (lambda _: False, ""))
+        if setting.number is not None and wrong(setting.number):
+            yield Finding(
+                what=f"{setting.name} = {setting.value}: {why}",
+                where=(setting.place,),
+                lines=(f"# {setting.name} = {setting.value}",),
+            )
+
+
+@check(
+    "S02",
+    WARNING,
+    "systemd",
+    holds="Limits of services are in their units, not in limits.conf",
+    harm="The limit that seems to be set does not hold, and files run out under load.",
+    source="pam_limits(8): sessions only; systemd.exec(5), LimitNOFILE",
+)
+def limits_conf(found: Found) -> Iterator[Finding]:
+    """limits.conf is read by PAM at a login; services of systemd never see it."""
+    for setting in found.limits.settings if found.limits else ():
+        if (
+            setting.name.lstrip("@")
+            in ("keystone", "nginx", "www-data", "apache", "uwsgi", "haproxy")
+            and "nofile" in setting.value
+        ):
+            number = setting.value.split()[-1]
+            yield Finding(
+                what=f"{setting.name} {setting.value}: a service does not go through PAM",
+                where=(setting.place,),
+                lines=("[Service]", f"LimitNOFILE={number}"),
+                file="/etc/systemd/system/SERVICE.service.d/limits.conf",
+            )
+
+
+@check(
+    "S03",
+    WARNING,
+    "systemd",
+    holds="systemd starts the service again where it ends",
+    harm="Keystone is away until somebody notices.",
+    source="systemd.service(5), Restart=no is the default",
+)
+def restart(found: Found) -> Iterator[Finding]:
+    """Restart=always, or on-failure, with some seconds between."""
+    for unit in found.units.values():
+        known = unit.service.last("Restart")
+        kind = unit.service.last("Type")
+        oneshot = kind is not None and kind.value == "oneshot"
+        if (
+            re.search(r"uwsgi|keyfront", unit.command.partition(" ")[0])
+            and not oneshot
+            and (known is None or known.value == "no")
+        ):
+            yield Finding(
+                what=f"{unit.name} is not started again",
+                where=(known.place if known else Place(unit.path),),
+                lines=("[Service]", "Restart=always", "RestartSec=2"),
+            )
+
+
+@check(
+    "S04",
+    ERROR,
+    "systemd",
+    holds="The programs and folders that units name are there",
+    harm="The service does not start.",
+    source="systemd.exec(5): 203/EXEC, 200/CHDIR",
+)
+def programs(found: Found) -> Iterator[Finding]:
+    """A venv that was moved or removed, a home folder that was never made."""
+    for unit in found.units.values():
+        for name in ("ExecStart", "ExecStartPre", "WorkingDirectory"):
+            for setting in unit.service.all(name):
+                if setting.value.startswith("-"):
+                    continue
+                path = setting.value.lstrip("@:+!").split()[0].strip('"')
+                if path.startswith("/") and "%" not in path and not found.files.exists(path):
+                    yield Finding(
+                        what=f"{name}: {path} is not there",
+                        where=(setting.place,),
+                        lines=(f"(install {path}, or correct {name}= of {unit.name})",),
+                    )
+
+
+@check(
+    "S05",
+    WARNING,
+    "systemd",
+    holds="Units of uWSGI that say notify are told by uWSGI",
+    harm="systemd takes the service for up before Keystone is loaded, or kills it after 90 s.",
+    source="systemd.service(5), Type; devstack: Type=notify; uWSGI notifies where it has a master",
+)
+def unit_type(found: Found) -> Iterator[Finding]:
+    """With Type=simple a restart of all nodes in turn goes on while the first is not up yet."""
+    for unit in found.units.values():
+        known = unit.service.last("Type")
+        if (
+            re.search(r"/uwsgi$", unit.command.partition(" ")[0])
+            and (known is None or known.value in ("simple", "exec"))
+            and "emperor" not in unit.command
+        ):
+            yield Finding(
+                what=f"{unit.name} has Type={known.value if known else 'simple'}",
+                where=(known.place if known else Place(unit.path),),
+                level=INFO,
+                lines=("[Service]", "Type=notify", "NotifyAccess=all"),
+            )
+
+
+@check(
+    "F01",
+    ERROR,
+    "files",
+    holds="All configuration files can be read as what they are",
+    harm="The server does not start again after its next stop.",
+    source="the server's own syntax",
+)
+def malformed(found: Found) -> Iterator[Finding]:
+    """The other layers are looked at all the same."""
+    for one in found.malformed:
+        yield Finding(what=f"expected {one.expected}", where=(one.place,))
+
+
+def _certificates(found: Found) -> Iterator[tuple[str, Place]]:
+    """Give the files of certificates that servers name."""
+    for directive in found.nginx.all("ssl_certificate") if found.nginx else ():
+        yield directive.value, directive.place
+    for directive in found.apache.all("sslcertificatefile") if found.apache else ():
+        yield directive.value, directive.place
+    for directive in found.haproxy.all("bind") if found.haproxy else ():
+        if "crt" in directive.args[:-1]:
+            yield directive.args[directive.args.index("crt") + 1], directive.place
+
+
+def _keys(found: Found) -> Iterator[tuple[str, Place]]:
+    for directive in found.nginx.all("ssl_certificate_key") if found.nginx else ():
+        yield directive.value, directive.place
+    for directive in found.apache.all("sslcertificatekeyfile") if found.apache else ():
+        yield directive.value, directive.place
+
+
+@check(
+    "F02",
+    ERROR,
+    "files",
+    holds="Certificates are there, and good for two weeks",
+    harm="Every client refuses to connect from that minute on.",
+    source="RFC 5280, 4.1.2.5",
+)
+def certificates(found: Found) -> Iterator[Finding]:
+    """Servers read certificates when they start: after a renewal they have to be reloaded."""
+    for path, place in dict(_certificates(found)).items():
+        if "$" in path or not path.startswith("/"):
+            continue
+        if not found.files.exists(path):
+            yield Finding(
+                what=f"{path} is not there", where=(place,), lines=(f"ls -l {Path(path).parent}",)
+            )
+            continue
+        ends = _ends(found, path)
+        if ends is not None and (ends - found.now) / 86400 < _DAYS:
+            days = (ends - found.now) / 86400
+            said = f"ended {-days:.0f} days ago" if days < 0 else f"ends in {days:.0f} days"
+            yield Finding(
+                what=f"{path} {said}",
+                where=(Place(path), place),
+                level="" if days < 3 else WARNING,
+                lines=(f"(renew {path})",),
+            )
+
+
+def _ends(found: Found, path: str) -> float | None:
+    """Return when a certificate ends, in seconds since 1970."""
+    text = found.files.text(path)
+    try:
+        from cryptography import x509
+    except ImportError:
+        found.unread.append(
+            Unread(path, "cryptography is not installed: pip install 'keyfront[doctor]'")
+        )
+        return None
+    if text is None:
+        return None
+    try:
+        certificate = x509.load_pem_x509_certificate(text.encode())
+        ends: datetime = certificate.not_valid_after_utc
+        return ends.timestamp()
+    except ValueError:
+        found.files.broken(Place(path), "a certificate in PEM")
+        return None
+
+
+@check(
+    "F03",
+    ERROR,
+    "files",
+    holds="Secrets are readable by their services only",
+    harm="Every user of the machine reads the keys or the database's password.",
+    source="keystone-manage doctor: symptoms for key repositories; docs/deploy.md",
+)
+def readable_secrets(found: Found) -> Iterator[Finding]:
+    """keystone.conf has the database's password, domain files the directory's; a key of TLS is the
+    server itself."""
+    paths = dict.fromkeys(x for conf in found.identities for x in conf.paths)
+    secret = [(path, Place(path), WARNING) for path in paths if _has_password(found, path)]
+    secret += [(path, place, ERROR) for path, place in _keys(found)]
+    for path, place, level in secret:
+        try:
+            mode = found.files.resolved(path).stat().st_mode
+        except OSError:
+            continue
+        if mode & 0o004:
+            yield Finding(
+                what=f"{path} is readable by everybody",
+                where=(place,),
+                level=level,
+                lines=(f"chmod o-rwx {path}",),
+            )
+
+
+def _has_password(found: Found, path: str) -> bool:
+    text = found.files.text(path, wanted=False) or ""
+    return bool(
+        re.search(
+            r"^\s*(connection|transport_url)\s*=\s*\S+://[^:/@\s]*:[^@\s]+@|^\s*password\s*=\s*\S",
+            text,
+            re.MULTILINE,
+        )
+    )
+
+
+@check(
+    "R01",
+    WARNING,
+    "rendered",
+    holds="Files of keyfront render are as they were rendered",
+    harm="The next keyfront render keeps them, and what it would have mended stays.",
+    source="docs/render.md, changing something",
+)
+def changed_by_hand(found: Found) -> Iterator[Finding]:
+    """Tell the command rather than the file: the whole of it is in each file's header."""
+    for one in found.rendered:
+        if not one.untouched:
+            command = " ".join(one.command) or "keyfront render DIR"
+            yield Finding(
+                what="changed by hand since it was rendered",
+                where=(Place(one.path),),
+                lines=(f"{command} --diff",),
+            )
+
+
+@check(
+    "R02",
+    WARNING,
+    "rendered",
+    holds="Rendered files that go elsewhere lie there as they were rendered",
+    harm="systemd and the kernel go by older numbers than the servers.",
+    source="docs/render.md: cp -r DIR/system/. /",
+)
+def in_their_places(found: Found) -> Iterator[Finding]:
+    """system/ of the folder mirrors the root and is copied there by hand."""
+    for folder in rendered.folders(found.rendered):
+        for path in found.files.glob(f"{folder}/system/etc/**/*"):
+            place = rendered.in_place(str(folder), path)
+            if not place or found.files.resolved(path).is_dir():
+                continue
+            here, there = (found.files.text(x, wanted=False) for x in (path, place))
+            if here is not None and here != there:
+                said = "is not in its place" if there is None else "is older or newer in its place"
+                yield Finding(
+                    what=f"{path} {said}", where=(Place(place),), lines=(f"cp {path} {place}",)
+                )
+
+
+@check(
+    "R03",
+    WARNING,
+    "rendered",
+    holds="No files of another line-up are left",
+    harm="A unit or a drop-in of the former line-up starts the wrong server.",
+    source="docs/render.md, files of a line-up you no longer use",
+)
+def left_over(found: Found) -> Iterator[Finding]:
+    """keyfront render names them and leaves them alone, also where they were copied to."""
+    by_folder: dict[str, set[str]] = {}
+    for one in found.rendered:
+        by_folder.setdefault(one.folder, set()).add(" ".join(one.command))
+    for folder, commands in by_folder.items():
+        if not folder or len(commands) < 2:
+            continue
+        newest = max(
+            commands, key=lambda words: sum(" ".join(x.command) == words for x in found.rendered)
+        )
+        for one in found.rendered:
+            below = one.path.removeprefix(folder).lstrip("/")
+            known = below if below in PATHS else f"{SYSTEM}{below}"
+            if " ".join(one.command) != newest and known in PATHS:
+                yield Finding(
+                    what=f"made by another command than the rest of {folder}",
+                    where=(Place(one.path),),
+                    lines=(f"rm {one.path}", newest),
+                )

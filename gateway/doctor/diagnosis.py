@@ -1,0 +1,100 @@
+"""Runs the checks over what was found, and sorts what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from . import checks  # noqa: F401  (enters all checks into the registry)
+from .found import Found
+from .readers.files import Unread
+from .registry import CHECKS, ERROR, LAYERS, LEVELS, Check, Finding, UnknownError
+
+# The option that names what was not found.
+_OPTIONS = {
+    "keystone": "--keystone FILE",
+    "uwsgi": "--uwsgi FILE",
+    "nginx": "--nginx FILE",
+    "apache": "--apache FILE",
+    "haproxy": "--haproxy FILE",
+    "systemd": "--systemd UNIT",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finding with the check that it is of."""
+
+    check: Check
+    finding: Finding
+
+    @property
+    def level(self) -> str:
+        """How bad it is."""
+        return self.finding.level or self.check.level
+
+
+@dataclass
+class Diagnosis:
+    """What is wrong, what is right, and what could not be looked at.
+
+    :param results: worst first
+    :param right: the checks that found nothing
+    :param skipped: checks for which a layer was not found
+    """
+
+    results: list[Result] = field(default_factory=list)
+    right: list[Check] = field(default_factory=list)
+    skipped: list[Check] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        """The exit status: 1 with findings of level error."""
+        return 1 if any(result.level == ERROR for result in self.results) else 0
+
+    def count(self, level: str) -> int:
+        """Return how many findings have a level."""
+        return sum(result.level == level for result in self.results)
+
+
+def diagnose(found: Found, codes: Iterable[str] | None = None) -> Diagnosis:
+    """Run the checks.
+
+    :param codes: those to run; by default all
+    """
+    made = Diagnosis()
+    wanted = CHECKS if codes is None else {code: CHECKS[code] for code in codes}
+    # The other checks may still find a file that is malformed.
+    for check in sorted(wanted.values(), key=lambda check: check.code == "F01"):
+        if not all(found.has(layer) for layer in check.layers):
+            made.skipped.append(check)
+            continue
+        try:
+            findings = list(check.function(found))
+        except UnknownError as error:
+            made.unread.append(Unread(f"{check.code} {check.holds}", str(error)))
+            continue
+        if not findings:
+            made.right.append(check)
+        for finding in dict.fromkeys(findings):
+            made.results.append(Result(check, finding))
+    made.results.sort(key=lambda result: (LEVELS.index(result.level), _order(result)))
+    absent = [
+        layer
+        for layer in LAYERS
+        if not found.has(layer) and any(layer in check.layers for check in made.skipped)
+    ]
+    made.unread = [*dict.fromkeys(found.unread), *made.unread]
+    for layer in absent:
+        count = sum(layer in check.layers for check in made.skipped)
+        option = f" ({_OPTIONS[layer]})" if layer in _OPTIONS else ""
+        said = f"not found here{option}, {count} check{'s' * (count != 1)} left out"
+        made.unread.append(Unread(LAYERS[layer], said))
+    return made
+
+
+def _order(result: Result) -> tuple[bool, str]:
+    """Across layers first, then by code."""
+    code = result.check.code
+    return not code.startswith(("X", "F")), code

@@ -1,0 +1,134 @@
+"""The files of a machine, or of another root: read once, with what could not be read noted."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..settings import Malformed, Place
+
+# Bytes; configuration is smaller, and a log or a device is not read by mistake.
+_LARGEST = 8 << 20
+_LINKS = 32
+_WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Something that could not be looked at, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass
+class Files:
+    """The files below a root.
+
+    :param root: ``/``, or a folder that holds another machine's or a container's files
+    """
+
+    root: Path = Path("/")
+    unread: list[Unread] = field(default_factory=list)
+    malformed: list[Malformed] = field(default_factory=list)
+    #: The paths that were read.
+    read: list[str] = field(default_factory=list)
+
+    def real(self, path: str | Path) -> Path:
+        """Return where a path of the machine lies here."""
+        return self.root / str(path).lstrip("/")
+
+    def exists(self, path: str | Path) -> bool:
+        """Tell whether there is something; what cannot be looked at is taken to be there."""
+        try:
+            self.resolved(path).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return True
+
+    def resolved(self, path: str | Path) -> Path:
+        """Return where a path leads, its links followed within the root."""
+        if self.root == Path("/"):
+            return self.real(path)
+        left, real = list(Path(path).parts), self.root
+        links = 0
+        while left:
+            part = left.pop(0)
+            if part in ("/", ".", ""):
+                continue
+            if part == "..":
+                real = real.parent if real != self.root else real
+                continue
+            if (real / part).is_symlink() and links < _LINKS:
+                links += 1
+                target = os.readlink(real / part)
+                real = self.root if target.startswith("/") else real
+                left = [*Path(target).parts, *left]
+                continue
+            real = real / part
+        return real
+
+    def glob(self, *patterns: str) -> list[str]:
+        """Return the sorted paths that fit, pattern by pattern; none twice."""
+        found: dict[str, None] = {}
+        for pattern in patterns:
+            parts = Path(pattern).parts
+            plain = next((x for x, part in enumerate(parts) if _WILD & set(part)), len(parts))
+            base, rest = Path(*parts[:plain]), parts[plain:]
+            if not rest:
+                if self.exists(base):
+                    found[str(base)] = None
+                continue
+            real = self.resolved(base)
+            try:
+                for path in sorted(real.glob("/".join(rest))):
+                    found[str(base / path.relative_to(real))] = None
+            except (OSError, ValueError, NotImplementedError):
+                continue
+        return list(found)
+
+    def text(self, path: str | Path, *, wanted: bool = True) -> str | None:
+        """Return the text of a file; ``None`` if it cannot be read, which is noted if
+        ``wanted``."""
+        name = str(path)
+        try:
+            real = self.resolved(path)
+            if not real.is_file():
+                if wanted and real.exists():
+                    self.unread.append(Unread(name, "it is no plain file"))
+                elif wanted:
+                    self.unread.append(Unread(name, "it is not there"))
+                return None
+            with real.open("rb") as file:
+                # In pieces: /proc takes no large ones.
+                pieces = iter(lambda: file.read(1 << 16), b"")
+                content = b"".join(itertools.islice(pieces, (_LARGEST >> 16) + 1))
+        except OSError as error:
+            self.cannot(name, error)
+            return None
+        if len(content) > _LARGEST:
+            self.unread.append(Unread(name, f"it is larger than {_LARGEST >> 20} MiB"))
+            return None
+        if name not in self.read:
+            self.read.append(name)
+        if content.startswith(b"\xef\xbb\xbf"):
+            self.broken(Place(name, 1), "no byte order mark: it becomes a part of the first line")
+            content = content[3:]
+        return content.decode("utf-8", errors="replace")
+
+    def cannot(self, what: str, error: OSError) -> None:
+        """Note that something cannot be looked at."""
+        why = (error.strerror or str(error)).lower()
+        if isinstance(error, PermissionError):
+            why += ": run this as root, or as the service's user"
+        note = Unread(what, why)
+        if note not in self.unread:
+            self.unread.append(note)
+
+    def broken(self, place: Place, expected: str) -> None:
+        """Note that a file is not what it should be."""
+        self.malformed.append(Malformed(place, expected))

@@ -1,0 +1,243 @@
+"""What the doctor prints: for people at 80 columns, with and without colour, and for programs."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from keyfront import __version__
+
+from .checks.keystone import node_part
+from .diagnosis import Diagnosis, Result
+from .found import Found
+from .registry import ERROR, INFO, LAYERS, LEVELS, WARNING, Check
+from .settings import Place
+from .shown import shown
+
+_WIDTH = 80
+_COLOURS = {ERROR: "\x1b[1;31m", WARNING: "\x1b[1;33m", INFO: "\x1b[1;36m", "right": "\x1b[32m"}
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_WORDS = {ERROR: "ERROR", WARNING: "WARN", INFO: "NOTE"}
+_PLURALS = {ERROR: "error", WARNING: "warning", INFO: "note"}
+
+
+class _Page:
+    def __init__(self, colour: bool) -> None:
+        self.colour = colour
+        self.lines: list[str] = []
+
+    def painted(self, text: str, colour: str) -> str:
+        return f"{colour}{text}{_PLAIN}" if self.colour and colour else text
+
+    def wrapped(self, text: str, first: str, rest: str, colour: str = "") -> None:
+        lines = textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=first,
+            subsequent_indent=rest,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        self.lines += [self.painted(line, colour) for line in lines or [first.rstrip()]]
+
+    def head(self, text: str) -> None:
+        self.lines += ["", self.painted(text, _BOLD)]
+
+
+def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
+    """Return the report for people."""
+    page = _Page(colour)
+    counts = ", ".join(
+        f"{made.count(level)} {_PLURALS[level]}{'s' * (made.count(level) != 1)}" for level in LEVELS
+    )
+    files = len(found.files.read)
+    page.wrapped(
+        f"keyfront doctor {__version__}: {counts}; {len(made.right)} checks found nothing wrong, "
+        f"{files} file{'s' * (files != 1)} read",
+        "",
+        "",
+        _BOLD,
+    )
+    for group in _grouped(made.results):
+        _finding(page, group)
+    if found.live is not None and found.live.login:
+        page.head("A login and a validation")
+        for name, value in found.live.login.items():
+            page.lines.append(f"  {name.replace('_', ' '):<20} {value:9.1f} ms")
+    if made.right:
+        page.head("Found right")
+        for layer, checks in _by_layer(made.right):
+            codes = " ".join(check.code for check in checks)
+            page.wrapped(codes, f"  {layer:<15}", " " * 17)
+    if made.unread:
+        page.head("Could not be looked at")
+        for one in made.unread:
+            page.wrapped(f"{shown(one.what)}: {shown(one.why)}", "  ", "    ")
+    steps = list(_steps(made.results))
+    if steps:
+        page.head("To do")
+        for number, (file, lines, those) in enumerate(steps, 1):
+            page.wrapped(
+                f"{file or 'run, or decide'} ({' '.join(those)})", f"  {number:>2}. ", "      "
+            )
+            page.lines += [f"        {line}" for line in lines]
+    if made.results:
+        page.lines += ["", "More about a code: keyfront doctor --explain CODE"]
+    return "\n".join(page.lines) + "\n"
+
+
+def _grouped(results: list[Result]) -> list[list[Result]]:
+    """Return the results of one check and level together, in their order."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.check.code, result.level), []).append(result)
+    return list(groups.values())
+
+
+def _finding(page: _Page, group: list[Result]) -> None:
+    check, level = group[0].check, group[0].level
+    page.lines.append("")
+    word = page.painted(f"{_WORDS[level]:<5}", _COLOURS[level])
+    for number, result in enumerate(group):
+        begin = len(page.lines)
+        page.wrapped(shown(result.finding.what), f"{_WORDS[level]:<5} {check.code}  ", " " * 11)
+        if number:
+            page.lines[begin] = " " * 11 + page.lines[begin][11:]
+        else:
+            page.lines[begin] = word + page.lines[begin][5:]
+        where = result.finding.where
+        for place in where:
+            # A file as a whole says nothing beside a line of it.
+            if place.line or not any(x.line and x.path == place.path for x in where):
+                page.lines.append(f"           {shown(place)}")
+        following = group[number + 1].finding.lines if number + 1 < len(group) else ()
+        if result.finding.lines != following:
+            page.lines += [f"             + {shown(line)}" for line in result.finding.lines]
+    page.wrapped(check.harm, " " * 11, " " * 11)
+    page.lines.append(f"           {check.link}")
+
+
+def _by_layer(checks: Iterable[Check]) -> Iterator[tuple[str, list[Check]]]:
+    """Give the checks by the letter of their codes."""
+    names = {
+        "X": "across layers",
+        "U": "uWSGI",
+        "N": "nginx",
+        "A": "Apache",
+        "H": "HAProxy",
+        "K": "Keystone",
+        "L": "LDAP",
+        "D": "database",
+        "M": "caches",
+        "S": "system",
+        "F": "files",
+        "R": "rendered",
+        "V": "versions",
+        "P": "running",
+    }
+    checks = list(checks)
+    for letter, name in names.items():
+        those = sorted(
+            (check for check in checks if check.code[0] == letter), key=lambda check: check.code
+        )
+        if those:
+            yield name, those
+
+
+def _steps(results: list[Result]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Give what is to be done, file by file: the file, the lines, the codes; notes are left out."""
+    files: dict[str, tuple[list[str], dict[str, None]]] = {}
+    for result in results:
+        finding = result.finding
+        if result.level == INFO or not finding.lines:
+            continue
+        file = finding.file or (finding.where[0].path if finding.where else "")
+        if (
+            file.startswith("/proc")
+            or finding.lines[0].startswith(("(", "#"))
+            or (finding.lines[0].split()[0] in _COMMANDS)
+        ):
+            file = ""
+        lines, codes = files.setdefault(file, ([], {}))
+        codes[result.check.code] = None
+        section = ""
+        for line in finding.lines:
+            if line.startswith("["):
+                section = line
+            elif section and section in lines:
+                lines.insert(lines.index(section) + 1, line)
+            elif line not in lines:
+                lines += [section, line] if section else [line]
+    for file, (lines, codes) in files.items():
+        yield shown(file), [shown(line) for line in dict.fromkeys(lines)], list(codes)
+
+
+_COMMANDS = frozenset(
+    (
+        "apt",
+        "pip",
+        "rm",
+        "cp",
+        "rsync",
+        "chmod",
+        "keystone-manage",
+        "keyfront",
+        "systemctl",
+        "a2dismod",
+        "nstat",
+        "ss",
+        "less",
+        "df",
+        "nsenter",
+        "chronyc",
+        "ls",
+        "CREATE",
+    )
+)
+
+
+def as_json(made: Diagnosis, found: Found) -> str:
+    """Return the report for programs; keys are only ever added."""
+    content: dict[str, Any] = {
+        "keyfront": __version__,
+        "status": made.status,
+        "counts": {level: made.count(level) for level in LEVELS},
+        "findings": [
+            {
+                "code": result.check.code,
+                "level": result.level,
+                "what": shown(result.finding.what),
+                "where": [_place(place) for place in result.finding.where],
+                "harm": result.check.harm,
+                "lines": [shown(line) for line in result.finding.lines],
+                "link": result.check.link,
+            }
+            for result in made.results
+        ],
+        "right": [check.code for check in made.right],
+        "not_looked_at": [{"what": shown(x.what), "why": shown(x.why)} for x in made.unread],
+        "login_milliseconds": dict(found.live.login) if found.live else {},
+        "node": node_part(found),
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _place(place: Place) -> dict[str, Any]:
+    return {"file": shown(place.path), "line": place.line or None}
+
+
+def explained(check: Check, *, colour: bool = False) -> str:
+    """Return all that is known of a check."""
+    page = _Page(colour)
+    page.wrapped(f"{check.code} ({check.level}): {check.holds}.", "", "", _BOLD)
+    layers = ", ".join(LAYERS[layer] for layer in check.layers)
+    for name, value in (
+        ("if not", check.harm),
+        ("why", check.explanation),
+        ("looks at", layers),
+        ("source", check.source),
+    ):
+        page.wrapped(value, f"{name:<10}", " " * 10)
+    return "\n".join(page.lines) + "\n"

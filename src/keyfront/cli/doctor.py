@@ -1,0 +1,231 @@
+"""``keyfront doctor``: what is wrong with this Keystone, across layers, on one page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TextIO
+
+from keyfront.errors import KeyfrontError, OptionError
+from keyfront.gateway.doctor import fix_plan, live, places, report, schema
+from keyfront.gateway.doctor.diagnosis import diagnose
+from keyfront.gateway.doctor.found import Found, Told
+from keyfront.gateway.doctor.readers.files import Unread
+from keyfront.gateway.doctor.registry import CHECKS, Check
+from keyfront.gateway.doctor.shown import masked
+from keyfront.gateway.plan import plan
+from keyfront.gateway.render import lineups, versions
+
+from . import render
+from . import workload as workload_arguments
+from .check import check as check_login
+from .credentials import of_arguments
+from .parser import Parser, add_state_argument
+
+_CONNECTIONS = range(1, 1_000_001)
+# What --assume takes beside the servers of keyfront render.
+_ASSUMED = ("uwsgi", "nginx", "apache", "haproxy", "mod_wsgi", "keystone", "keystonemiddleware")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.description = (
+        "Read the configuration of everything between a client and Keystone and say what is wrong, "
+        "worst first, with the lines to write. Nothing is changed, and no secret is printed. "
+        "Ends with "
+        "0, 1 if something of level error was found, 2 for input that cannot be used."
+    )
+    group = parser.add_argument_group("where to look (default: the usual places)")
+    for option, text, several in (
+        ("--keystone", "keystone.conf; may be repeated, the last one wins", True),
+        ("--uwsgi", "an ini, YAML or JSON file of uWSGI; may be repeated", True),
+        ("--nginx", "nginx.conf", False),
+        ("--apache", "httpd.conf, apache2.conf, or one site's file", False),
+        ("--haproxy", "haproxy.cfg; may be repeated", True),
+    ):
+        if several:
+            group.add_argument(option, metavar="FILE", action="append", default=[], help=text)
+        else:
+            group.add_argument(option, metavar="FILE", default="", help=text)
+    group.add_argument(
+        "--systemd",
+        metavar="UNIT",
+        action="append",
+        default=[],
+        help="a unit, or a file with one or with what systemctl cat printed; may be repeated",
+    )
+    group.add_argument(
+        "--root",
+        metavar="DIR",
+        type=Path,
+        default=Path("/"),
+        help="look at the files below DIR, a container's or another machine's",
+    )
+    group.add_argument(
+        "--assume",
+        metavar="NAME=VERSION",
+        action="append",
+        default=[],
+        help=f"a version instead of the one found here, of {', '.join(_ASSUMED)}",
+    )
+    group.add_argument(
+        "--compare",
+        metavar="FILE",
+        type=Path,
+        help="what keyfront doctor --json printed on another node",
+    )
+    group = parser.add_argument_group("what no file of this machine tells")
+    for option, text in (
+        ("--nodes", "machines that serve the same Keystone (default 1)"),
+        ("--database-connections", "the database's max_connections"),
+        ("--ldap-connections", "what the directory allows Keystone"),
+        ("--memcached-connections", "memcached's -c"),
+    ):
+        group.add_argument(option, metavar="N", help=text)
+    group = parser.add_argument_group("the running machine")
+    group.add_argument(
+        "--live",
+        action="store_true",
+        help="look at sockets, processes, disks, logs and the database as well, and log in once",
+    )
+    add_state_argument(group)
+    group.add_argument("--os-cloud", metavar="NAME", help="the cloud of clouds.yaml to log in to")
+    group = parser.add_argument_group("what is printed")
+    group.add_argument("--json", action="store_true", help="for programs")
+    group.add_argument("--explain", metavar="CODE", help="all about one code, and nothing else")
+    group.add_argument(
+        "--fix-plan",
+        action="store_true",
+        help="print as a diff what keyfront render would write instead, and change nothing",
+    )
+    group.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="auto: on a terminal, unless NO_COLOR is set",
+    )
+
+
+def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
+    """Look, and print what is wrong.
+
+    :returns: the exit status: 0; 1 with findings of level error
+    :raises OptionError: an option or a file that was named cannot be used
+    """
+    colour = arguments.color == "always" or (
+        arguments.color == "auto" and out.isatty() and not os.environ.get("NO_COLOR")
+    )
+    if arguments.explain is not None:
+        out.write(report.explained(_check(arguments.explain), colour=colour))
+        return 0
+    found = places.look(arguments.root.absolute(), _given(arguments), _told(arguments))
+    if arguments.compare is not None:
+        found.other_node = _other_node(arguments.compare)
+    if arguments.live:
+        found.live = live.look(found)
+        found.schema = schema.look(found)
+        _log_in(arguments, found)
+    if arguments.fix_plan:
+        return _fix_plan(found, out, err)
+    made = diagnose(found)
+    if arguments.json:
+        out.write(report.as_json(made, found))
+    else:
+        out.write(report.text(made, found, colour=colour))
+    out.flush()
+    return made.status
+
+
+def _check(code: str) -> Check:
+    found = CHECKS.get(code.upper())
+    if found is None:
+        raise OptionError("--explain", code, "a code of docs/doctor.md, such as X01")
+    return found
+
+
+def _given(arguments: argparse.Namespace) -> places.Given:
+    if not arguments.root.is_dir():
+        raise OptionError("--root", arguments.root, "a folder")
+    assumed = {}
+    for text in arguments.assume:
+        name, _, version = text.partition("=")
+        if name not in _ASSUMED or not version or not version.replace(".", "").isdigit():
+            raise OptionError("--assume", text, f"NAME=VERSION with {', '.join(_ASSUMED)} as NAME")
+        assumed[name] = version
+    return places.Given(
+        keystone=tuple(arguments.keystone),
+        uwsgi=tuple(arguments.uwsgi),
+        nginx=arguments.nginx,
+        apache=arguments.apache,
+        haproxy=tuple(arguments.haproxy),
+        systemd=tuple(arguments.systemd),
+        assumed=assumed,
+    )
+
+
+def _told(arguments: argparse.Namespace) -> Told:
+    def number(option: str) -> int | None:
+        text = getattr(arguments, option.removeprefix("--").replace("-", "_"))
+        if text is None:
+            return None
+        if not text.isdigit() or int(text) not in _CONNECTIONS:
+            raise OptionError(option, text, "a whole number, 1 to 1000000")
+        return int(text)
+
+    return Told(
+        nodes=number("--nodes") or 1,
+        database_connections=number("--database-connections"),
+        ldap_connections=number("--ldap-connections"),
+        memcached_connections=number("--memcached-connections"),
+    )
+
+
+def _other_node(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and isinstance(content.get("node"), dict):
+            return content
+        reason = "no part node"
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "no JSON"
+    raise OptionError("--compare", path, f"what keyfront doctor --json printed ({reason})")
+
+
+def _log_in(arguments: argparse.Namespace, found: Found) -> None:
+    """Log in once, and note how long each phase took, or why it did not work."""
+    assert found.live is not None
+    try:
+        credentials = of_arguments(arguments)
+    except KeyfrontError as error:
+        found.files.unread.append(Unread("a login", str(error)))
+        return
+    try:
+        found.live.login = check_login(credentials).milliseconds
+    except KeyfrontError as error:
+        found.live.refused = str(error)
+
+
+def _fix_plan(found: Found, out: TextIO, err: TextIO) -> int:
+    """Print what keyfront render would write instead of what was found.
+
+    :returns: 0 if nothing would change, 1 if something would
+    """
+    options = fix_plan.words(found)
+    parser = Parser(prog="keyfront render")
+    render.add_arguments(parser)
+    arguments = parser.parse_args(options)
+    made = plan(
+        workload_arguments.machine(arguments),
+        workload_arguments.workload(arguments),
+        workload_arguments.profile(arguments),
+    )
+    settings = render.settings_of(arguments)
+    asked = versions.find(settings.virtualenv, versions.parse_assumed(arguments.assume or ()))
+    files = lineups.render(made, settings, asked)
+    lines = list(fix_plan.diff(files, settings.folder, found))
+    words = masked(fix_plan.command(options))
+    err.write(f"keyfront: nothing was changed; this would write it: {words}\n")
+    out.writelines(masked(line.rstrip("\n")) + "\n" for line in lines)
+    return 1 if lines else 0
