@@ -101,6 +101,7 @@ def connect(database: Database) -> CacheNames:
 
     from .cache_regions import CacheNames
     from .repeated_work import leave_out
+    from .validation_policy import tell_of_validations
 
     if database.factory._started and not is_attached(database.factory.get_writer_engine()):
         raise incompatible("its database engine was made before it could be watched")
@@ -112,9 +113,12 @@ def connect(database: Database) -> CacheNames:
     memory = _keep_in_memory(regions, database.node)
     names = CacheNames(regions, database.coordinator, _options()["settle"])
     leave_out(_options()["ttl"], memory)
-    record_validations(_token_manager())
+    manager = _token_manager()
+    record_validations(manager)
     keep_no_outside_decision(import_keystone("oslo_policy._checks"))
     _load_policies()
+    if _options()["first_validations"]:
+        tell_of_validations(manager)
     return names
 
 

@@ -24,8 +24,10 @@ NAMES = (
     "waits",  # waited for another request that asked the same
     "bypassed",  # asked of Keystone because the request must not be answered from a cache
     "not_kept",  # misses whose answer was not kept
+    "known",  # first validations answered from what was known of token and caller
+    "issued",  # tokens of which it was kept at their issue what a validation answers
 )
-HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT = range(1, len(NAMES) + 1)
+HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT, KNOWN, ISSUED = range(1, len(NAMES) + 1)
 
 # No count gets there.
 _DAMAGED = 2**56

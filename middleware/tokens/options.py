@@ -134,6 +134,13 @@ TOKEN_CACHE = [
         help="Seconds for which a request waits while another of this node asks Keystone the "
         "same; 0 never waits.",
     ),
+    cfg.BoolOpt(
+        "first_validations",
+        default=True,
+        help="Whether a service's first validation of a token is answered from what is known of "
+        "both, once Keystone's policy lets it: of a token from its issue by this node, or from "
+        "what another service was answered.",
+    ),
     cfg.ListOpt(
         "routes",
         default=[],
