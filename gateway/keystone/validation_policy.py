@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from keyfront.middleware.tokens.request import Enforced, Issued, Request, current
+from keyfront.middleware.tokens.request import Decide, Enforced, Issued, Request, current
 from keyfront.middleware.tokens.routes import TOKENS
 
 from .imports import import_keystone
@@ -85,10 +85,13 @@ class Policy:
         _enforce.keyfront = True  # type: ignore[attr-defined]
         self._enforcer._enforce = _enforce
 
-    def decide(self, credentials: Mapping[str, Any], target: Mapping[str, Any]) -> bool:
-        """Whether the policy, by itself, lets somebody see a token.
+    def decide(
+        self, credentials: Mapping[str, Any], target: Mapping[str, Any]
+    ) -> frozenset[str] | None:
+        """Return by what of the target the policy lets somebody see a token.
 
         :param credentials: what it is told of who asks; they were noted, and so was ``target``
+        :returns: names; ``None`` if it does not let him, or does not decide alone
         """
         enforcer = self._enforcer()
         policy = enforcer._enforcer
@@ -98,13 +101,15 @@ class Policy:
         try:
             # It loads them again where a file has changed, so that they are looked at after it too.
             if not self._is_plain(policy.rules):
-                return False
-            allowed = self._enforce(
-                enforcer, dict(credentials), ACTION, dict(target), do_raise=False
-            )
-            return bool(allowed) and not request.unvouched and self._is_plain(policy.rules)
+                return None
+            looked_at = _LookedAt(target)
+            told = dict(credentials)
+            if not self._enforce(enforcer, told, ACTION, looked_at, do_raise=False):
+                return None
+            alone = not request.unvouched and self._is_plain(policy.rules)
+            return frozenset(looked_at.names) if alone else None
         except Exception:
-            return False  # whatever it is, Keystone will say so
+            return None  # whatever it is, Keystone will say so
         finally:
             current.reset(before)
 
@@ -132,9 +137,31 @@ class Policy:
         return True
 
 
-def note_issued(
-    manager: Any, decide: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
-) -> None:
+class _LookedAt(Mapping[str, Any]):
+    """What a policy is told of a token, which notes what of it is looked at.
+
+    :param target: all of it
+    """
+
+    def __init__(self, target: Mapping[str, Any]) -> None:
+        self._target = target
+        #: The names that were looked at, whether or not they are there.
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return self._target[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.names.update(self._target)
+        return iter(self._target)
+
+    def __len__(self) -> int:
+        self.names.update(self._target)
+        return len(self._target)
+
+
+def note_issued(manager: Any, decide: Decide) -> None:
     """Note in each login the token that it issues, if a validation would accept it.
 
     Keystone accepts it by its own code: a user of whom a directory says that he is disabled may
@@ -182,9 +209,8 @@ def _methods_if_accepted(manager: Any, model: Any) -> list[str] | None:
         *(model.access_token_id, model.application_credential_id, model.oauth2_thumbprint),
         *(model.issued_at, model.expires_at),
     )
-    if user_id != model.user_id or tuple(others) != known or sorted(methods) != sorted(model.methods):
-        return None
-    return methods
+    same = (user_id, *others) == (model.user_id, *known)
+    return methods if same and sorted(methods) == sorted(model.methods) else None
 
 
 def target_of(model: Any) -> dict[str, Any]:

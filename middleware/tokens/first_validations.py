@@ -9,8 +9,10 @@ are three facts, each with a life of its own:
   it. It stands as long as nothing has changed that the token depends on.
 * :class:`Caller`: what a policy is told of whoever asks, as Keystone computed it. It stands as long
   as nothing has changed that his own token depends on.
-* Whether this caller may see this token. It is not kept: Keystone's own enforcer decides each time,
-  see ``gateway/keystone/validation_policy.py``, and whom it does not let is left to Keystone.
+* Whether this caller may see this token. Keystone's own enforcer decides
+  (``gateway/keystone/validation_policy.py``), and whom it does not let is left to Keystone. A yes
+  is kept with the caller, and holds for each token of which that is the same which the enforcer
+  looked at: of a caller with the role ``admin`` it looks at nothing of the token.
 
 What is made of them has the epoch from before they were looked up: nothing that they depend on has
 changed up to then, so it is as if it had been asked of Keystone at that moment.
@@ -23,7 +25,7 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from .counters import ISSUED
@@ -31,11 +33,8 @@ from .entries import CORE, REQUEST_ID, SUBJECT_TOKEN, Entry, Headers, Keys, Life
 from .epochs import Coordinator, Epoch, Slots, slots
 from .lru_cache import Memory
 from .node_cache import Node
-from .request import Issued, Request, ends, tags
+from .request import Decide, Request, ends, tags
 from .routes import TOKENS
-
-#: Whether Keystone's policy lets somebody see a token, by what it is told of both.
-Decide = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
 # Queries that are known to make no difference but this one. A token that has not ended is answered
 # the same whether or not one that has would be.
@@ -106,10 +105,12 @@ class Caller(NamedTuple):
     lifetime: Lifetime
     #: Bytes that it takes in memory.
     size: int
+    #: What he may see: values of what of a token's target the policy went by, by their names.
+    seen: dict[tuple[str, ...], set[tuple[Any, ...]]]
 
     def pack(self) -> bytes:
         """Return it as bytes, for a store that processes share."""
-        return _packed(self[:-1], b"")
+        return _packed(self[:-2], b"")
 
     @classmethod
     def unpack(cls, packed: bytes) -> Caller:
@@ -120,8 +121,37 @@ class Caller(NamedTuple):
         return cls(
             credentials, [(name, value) for name, value in headers],
             request_id, subject, length,
-            Epoch(*epoch), Slots(numbers), Lifetime(*lifetime), _weight(packed),
+            Epoch(*epoch), Slots(numbers), Lifetime(*lifetime), _weight(packed), {},
         )  # fmt: skip
+
+    def may_see(self, target: Mapping[str, Any], decide: Decide) -> bool:
+        """Whether the policy lets him see a token.
+
+        :param target: of the token
+        """
+        for names, values in tuple(self.seen.items()):
+            if _values(target, names) in values:
+                return True
+        by = decide(self.credentials, target)
+        if by is None:
+            return False
+        names = tuple(sorted(by))
+        known = self.seen.setdefault(names, set())
+        if len(known) >= _SEEN:
+            known.clear()
+        known.add(_values(target, names))
+        return True
+
+
+# Decisions by the same of a token's target that are kept for one caller.
+_SEEN = 256
+
+
+def _values(target: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(target.get(name, _ABSENT) for name in names)
+
+
+_ABSENT = object()
 
 
 def _weight(packed: bytes) -> int:
@@ -193,7 +223,7 @@ class FirstValidations:
             caller is None
             or not (kept or self._stands(caller))
             or not self._stands(subject)
-            or not decide(caller.credentials, subject.target)
+            or not caller.may_see(subject.target, decide)
         ):
             return None
         if not kept:
@@ -231,8 +261,8 @@ class FirstValidations:
         if stand[0] is not None and places is not None:
             credentials = dict(enforced.credentials)
             caller = Caller(
-                credentials, entry.headers, *places, epoch, *stand[0], size=0
-            )  # fmt: skip
+                credentials, entry.headers, *places, epoch, *stand[0], size=0, seen={}
+            )
             packed = _exactly(caller)
             if packed is not None:
                 self._callers.put(question.caller, caller._replace(size=_weight(packed)))
@@ -337,6 +367,3 @@ def _packed(fields: tuple[Any, ...], body: bytes) -> bytes:
 def _unpacked(packed: bytes) -> tuple[list[Any], bytes]:
     (length,) = _SIZE.unpack_from(packed)
     return json.loads(packed[_SIZE.size : _SIZE.size + length]), packed[_SIZE.size + length :]
-
-
-__all__ = ["Caller", "Decide", "FirstValidations", "Issued", "Question", "Subject"]
