@@ -11,12 +11,15 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keyfront.common import fork
+from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
+from keyfront.middleware.tokens.first_validations import registry as policies
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.node_cache import registry as nodes
 from keyfront.middleware.tokens.request import basis_end, current
@@ -44,11 +47,17 @@ class Database:
 
         :raises CoordinatorError: there is one that cannot be used
         """
-        from keyfront.middleware.tokens.invalidation.change_log import folder_of, registry
+        from keyfront.middleware.tokens.invalidation.change_log import registry
+
+        return registry.get(self.folder())
+
+    def folder(self) -> Path:
+        """Return the folder of its token cache, whether or not there is one."""
+        from keyfront.middleware.tokens.invalidation.change_log import folder_of
 
         if self._folder is None:
             self._folder = folder_of(import_keystone("keystone.conf").CONF)
-        return registry.get(self._folder)
+        return self._folder
 
     def node(self) -> Node | None:
         """Return what the workers of this node share, if there is a token cache."""
@@ -118,7 +127,10 @@ def connect(database: Database) -> CacheNames:
     keep_no_outside_decision(import_keystone("oslo_policy._checks"))
     _load_policies()
     if _options()["first_validations"]:
-        tell_of_validations(manager)
+        decide = tell_of_validations(manager)
+        if decide is not None:
+            with suppress(CoordinatorError):  # of who has no folder there is no token cache
+                policies[database.folder()] = decide
     return names
 
 

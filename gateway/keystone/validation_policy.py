@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from keyfront.middleware.tokens.request import Decide, Enforced, Issued, Request, current
+from keyfront.middleware.tokens.first_validations import Decide
+from keyfront.middleware.tokens.request import Enforced, Issued, Request, current
 from keyfront.middleware.tokens.routes import TOKENS
 
 from .imports import import_keystone
@@ -30,27 +31,27 @@ _PLAIN = ("TrueCheck", "FalseCheck", "NotCheck", "AndCheck", "OrCheck")
 _PLAIN_WITH_KIND = ("RuleCheck", "RoleCheck", "GenericCheck")
 
 
-def tell_of_validations(manager: Any) -> None:
+def tell_of_validations(manager: Any) -> Decide | None:
     """Note in each request how the policy decided on a validation, and which token was issued.
 
     Where Keystone tells its policy other things than are known here, nothing is noted, and first
     validations are asked of Keystone as ever.
 
     :param manager: Keystone's token provider manager
+    :returns: what asks the policy; ``None`` where nothing is noted
     """
     enforcer = import_keystone("keystone.common.rbac_enforcer.enforcer").RBACEnforcer
-    if hasattr(enforcer._enforce, "keyfront"):
-        return
     difference = _difference(enforcer, manager)
     if difference:
         LOG.warning(
             "token_cache: first validations of tokens are asked of Keystone, which does not look "
             "as expected: %s", difference,
         )  # fmt: skip
-        return
+        return None
     policy = Policy(enforcer)
     policy.note()
-    note_issued(manager, policy.decide)
+    note_issued(manager)
+    return policy.decide
 
 
 class Policy:
@@ -69,7 +70,7 @@ class Policy:
 
     def note(self) -> None:
         """Have each decision noted in its request."""
-        enforce, decide = self._enforce, self.decide
+        enforce = self._enforce
 
         @functools.wraps(enforce)
         def _enforce(
@@ -79,10 +80,9 @@ class Policy:
             request = current.get()
             if request is not None and request.recording and action == ACTION:
                 told = self._enforcer._map_context_attributes_into_creds(credentials)
-                request.enforced.append(Enforced(told, target, decide))
+                request.enforced.append(Enforced(told, target))
             return result
 
-        _enforce.keyfront = True  # type: ignore[attr-defined]
         self._enforcer._enforce = _enforce
 
     def decide(
@@ -161,14 +161,13 @@ class _LookedAt(Mapping[str, Any]):
         return len(self._target)
 
 
-def note_issued(manager: Any, decide: Decide) -> None:
+def note_issued(manager: Any) -> None:
     """Note in each login the token that it issues, if a validation would accept it.
 
     Keystone accepts it by its own code: a user of whom a directory says that he is disabled may
     log in by OAuth, and a token that is issued in the second of a revocation may be revoked by it.
 
     :param manager: Keystone's token provider manager
-    :param decide: asks the policy
     """
     issue = manager.issue_token
 
@@ -180,7 +179,7 @@ def note_issued(manager: Any, decide: Decide) -> None:
             try:
                 methods = _methods_if_accepted(manager, model)
                 if methods is not None:
-                    request.issued = Issued(model, methods, target_of(model), decide)
+                    request.issued = Issued(model, methods, target_of(model))
                     request.accepted[model.id] = model
             except Exception as error:
                 # The login has succeeded, whatever a validation says.

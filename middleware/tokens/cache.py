@@ -31,7 +31,8 @@ from .coordinator.local import SharedMemory, check_folder
 from .counters import BYPASSED, HITS, KNOWN, MISSES, NODE_HITS, NOT_KEPT
 from .entries import AUTH_CONTEXT, Entry, Headers, Keys, Lifetime, entry_of
 from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, slots
-from .first_validations import FirstValidations, Question
+from .first_validations import Decide, FirstValidations, Question
+from .first_validations import registry as policies
 from .invalidation.change_log import folder_of, registry
 from .invalidation.rules import LAPSING
 from .lru_cache import Memory
@@ -76,8 +77,8 @@ class TokenCache:
     :param callers: request variables by which a caller is let in without a token
     :param settle: seconds by which the database that answers may be behind
     :param files: what Keystone reads besides its database
-    :param first_validations: whether a caller's first validation of a token is answered from what
-        is known of both; an eighth of ``memory`` is for callers then
+    :param decide: asks Keystone's policy, so that a caller's first validation of a token is answered
+        from what is known of both; an eighth of ``memory`` is for callers then
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class TokenCache:
         callers: Iterable[str] = (),
         settle: float = 0.0,
         files: WatchedFiles | None = None,
-        first_validations: bool = True,
+        decide: Decide | None = None,
     ) -> None:
         self.application = application
         self.coordinator = coordinator
@@ -109,11 +110,13 @@ class TokenCache:
         self._files_complained = False
         # Of their own: anybody can ask for a long list in as many ways as he likes.
         listings = memory // 4 if routes else 0
-        callers_size = memory // 8 if first_validations else 0
+        callers_size = memory // 8 if decide else 0
         self.answers: Memory[Entry] = Memory(memory - memory // 8 - listings - callers_size)
         self._first: FirstValidations | None = None
-        if first_validations:
-            self._first = FirstValidations(coordinator, node, ttl=ttl, memory=callers_size)
+        if decide is not None:
+            self._first = FirstValidations(
+                coordinator, node, ttl=ttl, memory=callers_size, decide=decide
+            )
         self.refusals: Memory[Entry] = Memory(memory // 8)
         self.listings: Memory[Entry] = Memory(listings)
         self._warned = False
@@ -544,7 +547,7 @@ def token_cache(
         callers=_caller_variables(conf),
         settle=values["settle"],
         files=WatchedFiles(of_keystone(conf), folder),
-        first_validations=values["first_validations"],
+        decide=policies.get(folder) if values["first_validations"] else None,
     )
 
 

@@ -25,7 +25,8 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from .counters import ISSUED
@@ -33,8 +34,16 @@ from .entries import CORE, REQUEST_ID, SUBJECT_TOKEN, Entry, Headers, Keys, Life
 from .epochs import Coordinator, Epoch, Slots, slots
 from .lru_cache import Memory
 from .node_cache import Node
-from .request import Decide, Request, ends, tags
+from .request import Request, ends, tags
 from .routes import TOKENS
+
+#: Asks Keystone's policy whether a caller may see a token, by the credentials of the one and the
+#: target of the other. Returns the names of what it looked at in the target, if he may and nobody
+#: else was asked; else ``None``.
+Decide = Callable[[Mapping[str, Any], Mapping[str, Any]], frozenset[str] | None]
+
+registry: dict[Path, Decide] = {}
+"""The policies of this process by the folder of their caches: the one place that keeps them."""
 
 # Queries that are known to make no difference but this one. A token that has not ended is answered
 # the same whether or not one that has would be.
@@ -166,17 +175,17 @@ class FirstValidations:
     :param node: what the workers of this node share
     :param ttl: seconds for which a fact is kept at most
     :param memory: bytes of callers in this process
+    :param decide: asks Keystone's policy
     """
 
     def __init__(
-        self, coordinator: Coordinator, node: Node, *, ttl: float, memory: int
+        self, coordinator: Coordinator, node: Node, *, ttl: float, memory: int, decide: Decide
     ) -> None:
         self._coordinator = coordinator
         self._node = node
         self._ttl = ttl
         self._callers: Memory[Caller] = Memory(memory)
-        # Known from when Keystone has first decided, or issued a token, in this process.
-        self._decide: Decide | None = None
+        self._decide = decide
 
     def clear(self) -> None:
         """Forget everything; what the workers share ends with its secret."""
@@ -206,9 +215,6 @@ class FirstValidations:
 
         :param epoch: the present one, taken before this
         """
-        decide = self._decide
-        if decide is None:
-            return None
         packed = self._node.packed(question.subject)
         if packed is None:
             return None
@@ -223,7 +229,7 @@ class FirstValidations:
             caller is None
             or not (kept or self._stands(caller))
             or not self._stands(subject)
-            or not caller.may_see(subject.target, decide)
+            or not caller.may_see(subject.target, self._decide)
         ):
             return None
         if not kept:
@@ -254,7 +260,6 @@ class FirstValidations:
         if entry.status != _OK or len(request.enforced) != 1 or entry.split >= 0:
             return
         (enforced,) = request.enforced
-        self._decide = enforced.decide
         tokens = environ["HTTP_X_AUTH_TOKEN"].strip(), environ["HTTP_X_SUBJECT_TOKEN"]
         stand = [self._life(request, token) for token in tokens]
         places = _places(entry)
@@ -289,7 +294,6 @@ class FirstValidations:
         shown = _SHOWN.get(environ.get("QUERY_STRING", ""))
         if issued is None or shown is None or request.unvouched:
             return
-        self._decide = issued.decide
         token = issued.model.id
         told = [value for name, value in headers if name.lower() == SUBJECT_TOKEN]
         beginning = (_BEGINNING % json.dumps(issued.model.methods)).encode()

@@ -11,7 +11,7 @@ import datetime
 import math
 import secrets
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .invalidation.reads import Reads
@@ -23,11 +23,6 @@ Names = tuple[str, ...]
 #: Where the filter leaves a :class:`Request` for the application below it.
 ENVIRON_KEY = "keyfront.token_cache"
 
-#: Asks Keystone's policy whether a caller may see a token, by the credentials of the one and the
-#: target of the other. Returns the names of what it looked at in the target, if he may and nobody
-#: else was asked; else ``None``.
-Decide = Callable[[Mapping[str, Any], Mapping[str, Any]], frozenset[str] | None]
-
 
 class Enforced(NamedTuple):
     """A decision of Keystone's policy on a validation."""
@@ -36,8 +31,6 @@ class Enforced(NamedTuple):
     credentials: Mapping[str, Any]
     #: What it was told of the token.
     target: Mapping[str, Any]
-    #: Asks the policy again, of another caller or another token.
-    decide: Decide
 
 
 class Issued(NamedTuple):
@@ -49,8 +42,6 @@ class Issued(NamedTuple):
     methods: list[str]
     #: What the policy is told of it.
     target: Mapping[str, Any]
-    #: Asks the policy.
-    decide: Decide
 
 
 class Request:

@@ -49,7 +49,7 @@ class Issuing(Keystone):
         if request is not None and caller is not None and subject is not None:
             credentials = {"user_id": caller.user_id, **self.more}
             target = {"target.token.user_id": subject.user_id}
-            request.enforced.append(Enforced(credentials, target, self.decide))
+            request.enforced.append(Enforced(credentials, target))
         return super().__call__(environ, start_response)
 
     def decide(
@@ -72,7 +72,7 @@ class Issuing(Keystone):
         request: Request = environ[ENVIRON_KEY]
         if self.accepts:
             target = {"target.token.user_id": made.user_id}
-            request.issued = Issued(made, METHODS, target, self.decide)
+            request.issued = Issued(made, METHODS, target)
             request.accepted[token] = made
         request.unvouched = self.unvouched
         body = self.body.replace(json.dumps(METHODS), json.dumps(AS_ISSUED)).encode()
@@ -92,9 +92,11 @@ class Cloud(World):
 
     keystone: Issuing
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, *, switched_on: bool = True, **options: Any) -> None:
         super().__init__(folder, **options)
         self.keystone = Issuing()
+        if switched_on:
+            self.options["decide"] = self.keystone.decide
         self.keystone.body = self.keystone.body.replace("{", "{{").replace("}", "}}")
         self.cache = self.worker()
 
@@ -165,7 +167,6 @@ def test_a_service_that_is_not_known_is_asked_of_keystone(cloud: Cloud) -> None:
 
 def test_workers_share_what_is_known(cloud: Cloud) -> None:
     other = cloud.worker()
-    cloud.get("admin", "u", by=other)  # by which it has a policy to ask
     token = cloud.login()
     assert cloud.asked("nova", token, by=other)[0] == 0
 
@@ -369,7 +370,7 @@ def test_a_new_table_forgets_everything(cloud: Cloud) -> None:
 
 
 def test_the_option_switches_it_off(tmp_path: Path) -> None:
-    cloud = Cloud(tmp_path / "shared", first_validations=False)
+    cloud = Cloud(tmp_path / "shared", switched_on=False)
     seen: list[object] = []
 
     def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:
