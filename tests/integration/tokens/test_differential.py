@@ -45,7 +45,7 @@ pytest.importorskip("keystone")
 UWSGI = Path(sys.executable).with_name("uwsgi")
 STOCK = "keystone.wsgi.api:application"
 # All that need no certificate.
-METHODS = "external,password,token,oauth1,mapped,application_credential,totp"
+METHODS = "external,password,token,oauth1,mapped,application_credential,ec2credential,totp"
 # What uWSGI ends with when need-app finds none.
 NO_APP = 22
 
