@@ -32,6 +32,9 @@ it is its turn: with ``--without-stock`` that candidate is left out.
 Rates are medians over the rounds; ``times`` is the median of the ratios to stock Keystone with
 memcached, round by round. Everything is on the same cores, the asking as well.
 
+Below the first table stands the rate of first validations as a part of that of repeated ones: the
+median over the rounds.
+
 The second table is of CPU time: that of uWSGI and its workers, user and system, divided by the
 requests of all rounds, and in brackets its part of what stock Keystone with memcached takes. It
 hardly differs with what else the machine does. The hash of a password is in it, memcached is not.
@@ -289,6 +292,11 @@ def rate(sample: Sample, phase: str) -> float:
     return sample[phase].count / sample[phase].seconds
 
 
+def first_of_repeated(sample: Sample) -> float:
+    """Return the rate of first validations as a part of that of repeated ones."""
+    return rate(sample, "first") / rate(sample, "repeated")
+
+
 def cpu(samples: Sequence[Sample], phase: str | None = None) -> float:
     """Return the milliseconds of CPU of a request of a phase, or of the whole mix."""
     of = [sample[name] for sample in samples for name in ((phase,) if phase else PHASES)]
@@ -317,6 +325,11 @@ def table(samples: dict[str, list[Sample]]) -> str:
         seconds = statistics.median(map(whole, own))
         cells.append(f"{seconds:.1f} s ({times:.2g} times as fast)")
         lines.append(f"| {CANDIDATES[name].label} | {' | '.join(cells)} |")
+    parts = [
+        f"{CANDIDATES[name].label} {statistics.median(map(first_of_repeated, own)):.2g}"
+        for name, own in samples.items()
+    ]
+    lines += ["", f"First validations as a part of repeated ones: {', '.join(parts)}"]
     lines += ["", f"| CPU of a request | {' | '.join(PHASES)} | whole |"]
     lines.append("|---|" + "---:|" * (len(PHASES) + 1))
     for name, own in samples.items():

@@ -28,7 +28,7 @@ def test_rates_and_ratios_are_medians_round_by_round() -> None:
         "keyfront": [sample(0.5), sample(1), sample(1)],
     }
     assert tuple(samples) == NAMES
-    rates, _, times = cloud_mix.table(samples).partition("\n\n")
+    rates, parts, times = cloud_mix.table(samples).split("\n\n")
     head, _, *lines = rates.split("\n")
     assert head == "| | logins/s | first/s | repeated/s | re-scopes/s | whole |"
     assert lines[0].startswith("| Keystone | 5 (0.1 times) | 5 (0.1 times) | ")
@@ -36,6 +36,8 @@ def test_rates_and_ratios_are_medians_round_by_round() -> None:
     assert lines[1].endswith("| 8.0 s (1 times as fast) |")
     assert lines[2].endswith("| 4.0 s (2 times as fast) |")
     assert lines[2].startswith("| Keystone + keyfront | 100 (2 times) |")
+
+    assert parts.startswith("First validations as a part of repeated ones: Keystone 1, ")
 
     head, _, *lines = times.split("\n")
     assert head == "| CPU of a request | logins | first | repeated | re-scopes | whole |"
