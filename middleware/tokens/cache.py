@@ -77,8 +77,8 @@ class TokenCache:
     :param callers: request variables by which a caller is let in without a token
     :param settle: seconds by which the database that answers may be behind
     :param files: what Keystone reads besides its database
-    :param decide: asks Keystone's policy, so that a caller's first validation of a token is answered
-        from what is known of both; an eighth of ``memory`` is for callers then
+    :param decide: asks Keystone's policy, so that a caller's first validation of a token is
+        answered from what is known of both; an eighth of ``memory`` is for callers then
     """
 
     def __init__(

@@ -114,8 +114,8 @@ TOKEN_CACHE = [
         help="MiB that each worker process takes for it at most. A quarter of it is for what "
         "Keystone computes for its own caches, where [cache] backend is the default that keeps "
         "nothing; the rest is for answers, an eighth of that for refusals, an eighth for what is "
-        "known of callers and, with routes, a quarter for these, which cannot push out good answers "
-        "to validations.",
+        "known of callers and, with routes, a quarter for these, which cannot push out good "
+        "answers to validations.",
     ),
     cfg.IntOpt(
         "node_memory",
