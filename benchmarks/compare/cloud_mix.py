@@ -257,6 +257,16 @@ def rates(found: Rounds) -> Table:
     )
 
 
+def first_in_words(found: Rounds) -> str:
+    """Return the rate of first validations as a part of that of repeated ones."""
+    parts = [
+        f"{CANDIDATES[name].label} "
+        f"{statistics.median(one['first'].rate / one['repeated'].rate for one in rounds):.2g}"
+        for name, rounds in found.items()
+    ]
+    return f"First validations as a part of repeated ones: {', '.join(parts)}."
+
+
 def cpu(found: Rounds, hash_ms: float) -> Table:
     """Return the CPU time of a request, of logins without the hash of the password as well."""
     rows: list[list[Cell]] = []
@@ -345,6 +355,7 @@ def compare(
     for candidate, rounds in found.items():
         record.samples += samples(rounds, candidate=candidate)
     record.tables += [rates(found), cpu(found, hash_milliseconds()), latencies(found)]
+    record.note(first_in_words(found))
     quiet = bool(record.result().others["quiet"])
     record.tables += what_changes(found, quick=settings.rounds < 3, quiet=quiet)
     failed = any(total(rounds)[WHOLE].failures for rounds in found.values())

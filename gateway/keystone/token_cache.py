@@ -11,12 +11,15 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keyfront.common import fork
+from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
+from keyfront.middleware.tokens.first_validations import registry as policies
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.node_cache import registry as nodes
 from keyfront.middleware.tokens.request import Request, basis_end, current
@@ -45,16 +48,16 @@ class Database:
 
         :raises CoordinatorError: there is one that cannot be used
         """
-        from keyfront.middleware.tokens.invalidation.change_log import folder_of, registry
+        from keyfront.middleware.tokens.invalidation.change_log import registry
+
+        return registry.get(self.folder())
+
+    def folder(self) -> Path:
+        """Return the folder of its token cache, whether or not there is one."""
+        from keyfront.middleware.tokens.invalidation.change_log import folder_of
 
         if self._folder is None:
             self._folder = folder_of(import_keystone("keystone.conf").CONF)
-        return registry.get(self._folder)
-
-    def folder(self) -> Path:
-        """Return the folder of the files that the workers share."""
-        self.coordinator()
-        assert self._folder is not None
         return self._folder
 
     def node(self) -> Node | None:
@@ -108,6 +111,7 @@ def connect(database: Database) -> CacheNames:
 
     from .cache_regions import CacheNames
     from .repeated_work import leave_out
+    from .validation_policy import tell_of_validations
 
     if database.factory._started and not is_attached(database.factory.get_writer_engine()):
         raise incompatible("its database engine was made before it could be watched")
@@ -121,9 +125,15 @@ def connect(database: Database) -> CacheNames:
     leave_out(_options()["ttl"], memory)
     directories = Directories(database.coordinator, database.node, database.folder)
     directories.connect()
-    record_validations(_token_manager(), directories.note)
+    manager = _token_manager()
+    record_validations(manager, directories.note)
     keep_no_outside_decision(import_keystone("oslo_policy._checks"))
     _load_policies()
+    if _options()["first_validations"]:
+        decide = tell_of_validations(manager, directories.note)
+        if decide is not None:
+            with suppress(CoordinatorError):  # of who has no folder there is no token cache
+                policies[database.folder()] = decide
     return names
 
 

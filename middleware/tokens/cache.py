@@ -28,9 +28,11 @@ from keyfront.errors import CoordinatorError, MissingPartError
 from . import tags_header
 from .coordinator.factory import coordinator_of
 from .coordinator.local import SharedMemory, check_folder
-from .counters import BYPASSED, HITS, MISSES, NODE_HITS, NOT_FOLLOWED, NOT_KEPT
+from .counters import BYPASSED, HITS, KNOWN, MISSES, NODE_HITS, NOT_FOLLOWED, NOT_KEPT
 from .entries import AUTH_CONTEXT, Entry, FollowedEntry, Headers, Keys, Lifetime, entry_of
 from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, slots
+from .first_validations import Decide, FirstValidations, Question
+from .first_validations import registry as policies
 from .invalidation.change_log import folder_of, registry
 from .invalidation.rules import LAPSING
 from .leases import registry as leases
@@ -76,6 +78,8 @@ class TokenCache:
     :param callers: request variables by which a caller is let in without a token
     :param settle: seconds by which the database that answers may be behind
     :param files: what Keystone reads besides its database
+    :param decide: asks Keystone's policy, so that a caller's first validation of a token is
+        answered from what is known of both; an eighth of ``memory`` is for callers then
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class TokenCache:
         callers: Iterable[str] = (),
         settle: float = 0.0,
         files: WatchedFiles | None = None,
+        decide: Decide | None = None,
     ) -> None:
         self.application = application
         self.coordinator = coordinator
@@ -106,7 +111,13 @@ class TokenCache:
         self._files_complained = False
         # Of their own: anybody can ask for a long list in as many ways as he likes.
         listings = memory // 4 if routes else 0
-        self.answers: Memory[Entry] = Memory(memory - memory // 8 - listings)
+        callers_size = memory // 8 if decide else 0
+        self.answers: Memory[Entry] = Memory(memory - memory // 8 - listings - callers_size)
+        self._first: FirstValidations | None = None
+        if decide is not None:
+            self._first = FirstValidations(
+                coordinator, node, ttl=ttl, memory=callers_size, decide=decide
+            )
         self.refusals: Memory[Entry] = Memory(memory // 8)
         self.listings: Memory[Entry] = Memory(listings)
         self._warned = False
@@ -126,7 +137,7 @@ class TokenCache:
     ) -> Iterable[bytes]:
         """Serve one request (PEP 3333)."""
         if environ["REQUEST_METHOD"] not in _READS:
-            return self.application(environ, start_response)
+            return self._write(environ, start_response)
         path = environ["PATH_INFO"]
         if path != TOKENS and not self._routes.include(path):
             return self.application(environ, start_response)
@@ -160,6 +171,30 @@ class TokenCache:
             return [body]
         return self._miss(environ, start_response, key)
 
+    def _write(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Let Keystone answer what is no read, and keep what is known of a token that it issues."""
+        first = self._first
+        if first is None or environ["REQUEST_METHOD"] != "POST" or environ["PATH_INFO"] != TOKENS:
+            return self.application(environ, start_response)
+        epoch: Epoch | None = None
+        with suppress(CoordinatorError):
+            # Before anything is read that the token will be issued by.
+            epoch = self.coordinator.now()
+        if epoch is None:
+            return self.application(environ, start_response)
+        settled = self._settling.settled(epoch)
+        request = environ[ENVIRON_KEY] = Request(since=epoch, issuing=True)
+        answer = _Answer(start_response)
+        body = answer.read(self.application(environ, answer.start))
+        if answer.status.startswith("201 "):
+            with suppress(CoordinatorError):
+                if epoch.generation != self._generation:
+                    self._start_generation(epoch.generation)
+                first.issued(environ, request, answer.headers, body, settled, self._keys)
+        return [body]
+
     def _look_at_files(self, now: float) -> None:
         """End all answers of which Keystone may have read other files."""
         self._next_look = now + _LOOK_SECONDS
@@ -184,18 +219,24 @@ class TokenCache:
         asked = tags_header.ENVIRON_KEY in environ
         listing = environ["PATH_INFO"] != TOKENS  # Keystone takes the path apart
         stands = self._stands_now if asked else self._stands
-        lost = False
+        lost, found = False, NODE_HITS
+        question: Question | None = None
         try:
-            generation = self.coordinator.now().generation
-            if generation != self._generation:
-                self._start_generation(generation)
+            epoch = self.coordinator.now()
+            if epoch.generation != self._generation:
+                self._start_generation(epoch.generation)
                 key = self._keys.key(environ) or key
             entry = self._node.find(key)
             if entry is None or not stands(entry):
                 entry = None
-                asking = self._node.ask(key)
-                if not asking:
-                    entry = self._node.wait(key, stands)
+                if self._first is not None:
+                    question = self._first.question(environ, self._keys)
+                    if question is not None:
+                        entry, found = self._first.answer(question, epoch), KNOWN
+                if entry is None:
+                    asking, found = self._node.ask(key), NODE_HITS
+                    if not asking:
+                        entry = self._node.wait(key, stands)
             else:
                 self._node.renew(key, entry)
         except CoordinatorError:
@@ -203,7 +244,7 @@ class TokenCache:
         if lost:  # not above: Keystone would log this error with each of its lines
             return self._bypass(environ, start_response)
         if entry is not None:
-            self._count(NODE_HITS)
+            self._count(found)
             self._keep(key, entry, listing)
             if asked:
                 return _tell(entry, environ, start_response)
@@ -211,7 +252,7 @@ class TokenCache:
             start_response(entry.status, headers)
             return [body]
         try:
-            return self._ask(environ, start_response, key, listing)
+            return self._ask(environ, start_response, key, listing, question)
         finally:
             if asking:
                 self._node.answered(key)
@@ -222,6 +263,7 @@ class TokenCache:
         start_response: Callable[..., Any],
         key: bytes,
         listing: bool,
+        question: Question | None,
     ) -> Iterable[bytes]:
         """Let Keystone answer, and keep the answer if it is one to be kept."""
         self._count(MISSES)
@@ -245,6 +287,8 @@ class TokenCache:
             self._keep(key, entry, listing)
             if not listing or len(body) <= _SHARED_LISTING:
                 self._node.keep(key, entry)
+            if self._first is not None and question is not None:
+                self._first.learn(question, environ, request, entry, settled)
             if asked:
                 return _tell(entry, environ, start_response)
         if asked:
@@ -351,6 +395,8 @@ class TokenCache:
         self.answers.clear()
         self.refusals.clear()
         self.listings.clear()
+        if self._first is not None:
+            self._first.clear()
         self._node.start(secret)
         self._keys = Keys(secret, self._callers)
         self._generation = generation
@@ -511,6 +557,7 @@ def token_cache(
         callers=_caller_variables(conf),
         settle=values["settle"],
         files=WatchedFiles(of_keystone(conf), folder),
+        decide=policies.get(folder) if values["first_validations"] else None,
     )
 
 

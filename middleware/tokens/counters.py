@@ -19,14 +19,14 @@ NAMES = (
     "waits",  # waited for another request that asked the same
     "bypassed",  # asked of Keystone because the request must not be answered from a cache
     "not_kept",  # misses whose answer was not kept
+    "known",  # first validations answered from what was known of token and caller
+    "issued",  # tokens of which it was kept at their issue what a validation answers
     "changes_refused",  # changes that were not committed, as others could not be told of them
     "not_followed",  # misses not kept because nobody followed the directory they were made of
     "directory_changes",  # told by directories that are followed
 )
-(
-    *(HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT),
-    *(CHANGES_REFUSED, NOT_FOLLOWED, DIRECTORY_CHANGES),
-) = range(1, len(NAMES) + 1)
+HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT, KNOWN, ISSUED = range(1, 9)
+CHANGES_REFUSED, NOT_FOLLOWED, DIRECTORY_CHANGES = range(9, 1 + len(NAMES))
 
 _ROW = 16
 _ROWS = 256

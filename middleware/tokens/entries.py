@@ -145,6 +145,20 @@ class Keys:
         keyed.update(data)
         return keyed.digest()
 
+    def knows(self, environ: Mapping[str, Any]) -> bool:
+        """Whether a request that has a key has no variable that is not known."""
+        return environ.keys() <= self._known
+
+    def named(self, kind: str, *parts: str) -> bytes:
+        """Return the key of something else than an answer.
+
+        :param kind: of these; no method of HTTP
+        :param parts: of a request that has a key, what it goes by
+        """
+        keyed = self._hash.copy()
+        keyed.update("\n".join((kind, *parts)).encode("latin-1"))
+        return keyed.digest()
+
     def _others(self, environ: Mapping[str, Any]) -> list[str]:
         """Return the request variables that may matter though they are not core."""
         names = environ.keys() - self._known

@@ -205,6 +205,31 @@ class Node:
         except _DAMAGE:
             self._checked = 0.0
 
+    def packed(self, key: bytes) -> bytes | None:
+        """Return what some worker kept under a key that no entry has."""
+        ring = self._answers
+        try:
+            return ring.get(key) if ring is not None else None
+        except _DAMAGE:
+            self._checked = 0.0
+        return None
+
+    def keep_packed(self, key: bytes, packed: bytes) -> None:
+        """Keep something for all workers, among the entries.
+
+        :param key: that no entry has
+        """
+        ring = self._answers
+        if ring is None:
+            return
+        try:
+            with self._lock:
+                ring.put(key, packed)
+        except CoordinatorError as error:
+            LOG.warning("token cache: what is known of a token is not shared: %s", error)
+        except _DAMAGE:
+            self._checked = 0.0
+
     def value(self, name: str) -> bytes | None:
         """Return the value that some worker stored under a name."""
         self.check()

@@ -113,8 +113,9 @@ TOKEN_CACHE = [
         max=65536,
         help="MiB that each worker process takes for it at most. A quarter of it is for what "
         "Keystone computes for its own caches, where [cache] backend is the default that keeps "
-        "nothing; the rest is for answers, an eighth of that for refusals and, with routes, a "
-        "quarter for these, which cannot push out good answers to validations.",
+        "nothing; the rest is for answers, an eighth of that for refusals, an eighth for what is "
+        "known of callers and, with routes, a quarter for these, which cannot push out good "
+        "answers to validations.",
     ),
     cfg.IntOpt(
         "node_memory",
@@ -133,6 +134,13 @@ TOKEN_CACHE = [
         max=60.0,
         help="Seconds for which a request waits while another of this node asks Keystone the "
         "same; 0 never waits.",
+    ),
+    cfg.BoolOpt(
+        "first_validations",
+        default=True,
+        help="Whether a service's first validation of a token is answered from what is known of "
+        "both, where Keystone's policy lets it: of a token from its issue by this node, or from "
+        "what another service was answered.",
     ),
     cfg.ListOpt(
         "routes",

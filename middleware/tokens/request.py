@@ -11,8 +11,8 @@ import datetime
 import math
 import secrets
 import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from .invalidation.reads import Reads
 from .invalidation.rules import ALL, ANY, GRANTS_GROUP, tag
@@ -24,25 +24,53 @@ Names = tuple[str, ...]
 ENVIRON_KEY = "keyfront.token_cache"
 
 
+class Enforced(NamedTuple):
+    """A decision of Keystone's policy on a validation."""
+
+    #: What the policy was told of the caller.
+    credentials: Mapping[str, Any]
+    #: What it was told of the token.
+    target: Mapping[str, Any]
+
+
+class Issued(NamedTuple):
+    """A token that was just issued, and that a validation would accept."""
+
+    #: Keystone's model of it.
+    model: Any
+    #: Its methods, in the order in which a validation shows them.
+    methods: list[str]
+    #: What the policy is told of it.
+    target: Mapping[str, Any]
+
+
 class Request:
     """One request.
 
     :param recording: whether its answer may be kept, so that what it depends on must be noted
     :param since: a name of the last change before it, from before anything was read for it;
         ``None`` if nothing of it is kept
+    :param issuing: whether it is a login, and what it issues may be kept
     """
 
     __slots__ = (
-        *("accepted", "checked", "created", "disk_failed", "families", "fills", "followed"),
-        *("found", "garbage", "kept", "last_active", "lost", "memory", "names", "own_name"),
-        "recorded",
+        *("accepted", "checked", "created", "disk_failed", "enforced", "families", "fills"),
+        *("followed", "found", "garbage", "issued", "issuing"),
+        *("kept", "last_active", "lost", "memory", "names", "own_name", "recorded"),
         *("recording", "reading", "reads", "refused", "since", "unknown_commit", "unsure"),
         *("until", "unvouched", "users", "view", "windows"),
     )
 
-    def __init__(self, *, recording: bool = False, since: object | None = None) -> None:
+    def __init__(
+        self, *, recording: bool = False, since: object | None = None, issuing: bool = False
+    ) -> None:
         self.recording = recording
         self.since = since
+        self.issuing = issuing
+        #: What was issued, if a validation would accept it.
+        self.issued: Issued | None = None
+        #: How Keystone's policy decided on the validation that it is.
+        self.enforced: list[Enforced] = []
         #: Whether an application that notes dependencies has seen it.
         self.recorded = False
         #: Validated tokens: Keystone's models by the token.
@@ -236,12 +264,22 @@ def expiry(request: Request) -> float:
     :returns: seconds since the epoch; infinite if no token was accepted
     :raises ValueError: a time cannot be read; so do AttributeError and TypeError
     """
-    ends = float("inf")
+    end = float("inf")
     for token, model in request.accepted.items():
         # The window is of tokens, and not of what they stand on.
-        window = request.windows.get(token, 0.0)
-        ends = min(ends, _seconds(model.expires_at) + window, basis_end(model))
-    return ends
+        end = min(end, ends(model, request.windows.get(token, 0.0)))
+    return end
+
+
+def ends(model: Any, window: float = 0.0) -> float:
+    """Return when a token, or what it stands on, ends.
+
+    :param model: Keystone's ``TokenModel``
+    :param window: seconds for which it is accepted after it has ended
+    :returns: seconds since the epoch
+    :raises ValueError: a time cannot be read; so do AttributeError and TypeError
+    """
+    return min(_seconds(model.expires_at) + window, basis_end(model))
 
 
 def basis_end(model: Any) -> float:
@@ -251,12 +289,12 @@ def basis_end(model: Any) -> float:
     :returns: seconds since the epoch; infinite without one that ends
     :raises ValueError: a time cannot be read; so do AttributeError and TypeError
     """
-    ends = float("inf")
+    first = float("inf")
     for basis in (model.trust, model.application_credential):
         end = basis.get("expires_at") if basis else None
         if end is not None:
-            ends = min(ends, _seconds(end))
-    return ends
+            first = min(first, _seconds(end))
+    return first
 
 
 def _seconds(end: datetime.datetime | str) -> float:

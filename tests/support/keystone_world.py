@@ -197,6 +197,11 @@ class World:
         return self.person()
 
     @cached_property
+    def service(self) -> Person:
+        """A service, that nothing changes."""
+        return self.person(self.own_role["service"])
+
+    @cached_property
     def own_role(self) -> dict[str, str]:
         """The ids of the roles that Keystone itself knows, by name."""
         return {x["name"]: x["id"] for x in self.call("GET", "/roles").body["roles"]}

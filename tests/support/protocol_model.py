@@ -51,12 +51,14 @@ class Rules:
     :param own_names: after a commit of its own it shares none (hole 2)
     :param asks_owner: a mark is recovered only if its transaction is over (hole 4)
     :param tables_apart: versions that number the slots differently have a table each (hole 13)
+    :param late: the kind of request that keeps what it answers with the number of its end; none
     """
 
     names_together: bool = True
     own_names: bool = True
     asks_owner: bool = True
     tables_apart: bool = True
+    late: str = ""
 
 
 class _Clock:
@@ -434,9 +436,27 @@ class Cloud:
         self.do_answer(version)
         if epoch is None:
             return
+        if self.rules.late and self.acting.endswith(self.rules.late):
+            found = self._here.now()
+            epoch = (found.generation, found.sequence)
         numbers = self._slots(SHOWN)
         if self._here.fresh(Epoch(*epoch), numbers):
             self._kept |= {(*epoch, tuple(numbers), version)}
+
+    def do_find(self) -> int | None:
+        """Look for what is known of a token, and stands; the oldest, if there are several."""
+        return min(
+            (
+                version
+                for generation, sequence, numbers, version in self._kept
+                if self._is_fresh(self._here, Epoch(generation, sequence), numbers)
+            ),
+            default=None,
+        )
+
+    def do_leave(self) -> None:
+        """Leave a request to others."""
+        self._end()
 
     def do_answer(self, version: int) -> None:
         """Answer with what was made of this version."""
@@ -643,6 +663,28 @@ def login() -> Steps:
         yield ("put", ROW, version)
     yield ("put", TOKEN, version)
     yield ("answer", version)
+
+
+def issue() -> Steps:
+    """Issues a token, and keeps what a validation of it will say."""
+    epoch = yield ("ask",)
+    yield ("begin",)
+    version = yield ("look", ROW)
+    if version is None:
+        version = yield ("read",)
+        yield ("put", ROW, version)
+    yield ("put", TOKEN, version)
+    yield ("keep", epoch, version)
+
+
+def first() -> Steps:
+    """A first validation, which is answered from what is known if anything is."""
+    epoch = yield ("ask",)
+    version = yield ("find",)
+    if version is None:
+        yield ("leave",)
+    else:
+        yield ("keep", epoch, version)
 
 
 def change(*, stores: bool = False) -> Steps:

@@ -43,6 +43,8 @@ class Read:
     :param after: whether it shows the state after it; an answer that shows neither is an error
     :param base_url: where it is asked, if not where the change is made
     :param body: what is sent with it
+    :param also_by: the token of another caller, who asks every other time: what the one was
+        answered is known then when the other asks for the first time
     """
 
     name: str
@@ -53,6 +55,7 @@ class Read:
     after: Shows
     base_url: str | None = None
     body: object = None
+    also_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +147,7 @@ def as_subject(
     """Someone, by default the administrator, validates the token."""
     return Read(
         name=f"{name} {method}{query}", method=method, path=VALIDATE + query, before=before,
-        after=after,
+        after=after, also_by=None if by or method != "GET" else world.service.token,
         headers={"X-Auth-Token": by or world.admin, "X-Subject-Token": token, **headers},
     )
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _LINES = (
     ("hits", "hits", "answered from a worker's own memory"),
     ("node_hits", "node hits", "answered from what the workers share"),
+    ("known", "known", "first validations, as token and caller were known"),
+    ("issued", "issued", "tokens that are known from their issue"),
     ("misses", "misses", "asked of Keystone"),
     ("waits", "waits", "waited for another request that asked the same"),
     ("not_kept", "not kept", "misses whose answer was not kept"),
@@ -324,7 +326,7 @@ def stats(cache: Cache, out: TextIO, *, as_json: bool = False) -> int:
     for kind in ("answers", "refusals"):
         taken, limit = counts[f"{kind}_bytes"] / 2**20, counts[f"{kind}_bytes_limit"] / 2**20
         out.write(f"{kind:<12}{taken:>10.1f} MiB  of {limit:.0f} MiB that the workers share\n")
-    hits = counts["hits"] + counts["node_hits"]
+    hits = counts["hits"] + counts["node_hits"] + counts["known"]
     asked = hits + counts["misses"]
     if asked:
         out.write(f"{'hit ratio':<12}{100 * hits / asked:>12.2f} %  of what may be cached\n")

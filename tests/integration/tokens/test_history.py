@@ -2,7 +2,8 @@
 
 Users and projects are renamed, roles taken away and tokens revoked, at both nodes, and read at both
 nodes and both services, while workers are killed and frozen, Redis is killed, frozen and cut off
-and the database is frozen. Everything is written down, and ``history.py`` judges it. A longer run::
+and the database is frozen; meanwhile people log in, and their tokens are validated. Everything is
+written down, and ``history.py`` judges it. A longer run::
 
     KEYFRONT_HISTORY_READS=1000000 pytest -s tests/integration/tokens/test_history.py
 
@@ -35,7 +36,7 @@ import pytest
 from support.cluster import Cluster, cluster
 from support.fault_proxy import FaultProxy
 from support.history import History
-from support.keystone_world import VALIDATE, Person, World, grant, random_name
+from support.keystone_world import VALIDATE, Client, Person, World, grant, random_name
 from support.processes import command_line
 from support.redis_servers import RedisServer, redis_server
 from support.served import PATIENCE, Served, stats
@@ -114,6 +115,8 @@ class Run:
         self.over = threading.Event()
         self.failures: list[BaseException] = []
         self.answers: Counter[str] = Counter()
+        #: Logins by node, of which a first validation was answered as well.
+        self.logins: Counter[str] = Counter()
         self.unanswered: Counter[str] = Counter()
         self.made: Counter[str] = Counter()
         self.doubtful: Counter[str] = Counter()
@@ -186,6 +189,44 @@ class Run:
             shown = [(register, f"status {status}")]
         self.history.read(began, name, shown)
         self.answers[name] += 1
+
+    def log_in(self, name: str, url: str, dice: random.Random) -> None:
+        """Log somebody in, have either node validate the token for the first time, note both."""
+        subject = dice.choice(self.subjects)
+        user = {"id": subject.person.user.id, "password": subject.person.user.password}
+        identity = {"methods": ["password"], "password": {"user": user}}
+        scope = {"project": {"id": subject.person.project}}
+        body = {"auth": {"identity": identity, "scope": scope}}
+        token = self._shown_by(f"login at {name}", url, subject, 201, {}, body)
+        if token is not None:
+            headers = {"X-Auth-Token": self.admin, "X-Subject-Token": token}
+            for node in dice.sample(self.served.nodes, len(self.served.nodes)):
+                if self._shown_by("first validation", node.url, subject, 200, headers) is not None:
+                    self.logins[name] += 1
+        seen = self.total + CHANGES_EVERY
+        while self.total < seen and not self.over.wait(PAUSE):
+            pass
+
+    def _shown_by(
+        self, what: str, url: str, subject: Subject, status: int, headers: dict[str, str],
+        body: object = None,
+    ) -> str | None:  # fmt: skip
+        """Note what an answer shows, and return its token; ``None`` if there is none."""
+        client = Client(url)
+        began = time.monotonic()
+        try:
+            answer = client.request("GET" if body is None else "POST", VALIDATE, headers, body)
+        except (OSError, HTTPException, ValueError):
+            self.unanswered[what] += 1
+            return None
+        finally:
+            client.close()
+        if answer.status >= 500:
+            self.unanswered[what] += 1
+            return None
+        assert answer.status == status, f"{what}: {answer.status} {answer.body}"
+        self.history.read(began, what, subject.shown(answer.body["token"]))
+        return str(answer.headers["X-Subject-Token"])
 
     # Changes
 
@@ -346,6 +387,9 @@ class Run:
             for number in range(READERS):
                 dice = random.Random(f"{name} {number}")
                 threads.append(self.thread(partial(self.read, name, url, dice)))
+        for node in self.served.nodes:
+            name = f"node {node.port}"
+            threads.append(self.thread(partial(self.log_in, name, node.url, random.Random(name))))
         for subject in self.subjects:
             for work in (
                 partial(self.rename, "user", "users", subject),
@@ -379,7 +423,8 @@ class Run:
         return "\n".join(
             [
                 f"{self.total} answers read ({told(self.answers)}), which showed"
-                f" {self.history.reads} values; without an answer: {told(self.unanswered)}",
+                f" {self.history.reads} values; logins with first validations: {told(self.logins)};"
+                f" without an answer: {told(self.unanswered)}",
                 f"{sum(self.made.values())} changes ({told(self.made)}), and"
                 f" {sum(self.doubtful.values())} without a good answer ({told(self.doubtful)})",
                 f"{sum(self.faults.values())} faults ({told(self.faults)})",
@@ -452,3 +497,4 @@ def test_what_clients_see_under_faults_may_have_happened(tmp_path: Path) -> None
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:5], str(found)])
     assert min(found.answers.values()) > 20
     assert len(found.answers) == 4
+    assert len(found.logins) == 2

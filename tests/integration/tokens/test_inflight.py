@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 
+from keyfront.middleware.tokens.node_cache import statistics
 from support import APPS, servers
 from support.apps.held_filter import Holds
-from support.keystone_world import VALIDATE, Client, World, random_name
+from support.keystone_world import VALIDATE, Answer, Client, World, grant, random_name
 from support.keystones import keystone_state, serve_as_is
 from support.served import PATIENCE, wait_for
 
@@ -77,13 +79,14 @@ class Place:
 
     def status(self, token: str) -> set[int]:
         """What several connections are told of a token: they reach both workers."""
-        return {self._ask(token) for _ in range(6)}
-
-    def _ask(self, token: str) -> int:
-        client = Client(self.world.base_url)
         headers = {"X-Auth-Token": self.world.admin, "X-Subject-Token": token}
+        return {self.ask(headers).status for _ in range(6)}
+
+    def ask(self, headers: dict[str, str]) -> Answer:
+        """What one connection is answered."""
+        client = Client(self.world.base_url)
         try:
-            return client.request("GET", VALIDATE, headers).status
+            return client.request("GET", VALIDATE, headers)
         finally:
             client.close()
 
@@ -102,21 +105,29 @@ def place(
         if request.param == "memcached":
             cache = stack.enter_context(servers.memcached())
         address = cache.address if cache else None
-        state = keystone_state(folder / "state", memcached=address, extra=EXTRA)
+        shared = folder / "shared"
+        extra = f"{EXTRA}[keyfront_token_cache]\npath = {shared}\n"
+        state = keystone_state(folder / "state", memcached=address, extra=extra)
         environment = {
             "KEYFRONT_APP": f"config:{paste}",
             "PYTHONPATH": str(APPS),
         }
         served = stack.enter_context(serve_as_is(state, "uwsgi", environment=environment))
         yield Place(World(served.url, served.password), Holds(holds))
+        counts = statistics(shared)
+        assert counts["issued"] > 10, counts
+        assert counts["known"] > 10, counts
         assert not cache or int(cache.stats()["get_hits"]) > 0, "Keystone did not use its cache"
 
 
+@pytest.mark.parametrize("point", ["login", "answer"])
 @pytest.mark.parametrize("disabled", ["project", "domain of the project", "domain of the user"])
 def test_a_token_does_not_outlive_what_was_disabled_during_its_login(
-    place: Place, disabled: str
+    place: Place, disabled: str, point: str
 ) -> None:
+    """Before anything is made of what was read, and when all is made and nothing is kept yet."""
     world = place.world
+    place.status(world.bystander.token)  # the administrator is known, as a service is
     homes = {"project": world.domain(), "user": world.domain()}
     project = world.project(homes["project"])
     person = world.person(domain=homes["user"], project=project)
@@ -126,7 +137,7 @@ def test_a_token_does_not_outlive_what_was_disabled_during_its_login(
         "domain of the user": f"/domains/{homes['user']}",
     }[disabled]
     kind = path.split("/")[1].removesuffix("s")
-    with place.held("login", lambda: world.issue(person.user, project=project)) as login:
+    with place.held(point, lambda: world.issue(person.user, project=project)) as login:
         world.flag(kind, path, False)
     token = login.result()
     # The login may have been let through: it began before the change. Its token may not.
@@ -159,6 +170,56 @@ def test_a_name_that_was_given_away_during_a_login_is_the_others(place: Place) -
         world.patch("user", f"/users/{other}", name=name)
     assert login.result() == one
     assert {log_in() for _ in range(6)} == {other}
+
+
+@pytest.mark.parametrize("changed", ["revoked", "user disabled", "role taken", "renamed"])
+@pytest.mark.parametrize("when", ["during the first validation", "before it", "during the login"])
+def test_a_change_is_seen_by_first_validations(place: Place, changed: str, when: str) -> None:
+    """Each is asked over several connections, of both workers."""
+    world = place.world
+    person = world.person(world.still_role, world.second_role)
+    place.status(world.bystander.token)
+
+    def change(token: str) -> None:
+        if changed == "revoked":
+            world.revoke(token)
+        elif changed == "user disabled":
+            world.flag("user", f"/users/{person.user.id}", False)
+        elif changed == "role taken":
+            role = world.second_role
+            world.call(
+                "DELETE", grant("projects", person.project, "users", person.user.id, role)
+            )
+        else:
+            world.patch("user", f"/users/{person.user.id}", name=f"{person.user.name}-new")
+
+    if when == "during the login":
+        if changed == "revoked":
+            pytest.skip("there is no token yet")
+        log_in = partial(world.issue, person.user, project=person.project)
+        with place.held("answer", log_in) as login:
+            change("")
+        token = login.result()
+    else:
+        token = world.issue(person.user, project=person.project)
+        if when == "before it":
+            change(token)
+        else:
+            # By somebody whom nobody knows, so that Keystone is asked.
+            service = world.person(world.own_role["service"]).token
+            headers = {"X-Auth-Token": service, "X-Subject-Token": token}
+            validation = partial(place.ask, headers)
+            with place.held("answer", validation):
+                change(token)
+    for _ in range(6):
+        answer = place.ask({"X-Auth-Token": world.admin, "X-Subject-Token": token})
+        if changed == "renamed":
+            assert answer.token()["user"]["name"] == f"{person.user.name}-new"
+        elif changed == "role taken":
+            roles = {role["id"] for role in answer.token()["roles"]}
+            assert roles == {world.still_role}
+        else:
+            assert answer.status == 404
 
 
 def test_of_two_changes_the_second_is_seen(place: Place) -> None:

@@ -43,6 +43,8 @@ def test_rates_and_ratios_are_medians_round_by_round() -> None:
     assert (stock[1], stock[-1]) == ("5 (0.1)", "80.0 s (0.1)")
     assert memcached[-1] == "8.0 s (1)"
     assert ours == ["Keystone + keyfront", *["100 (2)"] * 4, "4.0 s (2)"]
+    words = cloud_mix.first_in_words(FOUND)
+    assert words.startswith("First validations as a part of repeated ones: Keystone 1, ")
 
 
 def test_cpu_is_of_all_rounds_and_without_the_hash() -> None:

@@ -38,6 +38,7 @@ def test_defaults(tmp_path: Path) -> None:
         "memory": 64,
         "node_memory": 32,
         "flight_timeout": 5.0,
+        "first_validations": True,
         "routes": [],
         "settle": 0.0,
         "coordinator": None,

@@ -24,7 +24,7 @@ from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS
 from keyfront.middleware.tokens.coordinator.table import Table
 from keyfront.middleware.tokens.epochs import DIRTY, MARK_SECONDS
 from support.explorer import Explored, Program, explore
-from support.protocol_model import Rules, change, cloud, fill, login, once
+from support.protocol_model import Rules, change, cloud, fill, first, issue, login, once
 
 FULL = os.environ.get("KEYFRONT_MODEL") == "full"
 # What explores more than this is not what it was when its bound was set.
@@ -51,7 +51,11 @@ def changes(worker: str, **options: bool) -> dict[str, Program]:
 FILL: Programs = {"w1 fill": fill}
 BARE_FILL: Programs = {"w1 fill": partial(fill, look=False)}
 LOGIN: Programs = {"w1 login": login}
+ISSUE: Programs = {"w1 issue": issue}
+# By the worker that did not issue it: they share what is known.
+FIRST: Programs = {"w0 first": first}
 KILLED: Programs = {"kill": does(("kill", "w0"))}
+LATE_0: Programs = {"time": does(("pass", MARK_SECONDS + 1)), "w0 recovery": does(("recover",))}
 LATE: Programs = {"time": does(("pass", MARK_SECONDS + 1)), "w1 recovery": does(("recover",))}
 LOST: Programs = {"loss": does(("lose",)), "time": does(("pass", LEASE_SECONDS + 0.1))}
 
@@ -61,6 +65,21 @@ SMALL: dict[str, tuple[dict[str, int], Programs, bool]] = {
     "two changes, one of which stores late, and a fill": (
         TWO,
         {**changes("w0", stores=True), **changes("w1"), **FILL},
+        False,
+    ),
+    "a change, an issue and a first validation": (
+        TWO,
+        {**changes("w0"), **ISSUE, **FIRST},
+        False,
+    ),
+    "a writer is killed, an issue and a first validation": (
+        TWO,
+        {**changes("w1"), "kill": does(("kill", "w1")), **LATE_0, "w0 issue": issue, **FIRST},
+        False,
+    ),
+    "the table is lost, an issue and a first validation": (
+        TWO,
+        {**changes("w0"), **LOST, "w1 issue": issue, **FIRST},
         False,
     ),
     "a writer is killed, and recovered late": (
@@ -95,6 +114,11 @@ LARGE: dict[str, tuple[dict[str, int], Programs, bool]] = {
     "the table is lost under two changes, one of whose writers is killed": (
         TWO,
         {**changes("w0"), **changes("w1"), **KILLED, **LOST, **BARE_FILL},
+        False,
+    ),
+    "two changes, an issue and two first validations": (
+        TWO,
+        {**changes("w0"), **changes("w1"), **ISSUE, **FIRST, "w1 first": first},
         False,
     ),
     "an upgrade, with a fill by each version": (
@@ -157,6 +181,18 @@ HOLES: dict[str, tuple[Rules, dict[str, int], Programs, str]] = {
         Rules(asks_owner=False),
         TWO,
         {**changes("w0"), **KILLED, **LATE, **BARE_FILL},
+        "answers from the filter with version 0 of 1",
+    ),
+    "what a login keeps has the number of its end": (
+        Rules(late="issue"),
+        TWO,
+        {**changes("w0"), **ISSUE},
+        "answers from the filter with version 0 of 1",
+    ),
+    "what is made of what is known has the number of its end": (
+        Rules(late="first"),
+        TWO,
+        {**changes("w0"), **FILL, **FIRST},
         "answers from the filter with version 0 of 1",
     ),
     "13: two versions number the slots of one table differently": (

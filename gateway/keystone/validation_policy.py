@@ -1,0 +1,261 @@
+"""What Keystone's policy decides on validations, and what Keystone says of a token at its issue.
+
+The filter answers a caller's first validation of a token from what is known of both
+(``middleware/tokens/first_validations.py``). Whether this caller may see this token it asks of
+Keystone's own enforcer, of oslo.policy, with the credentials that Keystone computed for the caller
+and with what it tells the enforcer of the token. Keystone is asked whole wherever the enforcer does
+not let the caller, or does not decide by these alone: ``http:``, OPA, checks of others.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from keyfront.middleware.tokens.first_validations import Decide
+from keyfront.middleware.tokens.request import Enforced, Issued, Request, current
+from keyfront.middleware.tokens.routes import TOKENS
+
+from .imports import import_keystone
+
+LOG = logging.getLogger(__name__)
+
+#: What the policy calls a validation by GET.
+ACTION = "identity:validate_token"
+
+# Checks of oslo.policy that go by nothing but credentials, target and other rules.
+_PLAIN = ("TrueCheck", "FalseCheck", "NotCheck", "AndCheck", "OrCheck")
+_PLAIN_WITH_KIND = ("RuleCheck", "RoleCheck", "GenericCheck")
+
+
+def tell_of_validations(
+    manager: Any, note: Callable[[Request, Any], None] = lambda request, model: None
+) -> Decide | None:
+    """Note in each request how the policy decided on a validation, and which token was issued.
+
+    Where Keystone tells its policy other things than are known here, nothing is noted, and first
+    validations are asked of Keystone as ever.
+
+    :param manager: Keystone's token provider manager
+    :param note: called with the request and the model of each token that is known from its issue
+    :returns: what asks the policy; ``None`` where nothing is noted
+    """
+    enforcer = import_keystone("keystone.common.rbac_enforcer.enforcer").RBACEnforcer
+    difference = _difference(enforcer, manager)
+    if difference:
+        LOG.warning(
+            "token_cache: first validations of tokens are asked of Keystone, which does not look "
+            "as expected: %s", difference,
+        )  # fmt: skip
+        return None
+    policy = Policy(enforcer)
+    policy.note()
+    note_issued(manager, note)
+    return policy.decide
+
+
+class Policy:
+    """Keystone's policy on validations.
+
+    :param enforcer: Keystone's class ``RBACEnforcer``
+    """
+
+    def __init__(self, enforcer: Any) -> None:
+        self._enforcer = enforcer
+        self._enforce: Callable[..., Any] = enforcer._enforce
+        checks = import_keystone("oslo_policy._checks")
+        self._plain = {getattr(checks, name) for name in _PLAIN}
+        self._rule = checks.RuleCheck
+        self._leaves = {getattr(checks, name) for name in _PLAIN_WITH_KIND}
+
+    def note(self) -> None:
+        """Have each decision noted in its request."""
+        enforce = self._enforce
+
+        @functools.wraps(enforce)
+        def _enforce(
+            self: Any, credentials: Any, action: str, target: Any, *values: Any, **named: Any
+        ) -> Any:
+            result = enforce(self, credentials, action, target, *values, **named)
+            request = current.get()
+            if request is not None and request.recording and action == ACTION:
+                told = self._enforcer._map_context_attributes_into_creds(credentials)
+                request.enforced.append(Enforced(told, target))
+            return result
+
+        self._enforcer._enforce = _enforce
+
+    def decide(
+        self, credentials: Mapping[str, Any], target: Mapping[str, Any]
+    ) -> frozenset[str] | None:
+        """Return by what of the target the policy lets somebody see a token.
+
+        :param credentials: what it is told of who asks; they were noted, and so was ``target``
+        :returns: names; ``None`` if it does not let him, or does not decide alone
+        """
+        enforcer = self._enforcer()
+        policy = enforcer._enforcer
+        # Not that of a request that Keystone serves: what is noted here is looked at here.
+        request = Request()
+        before = current.set(request)
+        try:
+            # It loads them again where a file has changed, so that they are looked at after it too.
+            if not self._is_plain(policy.rules):
+                return None
+            looked_at = _LookedAt(target)
+            told = dict(credentials)
+            if not self._enforce(enforcer, told, ACTION, looked_at, do_raise=False):
+                return None
+            alone = not request.unvouched and self._is_plain(policy.rules)
+            return frozenset(looked_at.names) if alone else None
+        except Exception:
+            return None  # whatever it is, Keystone will say so
+        finally:
+            current.reset(before)
+
+    def _is_plain(self, rules: Any) -> bool:
+        """Whether the rule on validations asks nobody."""
+        todo, seen = [ACTION], {ACTION}
+        while todo:
+            try:
+                checks = [rules[todo.pop()]]
+            except KeyError:
+                continue  # the policy refuses then
+            while checks:
+                check = checks.pop()
+                kind = type(check)
+                if kind in self._leaves:
+                    if kind is self._rule and check.match not in seen:
+                        seen.add(check.match)
+                        todo.append(check.match)
+                elif kind in self._plain:
+                    inner = getattr(check, "rules", None) or getattr(check, "rule", None)
+                    if inner is not None:
+                        checks += inner if isinstance(inner, list | tuple) else [inner]
+                else:
+                    return False
+        return True
+
+
+class _LookedAt(Mapping[str, Any]):
+    """What a policy is told of a token, which notes what of it is looked at.
+
+    :param target: all of it
+    """
+
+    def __init__(self, target: Mapping[str, Any]) -> None:
+        self._target = target
+        #: The names that were looked at, whether or not they are there.
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return self._target[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.names.update(self._target)
+        return iter(self._target)
+
+    def __len__(self) -> int:
+        self.names.update(self._target)
+        return len(self._target)
+
+
+def note_issued(
+    manager: Any, note: Callable[[Request, Any], None] = lambda request, model: None
+) -> None:
+    """Note in each login the token that it issues, if a validation would accept it.
+
+    Keystone accepts it by its own code: a user of whom a directory says that he is disabled may
+    log in by OAuth, and a token that is issued in the second of a revocation may be revoked by it.
+
+    :param manager: Keystone's token provider manager
+    :param note: called with the request and the model of each of these tokens
+    """
+    issue = manager.issue_token
+
+    def issue_token(*values: Any, **named: Any) -> Any:
+        model = issue(*values, **named)
+        request = current.get()
+        if request is not None and request.issuing:
+            request.issued = None
+            try:
+                methods = _methods_if_accepted(manager, model)
+                if methods is not None:
+                    note(request, model)
+                    request.accepted[model.id] = model
+                    request.issued = Issued(model, methods, target_of(model))
+            except Exception as error:
+                # The login has succeeded, whatever a validation says.
+                LOG.debug("a token that was issued would not be accepted: %s", error)
+        return model
+
+    manager.issue_token = issue_token
+
+
+def _methods_if_accepted(manager: Any, model: Any) -> list[str] | None:
+    """Return a token's methods as a validation shows them; ``None`` if it shows another token.
+
+    :raises Exception: of Keystone: it would be refused
+    """
+    user, credential = model.user, model.application_credential
+    # Of a user who is disabled a validation writes a revocation, which is not for a login to do.
+    # One with access rules is accepted by the version that who asks knows of them.
+    if not user.get("enabled") or (credential and credential.get("access_rules") is not None):
+        return None
+    manager._is_valid_token(model)
+    methods: list[str]
+    user_id, methods, *others = manager.driver.validate_token(model.id)
+    known = (
+        *(model.audit_ids, model.system, model.domain_id, model.project_id, model.trust_id),
+        *(model.federated_groups, model.identity_provider_id, model.protocol_id),
+        *(model.access_token_id, model.application_credential_id, model.oauth2_thumbprint),
+        *(model.issued_at, model.expires_at),
+    )
+    same = (user_id, *others) == (model.user_id, *known)
+    return methods if same and sorted(methods) == sorted(model.methods) else None
+
+
+def target_of(model: Any) -> dict[str, Any]:
+    """Return what Keystone tells its policy of the token that is validated.
+
+    :param model: Keystone's ``TokenModel``
+    """
+    told = {"target.token.user_id": model.user_id}
+    if domain := model.user["domain_id"]:
+        told["target.token.user.domain.id"] = domain
+    return told
+
+
+def _difference(enforcer: Any, manager: Any) -> str:
+    """Return what is not as :func:`target_of` and :class:`Policy` have it; empty if all is.
+
+    Tried, not read: Keystone's own code enforces a validation of a token that has nothing but what
+    is known here.
+    """
+    import flask
+
+    context = import_keystone("keystone.common.context")
+    resource = import_keystone("keystone.api.auth").AuthTokenResource
+    seen: list[dict[str, Any]] = []
+    token = SimpleNamespace(user_id="a user", user={"domain_id": "a domain"})
+    recorder = SimpleNamespace(_enforce=lambda **told: seen.append(told))
+    caller = SimpleNamespace(authenticated=True, is_admin=False)
+    original = manager.validate_token
+    application = flask.Flask("keyfront")
+    application.add_url_rule(TOKENS, view_func=resource.as_view("tokens"))
+    try:
+        enforcer()._enforcer._map_context_attributes_into_creds  # noqa: B018 - it has to be there
+        manager.validate_token = lambda *values, **named: token
+        with application.test_request_context(TOKENS, headers={"X-Subject-Token": "a token"}):
+            flask.request.environ[context.REQUEST_CONTEXT_ENV] = caller
+            enforcer.enforce_call(enforcer=recorder, action=ACTION)
+        wanted = {"credentials": caller, "action": ACTION, "target": target_of(token)}
+        return "" if seen == [wanted] else f"its policy is told {seen}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        manager.validate_token = original
