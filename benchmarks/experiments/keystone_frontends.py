@@ -40,10 +40,11 @@ SWEEP = (*range(10, 101, 10), *range(200, 1001, 100))
 QUICK_SWEEP = (10, 150)
 MOST = 2000
 FEW = 10
-TUNED_PROCESSES, QUICK_TUNED_PROCESSES = 38, 4
-SECONDS, QUICK_SECONDS = 10, 2
+TUNED_PROCESSES, QUICK_TUNED_PROCESSES = 38, 2
+SECONDS, QUICK_SECONDS = 10, 1
 # Of a warm-up, at most; a process answers its first request a hundred times slower than others.
 WARM, QUICK_WARM = 60, 6
+WARM_SECONDS, QUICK_WARM_SECONDS = 2, 1
 DRAIN = 120
 
 
@@ -118,6 +119,7 @@ class Bench:
         self.most = () if quick else (MOST,)
         self.seconds = world.seconds(QUICK_SECONDS, SECONDS)
         self.warm = QUICK_WARM if quick else WARM
+        self.warm_seconds = QUICK_WARM_SECONDS if quick else WARM_SECONDS
         self.tuned_processes = QUICK_TUNED_PROCESSES if quick else TUNED_PROCESSES
 
     def measure(self) -> None:
@@ -142,7 +144,9 @@ class Bench:
         while answers < wanted and time.monotonic() < deadline:
             for path in _PATHS.values():
                 request = Request(f"{found.url}{path}", headers)
-                load = generators.closed("wrk", request, connections=connections, seconds=2)
+                load = generators.closed(
+                    "wrk", request, connections=connections, seconds=self.warm_seconds
+                )
                 answers += load.good
         drain()
 
@@ -162,7 +166,11 @@ class Bench:
             request = Request(f"{found.url}{_PATHS[what]}", headers)
             with counters.Watch(self.start, self._probes(found)) as watch:
                 load = generators.closed(
-                    generator, request, connections=connections, seconds=self.seconds
+                    generator,
+                    request,
+                    connections=connections,
+                    seconds=self.seconds,
+                    drain=drain,
                 )
             self._note(name, setting, what, connections, load, watch)
             done.append(f"{connections}: {load.rate:.0f}")

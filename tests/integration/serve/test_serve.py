@@ -26,6 +26,8 @@ from support.processes import command_line
 from support.served import PATIENCE, SHAPES, WITH_UWSGI, Served, serve, stats, wait_for
 
 CONNECTIONS = 8
+# Seconds between an answer and its client's next request: without, clients alone occupy all cores.
+BREATH = 0.01
 
 
 def _held(folder: Path, server: str, mercy: int) -> dict[str, object]:
@@ -190,6 +192,7 @@ class _Clients:
             except (OSError, HTTPException) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
                 connection.close()
+            self._over.wait(BREATH)
         connection.close()
 
     def go_on(self) -> set[bytes]:
@@ -263,7 +266,11 @@ def test_a_reload_of_mod_wsgi_keeps_nobody_waiting(
             load.wait()
             clients.go_on()
             load.go_one()
-        wait_for(lambda: "reloaded in" in served.more(), "it says that it has reloaded")
+        try:
+            wait_for(lambda: "reloaded in" in served.more(), "it says that it has reloaded")
+        except AssertionError as error:
+            begun = sorted(path.name for path in tmp_path.glob("load-*"))
+            raise AssertionError(f"{error}; {served.more()!r}, {_daemons(served)}, {begun}") from None
         new = {b"%d" % daemon.pid for daemon in _daemons(served)}
         assert not new & old and len(new) == len(old)
         wait_for(lambda: clients.go_on() <= new, "only fresh daemons answer")
