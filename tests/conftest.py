@@ -10,3 +10,5 @@ else:
     # How long an example takes is the machine's affair: beside others some take a second.
     settings.register_profile("unhurried", deadline=None)
     settings.load_profile("unhurried")
+    # For a second Python: the same properties, looked at less often.
+    settings.register_profile("brief", deadline=None, max_examples=20)
