@@ -172,7 +172,7 @@ def test_flushed_or_evicted(server: RedisServer, make: Make, how: str) -> None:
 
 
 def test_many_make_a_new_table_at_once(server: RedisServer, make: Make) -> None:
-    coordinators = [make(timeout=60) for _ in range(8)]
+    coordinators = [make(timeout=10) for _ in range(8)]
     for _ in range(5):
         server.client.flushall()
         start, found = threading.Barrier(8), []
@@ -362,7 +362,7 @@ def test_a_stamp_that_is_not_answered_is_made_up_for(
 def test_answers_that_are_none(
     make: Make, proxy: FaultProxy, retries: Clock, nonsense: bytes
 ) -> None:
-    keystone, lease = make(proxy.port), make(proxy.port, lease=0.1)
+    keystone, lease = make(proxy.port), make(proxy.port, lease=SOON)
     change(keystone, 1)
     filled = keystone.now()
     assert lease.fresh(filled, entry(1))
