@@ -57,10 +57,11 @@ GENERATORS = (*_PACKAGES, CONSTANT)
 # More than any run sends.
 _ENDLESS = 100_000_000
 
-# siege ends by cancelling its threads (crew.c). One that still waits for its first request, as on a
-# machine with other work, takes the lock with it that the others wait for: siege hangs, or has sent
-# nothing. Nothing was measured then, and it is given more time, by these factors. So is one that
-# was not answered; what it leaves waiting in the server would be answered before the next one's.
+# siege 4.0 ends by cancelling its threads wherever they are (PTHREAD_CANCEL_ASYNCHRONOUS, until
+# 4.1.4). One that is in malloc takes the lock of its arena with it, and all that free something
+# there wait for ever: siege hangs; the more threads are at work when it ends, the likelier. Nothing
+# was measured then, and it is given more time, by these factors. So is one that was not answered;
+# what it leaves waiting in the server would be answered before the next one's.
 _SIEGES = (1, 2, 4, 8)
 _SIEGE = """\
 limit = {connections}
