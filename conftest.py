@@ -1,6 +1,7 @@
 """Marks tests by the folder they lie in: those that start servers, and those that run once."""
 
 import atexit
+import gc
 import shutil
 import sys
 import tempfile
@@ -28,3 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("integration")
         if any(item.path.is_relative_to(place) for place in ONCE):
             item.add_marker("once")
+
+
+def pytest_collection_finish() -> None:
+    # What was imported and collected stays: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-try:
-    from hypothesis import settings
-except ModuleNotFoundError:
-    pass  # the documents are tested without it
-else:
-    # How long an example takes is the machine's affair: beside others some take a second.
-    settings.register_profile("unhurried", deadline=None)
-    settings.load_profile("unhurried")
+import os
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Importing hypothesis takes a second: what does without has -p no:hypothesispytest.
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import settings
+
+        # How long an example takes is the machine's affair: beside others some take a second.
+        examples = int(os.environ.get("KEYFRONT_EXAMPLES", "100"))
+        settings.register_profile("unhurried", deadline=None, max_examples=examples)
+        settings.load_profile("unhurried")

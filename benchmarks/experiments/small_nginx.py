@@ -33,7 +33,7 @@ SOURCE = "C. Cutler, 2011-07, cutler.sg/2011/07/nginix-on-a-256mb-vm-slice-24000
 PUBLISHED = 24000
 MEMORY = 256 * 2**20
 CONNECTIONS = 100
-SECONDS, QUICK_SECONDS = 10, 2
+SECONDS, QUICK_SECONDS = 10, 1
 STATIC, DYNAMIC = "static file", "dynamic endpoint"
 STOCK, TUNED, KEYFRONT = SERVERS = ("nginx, stock", "nginx, tuned", "nginx + uWSGI by keyfront")
 _PATHS = {STATIC: "/hello.txt", DYNAMIC: "/dynamic"}

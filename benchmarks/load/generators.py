@@ -57,9 +57,11 @@ GENERATORS = (*_PACKAGES, CONSTANT)
 # More than any run sends.
 _ENDLESS = 100_000_000
 
-# siege ends by cancelling its threads (crew.c). One that still waits for its first request, as on a
-# machine with other work, takes the lock with it that the others wait for: siege hangs, or has sent
-# nothing. Nothing was measured then, and it is given more time, by these factors.
+# siege 4.0 ends by cancelling its threads wherever they are (PTHREAD_CANCEL_ASYNCHRONOUS, until
+# 4.1.4). One that is in malloc takes the lock of its arena with it, and all that free something
+# there wait for ever: siege hangs; the more threads are at work when it ends, the likelier. Nothing
+# was measured then, and it is given more time, by these factors. So is one that was not answered;
+# what it leaves waiting in the server would be answered before the next one's.
 _SIEGES = (1, 2, 4, 8)
 _SIEGE = """\
 limit = {connections}
@@ -100,13 +102,18 @@ def closed(
     connections: int,
     seconds: int,
     cores: Collection[int] | None = None,
+    drain: Callable[[], object] = lambda: None,
 ) -> Load:
     """Keep ``connections`` requests under way for ``seconds``.
 
     :param name: one of :data:`GENERATORS` but ``constant``
+    :param drain: waits until the server has worked off what was given up; called before a
+        generator that has measured nothing is started again
     :raises MissingPartError: the generator is not installed
     :raises ServerError: it failed, so nothing was measured
     """
+    if name == "siege":
+        return _siege(request, connections, seconds, cores, drain)
     return _CLOSED[name](request, connections, seconds, cores)
 
 
@@ -253,7 +260,11 @@ def parse_ab(output: str, percentiles: str, cpu: float) -> Load:
 
 
 def _siege(
-    request: Request, connections: int, seconds: int, cores: Collection[int] | None
+    request: Request,
+    connections: int,
+    seconds: int,
+    cores: Collection[int] | None,
+    drain: Callable[[], object],
 ) -> Load:
     with tempfile.TemporaryDirectory(prefix="keyfront-siege-") as folder:
         rc = Path(folder, "siegerc")
@@ -269,7 +280,12 @@ def _siege(
         )
         command = [_program("siege"), "-R", str(rc), "-c", str(connections)]
         for factor in _SIEGES:
+            if factor > 1:
+                drain()
             length = seconds * factor
+            # its timer goes by whole seconds of the clock: begun late in one, it would have ended
+            # after a fraction, with threads that were given nothing yet
+            time.sleep(1.01 - time.time() % 1)
             # it writes a folder of its own to the home folder
             process = Process(
                 "siege", [*command, "-t", f"{length}S", request.url], cores=cores,
@@ -355,6 +371,5 @@ _CLOSED: dict[str, Callable[[Request, int, int, Collection[int] | None], Load]] 
     "wrk": _wrk,
     "wrk-status": _wrk_by_status,
     "ab": _ab,
-    "siege": _siege,
     "h2load": _h2load,
 }

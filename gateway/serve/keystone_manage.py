@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 from keyfront.errors import MissingPartError, ServerError
 
+from ..keystone import saml_schemas
+
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -108,6 +110,7 @@ _ANSWER = "keyfront-manage: "
 def main() -> None:
     """Import Keystone, then run commands until standard input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    saml_schemas.build_on_demand()
     from keystone.cmd import manage
 
     config = sys.argv[1]

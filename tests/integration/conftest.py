@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,10 @@ import pytest
 
 if TYPE_CHECKING:
     from support.broker import Broker
+
+# The cheapest that bcrypt takes, for each Keystone that is started here: how passwords are hashed
+# is tested nowhere.
+os.environ.setdefault("OS_IDENTITY__PASSWORD_HASH_ROUNDS", "4")
 
 
 @pytest.fixture(scope="session")

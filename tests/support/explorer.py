@@ -8,6 +8,7 @@ breadth first, each once: the first schedule that fails is a shortest one.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import marshal
 from collections.abc import Callable, Generator, Hashable, Mapping
@@ -124,6 +125,15 @@ def explore(world: World, programs: Mapping[str, Program], *, limit: int = 0) ->
     :param limit: states after which it is given up; 0: none
     :raises AssertionError: there were more
     """
+    # There are hundreds of thousands of states and no cycles.
+    gc.disable()
+    try:
+        return _explore(world, programs, limit)
+    finally:
+        gc.enable()
+
+
+def _explore(world: World, programs: Mapping[str, Program], limit: int) -> Explored:
     next_step = _Programs(programs).next
     names = tuple(programs)
     found = Explored()

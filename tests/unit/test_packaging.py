@@ -81,6 +81,7 @@ def test_wheel_holds_every_source_file(tree: Path, wheel: Path) -> None:
     assert packed == expected
 
 
+@pytest.mark.once
 def test_a_deleted_module_does_not_linger(tree: Path, wheel: Path) -> None:
     extra = tree / "gateway/left_over.py"
     extra.write_text("")
@@ -91,6 +92,7 @@ def test_a_deleted_module_does_not_linger(tree: Path, wheel: Path) -> None:
     assert files_of(second) == files_of(wheel)
 
 
+@pytest.mark.once
 def test_source_archive_makes_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")

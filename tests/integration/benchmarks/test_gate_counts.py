@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+from support.pytest_runs import run
+
 pytest_plugins = ["pytester"]
 
 STRACE = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
@@ -16,10 +18,6 @@ COUNTED = """
     def test_login(counted):
         counted(binds=1, sql=3)
 """
-
-
-def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=300)
 
 
 def test_a_count_is_recorded_and_then_kept_to(pytester: pytest.Pytester) -> None:

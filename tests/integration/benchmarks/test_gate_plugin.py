@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.pytest_runs import run
+
 pytest_plugins = ["pytester"]
 
 # Twice as slow is found on any machine.
@@ -23,10 +25,6 @@ TIMED = """
     def test_slower(paired):
         paired(lambda: work(400), lambda: work(200))
 """
-
-
-def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=300)
 
 
 def text(result: pytest.RunResult) -> str:

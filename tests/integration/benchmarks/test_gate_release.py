@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.pytest_runs import run
+
 pytest_plugins = ["pytester"]
 
 MODULE = "def work():\n    return sum(range({}))\n"
@@ -37,10 +39,6 @@ def release(pytester: pytest.Pytester, tmp_path: Path) -> Path:
     (pytester.path / "test_hot.py").write_text(TESTS)
     pytester.makeini("[pytest]\npythonpath = src\n")
     return made
-
-
-def run(pytester: pytest.Pytester, *arguments: str | Path) -> pytest.RunResult:
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=300)
 
 
 def slow_down(pytester: pytest.Pytester) -> None:

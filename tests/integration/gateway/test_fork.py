@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from support.served import PATIENCE
+
 UWSGI = Path(sys.executable).with_name("uwsgi")
 pytestmark = pytest.mark.skipif(not UWSGI.exists(), reason="uWSGI is not installed")
 pytest.importorskip("pymemcache")
@@ -98,7 +100,7 @@ def application(environ, start_response):
 
 def wait_for(condition: Callable[[], Any], server: subprocess.Popen[bytes], log: Path) -> Any:
     """What ``condition`` gives once it gives something."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         result = condition()
         if result:
@@ -201,7 +203,7 @@ def test_workers_share_no_connection_and_no_random_state(
         assert len(states) == 3
         assert "workers would share" not in forked.log
         assert "will not exist in the workers" not in forked.log
-        with urllib.request.urlopen(forked.url, timeout=10) as answer:
+        with urllib.request.urlopen(forked.url, timeout=PATIENCE) as answer:
             assert answer.read() == b"served"
 
 

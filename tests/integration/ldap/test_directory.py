@@ -32,7 +32,8 @@ from support.directory import Directory, User, directory
 from support.fault_proxy import FaultProxy, proxy_process
 from support.served import PATIENCE, wait_for
 
-SHORT = 0.3
+# Seconds in which a server that is well answers, on a busy machine as well; others are waited for.
+SOON = 3.0
 KINDS = ("plain", "ldaps", "starttls")
 ROOT = Path(__file__).parents[3]
 
@@ -495,8 +496,8 @@ def test_the_rest_of_ldap_by_ldap3(d: Directory, make: Make) -> None:
 
 def test_a_stopped_server_is_no_verdict(d: Directory, make: Make, kind: str) -> None:
     user = d.users[0]
-    pool = make(url(d, kind), search_base=d.people, timeout=5.0, **secured(d, kind))
-    direct = make(url(d, kind), timeout=5.0, **secured(d, kind))
+    pool = make(url(d, kind), search_base=d.people, timeout=30.0, **secured(d, kind))
+    direct = make(url(d, kind), timeout=30.0, **secured(d, kind))
     for _ in range(2):
         pool.authenticate("user0", user.password)
         direct.authenticate(user.dn, user.password)
@@ -514,7 +515,7 @@ def test_a_stopped_server_is_no_verdict(d: Directory, make: Make, kind: str) -> 
 
 def test_a_server_that_hangs_is_no_verdict(d: Directory, make: Make) -> None:
     user = d.users[0]
-    pool = make(d.url, operation_timeout=SHORT, connect_timeout=SHORT, timeout=5.0)
+    pool = make(d.url, operation_timeout=SOON, connect_timeout=SOON, timeout=30.0)
     pool.authenticate(user.dn, user.password)
     d.pause()
     until(lambda: is_stopped(d), "all its threads are stopped")
@@ -540,7 +541,7 @@ def test_a_search_outlives_a_restart(d: Directory, make: Make) -> None:
 def test_a_connection_that_dies_unseen_is_asked_before_a_login(d: Directory, make: Make) -> None:
     user = d.users[0]
     with FaultProxy(d.port) as proxy:
-        pool = make(proxy.url(), check_after=0.0, connect_timeout=SHORT)
+        pool = make(proxy.url(), check_after=0.0, connect_timeout=SOON)
         pool.authenticate(user.dn, user.password)
         d.mark()
         proxy.half_open()
@@ -556,8 +557,8 @@ def test_fifty_logins_while_the_first_of_two_servers_fails(
 ) -> None:
     users = d.users[:50]
     with FaultProxy(d.port) as proxy:
-        pool = make(proxy.url(), other.url, connect_timeout=1.0, operation_timeout=1.0,
-                    auth_max_size=20, max_size=5, timeout=10.0)  # fmt: skip
+        pool = make(proxy.url(), other.url, connect_timeout=SOON, operation_timeout=SOON,
+                    auth_max_size=20, max_size=5, timeout=30.0)  # fmt: skip
         assert kinds_of(logins(pool, users)) == {"Identity": 50}
         other.mark()
         if fault == "reset":

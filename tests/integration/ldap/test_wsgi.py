@@ -555,7 +555,7 @@ import time
 from keyfront.errors import KeyfrontError
 from keyfront.middleware.ldap import LDAPPool
 
-pool = LDAPPool({url!r}, bind_dn={dn!r}, bind_password={password!r}, min_size=1, timeout=5)
+pool = LDAPPool({url!r}, bind_dn={dn!r}, bind_password={password!r}, min_size=1, timeout=30)
 # Its worker is at it, and in some workers' memory holds locks for ever.
 while not pool._search_connector.account._trying:
     time.sleep(0.001)

@@ -26,6 +26,11 @@ from support.processes import command_line
 from support.served import PATIENCE, SHAPES, WITH_UWSGI, Served, serve, stats, wait_for
 
 CONNECTIONS = 8
+# Seconds between an answer and its client's next request: without, clients alone occupy all cores.
+BREATH = 0.01
+# Of a stop, in seconds, and what a busy machine may take beyond it: less than the 30 s that a stop
+# takes at most without being told, and than the minute after which a request is ended.
+MERCY, BUSY = 3, 20
 
 
 def _held(folder: Path, server: str, mercy: int) -> dict[str, object]:
@@ -84,8 +89,7 @@ def _alive_after(family: list[psutil.Process], seconds: float) -> list[psutil.Pr
 def test_stop_is_bounded(oddly_named_state: tuple[Path, int], tmp_path: Path, server: str) -> None:
     """A stop lets requests end, cuts off the one that does not, and leaves no process."""
     state, port = oddly_named_state
-    mercy = 3
-    with serve(state, server, port=port, **_held(tmp_path, server, mercy)) as served:  # type: ignore[arg-type]
+    with serve(state, server, port=port, **_held(tmp_path, server, MERCY)) as served:  # type: ignore[arg-type]
         ends = _Request(served, "/hold/ends")
         never = _Request(served, "/hold/never")
         for name in ("ends", "never"):
@@ -96,8 +100,7 @@ def test_stop_is_bounded(oddly_named_state: tuple[Path, int], tmp_path: Path, se
         (tmp_path / "ends.go").touch()
         ends.join()
         assert ends.status == 200
-        # the bound itself: N seconds, and one for the last process
-        assert not _alive_after(family, mercy + 1)
+        assert not _alive_after(family, MERCY + BUSY)
         never.join()
         # uWSGI just closes; the web servers say so in their own ways
         assert never.status in (None, 500, 502, 503, 504)
@@ -110,15 +113,14 @@ def test_uwsgi_bounds_its_own_stop(
 ) -> None:
     """The same without keyfront's supervisor: only uWSGI is told to stop, as systemd would."""
     state, port = keystone_state
-    mercy = 3
-    with serve(state, server, port=port, **_held(tmp_path, server, mercy)) as served:  # type: ignore[arg-type]
+    with serve(state, server, port=port, **_held(tmp_path, server, MERCY)) as served:  # type: ignore[arg-type]
         never = _Request(served, "/hold/never")
         wait_for((tmp_path / "never.held").exists, "the request is in the application")
         family = served.processes()
         os.kill(served.process.pid, signal.SIGSTOP)  # it must not help
         try:
             served.masters("uwsgi").send_signal(signal.SIGTERM)
-            assert not _alive_after(family, mercy + 1)
+            assert not _alive_after(family, MERCY + BUSY)
         finally:
             os.kill(served.process.pid, signal.SIGCONT)
         never.join()
@@ -190,6 +192,7 @@ class _Clients:
             except (OSError, HTTPException) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
                 connection.close()
+            self._over.wait(BREATH)
         connection.close()
 
     def go_on(self) -> set[bytes]:

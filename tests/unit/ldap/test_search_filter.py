@@ -187,20 +187,20 @@ def test_depth_is_bounded() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "(a=" + "x" * 3_000_000 + ")",
-        "(a=" + r"\2a" * 1_000_000 + ")",
-        "(a=" + r"\*" * 1_000_000 + ")",
-        "(a=" + "x*" * 1_000_000 + ")",
-        "(|" + "(a=b)" * 200_000 + ")",
-        "(a" + ";b" * 1_000_000 + "=x)",
-        "(1" + ".1" * 1_000_000 + "=x)",
-        " " * 3_000_000 + "(a=b)" + " " * 3_000_000,
-        "(&" + " " * 3_000_000 + ")",
+        "(a=" + "x" * 600_000 + ")",
+        "(a=" + r"\2a" * 200_000 + ")",
+        "(a=" + r"\*" * 200_000 + ")",
+        "(a=" + "x*" * 200_000 + ")",
+        "(|" + "(a=b)" * 40_000 + ")",
+        "(a" + ";b" * 200_000 + "=x)",
+        "(1" + ".1" * 200_000 + "=x)",
+        " " * 600_000 + "(a=b)" + " " * 600_000,
+        "(&" + " " * 600_000 + ")",
     ],
     ids=lambda text: text[:8],
 )
 def test_large_ones_take_linear_time(text: str) -> None:
-    """A quadratic step would take hours."""
+    """A quadratic step would take minutes."""
     assert encode(text)
     for cut in (text[:-1], text.replace("=", "", 1), text.replace("=", ":", 1)):
         try:

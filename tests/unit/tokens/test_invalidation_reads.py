@@ -408,6 +408,7 @@ def _tags_of(operation: str, table: str, row: dict[str, str], rows: Rows) -> set
     return found - {rules.ANY, rules.CONTENT}
 
 
+@pytest.mark.once
 @settings(max_examples=400, deadline=None)
 @given(_statements(), st.data())
 def test_no_write_changes_what_is_shown_without_a_tag(

@@ -298,7 +298,9 @@ needs_keystone = pytest.mark.skipif(
 LENT = ("access_rule", "application_credential_access_rule")
 
 
-@pytest.fixture(scope="module", params=["models", "migrations"])
+@pytest.fixture(
+    scope="module", params=["models", pytest.param("migrations", marks=pytest.mark.once)]
+)
 def tables(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[dict[str, Any]]:
     """Keystone's tables by name, as SQLAlchemy describes them."""
     if request.param == "models":
