@@ -221,6 +221,7 @@ def test_a_change_counts_within_the_bound(
     token, others = site.login(user), site.login(other)
     site.wait_until_kept(token)
     site.wait_until_kept(others)
+    issued = site.login(user)  # nobody validates it before the change
     with validating(site, token) as seen:
         time.sleep(0.3)
         on_all(site, lambda server: change(server, user))
@@ -228,6 +229,8 @@ def test_a_change_counts_within_the_bound(
         wait_for(lambda: seen.answers[-1][1] != 200, "it is refused")
         time.sleep(0.5)
     assert seen.last_yes() <= changed + BOUND
+    time.sleep(max(0.0, changed + BOUND - time.monotonic()))
+    assert site.validate(issued) != 200
     # Nobody else is refused for it, and he is kept again.
     site.wait_until_kept(others)
 
@@ -237,6 +240,7 @@ def test_a_change_counts_within_the_bound_under_faults(site: Site, fault: str) -
     user, other = site.user(), site.user()
     token, others = site.login(user), site.login(other)
     site.wait_until_kept(token)
+    issued = site.login(user)  # nobody validates it before the change
     follower = site.follower()
     with validating(site, token) as seen:
         time.sleep(0.3)
@@ -252,6 +256,7 @@ def test_a_change_counts_within_the_bound_under_faults(site: Site, fault: str) -
             on_all(site, lambda server: disable(server, user))
             changed = time.monotonic()
             time.sleep(BOUND + 0.5)
+            told = site.validate(issued)
         finally:
             site.proxies[0].forward()
             if fault == "stopped":
@@ -259,9 +264,23 @@ def test_a_change_counts_within_the_bound_under_faults(site: Site, fault: str) -
                 os.kill(follower, signal.SIGCONT)
     late = [began for began, status in seen.answers if status == 200 and began > changed + BOUND]
     assert not late
+    assert told != 200
     # Somebody follows again, and answers are kept.
     assert site.follower()
     site.wait_until_kept(others)
+
+
+def test_a_token_is_known_from_its_issue(site: Site) -> None:
+    site.wait_until_kept(site.login(site.user()))  # the caller is known, too
+
+    def known() -> bool:
+        token = site.login(user)
+        before = site.counts()
+        assert site.validate(token) == 200
+        return site.counts()["known"] > before["known"]
+
+    user = site.user()
+    wait_for(known, "a first validation is answered without Keystone")
 
 
 def test_answers_are_kept_as_before(site: Site) -> None:
