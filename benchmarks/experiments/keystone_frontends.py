@@ -36,16 +36,14 @@ _PATHS = {LISTS: PROJECTS, VALIDATIONS: VALIDATION}
 SOMAXCONN = 8192
 
 SWEEP = (*range(10, 101, 10), *range(200, 1001, 100))
-# Beyond what the stock line-ups can hold: at most 20 in work, and 100 waiting.
+# Beyond what the stock line-ups can hold: 20 in work and 100 waiting.
 QUICK_SWEEP = (10, 150)
 MOST = 2000
 FEW = 10
-# In a line-up, at most: each loads Keystone, which takes seconds of a processor.
-PROCESSES, QUICK_PROCESSES = 38, 2
-SECONDS, QUICK_SECONDS = 10, 1
+TUNED_PROCESSES, QUICK_TUNED_PROCESSES = 38, 4
+SECONDS, QUICK_SECONDS = 10, 2
 # Of a warm-up, at most; a process answers its first request a hundred times slower than others.
 WARM, QUICK_WARM = 60, 6
-WARM_SECONDS, QUICK_WARM_SECONDS = 2, 1
 DRAIN = 120
 
 
@@ -82,19 +80,18 @@ class Setting(NamedTuple):
         return self.lineup.tuning != SERVE
 
 
-def settings(*, processes: int = PROCESSES) -> dict[str, Setting]:
+def settings(*, tuned_processes: int = TUNED_PROCESSES) -> dict[str, Setting]:
     """Return the line-ups by name: as published, stock and tuned, and keyfront's own.
 
-    :param processes: in a line-up, at most; fewer than 38 need less memory and start sooner
+    :param tuned_processes: 38 as published; fewer need less memory and start sooner
     """
-    apache, nginx = "mod_wsgi-event", "nginx+uwsgi"
-    five, ten, tuned = (min(count, processes) for count in (5, 10, 38))
+    apache, nginx, tuned = "mod_wsgi-event", "nginx+uwsgi", tuned_processes
     return {
         "apache stock": Setting(
-            f"Apache + mod_wsgi {five}x1, stock", Lineup(apache, "published-stock"), (five, 1)
+            "Apache + mod_wsgi 5x1, stock", Lineup(apache, "published-stock"), (5, 1)
         ),
         "nginx stock": Setting(
-            f"nginx + uWSGI {ten}x2, stock", Lineup(nginx, "published-stock"), (ten, 2)
+            "nginx + uWSGI 10x2, stock", Lineup(nginx, "published-stock"), (10, 2)
         ),
         "apache tuned": Setting(
             f"Apache + mod_wsgi {tuned}x4, tuned",
@@ -121,8 +118,7 @@ class Bench:
         self.most = () if quick else (MOST,)
         self.seconds = world.seconds(QUICK_SECONDS, SECONDS)
         self.warm = QUICK_WARM if quick else WARM
-        self.warm_seconds = QUICK_WARM_SECONDS if quick else WARM_SECONDS
-        self.processes = QUICK_PROCESSES if quick else PROCESSES
+        self.tuned_processes = QUICK_TUNED_PROCESSES if quick else TUNED_PROCESSES
 
     def measure(self) -> None:
         """Serve each line-up and load it."""
@@ -130,10 +126,10 @@ class Bench:
         with isolation.settings({"net.core.somaxconn": str(SOMAXCONN)}) as kernel:
             self.record.conditions["kernel"] = {**kernel.applied}
             self.record.conditions["kernel_refused"] = {**kernel.refused}
-            for name, setting in settings(processes=self.processes).items():
+            for name, setting in settings(tuned_processes=self.tuned_processes).items():
                 if self.world.database is not None:
                     self.world.database.limit(setting.database_connections)
-                with served(setting.lineup, keystone, processes=self.processes) as found:
+                with served(setting.lineup, keystone, processes=self.tuned_processes) as found:
                     headers = headers or keystone.validation_headers(found.url)
                     self._warm(setting, found, headers)
                     self._points(name, setting, found, headers)
@@ -146,9 +142,7 @@ class Bench:
         while answers < wanted and time.monotonic() < deadline:
             for path in _PATHS.values():
                 request = Request(f"{found.url}{path}", headers)
-                load = generators.closed(
-                    "wrk", request, connections=connections, seconds=self.warm_seconds
-                )
+                load = generators.closed("wrk", request, connections=connections, seconds=2)
                 answers += load.good
         drain()
 
@@ -168,11 +162,7 @@ class Bench:
             request = Request(f"{found.url}{_PATHS[what]}", headers)
             with counters.Watch(self.start, self._probes(found)) as watch:
                 load = generators.closed(
-                    generator,
-                    request,
-                    connections=connections,
-                    seconds=self.seconds,
-                    drain=drain,
+                    generator, request, connections=connections, seconds=self.seconds
                 )
             self._note(name, setting, what, connections, load, watch)
             done.append(f"{connections}: {load.rate:.0f}")
@@ -402,7 +392,7 @@ def run(world: World, record: results.Record) -> Conclusions:
         "database": "SQLite" if world.options.sqlite else "MariaDB",
         "clients": list(bench.sweep),
         "seconds": bench.seconds,
-        "processes": bench.processes,
+        "tuned_processes": bench.tuned_processes,
     }
     bench.measure()
     record.tables.append(_table(record.samples))
@@ -414,10 +404,9 @@ def run(world: World, record: results.Record) -> Conclusions:
         "Today's uWSGI, nginx, Apache and kernel: somaxconn is 4096 where it was 128, and what is "
         "not named in the publication is the default of today's Debian package.",
     ]
-    if bench.processes != PROCESSES:
+    if bench.tuned_processes != TUNED_PROCESSES:
         notes.append(
-            f"{bench.processes} processes in each published line-up, instead of 5 and 10 in the "
-            f"stock ones and {PROCESSES} in the tuned ones."
+            f"{bench.tuned_processes} processes in the tuned line-ups instead of {TUNED_PROCESSES}."
         )
     if world.options.sqlite:
         notes.append("SQLite instead of MySQL, as told.")

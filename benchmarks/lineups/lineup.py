@@ -212,8 +212,7 @@ class Place:
     :param upstream: ``HOST:PORT`` of uWSGI behind it, for those that use TCP there
     :param cached: true if keyfront's token cache answers
     :param cores: the cores of the servers
-    :param processes: processes of the application, at most, in the published line-ups, which have
-        5, 10 and 38; 0 for those
+    :param processes: the processes of the application, instead of the published 38; 0 for those
     """
 
     room: Room
@@ -259,10 +258,9 @@ def made(lineup: Lineup, place: Place) -> list[Program]:
         found = served_files(lineup.topology, place.room, place.listen, place.target, place.cores)
     else:
         numbers = NUMBERS[lineup.tuning]
-        if place.processes and lineup.tuning.startswith("published"):
+        if place.processes and lineup.tuning == "published-tuned":
             uwsgi, mod_wsgi = (
-                (min(processes, place.processes), threads)
-                for processes, threads in (numbers.uwsgi, numbers.mod_wsgi)
+                (place.processes, threads) for _, threads in (numbers.uwsgi, numbers.mod_wsgi)
             )
             numbers = replace(numbers, uwsgi=uwsgi, mod_wsgi=mod_wsgi)
         return _stock(lineup.topology, numbers, place)
@@ -523,8 +521,7 @@ def served(
     :param keystone: one that is made
     :param cores: on which the servers run; default: all
     :param name: tells line-ups apart that are served at the same time, in names of processes
-    :param processes: processes of the application, at most, in the published line-ups, which have
-        5, 10 and 38; 0 for those
+    :param processes: the processes of the application, instead of the published 38
     :raises KeyfrontError: it cannot be served here
     """
     lineup.check()

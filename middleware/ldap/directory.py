@@ -246,6 +246,7 @@ class LDAPPool:
             **common,
         )  # fmt: skip
         self._counts = dict.fromkeys(_COUNTS, 0)
+        self._is_published = False
         self._counts_lock = threading.Lock()
         self._pid = os.getpid()
         # By process: locks that no thread of a parent has held.
@@ -499,7 +500,10 @@ class LDAPPool:
 
     def _count(self, name: str) -> None:
         self._enter()
-        published.thread.start()  # at the first use: a server that forks has no thread before
+        if not self._is_published:
+            # At the first use: a server that forks has no thread before.
+            self._is_published = True
+            published.thread.start()
         with self._counts_lock:
             self._counts[name] += 1
 
@@ -533,6 +537,7 @@ class LDAPPool:
                 self._pid = pid
 
     def _after_fork(self) -> None:
+        self._is_published = False
         self._servers.after_fork()
         self._monitor.after_fork()
         self._search_connector.after_fork()

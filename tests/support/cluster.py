@@ -83,8 +83,9 @@ class Cluster:
                 elif read.headers.keys() == {"X-Auth-Token", "X-Subject-Token"}:
                     token = {"X-Auth-Token": read.headers["X-Subject-Token"]}
                     yield replace(
-                        read, name=f"{read.name} at {name}", base_url=url, path="/", headers=token
-                    )
+                        read, name=f"{read.name} at {name}", base_url=url, path="/",
+                        headers=token, also_by=None,
+                    )  # fmt: skip
 
 
 @contextmanager

@@ -256,7 +256,6 @@ def test_a_change_counts_within_the_bound_under_faults(site: Site, fault: str) -
             on_all(site, lambda server: disable(server, user))
             changed = time.monotonic()
             time.sleep(BOUND + 0.5)
-            told = site.validate(issued)
         finally:
             site.proxies[0].forward()
             if fault == "stopped":
@@ -264,7 +263,8 @@ def test_a_change_counts_within_the_bound_under_faults(site: Site, fault: str) -
                 os.kill(follower, signal.SIGCONT)
     late = [began for began, status in seen.answers if status == 200 and began > changed + BOUND]
     assert not late
-    assert told != 200
+    # Not before: it could come to the worker that stands still.
+    assert site.validate(issued) != 200
     # Somebody follows again, and answers are kept.
     assert site.follower()
     site.wait_until_kept(others)
