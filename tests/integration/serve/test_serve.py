@@ -130,6 +130,17 @@ def test_uwsgi_bounds_its_own_stop(
         assert "waiting_app.py" in log or server == "gevent"
 
 
+@pytest.mark.parametrize(("server", "told"), [("gevent", True), ("nginx+uwsgi", False)])
+def test_what_slow_clients_stop_says_so_where_others_reach_it(
+    keystone_state: tuple[Path, int], tmp_path: Path, server: str, told: bool
+) -> None:
+    state, port = keystone_state
+    options = _held(tmp_path, server, 3)
+    options["arguments"] = (*options["arguments"], "--listen", f"0.0.0.0:{port}")  # type: ignore[misc]
+    with serve(state, server, port=port, **options) as served:  # type: ignore[arg-type]
+        assert (b"\nPut nginx in front  " in served.output) is told
+
+
 class _Load:
     """Loads of the application, which wait until the test says so; the first ones need not."""
 
@@ -373,6 +384,7 @@ def test_statistics_show_no_token(keystone_state: tuple[Path, int], tmp_path: Pa
         wait_for((tmp_path / "slow.held").exists, "the request is in the application")
         path = state / "run" / "stats.sock"
         told = json.dumps(stats(path))
+        assert b"Put nginx in front" not in served.output, "it listens on loopback"
         (tmp_path / "slow.go").touch()
         request.join()
         assert request.status == 200
