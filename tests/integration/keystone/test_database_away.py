@@ -22,6 +22,8 @@ TOLD = "the database cannot be reached"
 EXTRA = """\
 [identity]
 password_hash_rounds = 4
+# As Keystone has it by default, with a warning at each password.
+max_password_length = 4096
 [keyfront_token_cache]
 path =
 """
