@@ -210,6 +210,8 @@ def _folders() -> list[str]:
     import keyfront
 
     sources = {str(Path(path).resolve()) for path in keyfront.__path__}
+    # An editable installation links to the single files.
+    sources.add(str(Path(str(keyfront.__file__)).resolve().parents[2]))
     return [sys.base_prefix, sys.prefix, *sources]
 
 
