@@ -65,6 +65,8 @@ def run(
         check=True, cwd="/", timeout=_PATIENCE,
     )  # fmt: skip
     done = [Done(*words) for words in json.loads((folder / "done.json").read_text())]
+    for name in ("upper", "work"):  # more than a GB
+        shutil.rmtree(folder / name)
     return done
 
 
