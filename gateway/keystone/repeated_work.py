@@ -13,12 +13,14 @@ import math
 import pickle
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date, datetime, timedelta
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, tag
+from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import inactivity_counts
 from keyfront.middleware.tokens.request import Request, current
 
 from .cache_regions import name_of
@@ -203,11 +205,18 @@ def know_who_is_active(identity: Any, shadow_users: Any) -> None:
     @functools.wraps(write)
     def set_last_active_at(self: Any, user_id: str) -> None:
         request = current.get()
-        if request is not None:
-            known, request.last_active = request.last_active, None
-            if known == (user_id, _today()):
-                return
-        write(self, user_id)
+        if request is None:
+            return write(self, user_id)
+        known, request.last_active = request.last_active, None
+        if known == (user_id, _today()):
+            return None
+        if inactivity_counts():
+            with suppress(Exception):  # the write will say what is amiss
+                request.active = user_id if self.get_user(user_id)["enabled"] else None
+        try:
+            return write(self, user_id)
+        finally:
+            request.active = None
 
     set_last_active_at.keyfront = True  # type: ignore[attr-defined]
     identity._check_password = _check_password

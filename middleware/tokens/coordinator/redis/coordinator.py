@@ -183,6 +183,11 @@ class Redis:
             generation.to_bytes(8, "little"), key=self._node_secret, digest_size=32
         ).digest()
 
+    @property
+    def lease(self) -> float:
+        """Seconds for which a change may be unseen here after its response; 0: none."""
+        return 0.0 if self._mirror is None else self._mirror.lease
+
     def follow(self, digest: str) -> None:
         """Read the table of this digest from now on: a service knows of slots what it is told."""
         key = f"{self._prefix}epochs:{digest}"
