@@ -170,7 +170,8 @@ def yield_to_greenlets_only(engines: Any) -> None:
 
 
 # After each login Keystone opens a transaction for writing, on SQLite alone in the database, reads
-# the user whom it has just read, and writes today's date if that is not what is there.
+# the user whom it has just read, and writes today's date if that is not what is there. Where users
+# are disabled for inactivity that is a change: others may be told of it late if it enables nobody.
 
 def know_who_is_active(identity: Any, shadow_users: Any) -> None:
     """Have the day of a user's last login written only where another one was read in this login.
@@ -206,15 +207,16 @@ def know_who_is_active(identity: Any, shadow_users: Any) -> None:
     def set_last_active_at(self: Any, user_id: str) -> None:
         request = current.get()
         if request is None:
-            return write(self, user_id)
+            write(self, user_id)
+            return
         known, request.last_active = request.last_active, None
         if known == (user_id, _today()):
-            return None
+            return
         if inactivity_counts():
             with suppress(Exception):  # the write will say what is amiss
                 request.active = user_id if self.get_user(user_id)["enabled"] else None
         try:
-            return write(self, user_id)
+            write(self, user_id)
         finally:
             request.active = None
 

@@ -54,7 +54,8 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "active", "checked", "created", "disk_failed", "enforced", "families", "fills"),
+        *("accepted", "active", "checked", "created", "disk_failed", "enforced", "families"),
+        "fills",
         *("followed", "found", "garbage", "issued", "issuing"),
         *("kept", "last_active", "lost", "memory", "names", "own_name", "recorded"),
         *("recording", "reading", "reads", "refused", "since", "unknown_commit", "unsure"),

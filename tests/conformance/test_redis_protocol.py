@@ -130,7 +130,10 @@ def forgetful() -> Iterator[None]:
 
 MUTATIONS: dict[str, tuple[dict[str, Any], Callable[[], AbstractContextManager[None]]]] = {
     "a table of another life counts": (
-        {"program": without(r"if life_ ~= run or back", "if not life_ or back"), "troubles": ("lose_the_table",)},
+        {
+            "program": without(r"if life_ ~= run or back", "if not life_ or back"),
+            "troubles": ("lose_the_table",),
+        },
         forgetful,
     ),
     "the first stamp cleans": (

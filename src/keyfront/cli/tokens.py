@@ -416,7 +416,7 @@ def check(
     """
     found = cache(path=None, config_file=config_file)
     coordinator = found.coordinator
-    lease = coordinator.lease if found.redis is not None else 0.0
+    lease = 0.0 if found.redis is None else found.redis.lease
     who = login_of_environment() if urls else {}
     nodes, faults = [], {}
     for url in urls:

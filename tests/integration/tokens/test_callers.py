@@ -22,12 +22,14 @@ from typing import ClassVar
 import pytest
 from cryptography.fernet import Fernet
 
+from support.cluster import service
 from support.keystone_world import VALIDATE, Answer, Client, World, grant, random_name
 from support.keystones import keystone_state, serve_as_is
 from support.redis_servers import RedisServer, redis_server
-from support.served import PATIENCE, wait_for
+from support.served import PATIENCE, Served, wait_for
 
 pytest.importorskip("keystone")
+pytest.importorskip("keystonemiddleware")
 
 ISSUER = "CN=front"
 EXTRA = f"""\
@@ -51,10 +53,11 @@ routes = /v3/projects/{{id}}, /v3/OS-TRUST/trusts, /v3/OS-TRUST/trusts/{{id}}
 class Watched(World):
     """A Keystone, and files that it reads."""
 
-    def __init__(self, base_url: str, password: str, policy: Path, keys: Path) -> None:
-        super().__init__(base_url, password)
+    def __init__(self, served: Served, policy: Path) -> None:
+        super().__init__(served.url, served.password)
+        self.served = served
         self.policy = policy
-        self.keys = keys
+        self.keys = served.state / "fernet-keys"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     policy.write_text("{}\n")
     state = keystone_state(folder / "state", extra=EXTRA.replace("POLICY", str(policy)))
     with serve_as_is(state, "uwsgi") as served:
-        yield Watched(served.url, served.password, policy, state / "fernet-keys")
+        yield Watched(served, policy)
 
 
 def ask(world: World, path: str, headers: dict[str, str]) -> Answer:
@@ -121,6 +124,28 @@ def test_a_token_does_not_outlive_its_trust_though_it_may_be_expired(world: Worl
     caller = {"X-Auth-Token": world.admin, "X-Subject-Token": token}
     assert ask(world, path, caller).status == 200
     until(world, path, caller, 404)
+
+
+def test_a_service_does_not_go_on_either(world: Watched, tmp_path: Path) -> None:
+    """Nothing but the end that Keystone's cache gives ends it: the service asks once a minute."""
+    options = "keyfront_revalidate = 60\ntoken_cache_time = 300\n"
+    with service(tmp_path, world.served, options) as running:
+        taker = world.user()
+        trust = world.trust(world.person(), taker, [world.still_role], expires_at=soon(4))
+        token = world.issue(taker, trust=trust)
+        # With a service's own token beside it the user's may have ended.
+        shown = {"X-Auth-Token": token, "X-Service-Token": world.service.token}
+        client = Client(running.url.removesuffix("/v3"))
+        caller = {"X-Auth-Token": world.admin, "X-Subject-Token": token}
+        path = VALIDATE + "?allow_expired=1"
+        try:
+            seen = [client.request("GET", "/", shown).status for _ in range(4)]
+            assert set(seen) == {200}
+            until(world, path, caller, 404)
+            seen = [client.request("GET", "/", shown).status for _ in range(4)]
+            assert set(seen) == {401}
+        finally:
+            client.close()
 
 
 def until(world: World, path: str, caller: dict[str, str], status: int) -> None:

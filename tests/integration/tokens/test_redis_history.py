@@ -314,7 +314,7 @@ def test_the_wait_of_a_new_generation_is_no_shorter(
 def test_a_mark_is_no_older_than_it_was_seen_to_be(
     stepped: RedisServer, wall: SetClock
 ) -> None:
-    """Whose owner cannot be looked for is taken for gone after five minutes: not of Redis' alone."""
+    """Whose owner cannot be looked for is taken for gone after five minutes, not by Redis alone."""
     keystone, other = attach(stepped), attach(stepped)
     change(keystone)
     ages = []

@@ -101,7 +101,9 @@ class History:
         pairs = zip(before, numbers, strict=True)
         return all(number >= least or number < 0 for least, number in pairs)
 
-    def note(self, seen: Seen, slot_count: int, slots: Iterable[int], numbers: Sequence[int]) -> None:
+    def note(
+        self, seen: Seen, slot_count: int, slots: Iterable[int], numbers: Sequence[int]
+    ) -> None:
         """Remember what a table holds."""
         state = self._state
         if seen.generation != state.seen.generation:

@@ -102,7 +102,8 @@ if life_ ~= run or back ~= '' or s >= 2^53 or not (until_ and last and named) th
   until_, last = now + settle, now
   redis.call('DEL', key)
   redis.call('HSET', key, 'head', head(), 'c1', '0:' .. fresh, 'until', text(until_),
-    'last', text(last), 'serial', '0', 'marks', 'FIRST', 'm' .. 'FIRST', text(until_) .. ':0', '0', '-1')
+    'last', text(last), 'serial', '0', 'marks', 'FIRST', 'm' .. 'FIRST', text(until_) .. ':0',
+    '0', '-1')
   if not named then redis.call('HSET', KEYS[2], 'digests', digests .. ' ' .. digest) end
 elseif until_ > last then
   -- Set forward the clock may not end the wait, nor make it longer, set back.
