@@ -214,7 +214,9 @@ def know_who_is_active(identity: Any, shadow_users: Any) -> None:
             return
         if inactivity_counts():
             with suppress(Exception):  # the write will say what is amiss
-                request.active = user_id if self.get_user(user_id)["enabled"] else None
+                # Of a directory's user it is not said here, and counts there.
+                disabled = self.get_user(user_id)["enabled"] is False
+                request.active = None if disabled else user_id
         try:
             write(self, user_id)
         finally:

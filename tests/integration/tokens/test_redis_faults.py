@@ -210,6 +210,22 @@ def test_two_versions_when_the_list_of_their_tables_is_lost(
     assert service.fresh(service.now(), entry(1))
 
 
+def test_a_mark_that_is_completed_ends_other_versions(
+    server: RedisServer, make: Make, clock: RedisClock
+) -> None:
+    """What they read before its commit became visible, long after its writer's death."""
+    old, new = make(digest="0123456789ab"), make()
+    new.mark(some(1))
+    old.now()
+    clock.later(SETTLE_SECONDS)
+    old.recover()
+    filled = old.now()
+    assert old.fresh(filled, entry(1))
+    clock.later(MARK_SECONDS)
+    assert new.recover() == 1
+    assert not old.fresh(filled, entry(1))
+
+
 def test_many_make_a_new_table_at_once(server: RedisServer, make: Make) -> None:
     coordinators = [make(timeout=10) for _ in range(8)]
     for _ in range(5):

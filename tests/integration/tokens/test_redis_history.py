@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("redis")
 
 import support
+from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.mark_owners import UNKNOWN_SECONDS
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis.contact import SETTLE_SECONDS
@@ -144,6 +145,35 @@ def test_set_back_while_it_runs(
     assert complaints(caplog) <= 2
     for one in (keystone, other, service):
         assert not one.fresh(filled, ENTRY)
+        assert one.fresh(one.now(), ENTRY)
+
+
+@pytest.mark.parametrize("deed", ["mark", "look"])
+def test_a_generation_that_was_followed_does_not_come_back(
+    server: RedisServer, make: Make, raw: None, caplog: pytest.LogCaptureFixture, deed: str
+) -> None:
+    keystone, other, service = make(), make(), make(create=False)
+    change(keystone)
+    filled = other.now()
+    service.now()
+    set_back = snapshot(server)
+    server.client.flushall()
+    change(keystone)
+    service.now()
+    set_back(server)
+    assert other.fresh(filled, ENTRY)  # it has seen nothing of that
+    assert not service.fresh(filled, ENTRY)
+    with pytest.raises(CoordinatorError):
+        service.now()
+    if deed == "mark":
+        change(keystone)
+    else:
+        assert not keystone.fresh(filled, ENTRY)
+        keystone.now()
+    assert complaints(caplog) == 2
+    assert not other.fresh(filled, ENTRY)
+    change(other)
+    for one in (keystone, other, service):
         assert one.fresh(one.now(), ENTRY)
 
 

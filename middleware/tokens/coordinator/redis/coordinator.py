@@ -465,12 +465,12 @@ class Redis:
         if head.life != link.life or now.sequence >= LAST_NUMBER:
             return None
         history = self._contact.history
-        if now.generation == seen.generation and not (
-            history.holds(seen, now, told) and history.grew(before, numbers)
-        ):
+        if now.generation != seen.generation:
+            before = ()
+        if not (history.holds(seen, now, told) and history.grew(before, numbers)):
             history.complain(now.generation)
             return None
-        if now != history.seen or before != tuple(numbers):
+        if history.is_new(now) or before != tuple(numbers):
             history.note(now, head.slot_count, slots or (), numbers)
         self._head = head
         self._known = now.generation, head.slot_count
@@ -516,13 +516,17 @@ class Redis:
 
     def _run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
         contact = self._here()
-        before = contact.history.seen
+        history = contact.history
+        before = history.seen
         answer = contact.run(deed, *arguments, confirm=confirm)
         change = answer.pop(4).decode("ascii", "replace")
         seen = Seen(int(answer[0], 16), int(answer[2]), change.lstrip("-"))
         if change.startswith("-"):
-            contact.history.complain(before.generation)
-        contact.history.note(seen, int(answer[1]), (), ())
+            history.complain(before.generation)
+        if seen.generation in before.past:
+            history.complain(seen.generation)  # the next call begins another one
+        else:
+            history.note(seen, int(answer[1]), (), ())
         self._known = int(answer[0], 16), int(answer[1])
         return answer
 

@@ -1,10 +1,11 @@
 """What a process has seen of a table in Redis, so that it notices when that is set back.
 
-In one generation numbers only grow. A virtual machine that is set back to a snapshot goes on in the
-same life, with the numbers of then, and who may write to Redis may put an older number in the place
-of a newer one. So a process remembers the last change that it has seen, by what tells it from
-another one of the same number, and the number of each slot that it was told. What it remembered
-before it asked, the answer must still hold.
+In one generation numbers only grow, and none comes back that another has followed. A virtual
+machine that is set back to a snapshot goes on in the same life, with the numbers of then, and who
+may write to Redis may put an older number in the place of a newer one. So a process remembers the
+last change that it has seen, by what tells it from another one of the same number, the generations
+before, and the number of each slot that it was told. What it remembered before it asked, the answer
+must still hold.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ LAST_NUMBER = 2**53
 # Slots of a larger table are not remembered: eight bytes each, in every process.
 _SLOTS = 2**20
 
+# How many generations are remembered.
+_GENERATIONS = 64
+
 
 class Seen(NamedTuple):
     """The last change that was seen; of no generation: none."""
@@ -33,6 +37,8 @@ class Seen(NamedTuple):
     sequence: int = 0
     #: What tells it from another change of the same number.
     change: str = ""
+    #: The last generations before.
+    past: tuple[int, ...] = ()
 
     @property
     def words(self) -> str:
@@ -84,7 +90,7 @@ class History:
         :param line: its field of the former
         """
         if before.generation != now.generation:
-            return True
+            return now.generation not in before.past
         if now.sequence < before.sequence:
             return False
         change = (line or "").rpartition(":")[2]
@@ -101,16 +107,25 @@ class History:
         pairs = zip(before, numbers, strict=True)
         return all(number >= least or number < 0 for least, number in pairs)
 
+    def is_new(self, now: Seen) -> bool:
+        """Whether a change is another one than the last that was seen."""
+        return now[:3] != self._state.seen[:3]
+
     def note(
         self, seen: Seen, slot_count: int, slots: Iterable[int], numbers: Sequence[int]
     ) -> None:
         """Remember what a table holds."""
         state = self._state
-        if seen.generation != state.seen.generation:
+        last = state.seen
+        if seen.generation != last.generation:
+            past = last.past
+            if last.generation and last.generation not in past:
+                past = (*past, last.generation)[-_GENERATIONS:]
+            seen = seen._replace(past=past)
             size = slot_count if slot_count <= _SLOTS else 0
             state = self._state = _State(seen, array("Q", bytes(8 * size)))
-        elif seen.sequence > state.seen.sequence:
-            state = self._state = _State(seen, state.numbers)
+        elif seen.sequence > last.sequence:
+            state = self._state = _State(seen._replace(past=last.past), state.numbers)
         highest = state.numbers
         for slot, number in zip(slots, numbers, strict=True):
             if number > 0 and slot < len(highest) and highest[slot] < number:
@@ -118,7 +133,8 @@ class History:
 
     def complain(self, generation: int) -> None:
         """Believe nothing of a generation any more that was set back, and say so once."""
-        self._state = _State(Seen(generation, LAST_NUMBER, "0"), self._state.numbers)
+        numbers, past = self._state.numbers, self._state.seen.past
+        self._state = _State(Seen(generation, LAST_NUMBER, "0", past), numbers)
         if generation != self._told:
             self._told = generation
             LOG.error(

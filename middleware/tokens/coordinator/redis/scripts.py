@@ -184,7 +184,10 @@ local function recover(settled)
       redis.call('HSET', key, 'm' .. serial, text(now + life) .. ':' .. line)
     end
   end
-  if found > 0 then redis.call('HINCRBY', key, 'recovered', found) end
+  if found > 0 then
+    redis.call('HINCRBY', key, 'recovered', found)
+    end_others()
+  end
   return found, old
 end
 
