@@ -106,7 +106,7 @@ class GateSession:
 
     @property
     def _off_by(self) -> float:
-        """The ratio, 1 or more, that this machine's noise may account for: 1 while it is trusted."""
+        """How much, as a ratio from 1, this machine's noise explains: 1 while it is trusted."""
         if self.control is None or self.control.verdict is not Verdict.FAIL:
             return 1.0
         low, _, high = self.control.interval
