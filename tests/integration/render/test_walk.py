@@ -1,7 +1,7 @@
 """docs/deploy.md, line by line as it stands there, from step 1 to a login, for each line-up.
 
 What is not of this machine's own in a root that is thrown away stands in ``support/clean_root.py``:
-packages and pip are not tried (``test_debian`` and ``test_debian_pip`` do), nor systemd itself; its
+packages and pip are not tried (``test_debian`` and ``test_packaging`` do), nor systemd itself; its
 units are read, and their commands run as their users.
 """
 
