@@ -17,9 +17,8 @@ READERS = ("benchmarks/test_lineups.py", "benchmarks/test_tokens.py", "render/te
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("name", ["a b/keyfront", "ü b/keyfront"])
-def test_what_reads_rendered_files_takes_any_folder(tmp_path: Path, name: str) -> None:
-    clone = tmp_path / name
+def test_what_reads_rendered_files_takes_any_folder(tmp_path: Path) -> None:
+    clone = tmp_path / "ü b/keyfront"
     clone.mkdir(parents=True)
     # The environment is the clone's own, as with make test.
     (clone / "python").symlink_to(sys.prefix)
