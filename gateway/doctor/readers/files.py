@@ -21,6 +21,8 @@ class Unread:
 
     what: str
     why: str
+    #: Whether another user may look at it.
+    denied: bool = False
 
 
 @dataclass
@@ -63,14 +65,23 @@ class Files:
             if part == "..":
                 real = real.parent if real != self.root else real
                 continue
-            if (real / part).is_symlink() and links < _LINKS:
+            target = _target(real / part) if links < _LINKS else ""
+            if target:
                 links += 1
-                target = os.readlink(real / part)
                 real = self.root if target.startswith("/") else real
                 left = [*Path(target).parts, *left]
                 continue
             real = real / part
         return real
+
+    def _listed(self, base: Path, real: Path) -> None:
+        """Note a folder whose files another user may list."""
+        try:
+            os.scandir(real).close()
+        except PermissionError as error:
+            self.cannot(str(base), error)
+        except OSError:
+            pass
 
     def glob(self, *patterns: str) -> list[str]:
         """Return the sorted paths that fit, pattern by pattern; none twice."""
@@ -84,6 +95,7 @@ class Files:
                     found[str(base)] = None
                 continue
             real = self.resolved(base)
+            self._listed(base, real)
             try:
                 for path in sorted(real.glob("/".join(rest))):
                     found[str(base / path.relative_to(real))] = None
@@ -125,10 +137,18 @@ class Files:
         why = (error.strerror or str(error)).lower()
         if isinstance(error, PermissionError):
             why += ": run this as root, or as the service's user"
-        note = Unread(what, why)
+        note = Unread(what, why, isinstance(error, PermissionError))
         if note not in self.unread:
             self.unread.append(note)
 
     def broken(self, place: Place, expected: str) -> None:
         """Note that a file is not what it should be."""
         self.malformed.append(Malformed(place, expected))
+
+
+def _target(path: Path) -> str:
+    """Return where a link leads; empty if it is none, or may not be looked at."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

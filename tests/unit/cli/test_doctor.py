@@ -45,7 +45,7 @@ def test_errors_end_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert page.index("ERROR U12") < page.index("WARN  U05")
     assert "/etc/nginx/nginx.conf:6" in page
     assert "+ harakiri = 60" in page
-    assert "docs/doctor.md#u05" in page
+    assert "keyfront doctor --explain U05" in page
     for head in ("Found right", "Could not be looked at", "To do"):
         assert f"\n{head}\n" in page
 
@@ -222,7 +222,7 @@ def test_the_fix_plan_tells_no_secret(tmp_path: Path, capsys: pytest.CaptureFixt
     machine.make(tmp_path)
     main(["doctor", "--root", str(tmp_path), "--fix-plan"])
     told = capsys.readouterr()
-    assert "-env = OS_DB_PASSWORD=***" in told.out
+    assert re.search(r"^-env .*\*\*\*", told.out, re.MULTILINE)
     assert _PASSWORD not in told.out + told.err
 
 

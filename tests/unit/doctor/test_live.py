@@ -85,13 +85,17 @@ def on(machine: Machine, url: str) -> Machine:
 
 
 def test_indexes_of_a_database_are_compared_with_keystones_models(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/keystone.sqlite"
-    found = on(LOOPBACK, f"{url}?plugin=keyfront").found(tmp_path / "root")
+    found = on(LOOPBACK, "sqlite:////var/keystone.sqlite?plugin=keyfront").found(tmp_path)
+    # What is not there is not made.
+    assert schema.look(found) is None
+    assert not (tmp_path / "var").exists()
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var/keystone.sqlite").touch()
     # Imports the models.
     assert schema.look(found) == schema.Schema()
     from keystone.common import sql
 
-    engine = sqlalchemy.create_engine(url)
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/var/keystone.sqlite")
     with engine.begin() as connection:
         sql.ModelBase.metadata.create_all(connection)
     assert schema.look(found) == schema.Schema()
