@@ -241,20 +241,26 @@ def limit_req(found: Found) -> Iterator[Finding]:
     held = [x for one in passes if (x := tree.effective(one.around[-1], "limit_req"))]
     if not held and not beside:
         http = tree.last("http")
-        lines = (
-            'map "$request_method:$uri" $login {',
+        zone = _login_zone(tree)
+        lines: tuple[str, ...] = (
+            'map "$request_method:$uri" $keystone_login {',
             '    default "";',
             '    "~^POST:.*/auth/tokens$" $binary_remote_addr;',
             "}",
-            "limit_req_zone $login zone=logins:10m rate=5r/s;",
-            "limit_req_status 429;",
+            "limit_req_zone $keystone_login zone=keystone_logins:10m rate=5r/s;",
         )
+        if not tree.all("limit_req_status"):
+            lines += ("limit_req_status 429;",)
+        outer = within(http, *lines) if http else at_the_end(tree.path, *lines)
         yield Finding(
             what="nothing limits logins",
             where=(passes[0].place,),
             lines=(
-                *(within(http, *lines) if http else at_the_end(tree.path, *lines)),
-                *within(passes[0].around[-1], "limit_req zone=logins burst=25 nodelay;"),
+                *(() if zone else outer),
+                *within(
+                    passes[0].around[-1],
+                    f"limit_req zone={zone or 'keystone_logins'} burst=25 nodelay;",
+                ),
             ),
         )
         return
@@ -266,6 +272,20 @@ def limit_req(found: Found) -> Iterator[Finding]:
             where=(known.place,),
             lines=around(tree, known, "limit_req_status 429;"),
         )
+
+
+def _login_zone(tree: Tree) -> str:
+    """Return the zone for logins that is there and not used; empty if there is none."""
+    maps = {
+        x.args[1]
+        for x in tree.all("map")
+        if len(x.args) > 1 and any("auth/tokens" in str(y) for y in x.inside or ())
+    }
+    for directive in tree.all("limit_req_zone"):
+        name = next((x for x in directive.args if x.startswith("zone=")), "")
+        if name and directive.args[0] in maps:
+            return name.removeprefix("zone=").partition(":")[0]
+    return ""
 
 
 @check(
