@@ -273,9 +273,9 @@ class Found:
         if self.told.stop_seconds is not None:
             return float(self.told.stop_seconds), Place(conf.path), "--stop-seconds"
         owner = self.unit_of_uwsgi(conf)
-        known = owner.service.last("TimeoutStopSec", "TimeoutSec") if owner else None
-        spent = seconds(known.value) if known else None
-        return (spent, known.place, known.name) if known and spent is not None else None
+        said = owner.service.last("TimeoutStopSec", "TimeoutSec") if owner else None
+        spent = seconds(said.value) if said else None
+        return (spent, said.place, said.name) if said and spent is not None else None
 
     @property
     def in_container(self) -> bool:

@@ -321,7 +321,10 @@ def _journal(unit: str) -> bytes:
     try:
         done = subprocess.run(
             ["journalctl", "-q", "-o", "cat", "-n", "5000", "--no-pager", "-u", unit],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return b""

@@ -171,7 +171,7 @@ def aliases(found: Found) -> list[Directive]:
         return []
     known = [x for x in tree.all(*ALIASES) if x.args]
     texts = [f"{_said_around(x)} {' '.join(groups_of(found, x))}" for x in known]
-    return _chosen(known, dict.fromkeys(range(len(known)), []), texts, found)
+    return _chosen(known, {number: [] for number in range(len(known))}, texts, found)
 
 
 def groups_of(found: Found, alias: Directive) -> list[str]:
@@ -236,8 +236,10 @@ def backends(found: Found) -> list[Directive]:
         one
         for one in sections
         if _NAMES.search(one.value)
-        or ((one.args[:1] and one.args[0] in led_to) or _at_a_port(one))
-        and not is_others(one.value)
+        or (
+            not is_others(one.value)
+            and ((one.args[:1] and one.args[0] in led_to) or _at_a_port(one))
+        )
     ]
     alone = len(sections) == 1 and not is_others(sections[0].value)
     return chosen or (sections if alone else [])

@@ -14,7 +14,6 @@ from urllib.parse import quote
 from .found import Found
 from .readers.files import Unread
 
-
 # Seconds for connecting, for each answer, and for all together.
 _ANSWER, _ALL = 5, 20
 # Transactions that a node of Galera may have to apply yet.
@@ -79,9 +78,7 @@ def look(found: Found, *, patience: float = _ALL) -> Schema | None:
         return answer
     kind = f"no answer within {patience:g} s" if answer is None else type(answer).__name__
     found.unread.append(
-        Unread(
-            "the database", f"it cannot be asked ({kind}): is it up, and may this user connect?"
-        )
+        Unread("the database", f"it cannot be asked ({kind}): is it up, and may this user connect?")
     )
     return None
 
@@ -200,9 +197,10 @@ def _replication(connection: Any) -> tuple[list[dict[str, Any]], str]:
 def galera(status: dict[str, str]) -> str:
     """Return what is wrong with a node of Galera, by its status; empty if nothing is."""
     state = status.get("wsrep_local_state_comment", "")
-    if not status.get("wsrep_cluster_size", "0").isdigit() or status.get(
-        "wsrep_cluster_size", "0"
-    ) == "0":
+    if (
+        not status.get("wsrep_cluster_size", "0").isdigit()
+        or status.get("wsrep_cluster_size", "0") == "0"
+    ):
         return ""
     cluster = status.get("wsrep_cluster_status", "Primary")
     if cluster != "Primary":

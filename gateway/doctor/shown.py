@@ -47,8 +47,8 @@ def masked(line: str) -> str:
 
 # What may stand where a value stands, and is none: words that switch, sizes, other names.
 _PLAIN = frozenset(
-    ("on", "off", "true", "false", "yes", "no", "early", "always", "fernet", "is", "and", "or", "of",
-     "has", "not", "for", "with", "without")
+    ("on", "off", "true", "false", "yes", "no", "early", "always", "fernet", "is", "and", "or",
+     "of", "has", "not", "for", "with", "without")
 )  # fmt: skip
 # A variable of nginx or Apache, which only names what it holds.
 _NAMED = re.compile(r"[\"']?[$%]\{?[A-Za-z_][\w-]*\}?[ei]?[\"']?")

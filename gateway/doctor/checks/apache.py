@@ -146,7 +146,7 @@ def _for_script(found: Found, alias: Directive, name: str) -> Directive | None:
     tree, host = _tree(found), routes.host_of(alias)
     own = tree.all(name, inside=host) if host is not None else []
     main = [x for x in tree.all(name) if routes.host_of(x) is None]
-    return (own or main or [None])[-1]
+    return next(reversed(own or main), None)
 
 
 def _instead_or_beside(
@@ -578,7 +578,8 @@ def federation_headers(found: Found) -> Iterator[Finding]:
     "mod_wsgi",
     holds="The script of WSGIScriptAlias is there",
     harm="Every request is answered 404 or 500.",
-    source="keystone 28.0.0 release notes, remove-wsgi-scripts; charms: /usr/bin/keystone-wsgi-public",
+    source="keystone 28.0.0 release notes, remove-wsgi-scripts; charms: "
+    "/usr/bin/keystone-wsgi-public",
 )
 def script_is_there(found: Found) -> Iterator[Finding]:
     """keystone-wsgi-public and -admin went with Keystone 28. A file with the line from
@@ -589,15 +590,10 @@ def script_is_there(found: Found) -> Iterator[Finding]:
             continue
         project, since, _ = DEAD.get(script.rpartition("/")[2], ("", 0, ""))
         # /var/www/cgi-bin has files of the same name, which are the operator's.
-        gone = (
-            bool(project)
-            and found.at_least(project, since)
-            and not found.files.exists(script)
-        )
+        gone = bool(project) and found.at_least(project, since) and not found.files.exists(script)
         if gone or not found.files.exists(script):
             yield Finding(
-                what=f"{script} is not there"
-                + (f": gone since {project} {since}" if gone else ""),
+                what=f"{script} is not there" + (f": gone since {project} {since}" if gone else ""),
                 where=(alias.place,),
                 lines=(
                     f"printf 'from keystone.wsgi.api import application\\n' > {script}"

@@ -114,8 +114,8 @@ def _listening(found: Found, path: str) -> UwsgiConf | None:
     "server",
     holds="The web server waits longer than uWSGI's harakiri or mod_wsgi's request-timeout",
     harm="Users get 504 while the worker goes on computing for nobody.",
-    source="uWSGI, core/master_checks.c; nginx, ngx_http_uwsgi_module; mod_wsgi, WSGIDaemonProcess, "
-    "socket-timeout; docs/plan.md",
+    source="uWSGI, core/master_checks.c; nginx, ngx_http_uwsgi_module; mod_wsgi, "
+    "WSGIDaemonProcess, socket-timeout; docs/plan.md",
 )
 def proxy_waits_longer(found: Found) -> Iterator[Finding]:
     """Whoever is nearer to the client waits longer: then the last one ends a request, and everybody
@@ -136,8 +136,8 @@ def proxy_waits_longer(found: Found) -> Iterator[Finding]:
         wait, known = before_daemon(found, bound.directive, bound.options)
         if wait <= bound.wait:
             yield Finding(
-                what=f"request-timeout {bound.wait:g} is not below the {wait:g} s that Apache waits "
-                f"for the daemon ({known.name if known else 'Timeout 60, the default'})",
+                what=f"request-timeout {bound.wait:g} is not below the {wait:g} s that Apache "
+                f"waits for the daemon ({known.name if known else 'Timeout 60, the default'})",
                 where=(bound.directive.place, *((known.place,) if known else ())),
                 lines=instead(
                     bound.directive,
@@ -217,7 +217,7 @@ def _of_host(tree: Tree, directive: Directive, *names: str) -> Directive | None:
     host = routes.host_of(directive)
     known = [x for x in tree.all(*names) if routes.host_of(x) in (host, None)]
     own = [x for x in known if host is not None and routes.host_of(x) is host]
-    return (own or known or [None])[-1]
+    return next(reversed(own or known), None)
 
 
 def _harakiri(conf: UwsgiConf) -> int:
@@ -352,8 +352,8 @@ def _timeout(section: Directive, name: str) -> Directive | None:
     "uwsgi",
     holds="systemd, docker or Kubernetes waits longer than uWSGI's worker-reload-mercy",
     harm="A restart kills workers that are still answering, and their requests are lost.",
-    source="systemd.kill(5), systemd.service(5); docker stop; kolla-ansible: 60 s for docker, 80 for "
-    "uWSGI",
+    source="systemd.kill(5), systemd.service(5); docker stop; kolla-ansible: 60 s for docker, 80 "
+    "for uWSGI",
 )
 def stop_outlasts_mercy(found: Found) -> Iterator[Finding]:
     """TimeoutStopSec is after how long systemd sends SIGKILL, 90 s where nothing is said; docker
@@ -372,8 +372,8 @@ def stop_outlasts_mercy(found: Found) -> Iterator[Finding]:
         if not name.startswith("Timeout"):
             lines = (f"worker-reload-mercy = {max(1, int(stop) - 5)}",)
         yield Finding(
-            what=f"{name if ' ' in name else f'{name} {stop:g} s'} is not above worker-reload-mercy "
-            f"{mercy}",
+            what=f"{name if ' ' in name else f'{name} {stop:g} s'} is not above "
+            f"worker-reload-mercy {mercy}",
             where=(place, conf.settings.place("worker-reload-mercy")),
             lines=lines,
             file="" if name.startswith("Timeout") else conf.path,
@@ -976,9 +976,7 @@ def apache_is_the_queue(found: Found) -> Iterator[Finding]:
             yield Finding(
                 what=f"MaxRequestWorkers {most.value} for {capacity} requests at a time of uWSGI",
                 where=(most.place, directive.place),
-                lines=instead(
-                    most, f"MaxRequestWorkers {min(_EVENT, max(256, 8 * capacity))}"
-                ),
+                lines=instead(most, f"MaxRequestWorkers {min(_EVENT, max(256, 8 * capacity))}"),
             )
 
 

@@ -167,9 +167,9 @@ def timeouts(found: Found) -> Iterator[Finding]:
         if missing:
             yield _missing(section, missing)
         for front in routes.frontends(found, section):
-            if not any(x.value.startswith("client ") for x in haproxy_lines(front) if (
-                x.name == "timeout"
-            )):
+            if not any(
+                x.value.startswith("client ") for x in haproxy_lines(front) if (x.name == "timeout")
+            ):
                 yield _missing(front, ["client"])
 
 
@@ -177,9 +177,7 @@ def _missing(section: Directive, names: list[str]) -> Finding:
     return Finding(
         what=f"{section} without timeout {', '.join(names)}",
         where=(section.place,),
-        lines=within(
-            section, *(f"timeout {x} {'5s' if x == 'connect' else '90s'}" for x in names)
-        ),
+        lines=within(section, *(f"timeout {x} {'5s' if x == 'connect' else '90s'}" for x in names)),
     )
 
 
@@ -271,9 +269,9 @@ def federation_headers(found: Found) -> Iterator[Finding]:
     sends. A login that is federated has to come through a web server that sets the header."""
     if found.apache is not None or found.nginx is not None or not found.uwsgi:
         return
-    if not any(conf.settings.all("http", "http-socket", "https", "https-socket") for conf in (
-        found.uwsgi
-    )):
+    if not any(
+        conf.settings.all("http", "http-socket", "https", "https-socket") for conf in (found.uwsgi)
+    ):
         return
     for section_name, setting in remote_ids(found):
         name = setting.value.removeprefix("HTTP_").replace("_", "-")

@@ -318,8 +318,9 @@ def hash_rounds(found: Found) -> Iterator[Finding]:
             what=f"password_hash_rounds = {known.number}",
             where=(known.place,),
             lines=("[identity]", "password_hash_rounds = 12"),
-            harm="" if known.number > 13 else "Whoever gets a copy of the database guesses its "
-            "passwords quickly.",
+            harm=""
+            if known.number > 13
+            else "Whoever gets a copy of the database guesses its passwords quickly.",
         )
 
 
@@ -406,12 +407,12 @@ def same_configuration(found: Found) -> Iterator[Finding]:
         apart = here[name] - there[name]
         if abs(apart) > CLOCKS_APART:
             yield Finding(
-                what=f"this clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the "
-                f"other node's, as compared with {name}",
+                what=f"this clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} "
+                f"the other node's, as compared with {name}",
                 lines=("chronyc makestep",),
                 level=ERROR,
-                harm="Tokens of one node are refused by the other as not yet valid, or too early as "
-                "expired.",
+                harm="Tokens of one node are refused by the other as not yet valid, or too early "
+                "as expired.",
             )
 
 

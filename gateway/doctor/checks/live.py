@@ -192,7 +192,9 @@ def running_version(found: Found) -> Iterator[Finding]:
     """Reload after each upgrade: docs/running.md."""
     live = _live(found)
     if not live.processes or not live.installed:
-        raise UnknownError("processes of Keystone, or the packages that they run, are not to be seen")
+        raise UnknownError(
+            "processes of Keystone, or the packages that they run, are not to be seen"
+        )
     old = [one for one in live.processes if live.installed and one.begun < live.installed]
     if old:
         yield Finding(
@@ -295,7 +297,7 @@ def own_shm(found: Found) -> Iterator[Finding]:
     "server",
     holds="What waits while Keystone is loaded has room in the queue, and time",
     harm="A restart refuses requests that found the queue full, or answers 504 to those in it.",
-    source="uWSGI's log: WSGI app ready in N seconds; the web servers' logs of requests; docs/plan.md",
+    source="uWSGI's log: WSGI app ready in N seconds; the web servers' logs of requests",
 )
 def loading(found: Found) -> Iterator[Finding]:
     """While a restart loads Keystone, requests wait in the queue of the socket: as many as came in
@@ -309,8 +311,8 @@ def loading(found: Found) -> Iterator[Finding]:
     if live.busiest is not None and live.busiest[0] > 0.8 * queue:
         full = live.busiest[0] > queue
         yield Finding(
-            what=f"{live.busiest[0]} requests came within the {took:g} s that Keystone takes to load,"
-            f" the queue holds {queue}",
+            what=f"{live.busiest[0]} requests came within the {took:g} s that Keystone takes to "
+            f"load, the queue holds {queue}",
             where=(place, Place(live.busiest[1])),
             lines=("listen = 4096",) if found.uwsgi else (),
             level=ERROR if full else "",

@@ -33,9 +33,7 @@ def _tree(found: Found) -> Tree:
     return found.nginx
 
 
-def _instead_or_in(
-    found: Found, known: Directive | None, block: str, line: str
-) -> tuple[str, ...]:
+def _instead_or_in(found: Found, known: Directive | None, block: str, line: str) -> tuple[str, ...]:
     """Return a line instead of a directive, or else in the block that it belongs into."""
     if known is not None:
         return instead(known, line)
@@ -191,9 +189,7 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
             )
 
 
-def _beside_setters(
-    found: Found, directive: Directive, setter: str, line: str
-) -> tuple[str, ...]:
+def _beside_setters(found: Found, directive: Directive, setter: str, line: str) -> tuple[str, ...]:
     """Return a line for the block whose headers hold for a pass.
 
     A location that has one of its own inherits none, uwsgi_params and their kin with them.
@@ -233,10 +229,7 @@ def limit_req(found: Found) -> Iterator[Finding]:
     tree = _tree(found)
     # Or in a location for logins alone, whatever the others do.
     beside = [
-        x
-        for one in passes
-        for block in one.around
-        for x in tree.all("limit_req", inside=block)
+        x for one in passes for block in one.around for x in tree.all("limit_req", inside=block)
     ]
     held = [x for one in passes if (x := tree.effective(one.around[-1], "limit_req"))]
     if not held and not beside:

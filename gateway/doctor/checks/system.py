@@ -95,10 +95,7 @@ def old_sysctl(found: Found) -> Iterator[Finding]:
                 what=f"ip_local_port_range {known.value} has Keystone's ports "
                 f"{', '.join(map(str, open_))}: a connection may take one before Keystone starts",
                 where=(known.place,),
-                lines=(
-                    "net.ipv4.ip_local_reserved_ports = "
-                    f"{','.join(map(str, open_))}{also}",
-                ),
+                lines=(f"net.ipv4.ip_local_reserved_ports = {','.join(map(str, open_))}{also}",),
                 harm="Keystone does not start: Address already in use, now and then.",
             )
 

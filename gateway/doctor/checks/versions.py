@@ -38,7 +38,8 @@ def published(found: Found) -> Iterator[Finding]:
         known = [one for one in advisories()["advisories"] if one["project"] == project]
         fixed = {end for one in known for _, end in one["ranges"]}
         clean = [
-            text for text in sorted(fixed, key=_numbers)
+            text
+            for text in sorted(fixed, key=_numbers)
             if _numbers(text) > version and not any(_is_about(one, _numbers(text)) for one in known)
         ]
         for one in known:
@@ -54,9 +55,7 @@ def published(found: Found) -> Iterator[Finding]:
 
 def _is_about(advisory: dict[str, Any], version: tuple[int, ...]) -> bool:
     """Tell whether an advisory is about a version: from the first, before the one that is fixed."""
-    return any(
-        _numbers(first) <= version < _numbers(fixed) for first, fixed in advisory["ranges"]
-    )
+    return any(_numbers(first) <= version < _numbers(fixed) for first, fixed in advisory["ranges"])
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -54,6 +54,8 @@ class Files:
 
     def resolved(self, path: str | Path) -> Path:
         """Return where a path leads, its links followed within the root."""
+        # No file has such a name, and no call of the system takes it.
+        path = str(path).replace("\0", "?")
         if self.root == Path("/"):
             return self.real(path)
         left, real = list(Path(path).parts), self.root
@@ -87,7 +89,7 @@ class Files:
         """Return the sorted paths that fit, pattern by pattern; none twice."""
         found: dict[str, None] = {}
         for pattern in patterns:
-            parts = Path(pattern).parts
+            parts = Path(pattern.replace("\0", "?")).parts
             plain = next((x for x, part in enumerate(parts) if _WILD & set(part)), len(parts))
             base, rest = Path(*parts[:plain]), parts[plain:]
             if not rest:

@@ -99,7 +99,7 @@ class Report:
     #: What the validated token says: names and values.
     token: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    #: Seconds by which this machine's clock is ahead of the server's Date; ``None`` if it tells none.
+    #: Seconds by which this clock is ahead of the server's Date; ``None`` if it tells none.
     ahead: float | None = None
 
     @property
@@ -267,7 +267,7 @@ class _Server:
         return said, answer.headers.get("X-Subject-Token", ""), taken
 
     def _compare_clocks(self, date: str | None, sent: float) -> None:
-        """Note by how much this clock is ahead, by the quickest answer, which tells it best."""
+        """Note by how much this clock is ahead, the least that an answer tells."""
         try:
             told = parsedate_to_datetime(date or "").timestamp()
         except (ValueError, OverflowError):

@@ -74,7 +74,7 @@ MORE = {
     "H01 plain": _TLS,
     "H01 tls": _TLS.swap(
         "/etc/apache2/sites-enabled/wsgi-openstack-api.conf",
-        '  ServerName controller.example.org\n',
+        "  ServerName controller.example.org\n",
         "  ServerName controller.example.org\n  SSLEngine on\n",
     ),
     "X04 client": CHARM.swap(

@@ -18,7 +18,9 @@ _MODULES = (
     "proxy_http", "proxy_balancer", "slotmem_shm", "lbmethod_byrequests", "setenvif", "ssl",
     "socache_shmcb", "mime", "autoindex", "env", "dumpio",
 )  # fmt: skip
-_FOLDERS = re.compile(r"(?<![\w.])/(?=(?:etc/(?:nginx|apache2|httpd|haproxy)|var/log|run|var/www)[/\"])")
+_FOLDERS = re.compile(
+    r"(?<![\w.])/(?=(?:etc/(?:nginx|apache2|httpd|haproxy)|var/log|run|var/www)[/\"])"
+)
 
 
 def apply(root: Path, finding: Finding) -> list[Path]:
@@ -120,7 +122,9 @@ def _apache(root: Path) -> str:
         (r"^( *LoadModule mpm_(\w+)_module) .*", rf"\1 {modules}/mod_mpm_\2.so"),
         (r"^ *LoadModule (?!mpm_).*", ""),
     )  # fmt: skip
-    main = root / "etc" / ("apache2/apache2.conf" if folder == "apache2" else "httpd/conf/httpd.conf")
+    main = (
+        root / "etc" / ("apache2/apache2.conf" if folder == "apache2" else "httpd/conf/httpd.conf")
+    )
     loaded = [f"LoadModule {x}_module {modules}/mod_{x}.so" for x in _MODULES]
     loaded.append(f"LoadModule wsgi_module {built}")
     text = main.read_text(encoding="utf-8")
