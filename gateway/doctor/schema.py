@@ -16,8 +16,8 @@ from .readers.files import Unread
 
 # Seconds for connecting, for each answer, and for all together.
 _ANSWER, _ALL = 5, 20
-# Transactions that a node of Galera may have to apply yet.
-_QUEUE = 100
+# Transactions that a node of Galera may have to apply yet; from 16 on it holds up all the others.
+_QUEUE = 10
 
 
 @dataclass

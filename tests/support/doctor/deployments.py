@@ -186,7 +186,7 @@ _MPM_EVENT = """\
     MaxConnectionsPerChild 0
 </IfModule>
 """
-_APACHE = {
+APACHE_FILES = {
     "/etc/apache2/apache2.conf": APACHE_CONF,
     "/etc/apache2/envvars": "export APACHE_RUN_USER=www-data\nexport APACHE_RUN_GROUP=www-data\n"
     "export APACHE_PID_FILE=/var/run/apache2$SUFFIX/apache2.pid\n",
@@ -215,7 +215,7 @@ DEVSTACK = _with(
         UWSGI_INI.replace("/run/uwsgi/keystone.sock", "/var/run/uwsgi/keystone-api.socket"),
         "/opt/stack/data/venv/bin/uwsgi",
     ),
-    {**_APACHE, "/etc/apache2/sites-enabled/keystone-api.conf": _PROXY},
+    {**APACHE_FILES, "/etc/apache2/sites-enabled/keystone-api.conf": _PROXY},
 )
 
 _HAPROXY = """\
@@ -279,7 +279,7 @@ OSA = _with(
         "/openstack/venvs/keystone-31.0.0/bin/uwsgi",
     ),
     {
-        **_APACHE,
+        **APACHE_FILES,
         "/etc/apache2/sites-enabled/keystone.conf": """\
 <VirtualHost 192.0.2.31:5000>
     LogLevel info
@@ -389,7 +389,7 @@ backend public-port_192.0.2.41
     server keystone-0 192.0.2.41:4980 check
     server keystone-1 192.0.2.42:4980 check
 """,
-        **_APACHE,
+        **APACHE_FILES,
         "/etc/apache2/mods-enabled/wsgi.load": "LoadModule wsgi_module /usr/lib/apache2/modules/mod_wsgi.so\n",
         "/var/www/cgi-bin/keystone/keystone": _HTTPD["/var/www/cgi-bin/keystone/keystone"],
         "/etc/apache2/sites-enabled/wsgi-openstack-api.conf": WSGI_SITE.replace("*:5000", "*:4980"),
