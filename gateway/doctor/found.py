@@ -226,16 +226,11 @@ class Found:
     @property
     def tls(self) -> Place | None:
         """Where TLS ends before Keystone; ``None`` if nothing says that it does."""
-        for directive in self.nginx.all("listen") if self.nginx else ():
-            if "ssl" in directive.args:
-                return directive.place
-        for directive in self.apache.all("sslengine") if self.apache else ():
-            if directive.value.lower() == "on":
-                return directive.place
-        for directive in self.haproxy.all("bind") if self.haproxy else ():
-            if "ssl" in directive.args:
-                return directive.place
-        return None
+        said = [x for x in (self.nginx.all("listen") if self.nginx else ()) if "ssl" in x.args]
+        engines = self.apache.all("sslengine") if self.apache else ()
+        said += [x for x in engines if x.value.lower() == "on"]
+        said += [x for x in (self.haproxy.all("bind") if self.haproxy else ()) if "ssl" in x.args]
+        return next((x.place for x in said if routes.concerns(self, x)), None)
 
     def unix_upstreams(self) -> Iterator[tuple[str, Directive]]:
         """Give the unix sockets that nginx and Apache send Keystone's requests to."""

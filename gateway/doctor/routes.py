@@ -275,3 +275,40 @@ def haproxy_lines(section: Directive) -> Iterator[Directive]:
 def in_http_mode(section: Directive) -> bool:
     """Tell whether HAProxy reads HTTP in a section; in TCP mode it writes no header."""
     return next((x.value for x in haproxy_lines(section) if x.name == "mode"), "tcp") == "http"
+
+
+def has_front(found: Found) -> bool:
+    """Tell whether a web server or balancer of this machine leads to Keystone."""
+    return bool(nginx_passes(found) or apache_passes(found) or backends(found))
+
+
+def to_itself(tree: Tree) -> list[Directive]:
+    """Return Apache's passes to a port that it listens at itself, as a proxy of TLS has it."""
+    own = {x.args[0].rpartition(":")[2] for x in tree.all("listen") if x.args}
+    return [
+        x
+        for x in tree.all(*APACHE_PASSES)
+        if (match := re.search(r"\bhttp://[^/ ]*?:(\d+)(?:/|\s|$)", x.value)) and match[1] in own
+    ]
+
+
+def concerns(found: Found, directive: Directive) -> bool:
+    """Tell whether a directive of a web server or balancer may hold for requests to Keystone.
+
+    It does unless it stands in a block for others: a server of nginx, a host of Apache, a section
+    of HAProxy. Where nothing leads to Keystone, all may.
+    """
+    blocks = (*directive.around, directive)
+    inner = next((x for x in blocks if x.is_("server", "virtualhost", "frontend", "listen")), None)
+    if inner is None or inner.inside is None:
+        return True
+    if inner.is_("server"):
+        served = nginx_passes(found)
+    elif inner.is_("virtualhost"):
+        served = [*apache_passes(found), *aliases(found)]
+        if found.apache is not None and served:
+            served += to_itself(found.apache)
+    else:
+        sections = backends(found)
+        return not sections or any(inner in frontends(found, x) for x in sections)
+    return not served or any(inner in x.around for x in served)

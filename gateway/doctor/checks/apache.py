@@ -406,12 +406,19 @@ def field_size(found: Found) -> Iterator[Finding]:
         if x.args[:1] and x.args[0] in ("auth_openidc_module", "auth_mellon_module", "mod_shib")
     ]
     federated += tree.all("oidcprovidermetadataurl", "mellonenable")
-    size, place = _number(tree, "limitrequestfieldsize")
+    served = next(iter([*routes.apache_passes(found), *routes.aliases(found)]), None)
+    known = (
+        tree.last("limitrequestfieldsize")
+        if served is None
+        else _of_host(tree, served, "limitrequestfieldsize")
+    )
+    size = int(known.value[:12]) if known and known.value.isdigit() else 0
+    place = known.place if known else Place(tree.path)
     if federated and (size or 8190) < 16380:
         yield Finding(
             what=f"LimitRequestFieldSize {size or '8190, the default'} with {federated[0].name}",
             where=(place, federated[0].place),
-            lines=for_tree(tree, tree.last("limitrequestfieldsize"), "LimitRequestFieldSize 16380"),
+            lines=for_tree(tree, known, "LimitRequestFieldSize 16380"),
         )
 
 
@@ -478,12 +485,8 @@ def _sign_of_balancer(found: Found, hosts: tuple[Directive | None, ...]) -> Plac
     for directive in _tree(found).all("logformat", "customlog", "setenvif", "setenvifnocase"):
         if routes.host_of(directive) in hosts and "x-forwarded-" in directive.value.lower():
             return directive.place
-    for directive in _tree(found).all(*routes.APACHE_PASSES):
-        # A proxy of TLS that leads to this Apache's own port, as devstack has it.
-        match = re.search(r"\bhttp://[^/ ]*?:(\d+)/?", directive.value)
-        own = [x.args[0].rpartition(":")[2] for x in _tree(found).all("listen") if x.args]
-        if match and match[1] in own:
-            return directive.place
+    for directive in routes.to_itself(_tree(found)):
+        return directive.place
     sections = routes.backends(found)
     return sections[0].place if sections else None
 
@@ -505,6 +508,8 @@ def _balancer_says(found: Found) -> bool:
 def tls_versions(found: Found) -> Iterator[Finding]:
     """all without -TLSv1 and -TLSv1.1 includes them where OpenSSL has them."""
     for directive in _tree(found).all("sslprotocol"):
+        if not routes.concerns(found, directive):
+            continue
         words = {x.lower().lstrip("+") for x in directive.args}
         everything = "all" in words and not {"-tlsv1", "-tlsv1.1"} <= words
         if everything or words & {"sslv3", "tlsv1", "tlsv1.1"}:

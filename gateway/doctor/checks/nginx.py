@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..advice import around, at_the_end, instead, within
 from ..found import Found
 from ..registry import ERROR, INFO, WARNING, Finding, check
-from ..routes import nginx_passes, nginx_targets
+from ..routes import concerns, nginx_passes, nginx_targets
 from ..settings import Directive, Place, Setting, Tree, size
 
 _OIDC = re.compile(r"\b(openid|saml2|mapped)\b")
@@ -75,7 +75,8 @@ def header_buffers(found: Found) -> Iterator[Finding]:
     assert found.keystone is not None
     if not _OIDC.search(found.keystone.text("auth", "methods")):
         return
-    known = _tree(found).last("large_client_header_buffers")
+    block = nginx_passes(found)[0].around[-1]
+    known = _tree(found).effective(block, "large_client_header_buffers")
     if known is None or (size(known.args[-1]) or 0) < 16384:
         yield Finding(
             what=f"large_client_header_buffers {known.value if known else '4 8k, the default'}",
@@ -400,6 +401,8 @@ def obsolete(found: Found) -> Iterator[Finding]:
 def tls_versions(found: Found) -> Iterator[Finding]:
     """TLS 1.0 and 1.1 are deprecated since 2021, SSL 3 since 2015."""
     for directive in _tree(found).all("ssl_protocols"):
+        if not concerns(found, directive):
+            continue
         old = [x for x in directive.args if x in ("SSLv2", "SSLv3", "TLSv1", "TLSv1.1")]
         if old:
             yield Finding(

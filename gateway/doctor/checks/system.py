@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...render.lineups import PATHS
 from ...render.writer import SYSTEM
-from .. import rendered
+from .. import rendered, routes
 from ..found import Found
 from ..readers.files import Unread
 from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
@@ -231,13 +231,15 @@ def malformed(found: Found) -> Iterator[Finding]:
 
 
 def _certificates(found: Found) -> Iterator[tuple[str, Place]]:
-    """Give the files of certificates that servers name."""
+    """Give the files of certificates that servers name for Keystone."""
     for directive in found.nginx.all("ssl_certificate") if found.nginx else ():
-        yield directive.value, directive.place
+        if routes.concerns(found, directive):
+            yield directive.value, directive.place
     for directive in found.apache.all("sslcertificatefile") if found.apache else ():
-        yield directive.value, directive.place
+        if routes.concerns(found, directive):
+            yield directive.value, directive.place
     for directive in found.haproxy.all("bind") if found.haproxy else ():
-        if "crt" in directive.args[:-1]:
+        if routes.concerns(found, directive) and "crt" in directive.args[:-1]:
             named = directive.args[directive.args.index("crt") + 1]
             inside = found.files.glob(f"{named.rstrip('/')}/*") if named.startswith("/") else []
             yield from ((path, directive.place) for path in inside or [named])
@@ -245,9 +247,11 @@ def _certificates(found: Found) -> Iterator[tuple[str, Place]]:
 
 def _keys(found: Found) -> Iterator[tuple[str, Place]]:
     for directive in found.nginx.all("ssl_certificate_key") if found.nginx else ():
-        yield directive.value, directive.place
+        if routes.concerns(found, directive):
+            yield directive.value, directive.place
     for directive in found.apache.all("sslcertificatekeyfile") if found.apache else ():
-        yield directive.value, directive.place
+        if routes.concerns(found, directive):
+            yield directive.value, directive.place
 
 
 @check(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ..found import BUFFER_SIZE, Found, setting_text
 from ..readers.uwsgi import UwsgiConf
 from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
+from ..routes import has_front
 from ..settings import Place, Setting
 
 _THINGS = "uWSGI, Things to know (best practices and issues)"
@@ -200,7 +201,7 @@ def http_router(found: Found) -> Iterator[Finding]:
     for conf in found.uwsgi:
         for setting in conf.settings.all("http", "https"):
             worse = found.before("uwsgi", 2, 0, 27) and _hook(conf)
-            if worse or found.haproxy or found.nginx or found.apache:
+            if worse or has_front(found):
                 yield Finding(
                     what=f"{setting.name} = {setting.value} is a router of its own",
                     where=(setting.place,),
@@ -626,7 +627,7 @@ def log_addresses(found: Found) -> Iterator[Finding]:
         logs = not conf.settings.on("disable-logging") and not conf.settings.last(
             "log-format", "logformat"
         )
-        front = bool(found.nginx or found.apache or found.haproxy)
+        front = has_front(found)
         trusted = conf.settings.on("log-x-forwarded-for")
         if front and logs and not trusted:
             yield Finding(

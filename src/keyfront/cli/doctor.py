@@ -27,6 +27,8 @@ from .check import check as check_login
 from .credentials import of_arguments
 from .parser import Parser, add_state_argument
 
+# Seconds that each answer of Keystone is waited for.
+_PATIENCE = 10.0
 _CONNECTIONS = range(1, 1_000_001)
 # What --assume takes beside the servers of keyfront render.
 _ASSUMED = ("uwsgi", "nginx", "apache", "haproxy", "mod_wsgi", "keystone", "keystonemiddleware")
@@ -214,7 +216,7 @@ def _log_in(arguments: argparse.Namespace, found: Found) -> None:
         found.files.unread.append(Unread("a login", str(error)))
         return
     try:
-        told = check_login(credentials)
+        told = check_login(credentials, timeout=_PATIENCE)
         found.live.login = told.milliseconds
         host = urlsplit(told.url).hostname or ""
         if told.ahead is not None and not live.is_here(host):
