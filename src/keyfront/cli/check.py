@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
@@ -102,7 +103,8 @@ class Report:
     #: What the validated token says: names and values.
     token: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
+    #: Seconds by which this clock is ahead of the server's Date; ``None`` if it tells none.
+    ahead: float | None = None
     #: What the token cache says of how long the answer stands; ``None`` if nobody says it.
     told: str | None = None
 
@@ -311,7 +313,7 @@ class _Server:
         self, method: str, path: str, body: str | None, headers: dict[str, str]
     ) -> tuple[HTTPResponse, bytes, float]:
         """Send a request; returns its answer, that one's body, and the milliseconds it took."""
-        begun = time.perf_counter()
+        begun, sent = time.perf_counter(), time.time()
         try:
             if self._connection.sock is None:
                 self.connect()
@@ -320,7 +322,20 @@ class _Server:
             text = answer.read(_LONGEST)
         except (OSError, HTTPException) as error:
             raise self._failed(error) from None
-        return answer, text, (time.perf_counter() - begun) * 1000
+        taken = (time.perf_counter() - begun) * 1000
+        self._compare_clocks(answer.headers.get("Date"), sent)
+        return answer, text, taken
+
+    def _compare_clocks(self, date: str | None, sent: float) -> None:
+        """Note by how much this clock is ahead, the least that an answer tells."""
+        try:
+            told = parsedate_to_datetime(date or "").timestamp()
+        except (ValueError, OverflowError):
+            return
+        # Date has whole seconds: half of one is what to expect of the rest.
+        ahead = (sent + time.time()) / 2 - told - 0.5
+        known = self._report.ahead
+        self._report.ahead = ahead if known is None or abs(ahead) < abs(known) else known
 
     def _refused(self, answer: HTTPResponse) -> ServerError:
         hint = ""
