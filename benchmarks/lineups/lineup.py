@@ -14,6 +14,7 @@ import os
 import pwd
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -213,6 +214,8 @@ class Place:
     :param cached: true if keyfront's token cache answers
     :param cores: the cores of the servers
     :param processes: the processes of the application, instead of the published 38; 0 for those
+    :param managed: true if a rendered uWSGI runs as its unit has it, by ``keyfront uwsgi``, so that
+        it can be reloaded by the program's command; by itself it takes less memory
     """
 
     room: Room
@@ -221,6 +224,7 @@ class Place:
     cached: bool
     cores: int
     processes: int = 0
+    managed: bool = False
 
     @property
     def socket(self) -> Path:
@@ -268,7 +272,13 @@ def made(lineup: Lineup, place: Place) -> list[Program]:
     ends = {"nginx": signal.SIGTERM, "apache": signal.SIGTERM, "uwsgi": signal.SIGINT}
     prefix = servers.as_ordinary_user() if "mod_wsgi" in lineup.topology else ()
     return [
-        replace(one, stop=ends[one.name], command=[*prefix, *one.command]) for one in found
+        replace(
+            one,
+            stop=ends[one.name],
+            command=[*prefix, *one.command],
+            reload=[*prefix, *one.reload] if one.reload else None,
+        )
+        for one in found
     ]
 
 
@@ -335,7 +345,12 @@ def _rendered(topology: str, place: Place) -> list[Program]:
         )
 
     found = []
-    if "uwsgi" in topology:
+    reload = [sys.executable, "-m", "keyfront", "reload"]
+    if "uwsgi" in topology and place.managed:
+        ini, uwsgi = str(run / "uwsgi.ini"), programs.uwsgi_program()
+        command = [*reload[:-1], "uwsgi", ini, "--program", uwsgi]
+        found.append(replace(program("uwsgi", *command), reload=[*reload, ini]))
+    elif "uwsgi" in topology:
         found.append(program("uwsgi", programs.uwsgi_program(), "--ini", str(run / "uwsgi.ini")))
     if topology.startswith("nginx"):
         nginx = programs.system_program(("nginx",), "nginx")
@@ -343,7 +358,10 @@ def _rendered(topology: str, place: Place) -> list[Program]:
         found.append(program("nginx", *command, "-g", "daemon off;"))
     elif topology != "uwsgi":
         apache = programs.system_program(("apache2", "httpd"), "apache2-bin")
-        found.append(program("apache", apache, "-f", str(run / "apache.conf"), "-DFOREGROUND"))
+        made = program("apache", apache, "-f", str(run / "apache.conf"), "-DFOREGROUND")
+        if topology.startswith("mod_wsgi"):
+            made = replace(made, reload=[*reload, str(run / "apache.conf")])
+        found.append(made)
     return found
 
 
@@ -450,6 +468,7 @@ class Served:
     keystone: Keystone
     cache: Path | None = None
     processes: list[Process] = field(default_factory=list)
+    programs: list[Program] = field(default_factory=list)
 
     @property
     def port(self) -> int:
@@ -515,6 +534,7 @@ def served(
     *,
     name: str = "",
     processes: int = 0,
+    managed: bool = False,
 ) -> Iterator[Served]:
     """Serve a Keystone until the block ends; it answers, but is not warm.
 
@@ -522,6 +542,7 @@ def served(
     :param cores: on which the servers run; default: all
     :param name: tells line-ups apart that are served at the same time, in names of processes
     :param processes: the processes of the application, instead of the published 38
+    :param managed: as of :class:`Place`
     :raises KeyfrontError: it cannot be served here
     """
     lineup.check()
@@ -536,6 +557,7 @@ def served(
             cached=lineup.cached,
             cores=len(cores.servers) if cores else machine.cores(),
             processes=processes,
+            managed=managed,
         )
         found = Served(lineup, f"http://{HOST}:{ports[0]}", keystone, shared)
         for program in made(lineup, place):
@@ -549,6 +571,7 @@ def served(
                 files=STOCK_FILES if lineup.tuning in ("stock", "published-stock") else FILES,
             )
             found.processes.append(stack.enter_context(process))
+            found.programs.append(program)
         found._wait()
         keystone.populate(found.url)
         yield found

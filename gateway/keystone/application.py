@@ -40,7 +40,7 @@ from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
 from keyfront.middleware.tokens.routes import TOKENS
 
 from ..error_body import error_body, plain_error_body
-from . import saml_schemas, token_cache
+from . import needless_warnings, saml_schemas, token_cache
 from .database_loss import DatabaseLoss
 from .imports import import_keystone as _import
 from .imports import incompatible as _incompatible
@@ -231,6 +231,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> Key
     :raises ImportedTooEarlyError: ``oslo_context`` was imported before monkey patching
     """
     environment = _environment(global_conf or {}, local_conf)
+    needless_warnings.leave_out()
     saml_schemas.build_on_demand()
     core = _import("keystone.server.flask.core")
     middleware = _import(_MIDDLEWARE).AuthContextMiddleware

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from keyfront.errors import MissingPartError, ServerError
 
-from ..keystone import saml_schemas
+from ..keystone import needless_warnings, saml_schemas
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -110,6 +110,7 @@ _ANSWER = "keyfront-manage: "
 def main() -> None:
     """Import Keystone, then run commands until standard input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    needless_warnings.leave_out()
     saml_schemas.build_on_demand()
     from keystone.cmd import manage
 

@@ -170,6 +170,8 @@ _BUILDERS: dict[str, Callable[[Lineup], list[Program]]] = {
     "apache+uwsgi": _apache_uwsgi,
 }
 SERVERS = tuple(_BUILDERS)
+#: Those in which nothing reads a slow request whole before a thread or greenlet gets it.
+ALONE = ("uwsgi", "gevent")
 
 
 def programs(server: str, lineup: Lineup) -> list[Program]:

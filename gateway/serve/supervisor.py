@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import ipaddress
 import os
 import select
 import signal
@@ -227,6 +228,21 @@ def connect_host(host: str) -> str:
     if host == "::":
         return "::1"
     return host
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server that listens at a host.
+
+    :param host: an address or a name, without brackets; one that means nothing is not loopback
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    addresses = [ipaddress.ip_address(str(one[4][0]).partition("%")[0]) for one in found]
+    return all(
+        (getattr(address, "ipv4_mapped", None) or address).is_loopback for address in addresses
+    )
 
 
 def hostname_port(host: str, port: int) -> str:

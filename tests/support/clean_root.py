@@ -74,8 +74,9 @@ import os, re, shlex, socket, subprocess, sys, time
 from pathlib import Path
 
 def settings(name):
-    unit = Path("/etc/systemd/system", name)
-    text = unit.read_text() if unit.exists() else ""
+    # Ours, or that of a package.
+    units = [Path(folder, name) for folder in ("/etc/systemd/system", "/lib/systemd/system")]
+    text = next((unit.read_text() for unit in units if unit.exists()), "")
     for more in sorted(Path("/etc/systemd/system", name + ".d").glob("*.conf")):
         text += more.read_text()
     found = {}
@@ -112,9 +113,10 @@ def start(name):
         start_new_session=True, env={**os.environ, "NOTIFY_SOCKET": f"/run/{name}.notify"})
     Path(f"/run/{name}.pid").write_text(str(process.pid))
     said, until = b"", time.monotonic() + 90
-    if unit["Type"] == ["forking"]:
+    kind = unit["Type"][-1]
+    if kind == "forking":
         process.wait(90)
-    while unit["Type"] == ["notify"] and b"READY=1" not in said and process.poll() is None:
+    while kind == "notify" and b"READY=1" not in said and process.poll() is None:
         assert time.monotonic() < until, f"{name} is not ready"
         try:
             said = told.recv(4096)
@@ -208,18 +210,28 @@ def _folders() -> list[str]:
     import keyfront
 
     sources = {str(Path(path).resolve()) for path in keyfront.__path__}
+    # An editable installation links to the single files.
+    sources.add(str(Path(str(keyfront.__file__)).resolve().parents[2]))
     return [sys.base_prefix, sys.prefix, *sources]
+
+
+def write_stand_in(path: Path, python: str) -> None:
+    """Write the program that stands in for the one of this name.
+
+    :param python: what runs it
+    """
+    values = f"SITE = {sysconfig.get_path('purelib')!r}\nPREFIX = {sys.prefix!r}\n"
+    text = f"#!{python}\n{values}{_STAND_INS[path.name]}"
+    path.write_text(text.replace("\\\\", "\\"))
+    path.chmod(0o755)
 
 
 def _prepare() -> None:
     """Put the programs that stand in to where they are found first, and start MariaDB."""
     stand_ins = Path("/usr/local/keyfront-tests")
     stand_ins.mkdir()
-    for name, text in _STAND_INS.items():
-        values = f"SITE = {sysconfig.get_path('purelib')!r}\nPREFIX = {sys.prefix!r}\n"
-        path = stand_ins / name
-        path.write_text(f"#!{sys.executable}\n{values}{text}".replace("\\\\", "\\"))
-        path.chmod(0o755)
+    for name in _STAND_INS:
+        write_stand_in(stand_ins / name, sys.executable)
     os.environ.clear()
     os.environ["PATH"] = f"{stand_ins}:{sys.base_prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     os.environ["HOME"] = "/root"
@@ -259,27 +271,38 @@ def main() -> None:
     if "--try" in sys.argv:
         return
     _prepare()
-    done: list[Done] = []
-    # One shell: the document's lines set variables for those after them.
+    shell(["bash"], json.loads((folder / "lines.json").read_text()), folder / "done.json")
+
+
+def shell(command: Sequence[str], lines: Sequence[str], result: Path) -> list[Done]:
+    """Give lines to one shell, since they set variables for those after them.
+
+    Ends with the first that fails.
+
+    :param result: what was done is added to this file, line by line
+    :returns: what is in it
+    """
+    done = [Done(*x) for x in json.loads(result.read_text())] if result.exists() else []
     with subprocess.Popen(
-        ["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as shell:
-        assert shell.stdin is not None and shell.stdout is not None
-        for line in json.loads((folder / "lines.json").read_text()):
-            shell.stdin.write(f"{{ {line}\n}} </dev/null; status=$?; echo; echo ended: $status\n")
-            shell.stdin.flush()
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for line in lines:
+            process.stdin.write(f"{{ {line}\n}} </dev/null; status=$?; echo; echo ended: $status\n")
+            process.stdin.flush()
             output = ""
-            for said in shell.stdout:
+            for said in process.stdout:
                 if said.startswith("ended: "):
                     break
                 output += said
             else:
                 said = "ended: 255"
             done.append(Done(line, int(said.split()[1]), output))
-            (folder / "done.json").write_text(json.dumps(done))
+            result.write_text(json.dumps(done))
             if done[-1].status:
                 break
-        shell.stdin.close()
+        process.stdin.close()
+    return done
 
 
 if __name__ == "__main__":

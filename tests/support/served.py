@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from http.client import HTTPConnection
@@ -184,12 +184,12 @@ def _read_until(process: subprocess.Popen[bytes], until: bytes) -> bytes:
     return output
 
 
-def wait_for(condition: object, what: str) -> None:
-    """Poll a condition until it is true."""
+def wait_for(condition: object, what: str, seen: Sequence[object] = ()) -> None:
+    """Poll a condition until it is true; if it never is, say the last of what it has seen."""
     assert callable(condition)
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        assert time.monotonic() < deadline, f"waited in vain until {what}: {seen[-1:]}"
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, and Python shown in them is Python.
+"""The documents: links lead somewhere, Python shown in them is Python, log lines are explained.
 
 Needs nothing but pytest, so that the docs environment of tox stays small.
 """
@@ -71,21 +71,82 @@ def test_python_in_documents_compiles(document: Path) -> None:
             compile(code, f"{name_of(document)}:{line}", "exec")
 
 
-def logged() -> str:
-    """All texts that keyfront logs, with what is filled in left as it is written."""
+LEVELS = ("warning", "error", "exception", "critical")
+# Of a directory's and the heartbeat's own lines some are explained where those are.
+EXPLAINING = ("running.md", "ldap.md", "heartbeat.md")
+
+
+def sources() -> dict[Path, ast.Module]:
+    """The code of the product."""
+    return {
+        path: ast.parse(path.read_text(encoding="utf-8"))
+        for folder in ("middleware", "gateway", "src")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+
+
+def texts(tree: ast.AST) -> list[str]:
+    """All texts in it, with what is filled in left as it is written."""
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+def logged(tree: ast.Module) -> list[tuple[int, str]]:
+    """The lines that a module logs at WARNING and above: where, and the text."""
     found = []
-    for folder in ("middleware", "gateway", "src"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.append(node.value)
-    return "\n".join(found)
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        logger = node.func.value
+        if node.func.attr not in LEVELS or not isinstance(logger, ast.Name):
+            continue
+        if logger.id.lower().strip("_") not in ("log", "logger"):
+            continue
+        (text, *_) = node.args
+        if isinstance(text, ast.Name):
+            # one of those that the variable was set to
+            found += [
+                (node.lineno, given)
+                for other in ast.walk(tree)
+                if isinstance(other, ast.Assign) and text.id == getattr(other.targets[0], "id", "")
+                for given in texts(other.value)
+            ]
+        else:
+            found += [(node.lineno, given) for given in texts(text)]
+    return found
+
+
+def rows(document: Path) -> list[str]:
+    """What the tables of a document explain: code in the first column."""
+    return re.findall(r"^\| `([^`]+)`[^|]*\|", document.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def table_of_lines() -> list[str]:
+    document = ROOT / "docs/running.md"
+    text = document.read_text(encoding="utf-8")
+    return [row for row in rows(document) if row in text[text.index("| line | what it means") :]]
 
 
 def test_the_lines_of_the_log_are_those_that_are_logged() -> None:
-    document = (ROOT / "docs/running.md").read_text(encoding="utf-8")
-    table = document[document.index("| line | what it means") :]
-    lines = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    lines = table_of_lines()
     assert len(lines) > 20
-    texts = logged()
-    assert [line for line in lines if line not in texts] == []
+    all_texts = "\n".join(text for tree in sources().values() for text in texts(tree))
+    assert [line for line in lines if line not in all_texts] == []
+
+
+def test_each_line_that_is_logged_is_explained() -> None:
+    """Whoever adds a warning adds a row: what it means, and what to do."""
+    explained = table_of_lines()
+    for name in EXPLAINING[1:]:
+        for row in rows(ROOT / "docs" / name):
+            explained += [x.strip() for x in re.split(r"…|\b[A-Z]{3,}\b", row) if len(x) > 9]
+    unexplained = [
+        f"{name_of(path)}:{number}: {text}"
+        for path, tree in sources().items()
+        for number, text in logged(tree)
+        if not any(line in text for line in explained)
+    ]
+    assert unexplained == [], f"in no table of {', '.join(EXPLAINING)}"

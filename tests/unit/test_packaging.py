@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import importlib.resources
+import json
 import re
 import shutil
 import subprocess
@@ -132,6 +133,69 @@ def test_every_requirement_says_why() -> None:
     assert len(requirements) > 10
     for item in requirements:
         assert re.search(r",  # \w.{10,}", lines[item.lineno - 1]), item.value
+
+
+# pip before 23.1 compares extras letter by letter; Debian 12 has 23.0.1, and its Python no wheel.
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+OWN_PYTHON_HAS = "import sys, ensurepip; assert sys.version_info >= (3, 11)"
+
+
+def documented_extras() -> set[str]:
+    """The extras that documents, errors and the makefile tell to install, as they spell them."""
+    files = [
+        ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").rglob("*.md"),
+        *(path for tree in ("src", *TREES) for path in (ROOT / tree).rglob("*") if path.is_file()),
+    ]  # fmt: skip
+    text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    # The list in the README, too.
+    listed = re.search(r"Everything else is an extra: (.*?)\. setup", text, re.DOTALL)
+    assert listed is not None
+    told = re.findall(r"\bkeyfront\[([\w,-]+)\]", text)
+    return set(re.findall(r"`([^`]+)`", listed[1])) | set(",".join(told).split(","))
+
+
+def stand_in(folder: Path, name: str) -> None:
+    """A wheel that requires nothing and satisfies everybody."""
+    plain = re.sub(r"[-_.]+", "_", name)
+    info = f"{plain}-99.dist-info"
+    with zipfile.ZipFile(folder / f"{plain}-99-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 99\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        archive.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.once
+def test_the_systems_own_pip_finds_each_extra_that_is_named(wheel: Path, tmp_path: Path) -> None:
+    """One that it does not find it passes over, with a warning in a page of others."""
+    asked = subprocess.run([SYSTEM_PYTHON, "-c", OWN_PYTHON_HAS], capture_output=True, check=False)
+    if asked.returncode:
+        pytest.skip(f"{SYSTEM_PYTHON} makes no environment that keyfront runs in")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    required: dict[str, set[str]] = {}
+    for line in lines:
+        found = re.match(r"Requires-Dist: ([\w.-]+)[^;]*(?:; extra == ['\"]([\w-]+)['\"])?$", line)
+        if found:
+            required.setdefault(found[2] or "", set()).add(found[1])
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for one in set().union(*required.values()):
+        stand_in(folder, one)
+    shutil.copy(wheel, folder)
+    wanted = documented_extras()
+    assert len(wanted) > 10
+    run(SYSTEM_PYTHON, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    pip = [tmp_path / "venv/bin/pip", "--isolated", "--disable-pip-version-check", "install"]
+    options = ["--dry-run", "--no-index", "--find-links", folder, "--report", tmp_path / "report"]
+    said = run(*pip, *options, f"keyfront[{','.join(sorted(wanted))}]", cwd=tmp_path)
+    assert not re.search(r"keyfront \S+ does not provide the extra", said), said
+    report = json.loads((tmp_path / "report").read_text())
+    installed = {one["metadata"]["name"].lower() for one in report["install"]}
+    for extra in wanted:
+        assert {x.lower() for x in required[extra]} <= installed, extra
+    said = run(*pip, *options, "keyfront[nonesuch]", cwd=tmp_path)
+    assert re.search(r"keyfront \S+ does not provide the extra", said), "it would say nothing"
 
 
 def test_no_extra_installs_both_builds_of_uwsgi() -> None:

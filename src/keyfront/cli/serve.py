@@ -98,7 +98,8 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
                 runtime=runtime,
                 stop_timeout=int(seconds),
             )
-            return _run(server, lineup, (reach, port, endpoint), progress)
+            exposed = server in lineups.ALONE and not supervisor.is_loopback(host)
+            return _run(server, lineup, (reach, port, endpoint), progress, exposed)
         finally:
             shutil.rmtree(runtime, ignore_errors=True)
 
@@ -167,7 +168,11 @@ def _prepare(folder: state.State, usable: bool, endpoint: str, progress: Progres
 
 
 def _run(
-    server: str, lineup: lineups.Lineup, where: tuple[str, int, str], progress: Progress
+    server: str,
+    lineup: lineups.Lineup,
+    where: tuple[str, int, str],
+    progress: Progress,
+    exposed: bool,
 ) -> int:
     reach, port, endpoint = where
     programs = lineups.programs(server, lineup)
@@ -179,7 +184,7 @@ def _run(
                 supervising.start()
                 ready = supervising.wait_ready(reach, port, "/v3")
             if ready:
-                _greet(lineup, endpoint, progress)
+                _greet(lineup, endpoint, progress, exposed)
                 supervising.watch()
         finally:
             with progress.step(f"stop, after running requests (up to {lineup.stop_timeout} s)"):
@@ -188,7 +193,7 @@ def _run(
     return 0
 
 
-def _greet(lineup: lineups.Lineup, endpoint: str, progress: Progress) -> None:
+def _greet(lineup: lineups.Lineup, endpoint: str, progress: Progress, exposed: bool) -> None:
     folder = lineup.state
     program = Path(sys.prefix, "bin", "keyfront")
     progress.line("")
@@ -197,5 +202,9 @@ def _greet(lineup: lineups.Lineup, endpoint: str, progress: Progress) -> None:
     progress.line(f"Try next             {check}")
     progress.line(f"For openstack        . {shlex.quote(str(folder.openrc))}")
     progress.line(f"Logs                 {folder.log}")
+    if exposed:
+        progress.line(
+            "Put nginx in front   200 slow clients of the network stop this: --server nginx+uwsgi"
+        )
     progress.line("Stop with            Ctrl-C")
     progress.line("")

@@ -158,6 +158,10 @@ def test_writers_and_logins_at_once(served: Served) -> None:
         project["id"]: project["description"]
         for project in _get(served, token, "/v3/projects")["projects"]
     }
+    # For the long form, with -s.
+    for who, clients in (("writers", writers), ("logins", logins)):
+        total = sum((one.statuses for one in clients), Counter())
+        print(f"{served.process.args[-1]}: {SECONDS:g} s, {who}: {dict(total)}")
     for one in writers:
         assert one.projects, "it never had its turn"
         assert one.projects.items() <= found.items()

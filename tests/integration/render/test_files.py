@@ -1,8 +1,8 @@
 """The rendered files, checked by the programs that read them: for machines from the smallest to the
 largest, in every profile, for uWSGI, nginx, systemd, the kernel and what keeps their logs.
 
-What Apache and HAProxy say of theirs is in test_deployment_apache.py; what all of them do when
-clients come, in test_deployment_serving.py.
+What Apache and HAProxy say of theirs is in test_apache.py; what all of them do when clients
+come, in test_serving.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""docs/deploy.md, line by line as it stands there, from step 1 to a login, for three line-ups.
+"""docs/deploy.md, line by line as it stands there, from step 1 to a login, for each line-up.
 
 What is not of this machine's own in a root that is thrown away stands in ``support/clean_root.py``:
-packages and pip are not tried, nor systemd itself; its units are read, and their commands run as
-their users.
+packages and pip are not tried (``test_debian`` and ``test_packaging`` do), nor systemd itself; its
+units are read, and their commands run as their users.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_root import NAME, Done, run
+from support import deploy_document
+from support.clean_root import Done, run
 
-DOCUMENT = (Path(__file__).parents[3] / "docs/deploy.md").read_text(encoding="utf-8")
-SERVERS = ("nginx+uwsgi", "apache+uwsgi", "mod_wsgi")
+SERVERS = ("nginx+uwsgi", "apache+uwsgi", "mod_wsgi", "prefork+mod_wsgi", "nginx+uwsgi-tcp")
 # Ends what the line-up before has started, and removes what only it has.
 BETWEEN = (
     "for pid in /run/keyfront-*.pid /run/nginx.service.pid /run/nginx.pid; do"
@@ -23,47 +23,18 @@ BETWEEN = (
     " timeout 60 bash -c 'while pgrep -r R,S,D -x \"uwsgi|nginx|apache2\"; do sleep 0.1; done' &&"
     " rm -rf /etc/keyfront /etc/systemd/system/keyfront-* /run/keyfront"
 )
-# Apache is there before its daemons have loaded Keystone.
-READY = (
-    "export NAME; timeout 90 bash -c 'until curl -fsS --cacert /etc/keyfront/tls/keyfront.crt -o"
-    " /dev/null https://$NAME:5000/v3; do sleep 0.2; done' 2>/dev/null"
-)
-
-
-def steps() -> dict[int, str]:
-    """The command of each numbered step."""
-    found = {}
-    text = DOCUMENT[: DOCUMENT.index("\n## Then")]
-    for part in re.split(r"^(?=\*\*\d+\. )", text, flags=re.MULTILINE)[1:]:
-        number = int(part[2:].partition(".")[0])
-        lines = [line[4:] for line in part.splitlines() if line.startswith("    ")]
-        found[number] = "\n".join(lines)
-    return found
-
-
-def another(server: str) -> tuple[str, str]:
-    """What the table of other servers has for one: its requirement, if any, and its start."""
-    table = DOCUMENT[DOCUMENT.index("| `--server` |") :]
-    row = next(line for line in table.splitlines() if line.startswith(f"| `{server}`"))
-    _, _, packages, start, _ = row.split("|")
-    requirement = re.search(r"pip install ('[^']+')", packages)
-    return requirement[1] if requirement else "", start.strip().strip("`")
 
 
 def lines() -> list[str]:
     """All that is run, in order: one line-up after the other, on one Keystone."""
-    step = steps()
-    (named,) = re.findall(r"^    (NAME=.+)$", DOCUMENT, re.MULTILINE)
-    assert named == f"NAME={NAME}"
-    assert list(step) == list(range(1, 11))
-    found = [named, *(step[number] for number in range(1, 11))]
+    step = deploy_document.another(SERVERS[0])
+    found = [deploy_document.named(), *(step[number] for number in range(1, 11))]
     for server in SERVERS[1:]:
-        requirement, start = another(server)
+        former, step = step, deploy_document.another(server)
         found.append(BETWEEN)
-        if requirement:
-            own = re.sub(r"'keyfront\[.*?\]'", requirement, step[2])
-            found.append(own.replace("python3 -m venv /opt/keyfront && ", ""))
-        found += [f"{step[4]} --server {server}", step[5], start, READY, step[10]]
+        if step[2] != former[2]:
+            found.append(step[2].replace("python3 -m venv /opt/keyfront && ", ""))
+        found += [step[4], step[5], step[9], deploy_document.READY, step[10]]
     return [line.replace("/opt/keyfront/bin/pip ", "keyfront-pip ") for line in found]
 
 

@@ -12,9 +12,9 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import psutil
@@ -128,6 +128,17 @@ def test_uwsgi_bounds_its_own_stop(
         assert "Timeout (" in log
         # a greenlet that waits is on no thread's stack
         assert "waiting_app.py" in log or server == "gevent"
+
+
+@pytest.mark.parametrize(("server", "told"), [("gevent", True), ("nginx+uwsgi", False)])
+def test_what_slow_clients_stop_says_so_where_others_reach_it(
+    keystone_state: tuple[Path, int], tmp_path: Path, server: str, told: bool
+) -> None:
+    state, port = keystone_state
+    options = _held(tmp_path, server, 3)
+    options["arguments"] = (*options["arguments"], "--listen", f"0.0.0.0:{port}")  # type: ignore[misc]
+    with serve(state, server, port=port, **options) as served:  # type: ignore[arg-type]
+        assert (b"\nPut nginx in front  " in served.output) is told
 
 
 class _Load:
@@ -335,7 +346,10 @@ def test_a_reload_outlives_what_is_killed(
 def test_pyuwsgi_reloads_with_its_own_python(
     keystone_state: tuple[Path, int], tmp_path: Path
 ) -> None:
-    """By itself it would go on with the Python that the environment's link leads to."""
+    """By itself it would go on with the Python that the environment's link leads to.
+
+    Also when only its own master is told, as by whoever runs the rendered file without keyfront.
+    """
     state, port = keystone_state
     home = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", home], check=True)
@@ -347,22 +361,31 @@ def test_pyuwsgi_reloads_with_its_own_python(
     rest = sysconfig.get_path("purelib")
     (site / "rest.pth").write_text(f"import site; site.addsitedir({rest!r})\n")
     held = _held(tmp_path, "uwsgi", 10)
-    with serve(state, "uwsgi", port=port, python=python, **held) as served:  # type: ignore[arg-type]
 
-        def answered_by() -> int | None:
-            try:
-                with closing(served.connect()) as connection:
-                    connection.request("GET", "/")
-                    return int(connection.getresponse().read())
-            except (OSError, HTTPException):
-                return None
+    def answered_by() -> int | None:
+        try:
+            with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+                connection.request("GET", "/")
+                return int(connection.getresponse().read())
+        except (OSError, HTTPException):
+            return None
 
+    def reloads(tell: Callable[[signal.Signals], None]) -> None:
         before = answered_by()
         assert before is not None
-        served.process.send_signal(signal.SIGHUP)
+        tell(signal.SIGHUP)
         wait_for(lambda: not psutil.pid_exists(before), "the old worker has ended")
         wait_for(answered_by, "a fresh worker answers")
-        assert "pyuwsgi" in (served.state / "run/uwsgi.ini").read_text()
+
+    with serve(state, "uwsgi", port=port, python=python, **held) as served:  # type: ignore[arg-type]
+        rendered = (served.state / "run/uwsgi.ini").read_text()
+        assert "pyuwsgi" in rendered
+        reloads(served.process.send_signal)
+    own = _own_ini(rendered, tmp_path, lazy=False, prefix=home)
+    with _alone(own, held, program=home / "bin/uwsgi") as uwsgi:
+        wait_for(answered_by, "it answers")
+        reloads(uwsgi.send_signal)
+        assert uwsgi.poll() is None
 
 
 @pytest.mark.smoke
@@ -373,6 +396,7 @@ def test_statistics_show_no_token(keystone_state: tuple[Path, int], tmp_path: Pa
         wait_for((tmp_path / "slow.held").exists, "the request is in the application")
         path = state / "run" / "stats.sock"
         told = json.dumps(stats(path))
+        assert b"Put nginx in front" not in served.output, "it listens on loopback"
         (tmp_path / "slow.go").touch()
         request.join()
         assert request.status == 200
@@ -438,10 +462,10 @@ def test_a_stop_while_it_loads_is_not_lost(
         assert uwsgi.wait(PATIENCE) == 0
 
 
-def _own_ini(rendered: str, folder: Path, *, lazy: bool) -> Path:
+def _own_ini(rendered: str, folder: Path, *, lazy: bool, prefix: str | Path = sys.prefix) -> Path:
     """Write what was rendered to a file that outlives the server."""
     # what it names for the environment may end with the server
-    virtualenv = f"virtualenv = {sys.prefix}"
+    virtualenv = f"virtualenv = {prefix}"
     text = re.sub("^virtualenv = .*", lambda _: virtualenv, rendered, flags=re.MULTILINE)
     path = folder / "own.ini"
     path.write_text(text.replace("lazy-apps = false", f"lazy-apps = {str(lazy).lower()}"))
@@ -449,10 +473,12 @@ def _own_ini(rendered: str, folder: Path, *, lazy: bool) -> Path:
 
 
 @contextmanager
-def _alone(ini: Path, options: dict[str, object]) -> Iterator[subprocess.Popen[bytes]]:
+def _alone(
+    ini: Path, options: dict[str, object], program: Path = Path(sys.prefix, "bin", "uwsgi")
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run uWSGI with a file; kill what is left of it."""
     uwsgi = subprocess.Popen(
-        [str(Path(sys.prefix, "bin", "uwsgi")), "--ini", str(ini)],
+        [str(program), "--ini", str(ini)],
         env={**os.environ, **options["environment"]},  # type: ignore[dict-item]
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -7,6 +7,7 @@ import json
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +18,10 @@ import pytest
 
 from keyfront.cli import credentials
 from keyfront.cli import main as cli
+from keyfront.cli.check import Report
 from keyfront.errors import MissingPartError, OptionError
+from keyfront.middleware.tokens import tags_header
+from keyfront.middleware.tokens.epochs import Epoch, Slots
 
 trustme = pytest.importorskip("trustme")
 
@@ -37,11 +41,15 @@ class Keystone:
     """Answers logins and validations, and notes what it was sent.
 
     :param answers: the status of each answer, the last for all others
+    :param told: what it says of how long an answer stands, if it is asked
     """
 
-    def __init__(self, *answers: int, body: object = TOKEN) -> None:
+    def __init__(self, *answers: int, body: object = TOKEN, told: str | None = None) -> None:
         self.answers = list(answers) or [200]
         self.body = body
+        self.told = told
+        #: Seconds that each answer is on its way.
+        self.distance = 0.0
         self.bodies: list[Any] = []
         self.wait = threading.Event()
         self.wait.set()
@@ -55,8 +63,13 @@ class Keystone:
                 length = int(self.headers.get("Content-Length") or 0)
                 keystone.bodies.append(json.loads(self.rfile.read(length) or "null"))
                 keystone.wait.wait(30)
+                time.sleep(keystone.distance)
                 answers = keystone.answers
+                if not self.path.endswith("/auth/tokens"):  # the round trip
+                    answers = [300]
                 self.send_response(answers.pop(0) if len(answers) > 1 else answers[0])
+                if keystone.told and tags_header.NAME in self.headers:
+                    self.send_header(tags_header.NAME, keystone.told)
                 self.send_header("X-Subject-Token", SECRET)
                 self.send_header("Retry-After", "7")
                 self.end_headers()
@@ -127,7 +140,8 @@ def test_a_keystone_of_the_environment(
             "scope": {"project": {"name": "one", "domain": {"name": "Default"}}},
         }
     }
-    assert keystone.bodies[1:] == [None] * 6
+    # a login, two looks at how long the way is, a validation, five repeated, one of the cache
+    assert keystone.bodies[1:] == [None] * 9
 
 
 def test_for_programs(
@@ -139,8 +153,9 @@ def test_for_programs(
         found = json.loads(out)
         assert (status, found["status"], found["url"]) == (0, "ok", f"{url}/v3")
         assert list(found["milliseconds"]) == [
-            "connection", "login", "first_validation", "repeated_validation",
+            "connection", "login", "round_trip", "first_validation", "repeated_validation",
         ]  # fmt: skip
+        assert found["cache"] in ("unknown", "none")
         status, out, _ = run(capsys, "--json", "--warn", "0.001")
     if status:  # it may be quicker than that
         found = json.loads(out)
@@ -149,6 +164,57 @@ def test_for_programs(
     status, out, err = run(capsys, "--json")
     assert (status, err) == (2, "")
     assert json.loads(out)["status"] == "critical"
+
+
+KEPT = tags_header.compose(tags_header.ASK, Epoch(1, 2), Slots((3, 4)), 1.8e9)
+
+
+@pytest.mark.parametrize(
+    ("told", "cached", "words"),
+    [
+        (KEPT, True, "from keyfront's token cache"),
+        (tags_header.NONE, False, "not kept by the token cache"),
+    ],
+)
+def test_the_token_cache_says_of_itself_whether_it_keeps_the_answer(
+    told: str,
+    cached: bool,
+    words: str,
+    environ: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """However far away it is: all of its answers take the same time then."""
+    keystone = Keystone(told=told)
+    keystone.distance = 0.02
+    with keystone.serving() as url:
+        environ(url)
+        status, out, err = run(capsys, "--json")
+        assert (status, err) == (0, "")
+        assert json.loads(out)["cached"] is cached
+        assert words in run(capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "first", "repeated", "cached"),
+    [
+        (1.0, 48.0, 5.0, True),  # memcached under Keystone
+        (21.0, 68.0, 25.0, True),  # the same, 20 ms away
+        (1.0, 48.0, 42.0, False),  # none
+        (201.0, 248.0, 242.0, False),
+        (21.0, 29.0, 20.4, True),  # a token cache whose header is taken away
+        (21.0, 20.8, 20.4, True),  # one that knows the first one, too
+        (2.0, 2.2, 1.0, True),
+    ],
+)
+def test_where_nobody_says_it_the_time_beyond_the_way_tells(
+    round_trip: float, first: float, repeated: float, cached: bool
+) -> None:
+    report = Report("http://host:5000/v3")
+    report.milliseconds.update(
+        connection=1.0, login=300.0, round_trip=round_trip,
+        first_validation=first, repeated_validation=repeated,
+    )  # fmt: skip
+    assert report.cached is cached
 
 
 @pytest.mark.parametrize(

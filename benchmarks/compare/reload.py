@@ -1,0 +1,274 @@
+"""What clients notice of a reload: keyfront's, beside that of the server itself.
+
+    python -m keyfront.benchmarks.compare.reload [--clients 50] [--reloads 2] [--topology NAME,…]
+
+Each topology is served twice: with Keystone's and Debian's own settings, and as ``keyfront render``
+has it (gevent: as ``keyfront serve``). The first is reloaded as its documents say, uWSGI by SIGHUP
+and Apache by SIGUSR1 (``graceful``), the second by ``keyfront reload``. Meanwhile clients send
+``GET /v3``, each on a connection of its own and with a pause after each answer, so that they wait
+for the reload and not for one another.
+
+Counted is who was under way between the signal and the moment at which the new application serves
+alone. The goal is a p99 below a second with no answer missing and none but 200; what misses it in
+every reload fails. Profile ``small`` and a single daemon of mod_wsgi are not measured: they pause
+for as long as Keystone takes to load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from subprocess import PIPE, STDOUT, run
+from typing import NamedTuple
+
+from keyfront.errors import KeyfrontError, OptionError, ServerError
+
+from ..lineups import lineup
+from ..lineups.keystone import VERSION, Keystone
+from ..lineups.lineup import SERVE, TOPOLOGIES, TUNED, Lineup, Served
+from ..worlds.processes import HOST, family, status
+from .goals import MET, MISSED, UNCLEAR
+from .paired import at_least_one, say
+
+CLIENTS, RELOADS = 50, 2
+PAUSE = 0.2
+"""Seconds between an answer and the next request of the same client."""
+
+GOAL_SECONDS = 1.0
+_PATIENCE = 120.0
+_REST_SECONDS = 3.0
+
+
+class Answer(NamedTuple):
+    """One request: when it began, by the monotonic clock, and what became of it."""
+
+    begun: float
+    seconds: float
+    #: Of HTTP; 0 if there was no answer.
+    status: int
+
+
+class Reload(NamedTuple):
+    """What clients noticed in some time: requests, seconds, and who got no answer or another."""
+
+    requests: int
+    p99: float
+    longest: float
+    failed: int
+    #: Seconds from the signal until the new application served alone.
+    took: float = 0.0
+
+    @property
+    def meets(self) -> bool:
+        """Whether it is as good as a reload has to be."""
+        return not self.failed and self.p99 <= GOAL_SECONDS
+
+
+def noticed(answers: Iterable[Answer], begin: float, end: float) -> Reload:
+    """Sum up who was under way between two moments.
+
+    :raises ServerError: nobody was
+    """
+    found = [x for x in answers if x.begun < end and x.begun + x.seconds > begin]
+    if not found:
+        raise ServerError("no request was under way in a reload")
+    seconds = sorted(x.seconds for x in found)
+    # the least that 99 % do not exceed
+    p99 = seconds[math.ceil(0.99 * len(seconds)) - 1]
+    failed = sum(x.status != 200 for x in found)
+    return Reload(len(found), p99, seconds[-1], failed, end - begin)
+
+
+def judge(reloads: Sequence[Reload]) -> str:
+    """Say how the goal was met by all reloads of a line-up: met, missed, or by some only."""
+    good = [one.meets for one in reloads]
+    return MET if all(good) else UNCLEAR if any(good) else MISSED
+
+
+class Clients:
+    """They ask until the block ends, each once at a time; a context manager."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self._port = port
+        self._over = threading.Event()
+        self._answers: list[list[Answer]] = [[] for _ in range(count)]
+        self._threads = [threading.Thread(target=self._ask, args=(x,)) for x in self._answers]
+
+    def __enter__(self) -> Clients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, answers: list[Answer]) -> None:
+        while not self._over.wait(PAUSE):
+            begun, found = time.monotonic(), 0
+            connection = HTTPConnection(HOST, self._port, timeout=_PATIENCE)
+            with suppress(OSError, HTTPException):
+                connection.request("GET", VERSION, headers={"Connection": "close"})
+                answer = connection.getresponse()
+                answer.read()
+                found = answer.status
+            connection.close()
+            answers.append(Answer(begun, time.monotonic() - begun, found))
+
+    def until(self, moment: float) -> list[Answer]:
+        """Wait until each has had an answer to a request of after this moment; return all.
+
+        :raises ServerError: one of them hangs
+        """
+        deadline = time.monotonic() + _PATIENCE
+        while any(not own or own[-1].begun < moment for own in self._answers):
+            if time.monotonic() > deadline:
+                raise ServerError(f"a client had no answer for {_PATIENCE:.0f} s after a reload")
+            time.sleep(0.01)
+        return [answer for own in self._answers for answer in own]
+
+
+def _any_runs(pids: Iterable[int]) -> bool:
+    return any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def _reload_stock(served: Served) -> None:
+    """Reload as the server's documents say; return when none of the former processes is left."""
+    # uWSGI is in front of nobody; of Apache with mod_wsgi there is no other program
+    process = served.processes[0]
+    former = set(family(process.pid)) - {process.pid}
+    number = signal.SIGHUP if process.name == "uwsgi" else signal.SIGUSR1
+    process.send(number)
+    deadline = time.monotonic() + _PATIENCE
+    while _any_runs(former) or status(served.port, VERSION) != 200:
+        served.check()
+        if time.monotonic() > deadline:
+            raise ServerError(f"{served.lineup}: not reloaded within {_PATIENCE:.0f} s")
+        time.sleep(0.02)
+
+
+def _reload_ours(served: Served) -> None:
+    """Reload by keyfront's command.
+
+    :raises ServerError: it failed
+    """
+    (command,) = (one for one in served.programs if one.reload)
+    assert command.reload is not None
+    done = run(command.reload, stdout=PIPE, stderr=STDOUT, text=True, check=False)
+    if done.returncode:
+        raise ServerError(f"{served.lineup}: {done.stdout.strip()}")
+
+
+def lineups(topology: str) -> tuple[Lineup, Lineup]:
+    """Return what is compared: stock, and ours."""
+    tuning = SERVE if topology == "gevent" else TUNED
+    return Lineup(topology, "stock"), Lineup(topology, tuning, cached=True)
+
+
+@contextmanager
+def _serving(one: Lineup, keystone: Keystone) -> Iterator[Served]:
+    with lineup.served(one, keystone, managed=True) as served:
+        # every worker has answered once
+        for _ in range(20):
+            status(served.port, VERSION)
+        yield served
+
+
+def measure(
+    one: Lineup, keystone: Keystone, *, clients: int, reloads: int
+) -> tuple[Reload, list[Reload]]:
+    """Serve a line-up and reload it under load.
+
+    :returns: what clients noticed without a reload, and of each one
+    :raises KeyfrontError: it cannot be served here, or a reload failed
+    """
+    act = _reload_stock if one.tuning == "stock" else _reload_ours
+    found = []
+    with _serving(one, keystone) as served, Clients(served.port, clients) as asking:
+        begin = time.monotonic()
+        time.sleep(_REST_SECONDS)
+        end = time.monotonic()
+        rest = noticed(asking.until(end), begin, end)
+        for _ in range(reloads):
+            begin = time.monotonic()
+            act(served)
+            end = time.monotonic()
+            found.append(noticed(asking.until(end), begin, end))
+    return rest, found
+
+
+def line(name: str, rest: Reload, reloads: Sequence[Reload]) -> str:
+    """Return a row of the table: medians of the reloads, but for the sum of failures."""
+    took, p99, longest = (
+        statistics.median(getattr(one, field) for one in reloads)
+        for field in ("took", "p99", "longest")
+    )
+    requests, failed = (sum(getattr(one, x) for one in reloads) for x in ("requests", "failed"))
+    return (
+        f"| {name} | {took:.1f} | {rest.p99:.2f} | {p99:.2f} | {longest:.2f} "
+        f"| {failed} of {requests} |"
+    )
+
+
+HEAD = (
+    "| | reload, s | p99 without, s | p99, s | longest, s | failed |\n"
+    "|---|---:|---:|---:|---:|---:|"
+)
+
+
+def _topologies(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in TOPOLOGIES:
+            allowed = ", ".join(TOPOLOGIES)
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {allowed}")
+    return names
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print the table; returns 1 if a goal is missed, 2 if it cannot be measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--clients", type=at_least_one, default=CLIENTS)
+    parser.add_argument("--reloads", type=at_least_one, default=RELOADS)
+    parser.add_argument(
+        "--topology", type=_topologies, default=list(TOPOLOGIES), metavar="NAME,…",
+        help=f"of {', '.join(TOPOLOGIES)} (default: all)",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    verdicts = {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="keyfront-reload-") as name:
+            keystone = Keystone(Path(name, "state"))
+            keystone.make()
+            print(f"GET {VERSION}, {options.clients} clients, medians of {options.reloads} reloads")
+            print(HEAD)
+            for topology in options.topology:
+                for one in lineups(topology):
+                    say(f"serving {one}")
+                    rest, found = measure(
+                        one, keystone, clients=options.clients, reloads=options.reloads
+                    )
+                    print(line(str(one), rest, found), flush=True)
+                    if one.tuning != "stock":
+                        verdicts[topology] = judge(found)
+    except (KeyfrontError, OptionError) as error:
+        print(f"reload: {error}", file=sys.stderr)
+        return 2
+    for topology, verdict in verdicts.items():
+        print(f"{topology}: p99 <= {GOAL_SECONDS:g} s and nobody failed: {verdict}")
+    return int(MISSED in verdicts.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
