@@ -24,7 +24,6 @@ it in its place when it is sure that the owner's commit is over.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import operator
 import threading
@@ -211,7 +210,6 @@ def slots(tags: Iterable[str], count: int) -> Slots:
     return Slots(_slot(tag, count) for tag in tags)
 
 
-@functools.lru_cache(maxsize=4096)
 def _slot(tag: str, count: int) -> int:
     fixed = _FIXED_SLOTS.get(tag)
     if fixed is not None:
