@@ -61,6 +61,7 @@ from ..load.cloud_round import (
     Round,
     Settings,
     digits,
+    most_in_words,
     samples,
     seconds,
     total,
@@ -356,6 +357,7 @@ def compare(
         record.samples += samples(rounds, candidate=candidate)
     record.tables += [rates(found), cpu(found, hash_milliseconds()), latencies(found)]
     record.note(first_in_words(found))
+    record.note(f"{CANDIDATES[OURS].label}: {most_in_words(found[OURS])}")
     quiet = bool(record.result().others["quiet"])
     record.tables += what_changes(found, quick=settings.rounds < 3, quiet=quiet)
     failed = any(total(rounds)[WHOLE].failures for rounds in found.values())

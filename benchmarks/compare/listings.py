@@ -5,7 +5,7 @@
 
 Makes a Keystone in a temporary folder and serves it by uWSGI, 2 processes, in three candidates:
 stock Keystone with memcached behind its own caches, keyfront's packaged pipeline as it is by
-default, and the same with these routes in ``[keyfront_token_cache] routes``. In each round each
+default, and the same without these routes in ``[keyfront_token_cache] routes``. In each round each
 candidate is asked by an administrator, with four connections at once, each new for each request:
 
     GET /v3/projects            so often
@@ -44,7 +44,7 @@ from .cloud_mix import AGAINST, changed
 from .paired import say
 from .token_servers import CANDIDATES, DATABASES, Servers, check
 
-NAMES = (AGAINST, "keyfront", "keyfront routes")
+NAMES = (AGAINST, "keyfront", "keyfront no routes")
 PATHS = (PROJECTS, "/v3/users/{id}", "/v3/role_assignments")
 
 #: The answers a second of one candidate in one round, by path.

@@ -92,7 +92,7 @@ class World:
             if not self.options.sqlite:
                 self.database = self._stack.enter_context(mariadb(self.folder()))
                 database = self.database.fresh_database("keystone")
-            # the cache's own default: validations alone
+            # lists come from Keystone, as in what is repeated
             made = Keystone(self.folder() / "state", database=database, routes=())
             made.make()
             self._keystone = made

@@ -35,6 +35,7 @@ from .cloud_round import (
     Round,
     Settings,
     digits,
+    most_in_words,
     samples,
     seconds,
     total,
@@ -308,6 +309,7 @@ def _one(
     if failed is not None:
         record.tables.append(failed)
     record.note(hash_in_words(alone))
+    record.note(most_in_words(rounds))
     return record.result(), [credentials.url, _asked(settings)], failed is not None
 
 

@@ -75,12 +75,14 @@ class Phase:
     :ivar failures: the other requests, by kind: ``status 503``
     :ivar seconds: for which it went on
     :ivar cpu: CPU seconds of the server; ``None`` where it is not ours
+    :ivar asking: CPU seconds of the process that asks
     """
 
     latencies: Counter[int] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     cpu: float | None = None
+    asking: float = 0.0
 
     @property
     def good(self) -> int:
@@ -104,6 +106,7 @@ class Phase:
             self.failures + other.failures,
             self.seconds + other.seconds,
             (self.cpu or 0) + (other.cpu or 0) if known else None,
+            self.asking + other.asking,
         )
 
     def milliseconds(self, fraction: float) -> float:
@@ -114,6 +117,11 @@ class Phase:
     def cpu_milliseconds(self) -> float | None:
         """CPU of the server for a request."""
         return None if self.cpu is None or not self.count else 1000 * self.cpu / self.count
+
+    @property
+    def most(self) -> float | None:
+        """Requests a second for which who asks takes a whole core."""
+        return self.count / self.asking if self.asking else None
 
     def sample(self) -> dict[str, Any]:
         """Return it for a result."""
@@ -127,6 +135,7 @@ class Phase:
             "p95_ms": self.milliseconds(0.95),
             "p99_ms": self.milliseconds(0.99),
             "server_cpu": None if self.cpu is None else round(self.cpu, 3),
+            "asking_cpu": round(self.asking, 3),
         }
 
 
@@ -160,6 +169,25 @@ def digits(value: float | None) -> Cell:
     if value is None:
         return None
     return round(value) if value >= 100 else float(f"{value:.3g}")
+
+
+# The part of a core from which on a rate is no longer the server's alone.
+_NEAR = 0.5
+
+
+def most_in_words(rounds: Sequence[Round]) -> str:
+    """Return how much CPU asking takes, and which rates may be bounded by who asks."""
+    everything = total(rounds)
+    most = everything[REPEATED].most
+    if most is None:
+        return ""
+    near = [
+        LABELS[name]
+        for name in PHASES
+        if (one := everything[name].most) is not None and everything[name].rate > _NEAR * one
+    ]
+    text = f"Who asks takes a whole core for {digits(most):g} repeated validations a second"
+    return f"{text}; the server may do more {', '.join(near)} than told." if near else f"{text}."
 
 
 class Alone(NamedTuple):
@@ -310,6 +338,7 @@ class Mix:
         asked: Sequence[tuple[Any, ...]],
     ) -> tuple[list[Answer], Phase]:
         before, begun = self._cpu() if self._cpu else None, time.monotonic()
+        asking = time.process_time()
         answers = []
         for answer in pool.map(lambda values: deed(*values), asked):
             answers.append(answer)
@@ -319,7 +348,7 @@ class Mix:
                     f"{self._client.url}: {_LOST} requests in a row had no answer: {answer.failure}"
                 )
             self._progress(name, len(answers), len(asked))
-        taken = Phase(seconds=time.monotonic() - begun)
+        taken = Phase(seconds=time.monotonic() - begun, asking=time.process_time() - asking)
         if self._cpu and before is not None:
             taken.cpu = self._cpu() - before
         for answer in answers:

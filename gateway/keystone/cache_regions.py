@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.epochs import DIRTY, Coordinator, Epoch, Settling
 from keyfront.middleware.tokens.invalidation.reads import Reads
-from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT, FIXED
+from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT, FIXED, REVOKED
 from keyfront.middleware.tokens.request import Names, Request, current
 
 Find = Callable[[], Coordinator | None]
@@ -42,6 +42,7 @@ _PEOPLE = ("users", "groups", "mappings", "federation")
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "any": (ANY,),
     "content": (CONTENT,),
+    "revocations": (REVOKED,),
     "people": _PEOPLE,
     "projects": ("projects",),
     "assignments": ("grants", "members", "roles", "projects", *_PEOPLE),

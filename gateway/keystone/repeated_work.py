@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date, datetime, timedelta
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, MethodType
 from typing import Any, NamedTuple
 
 from keyfront.middleware.tokens.invalidation.reads import Reads
@@ -24,6 +24,7 @@ from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import inactivity
 from keyfront.middleware.tokens.request import Request, current
 
 from .cache_regions import name_of
+from .fernet_keys import keep_keys
 from .imports import import_keystone, incompatible
 from .worker_memory import KeystoneMemory, NotKept
 
@@ -38,13 +39,17 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
     keep_validators(import_keystone("keystone.common.validation"))
     bind_at_once(importlib.import_module("decorator"))
     yield_to_greenlets_only(importlib.import_module("oslo_db.sqlalchemy.engines"))
+    keep_keys(import_keystone("keystone.token.token_formatters"))
+    read_times_once(importlib.import_module("oslo_utils.timeutils"))
+    for module in ("oslo_middleware.base", "oslo_policy._checks"):
+        look_at_signatures_once(importlib.import_module(module))
     sql = import_keystone("keystone.common.sql")
     try:
         identity = import_keystone("keystone.identity.backends.sql").Identity
         shadow_users = import_keystone("keystone.identity.shadow_backends.sql").ShadowUsers
-        know_who_is_active(identity, shadow_users)
-        tell_of_users_once(identity, shadow_users)
         user = import_keystone("keystone.identity.backends.sql_model").User
+        know_who_is_active(identity, shadow_users, sql=sql, user=user)
+        tell_of_users_once(identity, shadow_users)
         for driver in (identity, shadow_users):
             read_at_once(driver, "_get_user", user)
         resource = import_keystone("keystone.resource.backends.sql").Resource
@@ -145,6 +150,64 @@ def _defaults(sig: inspect.Signature) -> tuple[object, ...] | None:
     return tuple(x.default for x in given)
 
 
+# Of one token, the same two times are read six times; what comes of a text is always the same.
+
+# No time is longer, unless somebody wants it so.
+_LONGEST_TIME = 64
+
+
+def read_times_once(timeutils: Any) -> None:
+    """Have a time that was just read not be read again.
+
+    :param timeutils: the module of oslo.utils
+    """
+    read = timeutils.parse_isotime
+    if hasattr(read, "keyfront"):
+        return
+    kept = functools.lru_cache(maxsize=256)(read)
+
+    @functools.wraps(read)
+    def parse_isotime(timestr: Any) -> Any:
+        short = type(timestr) is str and len(timestr) <= _LONGEST_TIME
+        return kept(timestr) if short else read(timestr)
+
+    parse_isotime.keyfront = True  # type: ignore[attr-defined]
+    timeutils.parse_isotime = parse_isotime
+
+
+# For each check of a policy, and twice for each request, the arguments of a method are looked up.
+
+@functools.lru_cache(maxsize=512)
+def _arguments(function: Any) -> Any:
+    return inspect.getfullargspec(function)
+
+
+def _getfullargspec(function: Any) -> Any:
+    """Return the arguments of a function or method, looked up once: as ``inspect`` does."""
+    # A bound method is another object each time.
+    return _arguments(function.__func__ if isinstance(function, MethodType) else function)
+
+
+class _Inspect:
+    """The module ``inspect``, but for that."""
+
+    getfullargspec = staticmethod(_getfullargspec)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(inspect, name)
+
+
+def look_at_signatures_once(module: Any) -> None:
+    """Have a module look up the arguments of each method once.
+
+    :param module: one that does not look is left alone
+    """
+    if getattr(module, "inspect", None) is inspect:
+        module.inspect = _Inspect()
+    if getattr(module, "getfullargspec", None) is inspect.getfullargspec:
+        module.getfullargspec = _getfullargspec
+
+
 # When a connection goes back to its pool, oslo.db has the thread give way, so that other greenlets
 # have their turn. A thread of the system waits for the machine's other threads then, and the login
 # with it.
@@ -173,16 +236,33 @@ def yield_to_greenlets_only(engines: Any) -> None:
 # the user whom it has just read, and writes today's date if that is not what is there. Where users
 # are disabled for inactivity that is a change: others may be told of it late if it enables nobody.
 
-def know_who_is_active(identity: Any, shadow_users: Any) -> None:
+# All that the method goes by which is replaced by one statement.
+_WRITES_THE_DAY = frozenset(
+    {
+        *("sql", "session_for_write", "get", "model", "User", "timeutils", "utcnow", "date"),
+        "last_active_at",
+    }
+)
+
+
+def know_who_is_active(
+    identity: Any, shadow_users: Any, *, sql: Any = None, user: Any = None
+) -> None:
     """Have the day of a user's last login written only where another one was read in this login.
 
     :param identity: the class of Keystone's SQL driver for users
     :param shadow_users: the class of that for what it keeps of all users
+    :param sql: the module ``keystone.common.sql``, by which it is written without reading the user
+        again; ``None``: as Keystone does
+    :param user: the class of the rows
     """
     check, write = identity._check_password, shadow_users.set_last_active_at
     read = shadow_users._get_user
     if hasattr(write, "keyfront"):
         return
+
+    code = getattr(write, "__code__", None)
+    at_once = sql is not None and code is not None and _WRITES_THE_DAY.issuperset(code.co_names)
 
     def note(user_ref: Any) -> None:
         request = current.get()
@@ -217,6 +297,13 @@ def know_who_is_active(identity: Any, shadow_users: Any) -> None:
                 # Of a directory's user it is not said here, and counts there.
                 disabled = self.get_user(user_id)["enabled"] is False
                 request.active = None if disabled else user_id
+        elif at_once:
+            table = user.__table__
+            with sql.session_for_write() as session:
+                session.execute(
+                    table.update().where(table.c.id == user_id).values(last_active_at=_today())
+                )
+            return
         try:
             write(self, user_id)
         finally:
@@ -444,7 +531,8 @@ def skip_empty_lists(backend: Any, sql: Any, ttl: float) -> None:
     def newest(request: Request | None) -> datetime:
         """Return the last moment up to which what was issued may have been revoked."""
         nonlocal kept
-        name = name_of(request, "any")
+        # A write that revokes nothing makes it no later.
+        name = name_of(request, "revocations")
         if request is None or not name:
             return datetime.max  # who knows how old what is kept would be
         found = kept

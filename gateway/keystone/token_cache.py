@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,9 +121,11 @@ def connect(database: Database) -> CacheNames:
     fork.registry.register("token counters", after=counters.claim_all)
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
     regions = list(_cache_regions())
-    memory = _keep_in_memory(regions, database.node)
-    names = CacheNames(regions, database.coordinator, _options()["settle"])
-    leave_out(_options()["ttl"], memory)
+    values = _options()
+    memory = _keep_in_memory(regions, database.node, values)
+    names = CacheNames(regions, database.coordinator, values["settle"])
+    if values["reuse"]:
+        leave_out(values["ttl"], memory)
     leave_out_unheard()
     directories = Directories(database.coordinator, database.node, database.folder)
     directories.connect()
@@ -131,7 +133,7 @@ def connect(database: Database) -> CacheNames:
     record_validations(manager, directories.note)
     keep_no_outside_decision(import_keystone("oslo_policy._checks"))
     _load_policies()
-    if _options()["first_validations"]:
+    if values["reuse"] and values["first_validations"]:
         decide = tell_of_validations(manager, directories.note)
         if decide is not None:
             with suppress(CoordinatorError):  # of who has no folder there is no token cache
@@ -140,18 +142,21 @@ def connect(database: Database) -> CacheNames:
 
 
 def _keep_in_memory(
-    regions: list[Any], node: Callable[[], Node | None]
+    regions: list[Any], node: Callable[[], Node | None], values: Mapping[str, Any]
 ) -> KeystoneMemory | None:
     """Give Keystone's caches the memory of this worker, where they have no backend of their own.
 
     :param node: returns what the workers share
+    :param values: of the options
     :returns: the memory; ``None`` if Keystone caches nothing, or elsewhere
     """
     from keyfront.middleware.tokens.options import KEYSTONE_SHARE
 
     from .worker_memory import KeystoneMemory, use
 
-    values = _options()
+    if not values["reuse"]:
+        use(regions, None)
+        return None
     limit = int((values["memory"] << 20) * KEYSTONE_SHARE)
     memory = KeystoneMemory(limit, values["ttl"], node, _form())
     used = use(regions, memory)

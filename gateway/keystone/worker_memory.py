@@ -18,10 +18,11 @@ answers are, so that what is unpickled was pickled by one of them.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -86,8 +87,10 @@ DRIVERS: Final = frozenset(
     }
 )
 
-# The catalog is large, and that of a project is shared by DRIVERS.
-_OF_EACH_USER = _CORE.format("catalog", "get_v3_catalog")
+# What the workers do not share: the catalog of a user is large, and that of a project is shared by
+# DRIVERS; whether a token is revoked is looked up sooner than it is shared.
+_REVOCATION = "keystone.token.provider:check_revocation_v3"
+_OF_EACH = frozenset({_CORE.format("catalog", "get_v3_catalog"), _REVOCATION})
 
 #: Those that are not, with the reason.
 LEFT_OUT: Mapping[str, str] = {
@@ -211,36 +214,54 @@ class KeystoneMemory(CacheBackend):
     def get(self, key: str) -> Any:
         """Return the value as it was set, or ``NO_VALUE``."""
         request = current.get()
-        if request is None or request.view is None:
+        if request is None:
             return NO_VALUE
+        data = request.values.get(key)
+        if data is None:
+            found = self._found(request, key)
+            if found is None:
+                return NO_VALUE
+            # What is made of it ends with it.
+            request.until = min(request.until, found.deadline)
+            request.kept[key] = found.reads
+            data = request.values[key] = found.data
+        value = pickle.loads(data)
+        if _is_token(value.payload) and value.payload.id is None:
+            value.payload.id = _argument(key)
+        return value
+
+    def _found(self, request: Request, key: str) -> _Value | None:
+        """Return what stands of a value in the state that a request began with."""
+        if request.view is None:
+            return None
         digest = self._digest(key)
         found = self._values.get(digest)
         if found is not None and time.monotonic() > found.deadline:
             found = None
         if found is not None and not found.data:
-            return NO_VALUE  # it was deleted
+            return None  # it was deleted
         if found is None or not found.stands(request.view):
             found = self._of_another(key)
             if found is None or not found.stands(request.view):
-                return NO_VALUE
+                return None
             self._values.put(digest, found)
-        # What is made of it ends with it.
-        request.until = min(request.until, found.deadline)
-        request.kept[key] = found.reads
-        value = pickle.loads(found.data)
-        if _is_token(value.payload):
-            value.payload.id = _argument(key)
-        return value
+        return found
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value, if it is one of those that are kept and known what it was made of."""
+        """Keep a value for the present request, and for others if it is one of those that are kept
+        and known what it was made of."""
         request = current.get()
+        if request is None:
+            return
+        data = request.values[key] = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         function = key.partition("|")[0]
         if (
-            request is None
-            or request.view is None
+            request.view is None
+            or request.unvouched
             or request.view.settled.sequence < 0
             or not (function in FUNCTIONS or function in DRIVERS)
+            # Of a token that is being issued it will hardly be asked again.
+            or (request.issuing and function == _REVOCATION)
         ):
             return
         reads = request.kept.get(key)
@@ -251,7 +272,7 @@ class KeystoneMemory(CacheBackend):
             reads = _of_token(value.payload, reads)
             without = copy.copy(value.payload)
             without.id = None
-            value = value._replace(payload=without)
+            data = pickle.dumps(value._replace(payload=without), pickle.HIGHEST_PROTOCOL)
         if reads is None:
             return
         request.kept[key] = reads
@@ -260,12 +281,11 @@ class KeystoneMemory(CacheBackend):
             found = slots({ALL, *reads.tags}, view.coordinator.slot_count)
         except CoordinatorError:
             return
-        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         deadline = min(time.monotonic() + self._ttl, request.until)
         kept = _Value(data, deadline, view.settled, reads, found)
         self._values.put(self._digest(key), kept)
         node = self._node()
-        if node is not None and function != _OF_EACH_USER:
+        if node is not None and function not in _OF_EACH:
             node.keep_value(self._form + key, kept.pack())
 
     def _of_another(self, key: str) -> _Value | None:
@@ -306,8 +326,10 @@ class KeystoneMemory(CacheBackend):
     def delete(self, key: str) -> None:
         """Forget a value: it is not found here until it is set again."""
         request = current.get()
-        if request is not None and request.own_name:
-            key = key.removesuffix(f":{request.own_name}")
+        if request is not None:
+            request.values.pop(key, None)
+            if request.own_name:
+                key = key.removesuffix(f":{request.own_name}")
         # In its place, so that it is not taken from what the workers share either.
         deadline = time.monotonic() + self._ttl
         nothing = _Value(b"", deadline, Epoch(0, 0), Reads(frozenset(), frozenset()), Slots((0,)))
@@ -362,7 +384,7 @@ def _of_token(model: Any, reads: Reads | None) -> Reads | None:
 
 
 #: The check of a token against revocations.
-_REVOKED = "keystone.token.provider:check_revocation_v3|"
+_REVOKED = f"{_REVOCATION}|"
 
 # Of a value of which nobody knows what it was made of.
 _UNKNOWN = Reads(frozenset({ANY}), frozenset({ANY, CONTENT}))
@@ -454,7 +476,7 @@ def _vouched() -> bool:
     return request is None or not request.unvouched
 
 
-def use(regions: Iterable[Any], memory: KeystoneMemory) -> bool:
+def use(regions: Iterable[Any], memory: KeystoneMemory | None) -> bool:
     """Let Keystone's regions keep their values in ``memory`` where their backend keeps nothing.
 
     Their keys are then mangled by us only: a hash shows no function, and the random name by which
@@ -463,6 +485,7 @@ def use(regions: Iterable[Any], memory: KeystoneMemory) -> bool:
     Whatever the backend is, it is given nothing that may be from the past.
 
     :param regions: cache regions that are configured
+    :param memory: ``None``: where nothing is kept, nothing is
     :returns: whether any of them uses ``memory``
     """
     used = False
@@ -471,15 +494,60 @@ def use(regions: Iterable[Any], memory: KeystoneMemory) -> bool:
         while hasattr(getattr(outer, "proxied", None), "proxied"):
             outer = outer.proxied
         backend = getattr(outer, "proxied", None)
-        own = isinstance(backend, NullBackend)
-        if own:
-            backend, used = memory, True
-        if backend is not None:
+        if memory is not None and isinstance(backend, NullBackend):
+            used = True
+            _use(region, memory)
+        elif backend is not None:
             # Right before it: what Keystone keeps for one request only goes on.
             outer.proxied = Vouched().wrap(backend)
         elif outer is not None:
             region.backend = Vouched().wrap(outer)
-        if own:
-            region.backend = Noting().wrap(region.backend)
-            region._lock_registry = _NoLocks()
     return used
+
+
+def _use(region: Any, memory: KeystoneMemory) -> None:
+    """Let one region keep its values in ``memory``, which also keeps them for one request.
+
+    Keystone does the latter by a proxy that packs and unpacks a value each time: it is left out.
+    """
+    backend: Any = memory
+    for proxy in reversed(list(_proxies(region.backend))):
+        if type(proxy).__name__ != "_ResponseCacheProxy":
+            backend = proxy.wrap(backend)
+    region.backend = Noting().wrap(backend)
+    region._lock_registry = _NoLocks()
+    ask: Callable[..., Any] = region.get_or_create
+
+    @functools.wraps(ask)
+    def get_or_create(
+        key: str,
+        creator: Callable[..., Any],
+        expiration_time: float | None = None,
+        should_cache_fn: Callable[[Any], bool] | None = None,
+        creator_args: tuple[Any, Mapping[str, Any]] | None = None,
+    ) -> Any:
+        request = current.get()
+        if request is None:
+            return ask(key, creator, expiration_time, should_cache_fn, creator_args)
+        # As dogpile.cache does where no lock has to be had, and without asking for one.
+        key = region.key_mangler(key)
+        value = region.backend.get(key)
+        if value is not NO_VALUE:
+            lasts = region.expiration_time if expiration_time is None else expiration_time
+            if lasts in (None, -1) or time.time() - value.metadata["ct"] <= lasts:
+                return value.payload
+            request.fills.append(Fill(key))
+        values, named = creator_args or ((), {})
+        created = creator(*values, **named)
+        if should_cache_fn is None or should_cache_fn(created):
+            region.backend.set(key, region._value(created))
+        return created
+
+    region.get_or_create = get_or_create
+
+
+def _proxies(backend: Any) -> Iterator[Any]:
+    """Yield what stands before a backend, the outermost first."""
+    while hasattr(backend, "proxied"):
+        yield backend
+        backend = backend.proxied

@@ -16,13 +16,13 @@ LOGIN: Final = 0.18
 VALIDATION: Final = 0.087
 #: One that the token cache answers, with nginx's share: 28100 a second on two cores without it.
 CACHED_VALIDATION: Final = 0.0002
-#: One that it has to ask Keystone about, where Keystone's own reading is kept in memory: "first" of
-#: the CPU times that keyfront bench cloud --side-by-side tells, 4.9 ms over 72 requests on SQLite,
-#: on a busy machine; keyfront serve took 13.8 over 200 in a run of its own (docs/plan.md).
+#: One that it has to ask Keystone about, where Keystone's own reading is kept in memory: "asked of
+#: Keystone" of python -m keyfront.benchmarks.compare.keystone_cpu, 2.8 to 3.0 ms on SQLite, 11 in a
+#: process that was just forked; without the server's part, so it is counted higher (docs/plan.md).
 FIRST_VALIDATION: Final = 0.005
 #: The part of the validations that are such ones, as keyfront tokens stats told it after the mix of
-#: keyfront bench cloud: 316 misses of 755. Where tokens are used for longer it is less.
-FIRST_SHARE: Final = 0.42
+#: keyfront bench cloud: 28 misses of 1017. On several nodes it is more (docs/plan.md).
+FIRST_SHARE: Final = 0.03
 #: The part of the cores that may be busy on average; above it waiting grows out of proportion.
 BUSY: Final = 0.7
 

@@ -8,9 +8,9 @@ In a paste file, before ``egg:keyfront#keystone``::
     [filter:token_cache]
     use = egg:keyfront#token_cache
 
-Options are those of ``[keyfront_token_cache]`` in keystone.conf; all but ``path`` and
-``node_memory`` may also be set in the filter's section. What it promises, and what it cannot know,
-is in docs/tokens.md.
+Options are those of ``[keyfront_token_cache]`` in keystone.conf; all but those that the processes
+of a node must agree on may also be set in the filter's section. What it promises, and what it
+cannot know, is in docs/tokens.md.
 """
 
 from __future__ import annotations
@@ -537,7 +537,8 @@ def token_cache(
     leases.make(folder)
     shared = values["node_memory"] << 20
     # Where Keystone's caches have another backend, that is shared already.
-    computed = int(shared * options.KEYSTONE_SHARE) if conf.cache.backend == _NULL else 0
+    own = values["reuse"] and conf.cache.backend == _NULL
+    computed = int(shared * options.KEYSTONE_SHARE) if own else 0
     node = Node(
         folder,
         size=shared - computed,
@@ -557,7 +558,7 @@ def token_cache(
         callers=_caller_variables(conf),
         settle=values["settle"],
         files=WatchedFiles(of_keystone(conf), folder),
-        decide=policies.get(folder) if values["first_validations"] else None,
+        decide=policies.get(folder) if values["reuse"] and values["first_validations"] else None,
     )
 
 

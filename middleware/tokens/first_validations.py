@@ -28,7 +28,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from .counters import ISSUED
 from .entries import CORE, REQUEST_ID, SUBJECT_TOKEN, Entry, FollowedEntry, Headers, Keys, Lifetime
@@ -89,6 +89,11 @@ class Subject(NamedTuple):
     epoch: Epoch
     slots: Slots
     lifetime: Lifetime
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in memory."""
+        return 2500 + len(self.body) + 150 * len(self.slots)
 
     def pack(self) -> bytes:
         """Return it as bytes, for a store that processes share."""
@@ -158,6 +163,9 @@ class Caller(NamedTuple):
 _SEEN = 256
 
 
+F = TypeVar("F", Caller, Subject)
+
+
 def _values(target: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
     return tuple(target.get(name, _ABSENT) for name in names)
 
@@ -176,7 +184,7 @@ class FirstValidations:
     :param coordinator: keeps the epochs
     :param node: what the workers of this node share
     :param ttl: seconds for which a fact is kept at most
-    :param memory: bytes of callers in this process
+    :param memory: bytes of callers and subjects in this process, half of it for each
     :param decide: asks Keystone's policy
     """
 
@@ -186,12 +194,14 @@ class FirstValidations:
         self._coordinator = coordinator
         self._node = node
         self._ttl = ttl
-        self._callers: Memory[Caller] = Memory(memory)
+        self._callers: Memory[Caller] = Memory(memory // 2)
+        self._subjects: Memory[Subject] = Memory(memory // 2)
         self._decide = decide
 
     def clear(self) -> None:
         """Forget everything; what the workers share ends with its secret."""
         self._callers.clear()
+        self._subjects.clear()
 
     def question(self, environ: Mapping[str, Any], keys: Keys) -> Question | None:
         """Return by what the facts for a request are found; ``None`` if it has to be asked whole.
@@ -217,25 +227,21 @@ class FirstValidations:
 
         :param epoch: the present one, taken before this
         """
-        packed = self._node.packed(question.subject)
-        if packed is None:
+        for anew in (False, True):  # what this process has kept may have been made anew
+            subject = self._find(self._subjects, question.subject, Subject, anew=anew)
+            if subject is None:
+                return None
+            caller = self._find(self._callers, question.caller, Caller, anew=anew)
+            if caller is None:
+                return None
+            both = Slots({*caller.slots, *subject.slots})
+            # By the table itself: what a lease has not heard of would get a newer number here.
+            if self._stand(caller, subject, both):
+                break
+        else:
             return None
-        caller = self._callers.get(question.caller)
-        kept = caller is not None and self._stands(caller)
-        if not kept:
-            found = self._node.packed(question.caller)
-            caller = None if found is None else Caller.unpack(found)
-        subject = Subject.unpack(packed)
-        # By the table itself: what a lease has not heard of would get a newer number here.
-        if (
-            caller is None
-            or not (kept or self._stands(caller))
-            or not self._stands(subject)
-            or not caller.may_see(subject.target, self._decide)
-        ):
+        if not caller.may_see(subject.target, self._decide):
             return None
-        if not kept:
-            self._callers.put(question.caller, caller)
         headers = caller.headers.copy()
         headers[caller.length] = (headers[caller.length][0], str(len(subject.body)))
         lifetime = Lifetime(
@@ -246,7 +252,7 @@ class FirstValidations:
         return (FollowedEntry if lifetime.followed else Entry)(
             _OK, headers, subject.body,
             request_id=caller.request_id, subject=caller.subject, split=-1,
-            epoch=epoch, slots=Slots({*caller.slots, *subject.slots}), lifetime=lifetime,
+            epoch=epoch, slots=both, lifetime=lifetime,
         )  # fmt: skip
 
     def learn(
@@ -332,15 +338,40 @@ class FirstValidations:
         lifetime = Lifetime(now + ttl, expires, tuple(sorted(request.followed)))
         return slots(found, self._coordinator.slot_count), lifetime
 
-    def _stands(self, fact: Caller | Subject) -> bool:
-        deadline, expires, followed = fact.lifetime
-        now = time.monotonic()
-        return (
-            now < deadline
-            and time.time() < expires
-            and not (followed and now >= leases.until(followed))
-            and self._coordinator.fresh_now(fact.epoch, fact.slots)
-        )
+    def _find(
+        self, memory: Memory[F], key: bytes, kind: type[F], *, anew: bool
+    ) -> F | None:
+        """Return a fact, whether or not it still stands.
+
+        :param memory: where this process keeps those of its kind
+        :param anew: whether it is taken from what the workers share, whatever is kept here
+        """
+        fact = None if anew else memory.get(key)
+        if fact is None:
+            packed = self._node.packed(key)
+            if packed is not None:
+                fact = kind.unpack(packed)
+                memory.put(key, fact)
+        return fact
+
+    def _stand(self, caller: Caller, subject: Subject, both: Slots) -> bool:
+        """Whether two facts stand.
+
+        :param both: their slots
+        """
+        now, today = time.monotonic(), time.time()
+        for deadline, expires, followed in (caller.lifetime, subject.lifetime):
+            if now >= deadline or today >= expires:
+                return False
+            if followed and now >= leases.until(followed):
+                return False
+        fresh = self._coordinator.fresh_now
+        # Mostly nothing has changed since the older of them, which one look tells.
+        if caller.epoch.generation == subject.epoch.generation and fresh(
+            min(caller.epoch, subject.epoch), both
+        ):
+            return True
+        return fresh(caller.epoch, caller.slots) and fresh(subject.epoch, subject.slots)
 
 
 def _lifetime(times: list[Any]) -> Lifetime:

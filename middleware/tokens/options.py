@@ -114,8 +114,8 @@ TOKEN_CACHE = [
         help="MiB that each worker process takes for it at most. A quarter of it is for what "
         "Keystone computes for its own caches, where [cache] backend is the default that keeps "
         "nothing; the rest is for answers, an eighth of that for refusals, an eighth for what is "
-        "known of callers and, with routes, a quarter for these, which cannot push out good "
-        "answers to validations.",
+        "known of callers and, unless routes is empty, a quarter for these, which cannot push out "
+        "good answers to validations.",
     ),
     cfg.IntOpt(
         "node_memory",
@@ -136,6 +136,14 @@ TOKEN_CACHE = [
         "same; 0 never waits.",
     ),
     cfg.BoolOpt(
+        "reuse",
+        default=True,
+        help="Whether what Keystone has computed is kept for its next requests, where [cache] "
+        "backend is the default that keeps nothing, and what it repeats is left out. false: "
+        "Keystone does all of its work as it comes, and nothing but whole answers is kept; "
+        "first_validations is off then. Like path, it cannot be set in a paste file.",
+    ),
+    cfg.BoolOpt(
         "first_validations",
         default=True,
         help="Whether a service's first validation of a token is answered from what is known of "
@@ -144,11 +152,10 @@ TOKEN_CACHE = [
     ),
     cfg.ListOpt(
         "routes",
-        default=[],
+        default=["/v3/projects", "/v3/users/{id}", "/v3/role_assignments"],
         help="Other paths whose GET and HEAD are answered from the cache, besides "
-        "/v3/auth/tokens: for example /v3/projects, /v3/auth/projects, /v3/auth/catalog, "
-        "/v3/users/{id}. {id} stands for one segment of a path. Routes that show secrets are "
-        "refused.",
+        "/v3/auth/tokens; more are for example /v3/auth/projects and /v3/auth/catalog. {id} "
+        "stands for one segment of a path. Routes that show secrets are refused. Nothing: none.",
     ),
     cfg.FloatOpt(
         "settle",
@@ -174,7 +181,7 @@ TOKEN_CACHE = [
 
 #: Options that all processes of a node must agree on.
 SHARED = frozenset(
-    {"path", "node_memory", "on_loss", "settle", *(option.dest for option in COORDINATOR)}
+    {"path", "node_memory", "on_loss", "reuse", "settle", *(option.dest for option in COORDINATOR)}
 )
 
 AUTHTOKEN_GROUP = "keyfront_authtoken"

@@ -59,7 +59,7 @@ class Request:
         *("followed", "found", "garbage", "issued", "issuing"),
         *("kept", "last_active", "lost", "memory", "names", "own_name", "recorded"),
         *("recording", "reading", "reads", "refused", "since", "unknown_commit", "unsure"),
-        *("until", "unvouched", "users", "view", "windows"),
+        *("until", "unvouched", "users", "values", "view", "windows"),
     )
 
     def __init__(
@@ -95,6 +95,8 @@ class Request:
         self.found: dict[object, list[object]] = {}
         #: What each value was made of that it has got out of its memory, or computed, by the key.
         self.kept: dict[str, Reads] = {}
+        #: These values, pickled, by the key: none is looked for twice.
+        self.values: dict[str, bytes] = {}
         #: Keystone's model of the token that it looks for among the revoked ones.
         self.checked: Any = None
         #: The state that what it shares with others is from, see ``worker_memory.py``; ``None``:

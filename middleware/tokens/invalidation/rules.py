@@ -34,6 +34,7 @@ ALL: Final = "all"  #: every answer depends on it
 ANY: Final = "any"  #: any write that can change an answer
 CONTENT: Final = "content"  #: any such write but a revocation
 GRANTS_GROUP: Final = "grants:group"  #: any grant to any group
+REVOKED: Final = "revocations"  #: any token is revoked that was good before
 #: A name of which no tag can be made: whoever has looked for a row by any name depends on it.
 NAMES: Final = "names"
 
@@ -57,7 +58,7 @@ FAMILIES: Final[tuple[str, ...]] = (
 )
 
 #: All tags that name no row.
-FIXED: Final[tuple[str, ...]] = (ALL, ANY, CONTENT, *FAMILIES, GRANTS_GROUP)
+FIXED: Final[tuple[str, ...]] = (ALL, ANY, CONTENT, *FAMILIES, GRANTS_GROUP, REVOKED)
 
 #: What a write gives that can change any answer, or that is not understood.
 EVERYTHING: Final = frozenset({ALL, ANY, CONTENT})
@@ -392,6 +393,8 @@ def tags(
     found = {ANY}
     if table in FAMILY:
         found |= {CONTENT, FAMILY[table]}
+    elif table == "revocation_event":
+        found.add(REVOKED)
     row_tags = _ROW_TAGS.get(table, _plain)
     try:
         for row in rows:

@@ -157,10 +157,10 @@ def _before_execute(
 ) -> None:
     write = describe(context, statement)
     request = current.get()
-    if write is not None and request is not None:
-        request.writes()
     if write is not None and _changes_nothing(write, context):
         return
+    if write is not None and request is not None:
+        request.writes()
     if write is None:
         noting = request is not None and (request.reading or request.fills)
         if request is not None and noting and not context.execution_options.get(_SEARCH):

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from keyfront.benchmarks import results
 from keyfront.benchmarks.compare import cloud_mix
 from keyfront.benchmarks.compare.cloud_mix import NAMES
-from keyfront.benchmarks.load.cloud_round import PHASES, Phase, Round
+from keyfront.benchmarks.load.cloud_round import PHASES, REPEATED, Phase, Round, most_in_words
 from keyfront.benchmarks.results import Table
 from keyfront.errors import ServerError
 
@@ -51,6 +51,20 @@ def test_cpu_is_of_all_rounds_and_without_the_hash() -> None:
     _, memcached, ours = lines(cloud_mix.cpu(FOUND, 1.0))
     assert memcached[1:4] == ["11.7", "10.7", "11.7"]
     assert ours[1:] == ["4.17", "3.17", *["4.17"] * 4]
+
+
+def test_how_much_can_be_asked_is_told_and_what_it_bounds() -> None:
+    def asked(name: str, seconds: float, asking: float) -> Phase:
+        return Phase(Counter({1000: 100}), Counter(), seconds, None, asking)
+
+    # 500 a second would take a core: 100 and 400 were asked
+    slow = {name: asked(name, 1.0, 0.2) for name in PHASES}
+    fast = {**slow, REPEATED: asked(REPEATED, 0.25, 0.2)}
+    most = "Who asks takes a whole core for 500 repeated validations a second"
+    assert most_in_words([slow]) == f"{most}."
+    assert most_in_words([fast, fast]) == f"{most}; the server may do more repeated ones than told."
+    assert most_in_words([dict.fromkeys(PHASES, Phase())]) == ""
+    assert fast[REPEATED].sample()["asking_cpu"] == 0.2
 
 
 def test_latencies_are_of_all_rounds() -> None:

@@ -101,7 +101,7 @@ def test_every_family_counts_for_something() -> None:
     named = {tag for tags in KINDS.values() for tag in tags}
     # No function of these is known by its module: what they keep goes by every change.
     assert {*rules.FAMILIES} - named == {"trusts", "oauth", "policies"}
-    assert named - {*rules.FAMILIES} == {rules.ANY, rules.CONTENT}
+    assert named - {*rules.FAMILIES} == {rules.ANY, rules.CONTENT, rules.REVOKED}
 
 
 def test_what_is_read_out_of_a_cache_is_noted_for_the_answer(coordinator: SharedMemory) -> None:

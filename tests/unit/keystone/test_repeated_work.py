@@ -26,12 +26,14 @@ from keyfront.gateway.keystone.cache_regions import KINDS, View
 from keyfront.gateway.keystone.worker_memory import KeystoneMemory
 from keyfront.middleware.tokens.epochs import Epoch
 from keyfront.middleware.tokens.invalidation.reads import Reads
-from keyfront.middleware.tokens.invalidation.rules import ANY, FIXED
+from keyfront.middleware.tokens.invalidation.rules import ANY, FIXED, REVOKED
 from keyfront.middleware.tokens.request import Fill, Names, Request, current
 
 SHARED = ("1.5",) * len(KINDS)
 LATER = ("1.6",) * len(KINDS)
 NEWEST = ("1.7",) * len(KINDS)
+# The worker's memory has a view, by which values are found.
+SHARED_BY_NONE = ("",) * len(KINDS)
 TODAY = datetime.date(2026, 11, 23)
 
 
@@ -166,6 +168,106 @@ def test_so_it_is_of_a_user_of_a_directory(monkeypatch: pytest.MonkeyPatch) -> N
         assert users.write("a")
     users.read("a", TODAY)
     assert users.write("a")
+
+
+def test_the_day_is_written_by_one_statement(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as Keystone writes it, who reads the user first."""
+    pytest.importorskip("keystone")
+    import keystone.federation.backends.sql  # noqa: F401  (for its tables)
+    from keystone.identity.backends import sql_model
+    from keystone.identity.shadow_backends import sql as shadow
+
+    engine = sqlalchemy.create_engine("sqlite://")
+    stack.callback(engine.dispose)
+    sql_model.sql.ModelBase.metadata.create_all(engine)
+    with orm.Session(engine) as session:
+        session.add(sql_model.User(id="u", domain_id="d"))
+        session.add(sql_model.User(id="other", domain_id="d"))
+        session.commit()
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+
+    @contextlib.contextmanager
+    def session_for_write() -> Iterator[Any]:
+        with orm.Session(engine) as session, session.begin():
+            yield session
+
+    class Identity:
+        def _check_password(self, password: str, user_ref: Any) -> bool:
+            return True
+
+    stock = inspect.unwrap(shadow.ShadowUsers.set_last_active_at)
+
+    class ShadowUsers:
+        set_last_active_at = stock
+
+        def _get_user(self, session: Any, user_id: str) -> Any:
+            return session[user_id]
+
+    ours = type("ShadowUsers", (ShadowUsers,), {})
+    sql: Any = SimpleNamespace(session_for_write=session_for_write)
+    monkeypatch.setattr(shadow.sql, "session_for_write", session_for_write)
+    repeated_work.know_who_is_active(Identity, ours, sql=sql, user=sql_model.User)
+
+    def written(driver: Any) -> list[Any]:
+        with engine.begin() as connection:
+            connection.execute(sqlalchemy.text("UPDATE user SET last_active_at = NULL"))
+        del statements[:]
+        with request():
+            driver.set_last_active_at("u")
+            driver.set_last_active_at("nobody")
+        how = [statement.partition(" ")[0] for statement in statements]
+        with engine.connect() as connection:
+            table = sql_model.User.__table__
+            rows = connection.execute(sqlalchemy.select(table).order_by(table.c.id)).all()
+        return [how, rows]
+
+    monkeypatch.setattr(repeated_work, "inactivity_counts", lambda: False)
+    as_stock, as_ours = written(ShadowUsers()), written(ours())
+    assert as_ours == [["UPDATE", "UPDATE"], as_stock[1]]
+    assert as_stock[0].count("SELECT") > 1
+    # where it may enable somebody, others are told of whom: it is Keystone's own
+    monkeypatch.setattr(repeated_work, "inactivity_counts", lambda: True)
+    assert written(ours()) == as_stock
+
+
+def test_a_time_is_read_once() -> None:
+    read: list[object] = []
+
+    def parse_isotime(timestr: Any) -> datetime.datetime:
+        read.append(timestr)
+        return datetime.datetime.fromisoformat(timestr)
+
+    timeutils = SimpleNamespace(parse_isotime=parse_isotime)
+    repeated_work.read_times_once(timeutils)
+    repeated_work.read_times_once(timeutils)
+    for _ in range(3):
+        assert timeutils.parse_isotime("2026-11-23T12:00:00") == THEN
+    assert len(read) == 1
+    for wrong in ([], None, "x" * 1000):
+        for _ in range(2):  # what is no time is refused each time
+            with pytest.raises((TypeError, ValueError)):
+                timeutils.parse_isotime(wrong)
+    assert len(read) == 7
+
+
+def test_signatures_are_looked_up_once() -> None:
+    module = SimpleNamespace(inspect=inspect, getfullargspec=inspect.getfullargspec)
+    repeated_work.look_at_signatures_once(module)
+
+    class Check:
+        def __call__(self, target: Any, creds: Any, enforcer: Any, rule: Any = None) -> None: ...
+
+    for _ in range(2):
+        for look in (module.inspect.getfullargspec, module.getfullargspec):
+            assert look(Check().__call__) == inspect.getfullargspec(Check().__call__)
+            assert look(request) == inspect.getfullargspec(request)
+    assert module.inspect.signature is inspect.signature
+    other = SimpleNamespace()
+    repeated_work.look_at_signatures_once(other)
+    assert not vars(other)
 
 
 def test_a_user_is_read_by_one_statement(stack: ExitStack) -> None:
@@ -494,6 +596,36 @@ def test_no_revocations_are_looked_for_that_are_older_than_the_token(stack: Exit
         for seconds, looks in ((-1, True), (0, True), (1, True), (2, False)):
             assert revocations.looked_for(THEN + seconds * SECOND) is looks
         assert revocations.questions == 1
+
+
+def test_a_change_that_revokes_nothing_has_nothing_asked(stack: ExitStack) -> None:
+    """Of ten a second in a cloud: each would cost each worker a statement."""
+    revocations = stack.enter_context(Revocations())
+    coordinator: Any = SimpleNamespace(slot_count=65536, fresh_now=lambda epoch, slots: False)
+    revoked = FIXED.index(REVOKED)
+
+    def looked_for(revocation: int, other: int) -> bool:
+        """In a state of which these are the numbers of the last changes."""
+        numbers = [other] * len(FIXED)
+        numbers[0] = 1
+        numbers[revoked] = revocation
+        seen = Epoch(1, other)
+        one = Request()
+        one.names = SHARED_BY_NONE
+        one.view = View(coordinator, tuple(numbers), seen, seen)
+        token = current.set(one)
+        try:
+            return revocations.looked_for(THEN)
+        finally:
+            current.reset(token)
+
+    assert not looked_for(5, 5)
+    assert not looked_for(5, 6)
+    assert not looked_for(5, 7)
+    assert revocations.questions == 1
+    revocations.revoke(THEN)
+    assert looked_for(8, 8)
+    assert revocations.questions > 1
 
 
 def test_what_is_known_of_revocations_goes_by_its_name(

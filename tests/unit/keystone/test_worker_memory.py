@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,6 +266,62 @@ def test_another_epoch_table_ends_all(caches: Caches) -> None:
     table.unlink()
     caches.change("users")
     assert not caches.is_kept(PROJECT)
+
+
+def test_in_one_request_nothing_is_looked_for_twice(
+    caches: Caches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is what only this request may know: it belongs to no function that is known."""
+    with caches.request():
+        caches.get(PROJECT, "project:p", value={"a": 1})
+    looks: list[str] = []
+    found = caches.memory._found
+
+    def look(request: Request, key: str) -> Any:
+        looks.append(key)
+        return found(request, key)
+
+    monkeypatch.setattr(caches.memory, "_found", look)
+    with caches.request():
+        first = caches.get(PROJECT, value="computed")
+        first["a"] = 2  # what Keystone does to it
+        assert caches.get(PROJECT, value="computed") == {"a": 1}
+        assert looks == [PROJECT]
+        assert caches.get("another.function|x", value="once") == "once"
+        assert caches.get("another.function|x", value="twice") == "once"
+    with caches.request():
+        assert caches.get("another.function|x", value="twice") == "twice"
+
+
+def test_a_value_that_is_older_than_its_region_lets_it_be_is_computed(
+    caches: Caches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keystone's [cache] expiration_time and cache_time."""
+    caches.region.expiration_time = 10
+    with caches.request():
+        caches.get(PROJECT, "project:p", value="old")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 9)
+    with caches.request():
+        assert caches.get(PROJECT, value="new") == "old"
+    monkeypatch.setattr(time, "time", lambda: now + 11)
+    with caches.request():
+        assert caches.get(PROJECT, "project:p", value="new") == "new"
+    with caches.request():
+        assert caches.get(PROJECT, value="newer") == "new"
+        # and what one call asks for wins
+        assert caches.region.get_or_create(PROJECT, lambda: "newest", -1) == "new"
+    caches.change("projects", "project:p")
+    assert not caches.is_kept(PROJECT)
+
+
+def test_what_is_not_to_be_cached_is_not(caches: Caches) -> None:
+    with caches.request():
+        for number in range(2):
+            got = caches.region.get_or_create(
+                PROJECT, lambda n=number: n, None, lambda value: False
+            )
+            assert got == number
 
 
 def test_after_its_own_change_a_request_is_alone(caches: Caches) -> None:

@@ -307,7 +307,8 @@ def test_the_queue_follows_what_is_answered_in_time() -> None:
     machine = Machine(cores=2, memory=8192 * MIB)
     queue = {
         (cache, latency): value(
-            plan(machine, Workload(token_cache=cache, latency=latency)), "uwsgi.listen"
+            plan(machine, Workload(token_cache=cache, latency=latency, first_validations=0.4)),
+            "uwsgi.listen",
         )
         for cache in (True, False)
         for latency in (1.0, 2.0)

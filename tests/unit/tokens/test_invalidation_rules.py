@@ -186,7 +186,7 @@ def test_irrelevant_columns() -> None:
 )
 def test_revocations(event: dict[str, object], expected: str) -> None:
     unset = dict.fromkeys(KEY_COLUMNS["revocation_event"])
-    want = EVERYTHING if expected == ALL else {ANY, expected}
+    want = EVERYTHING if expected == ALL else {ANY, rules.REVOKED, expected}
     for row in (event, {**unset, **event}):
         assert tags("revocation_event", "insert", (), [row]) == want
         assert tags("revocation_event", "update", ("issued_before",), [row]) == want
@@ -264,7 +264,7 @@ def test_names_that_some_database_takes_for_one_are_one_tag(one: str, other: str
 
 def test_fixed_tags() -> None:
     assert len(set(FIXED)) == len(FIXED)
-    assert set(FIXED) == {ALL, ANY, CONTENT, GRANTS_GROUP, *FAMILIES}
+    assert set(FIXED) == {ALL, ANY, CONTENT, GRANTS_GROUP, rules.REVOKED, *FAMILIES}
     assert set(FAMILY.values()) == set(FAMILIES)
     # A tag of a row can never be mistaken for a fixed one.
     assert [name for name in FIXED if ":" in name] == [GRANTS_GROUP]

@@ -39,7 +39,8 @@ def test_defaults(tmp_path: Path) -> None:
         "node_memory": 32,
         "flight_timeout": 5.0,
         "first_validations": True,
-        "routes": [],
+        "reuse": True,
+        "routes": ["/v3/projects", "/v3/users/{id}", "/v3/role_assignments"],
         "settle": 0.0,
         "coordinator": None,
         "coordinator_prefix": "keyfront:",
@@ -63,6 +64,10 @@ def test_values_of_the_file(tmp_path: Path) -> None:
     assert values["path"] == "/run/x"
     assert values["routes"] == ["/v3/projects", "/v3/users/{id}"]
     assert values["node_memory"] == 8
+
+
+def test_no_routes(tmp_path: Path) -> None:
+    assert options.token_cache(conf(tmp_path, "routes ="))["routes"] == []
 
 
 def test_a_paste_section_wins(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""The keys of Fernet tokens, read anew only when they are others.
+
+Keystone lists the folder of its keys, reads each of them and prepares it each time that it makes or
+reads a token: two to four times in a login. Here it looks whether folder and files are those that
+it has read: by their inode, size, and the times of their last change. One that was changed less
+than two seconds before is read each time, as clocks of file systems are coarse.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .imports import incompatible
+
+# Nanoseconds after which a further change of a file has another time.
+_SETTLED = 2_000_000_000
+
+# All that the property goes by. One that does anything else is left alone.
+_GOES_BY = frozenset(
+    {
+        *("utils", "FernetUtils", "CONF", "fernet_tokens", "key_repository", "max_active_keys"),
+        *("load_keys", "exception", "KeysNotFound", "fernet", "MultiFernet", "Fernet"),
+    }
+)
+
+#: What tells a file from another one, and from itself in another state.
+_Look = tuple[int, int, int, int, int]
+
+
+class _Kept(NamedTuple):
+    """Keys that were read."""
+
+    folder: str
+    #: Of the folder and its files, as they were before they were read.
+    looks: dict[str, _Look]
+    crypto: Any
+
+
+def keep_keys(formatters: Any) -> None:
+    """Have the keys of tokens kept as long as they are what lies in their folder.
+
+    :param formatters: Keystone's module ``keystone.token.token_formatters``
+    :raises IncompatibleError: it has no property that reads them
+    """
+    found = vars(getattr(formatters, "TokenFormatter", object)).get("crypto")
+    read: Callable[[Any], Any] | None = getattr(found, "fget", None)
+    if read is None:
+        raise incompatible("keystone.token.token_formatters has no TokenFormatter.crypto")
+    code = getattr(read, "__code__", None)
+    names = set(code.co_names) if code is not None else {""}
+    for constant in code.co_consts if code is not None else ():
+        names |= set(getattr(constant, "co_names", ()))  # a comprehension, before Python 3.12
+    if hasattr(read, "keyfront") or not names <= _GOES_BY:
+        return
+    read_keys = read
+    kept: _Kept | None = None
+
+    def crypto(self: Any) -> Any:
+        nonlocal kept
+        folder = formatters.CONF.fernet_tokens.key_repository
+        one = kept
+        if one is not None and one.folder == folder and _are_the_same(one.looks):
+            return one.crypto
+        # Before they are read: what is changed meanwhile is read again at the next use.
+        looks = _look(folder)
+        made = read_keys(self)
+        kept = None if looks is None else _Kept(folder, looks, made)
+        return made
+
+    crypto.keyfront = True  # type: ignore[attr-defined]
+    formatters.TokenFormatter.crypto = property(crypto, doc=found.__doc__)
+
+
+def _look(folder: str) -> dict[str, _Look] | None:
+    """Return what a folder and its files are; ``None`` if they cannot be kept."""
+    try:
+        # The folder first: what comes to lie in it later shows in its time.
+        looks = {folder: _of(folder)}
+        mode = os.stat(folder).st_mode
+        looks |= {path: _of(path) for path in (entry.path for entry in os.scandir(folder))}
+    except OSError:
+        return None
+    newest = max(max(look[3:]) for look in looks.values())
+    # Of one that everybody may read Keystone complains each time.
+    if mode & (stat.S_IROTH | stat.S_IXOTH) or time.time_ns() - newest < _SETTLED:
+        return None
+    return looks
+
+
+def _of(path: str) -> _Look:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _are_the_same(looks: dict[str, _Look]) -> bool:
+    try:
+        return all(_of(path) == look for path, look in looks.items())
+    except OSError:
+        return False
