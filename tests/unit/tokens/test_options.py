@@ -41,6 +41,7 @@ def test_defaults(tmp_path: Path) -> None:
         "first_validations": True,
         "routes": [],
         "settle": 0.0,
+        "commit_timeout": 300.0,
         "coordinator": None,
         "coordinator_prefix": "keyfront:",
         "coordinator_timeout": 0.5,
