@@ -67,7 +67,7 @@ class PostgreSQL:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute(statement)
-                return list(cursor.fetchall())
+                return list(cursor.fetchall()) if cursor.description else []
 
     def _connect(self) -> psycopg2.extensions.connection:
         return psycopg2.connect(host=str(self.folder), user=_USER, dbname="postgres")
