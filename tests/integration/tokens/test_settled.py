@@ -8,6 +8,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg2
+import pymysql
 import pytest
 import sqlalchemy as sa
 
@@ -48,15 +50,17 @@ def _writing(url: str, value: int) -> Iterator[sa.Connection]:
 
 
 @contextmanager
-def _committing(url: str, value: int, commits: Callable[[], bool]) -> Iterator[None]:
-    """One that is being committed until something lets it go on."""
+def _committing(url: str, value: int, backup: Any, commits: Callable[[], bool]) -> Iterator[None]:
+    """A transaction that is being committed until a backup lets it go on."""
     with _writing(url, value) as connection:
         thread = threading.Thread(target=connection.commit)
-        thread.start()
+        _do(backup, "FLUSH TABLES WITH READ LOCK")
         try:
+            thread.start()
             wait_for(commits, "the server is committing")
             yield
         finally:
+            _do(backup, "UNLOCK TABLES")
             thread.join(PATIENCE)
 
 
@@ -104,8 +108,6 @@ def test_postgresql_knows_who_writes_whoever_asks(postgresql: Any) -> None:
 
 
 def _plain(server: Any) -> Settled:
-    import psycopg2
-
     made = Settled()
     # The kernel says who the user is, so that it takes the role on.
     options = "-c role=plain"
@@ -160,8 +162,7 @@ def _let_commits_wait(server: Any, wait: bool) -> None:
 
 @pytest.fixture(scope="module")
 def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    more = {"log-bin": "binlog", "server-id": 1, "rpl-semi-sync-master-timeout": 600000}
-    with servers.mariadb(tmp_path_factory.mktemp("maria"), more=more) as server:
+    with servers.mariadb(tmp_path_factory.mktemp("maria")) as server:
         engine = sa.create_engine(server.fresh_database("keystone"))
         with engine.begin() as connection:
             _T.create(connection)
@@ -174,15 +175,16 @@ def test_mariadb_knows_what_it_is_at(mariadb: Any, monkeypatch: pytest.MonkeyPat
     judge = _judge(url)
     assert not _asked(judge, NEW, 0.5)  # a commit may be on its way
     assert _asked(judge, NEW, 2.5)
-    mariadb.ask("SET GLOBAL rpl_semi_sync_master_enabled = 1")
     look = "SELECT COUNT(*) AS n FROM information_schema.processlist WHERE info = 'COMMIT'"
-    try:
-        with _committing(url, 1, lambda: mariadb.ask(look)[0]["n"] == 1):
-            assert not _asked(judge, NEW, 2.0)
-            mariadb.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")
-    finally:
-        mariadb.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")
-    assert _asked(judge, NEW, 3.0)
+    with closing(_judge(url).connections[0][1]()) as backup:
+        with _committing(url, 1, backup, lambda: mariadb.ask(look)[0]["n"] == 1):
+            assert not _asked(judge, mark_owners.beginning(12), 2.0)
+            # Nor is it overlooked without the right to see transactions.
+            with monkeypatch.context() as refused:
+                refused.setattr(mark_owners, "_MYSQL_TRANSACTIONS", "SELECT 1 FROM that_is_refused")
+                assert not _asked(judge, mark_owners.beginning(13), 2.0)
+    for number in (12, 13):
+        assert _asked(judge, mark_owners.beginning(number), 3.0)
     # What was begun since is not waited for.
     with closing(_judge(url).connections[0][1]()) as connection:
         thread = threading.Thread(target=_sleep, args=[connection])
@@ -202,6 +204,11 @@ def test_mariadb_knows_what_it_is_at(mariadb: Any, monkeypatch: pytest.MonkeyPat
     assert _asked(judge, mark_owners.beginning(10), 4.0)
 
 
-def _sleep(connection: Any) -> None:
+def _do(connection: Any, statement: str) -> None:
     with closing(connection.cursor()) as cursor:
-        cursor.execute("SELECT SLEEP(600)")
+        cursor.execute(statement)
+
+
+def _sleep(connection: Any) -> None:
+    with pytest.raises(pymysql.err.OperationalError, match="interrupted"):
+        _do(connection, "SELECT SLEEP(600)")
