@@ -41,7 +41,7 @@ QUICK_SWEEP = (10, 150)
 MOST = 2000
 FEW = 10
 TUNED_PROCESSES, QUICK_TUNED_PROCESSES = 38, 4
-SECONDS, QUICK_SECONDS = 10, 2
+SECONDS, QUICK_SECONDS = 10, 1
 # Of a warm-up, at most; a process answers its first request a hundred times slower than others.
 WARM, QUICK_WARM = 60, 6
 DRAIN = 120

@@ -11,8 +11,9 @@
     a closed loop by HTTP/1.0, a connection for each request: what fits servers that close without
     saying so. Takes headers by its arguments only, which every user of the machine can read.
 ``siege``
-    a closed loop with a thread for each connection, the published test's; it tells no percentiles,
-    and stops on whole seconds. Trouble beyond 1000 connections is known.
+    a closed loop with a thread for each connection, the published test's; it tells no percentiles.
+    It is told a number of requests, since ended by its clock it may hang. Trouble beyond 1000
+    connections is known.
 ``h2load``
     a closed loop that tells each request apart, but never reconnects: for servers that keep
     connections for ever. Takes headers by its arguments only.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 import tempfile
 import time
@@ -56,13 +58,9 @@ CONSTANT = "constant"
 GENERATORS = (*_PACKAGES, CONSTANT)
 # More than any run sends.
 _ENDLESS = 100_000_000
+# By how much a trial of siege is outdone by the next at most.
+_GROWTH = 50
 
-# siege 4.0 ends by cancelling its threads wherever they are (PTHREAD_CANCEL_ASYNCHRONOUS, until
-# 4.1.4). One that is in malloc takes the lock of its arena with it, and all that free something
-# there wait for ever: siege hangs; the more threads are at work when it ends, the likelier. Nothing
-# was measured then, and it is given more time, by these factors. So is one that was not answered;
-# what it leaves waiting in the server would be answered before the next one's.
-_SIEGES = (1, 2, 4, 8)
 _SIEGE = """\
 limit = {connections}
 failures = {endless}
@@ -102,18 +100,13 @@ def closed(
     connections: int,
     seconds: int,
     cores: Collection[int] | None = None,
-    drain: Callable[[], object] = lambda: None,
 ) -> Load:
     """Keep ``connections`` requests under way for ``seconds``.
 
     :param name: one of :data:`GENERATORS` but ``constant``
-    :param drain: waits until the server has worked off what was given up; called before a
-        generator that has measured nothing is started again
     :raises MissingPartError: the generator is not installed
     :raises ServerError: it failed, so nothing was measured
     """
-    if name == "siege":
-        return _siege(request, connections, seconds, cores, drain)
     return _CLOSED[name](request, connections, seconds, cores)
 
 
@@ -260,12 +253,14 @@ def parse_ab(output: str, percentiles: str, cpu: float) -> Load:
 
 
 def _siege(
-    request: Request,
-    connections: int,
-    seconds: int,
-    cores: Collection[int] | None,
-    drain: Callable[[], object],
+    request: Request, connections: int, seconds: int, cores: Collection[int] | None
 ) -> Load:
+    """Let each connection send as many requests as take about ``seconds``, found by trial.
+
+    Ended by its clock (``-t``), siege 4.0 cancels its threads wherever they are
+    (PTHREAD_CANCEL_ASYNCHRONOUS, until 4.1.4). One that is in malloc takes the lock of its arena
+    with it, and all that free something there wait for ever.
+    """
     with tempfile.TemporaryDirectory(prefix="keyfront-siege-") as folder:
         rc = Path(folder, "siegerc")
         rc.touch(mode=0o600)
@@ -279,28 +274,20 @@ def _siege(
             )
         )
         command = [_program("siege"), "-R", str(rc), "-c", str(connections)]
-        for factor in _SIEGES:
-            if factor > 1:
-                drain()
-            length = seconds * factor
-            # its timer goes by whole seconds of the clock: begun late in one, it would have ended
-            # after a fraction, with threads that were given nothing yet
-            time.sleep(1.01 - time.time() % 1)
+        each = 1
+        while True:
             # it writes a folder of its own to the home folder
             process = Process(
-                "siege", [*command, "-t", f"{length}S", request.url], cores=cores,
+                "siege", [*command, "-r", str(each), request.url], cores=cores,
                 environment={"HOME": folder},
             )  # fmt: skip
-            try:
-                out, _, cpu = processes.finished(process, length + PATIENCE + 5)
-            except processes.HangError:
-                if factor == _SIEGES[-1]:
-                    raise
-                continue
+            # a server may be slower than it was in the trial
+            out, _, cpu = processes.finished(process, 4 * seconds + 4 * PATIENCE)
             found = parse_siege(out, cpu, len(cores) if cores else all_cores())
-            if found.good or found.failures:
-                break
-    return found
+            if found.seconds >= seconds / 2:
+                return found
+            # it tells hundredths; what was refused at once tells little about what will not be
+            each = math.ceil(each * min(seconds / max(found.seconds, 0.01), _GROWTH))
 
 
 def parse_siege(output: str, cpu: float, threads: int = 1) -> Load:
@@ -371,5 +358,6 @@ _CLOSED: dict[str, Callable[[Request, int, int, Collection[int] | None], Load]] 
     "wrk": _wrk,
     "wrk-status": _wrk_by_status,
     "ab": _ab,
+    "siege": _siege,
     "h2load": _h2load,
 }

@@ -139,10 +139,6 @@ def freeze(pid: int) -> None:
         time.sleep(0.001)
 
 
-class HangError(ServerError):
-    """A program did not end by itself."""
-
-
 class Process:
     """A process that runs until the ``with`` block ends, or until it ends itself.
 
@@ -302,7 +298,7 @@ class Process:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.stop()
-            raise HangError(f"{self.name} hangs: it was ended after {seconds:.0f} s") from None
+            raise ServerError(f"{self.name} hangs: it was ended after {seconds:.0f} s") from None
         if self._ended_cpu is None:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             self._ended_cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from . import checks  # noqa: F401  (enters all checks into the registry)
 from .found import Found
 from .readers.files import Unread
-from .registry import CHECKS, ERROR, LAYERS, LEVELS, Check, Finding, UnknownError
+from .registry import CHECKS, ERROR, LAYERS, LEVELS, WITHIN, Check, Finding, UnknownError, fault
 
 # The option that names what was not found.
 _OPTIONS = {
@@ -32,6 +32,11 @@ class Result:
     def level(self) -> str:
         """How bad it is."""
         return self.finding.level or self.check.level
+
+    @property
+    def harm(self) -> str:
+        """What it does to users."""
+        return self.finding.harm or self.check.harm
 
 
 @dataclass
@@ -70,12 +75,10 @@ def diagnose(found: Found, codes: Iterable[str] | None = None) -> Diagnosis:
         if not all(found.has(layer) for layer in check.layers):
             made.skipped.append(check)
             continue
-        try:
-            findings = list(check.function(found))
-        except UnknownError as error:
-            made.unread.append(Unread(f"{check.code} {check.holds}", str(error)))
-            continue
-        if not findings:
+        findings, unknown = _made(check, found)
+        if unknown:
+            made.unread.append(Unread(f"{check.code} {check.holds}", unknown))
+        elif not findings:
             made.right.append(check)
         for finding in dict.fromkeys(findings):
             made.results.append(Result(check, finding))
@@ -87,11 +90,34 @@ def diagnose(found: Found, codes: Iterable[str] | None = None) -> Diagnosis:
     ]
     made.unread = [*dict.fromkeys(found.unread), *made.unread]
     for layer in absent:
-        count = sum(layer in check.layers for check in made.skipped)
+        if WITHIN.get(layer) in absent:
+            continue
+        those = {layer} | {part for part, whole in WITHIN.items() if whole == layer}
+        count = sum(bool(those & set(check.layers)) for check in made.skipped)
         option = f" ({_OPTIONS[layer]})" if layer in _OPTIONS else ""
-        said = f"not found here{option}, {count} check{'s' * (count != 1)} left out"
-        made.unread.append(Unread(LAYERS[layer], said))
+        said = f"not found here{option}"
+        if layer in found.denied:
+            said = f"{found.denied[layer]} may not be read: run this as root"
+        made.unread.append(
+            Unread(LAYERS[layer], f"{said}, {count} check{'s' * (count != 1)} left out")
+        )
     return made
+
+
+def _made(check: Check, found: Found) -> tuple[list[Finding], str]:
+    """Make a check.
+
+    :returns: what it found, and why it could not be made to its end; empty if it was
+    """
+    findings: list[Finding] = []
+    try:
+        findings.extend(check.function(found))
+    except UnknownError as error:
+        return findings, str(error)
+    # Files have what nobody thought of. The other checks are made all the same.
+    except Exception as error:
+        return findings, f"it could not be made, which is a fault of keyfront: {fault(error)}"
+    return findings, ""
 
 
 def _order(result: Result) -> tuple[bool, str]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..render.writer import File
+from . import routes
 from .found import Found
+from .live import memcached_address
+from .shown import masked
 
 #: The folder that is proposed where keyfront rendered none yet.
 FOLDER = "/etc/keyfront"
@@ -27,14 +31,10 @@ def words(found: Found) -> list[str]:
     listen = _listen(found)
     if listen:
         options += ["--listen", listen]
-    for option, names in (
-        ("--tls-certificate", ("ssl_certificate", "sslcertificatefile")),
-        ("--tls-key", ("ssl_certificate_key", "sslcertificatekeyfile")),
-    ):
-        trees = [tree for tree in (found.nginx, found.apache) if tree is not None]
-        known = next((x for tree in trees for x in tree.all(*names)), None)
-        if known is not None and known.value.startswith("/"):
-            options += [option, known.value]
+    certificate, key = _certificate(found)
+    if certificate:
+        # One file may hold both.
+        options += ["--tls-certificate", certificate, "--tls-key", key or certificate]
     conf = found.keystone
     if conf is not None:
         folder = str(Path(conf.path).parent)
@@ -43,9 +43,15 @@ def words(found: Found) -> list[str]:
         endpoint = conf.text("default", "public_endpoint").rstrip("/").removesuffix("/v3")
         if endpoint:
             options += ["--public-endpoint", endpoint]
-        servers = conf.text("cache", "memcache_servers")
+        servers = [
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            for host, port in map(
+                memcached_address, conf.text("cache", "memcache_servers").split(",")
+            )
+            if host
+        ]
         if found.uses_memcached and servers:
-            options += ["--memcached", servers.replace(" ", "")]
+            options += ["--memcached", ",".join(servers)]
     for conf_ in found.uwsgi:
         home = conf_.settings.last("virtualenv")
         if home is not None:
@@ -54,14 +60,38 @@ def words(found: Found) -> list[str]:
     return options
 
 
+def _certificate(found: Found) -> tuple[str, str]:
+    """Return the certificate and the key of the server that leads to Keystone; empty if none."""
+    fallback = ("", "")
+    for tree, names, handed in (
+        (found.nginx, ("ssl_certificate", "ssl_certificate_key"), routes.nginx_passes(found)),
+        (
+            found.apache,
+            ("sslcertificatefile", "sslcertificatekeyfile"),
+            [*routes.apache_passes(found), *routes.aliases(found)],
+        ),
+    ):
+        if tree is None:
+            continue
+        for directive in handed:
+            block = directive.around[-1] if directive.around else None
+            found_ = [
+                tree.effective(block, name) if block is not None else tree.last(name)
+                for name in names
+            ]
+            if found_[0] is not None and found_[0].value.startswith("/"):
+                return found_[0].value, found_[1].value if found_[1] else ""
+    return fallback
+
+
 def _lineup(found: Found) -> str:
-    if found.nginx is not None and found.nginx.all("uwsgi_pass", "proxy_pass"):
+    if routes.nginx_passes(found):
         unix = any(True for _ in found.unix_upstreams())
         return "nginx+uwsgi" if unix else "nginx+uwsgi-tcp"
     if found.apache is not None:
-        if found.apache.all("wsgiscriptalias"):
+        if routes.aliases(found):
             return "mod_wsgi"
-        if found.apache.all("proxypass", "proxypassmatch"):
+        if routes.apache_passes(found):
             return "apache+uwsgi"
     return "nginx+uwsgi"
 
@@ -84,6 +114,8 @@ def diff(files: Sequence[File], folder: Path, found: Found) -> Iterator[str]:
     """Give the lines of a unified diff from what was found to what would be rendered.
 
     A rendered file is compared with the one of its kind that was found, if it is not there itself.
+    Of lines that go, values are shown only of directives that the rendered file has as well, and
+    only such as are no secret; for others stands ``***``.
     """
     for file in files:
         here = file.goes_to or str(folder / file.path)
@@ -91,12 +123,67 @@ def diff(files: Sequence[File], folder: Path, found: Found) -> Iterator[str]:
         there = (found.files.text(path) or "") if path else ""
         if there == file.text:
             continue
-        yield from difflib.unified_diff(
+        known = _Known(file.text)
+        for line in difflib.unified_diff(
             there.splitlines(keepends=True),
             file.text.splitlines(keepends=True),
             path or "/dev/null",
             here,
-        )
+        ):
+            if line.startswith("-") and not line.startswith("--- "):
+                yield f"-{known.of_a_stranger(line[1:].rstrip(chr(10)))}\n"
+            else:
+                yield line if line.endswith("\n") else f"{line}\n"
+
+
+# What is no secret by its form: numbers, times, sizes, switches, paths, variables, brackets.
+_HARMLESS = re.compile(
+    r"[\d.,:x%*-]+[a-zA-Z]{0,3};?|on;?|off;?|true|false|yes|no|auto;?|all|none|default;?|[{}<>();=]+"
+    r"|/[\w./%*-]*[;>]?|[$%]\{?\w+\}?;?|[\w.+-]+\.(?:conf|ini|log|sock|socket|pid|pem|crt|key|so|py);?",
+    re.IGNORECASE,
+)
+# Directives whose value is whatever somebody sends or wants to be sent.
+_HEADERS = re.compile(
+    r"(?i)(request)?header$|set_header$|add_header$|_param$|setenv|passenv|^env$|^http-re|^stats$"
+    r"|^user$|^userlist$|^cookie$|^set$|logger|^acl$|^auth|^oidc|^mellon|^shib"
+)
+
+
+class _Known:
+    """What a rendered file says, by which lines of others may be shown.
+
+    :param text: the rendered file's
+    """
+
+    def __init__(self, text: str) -> None:
+        rows = [line.split() for line in text.splitlines()]
+        self.names = {self.name(row[0]) for row in rows if row}
+        self.words = {word for row in rows for word in row}
+        self.lines = {" ".join(row) for row in rows}
+
+    @staticmethod
+    def name(word: str) -> str:
+        return word.lower().lstrip("<").partition("=")[0].rstrip(";>")
+
+    def of_a_stranger(self, line: str) -> str:
+        """Return a line of somebody else's file as it may be printed."""
+        stripped = line.strip()
+        if not stripped or " ".join(line.split()) in self.lines:
+            return line
+        indent = line[: len(line) - len(line.lstrip())]
+        if stripped[0] in "#;":
+            return f"{indent}# ***"
+        first, _, rest = stripped.replace("=", " = ", 1).partition(" ")
+        name = self.name(first)
+        if first.startswith(("[", "<", "</", "}")):
+            return masked(line)
+        if name not in self.names:
+            return f"{indent}{first}{' ***' if rest.strip(' ;{') else ''}"
+        spared = self.words if not _HEADERS.search(name) else frozenset[str]()
+        plain = [
+            word if word in spared or _HARMLESS.fullmatch(word) else "***" for word in rest.split()
+        ]
+        return masked(f"{indent}{' '.join((first, *plain))}")
 
 
 def _like(file: File, found: Found) -> str:

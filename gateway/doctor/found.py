@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from . import routes
 from .keys import KeyRepository
 from .readers.files import Files, Unread
 from .readers.keystone import KeystoneConf
 from .readers.systemd import Unit
 from .readers.uwsgi import UwsgiConf
-from .settings import Directive, Malformed, Place, Setting, Settings, Tree
+from .registry import UnknownError
+from .settings import Directive, Malformed, Place, Setting, Settings, Tree, seconds
 
 if TYPE_CHECKING:
     from .live import Live
@@ -44,6 +46,19 @@ class Told:
     database_connections: int | None = None
     ldap_connections: int | None = None
     memcached_connections: int | None = None
+    #: Seconds between SIGTERM and SIGKILL that docker or Kubernetes gives a container.
+    stop_seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Processes that serve Keystone: those of one uWSGI, or of one daemon of mod_wsgi.
+
+    :param threads: the requests that each process computes at a time
+    """
+
+    processes: int
+    threads: int
 
 
 @dataclass(kw_only=True)
@@ -76,6 +91,10 @@ class Found:
     schema: Schema | None = None
     #: What the doctor said of another node, and this one's own part for comparing.
     other_node: dict[str, Any] | None = None
+    #: What limits the memory of a control group, with the file that says so.
+    memory_limit: tuple[int, Place] | None = None
+    #: Layers whose files are there and may not be read, with the file.
+    denied: dict[str, str] = field(default_factory=dict)
 
     def has(self, layer: str) -> bool:
         """Tell whether a layer of :data:`~.registry.LAYERS` was found."""
@@ -90,6 +109,16 @@ class Found:
             return bool(keystone and keystone.last("database", "connection"))
         if layer == "ldap":
             return bool(self.ldap)
+        if layer == "server":
+            return bool(self.uwsgi or self.daemons)
+        if layer == "location":
+            return bool(routes.nginx_passes(self))
+        if layer == "mod_wsgi":
+            return bool(routes.aliases(self))
+        if layer == "pass":
+            return bool(routes.apache_passes(self))
+        if layer == "backend":
+            return bool(routes.backends(self))
         if layer == "memcached":
             return bool(self.memcached or (keystone and self.uses_memcached))
         if layer == "node":
@@ -156,29 +185,40 @@ class Found:
         return "ldap" in conf.text("identity", "driver")
 
     @property
-    def workers(self) -> tuple[int, int]:
-        """The processes and threads that serve Keystone on this node: uWSGI's or mod_wsgi's."""
+    def serving(self) -> list[Serving]:
+        """All that serves Keystone on this node: uWSGI's processes, or else mod_wsgi's.
+
+        Of several files of uWSGI those count that a unit starts, if one is started so.
+        """
+        started = [conf for conf in self.uwsgi if conf.unit]
         if self.uwsgi:
-            return max((conf.processes, conf.threads) for conf in self.uwsgi)
-        if self.apache:
-            daemons = self.daemons
-            if daemons:
-                return max(
-                    (int(x.get("processes", 1)), int(x.get("threads", 15))) for _, x in daemons
-                )
-        raise LookupError
+            return [Serving(conf.processes, conf.threads) for conf in started or self.uwsgi]
+        return [
+            Serving(int(x.get("processes", 1)), int(x.get("threads", 15))) for _, x in self.daemons
+        ]
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        """All processes that serve Keystone on this node, and the most threads that one has.
+
+        :raises LookupError: neither uWSGI's nor mod_wsgi's configuration was found
+        """
+        serving = self.serving
+        if not serving:
+            raise LookupError
+        return sum(x.processes for x in serving), max(x.threads for x in serving)
 
     @property
     def daemons(self) -> list[tuple[Directive, dict[str, str]]]:
-        """The daemons of mod_wsgi with their options."""
+        """The daemons of mod_wsgi that Keystone runs in, with their options."""
         found = []
-        for directive in self.apache.all("wsgidaemonprocess") if self.apache else ():
+        for directive in routes.daemons(self):
             options = {
                 name: value
                 for name, _, value in (word.partition("=") for word in directive.args[1:])
             }
             for name in ("processes", "threads"):
-                if not options.get(name, "1").isdigit():
+                if not re.fullmatch(r"\d{1,6}", options.get(name, "1")):
                     del options[name]
             found.append((directive, options))
         return found
@@ -186,28 +226,77 @@ class Found:
     @property
     def tls(self) -> Place | None:
         """Where TLS ends before Keystone; ``None`` if nothing says that it does."""
-        for directive in self.nginx.all("listen") if self.nginx else ():
-            if "ssl" in directive.args:
-                return directive.place
-        for directive in self.apache.all("sslengine") if self.apache else ():
-            if directive.value.lower() == "on":
-                return directive.place
-        for directive in self.haproxy.all("bind") if self.haproxy else ():
-            if "ssl" in directive.args:
-                return directive.place
-        return None
+        said = [x for x in (self.nginx.all("listen") if self.nginx else ()) if "ssl" in x.args]
+        engines = self.apache.all("sslengine") if self.apache else ()
+        said += [x for x in engines if x.value.lower() == "on"]
+        said += [x for x in (self.haproxy.all("bind") if self.haproxy else ()) if "ssl" in x.args]
+        return next((x.place for x in said if routes.concerns(self, x)), None)
 
     def unix_upstreams(self) -> Iterator[tuple[str, Directive]]:
-        """Give the unix sockets that nginx and Apache send requests to."""
-        for directive in self.nginx.walk() if self.nginx else ():
-            if directive.is_("server", "uwsgi_pass", "proxy_pass") and directive.args:
-                match = re.search(r"unix:([^:;]+)", directive.args[0])
-                if match and directive.inside is None:
-                    yield match[1], directive
-        for directive in self.apache.all("proxypass", "proxypassmatch") if self.apache else ():
-            match = re.search(r"unix:([^|]+)\|", directive.value)
-            if match:
-                yield match[1], directive
+        """Give the unix sockets that nginx and Apache send Keystone's requests to."""
+        seen = set()
+        for directive in routes.nginx_passes(self):
+            assert self.nginx is not None
+            for target, named in routes.nginx_targets(self.nginx, directive):
+                match = re.match(r"unix:([^:;]+)", target)
+                if match and named.place not in seen:
+                    seen.add(named.place)
+                    yield match[1], named
+        for directive in routes.apache_passes(self):
+            assert self.apache is not None
+            for target in routes.apache_targets(self.apache, directive):
+                if target.startswith("/"):
+                    yield target, directive
+
+    def stop_of(self, conf: UwsgiConf) -> tuple[float, Place, str] | None:
+        """Return how long a uWSGI is given to end: seconds, where that is said, and how.
+
+        A container's engine, or else systemd; ``None`` where nothing says so.
+        """
+        for unit in self.units.values():
+            if not re.search(r"\b(docker|podman)\b", unit.command) or not routes.is_keystones(
+                f"{unit.name} {unit.command}"
+            ):
+                continue
+            for known in reversed(unit.service.all("ExecStop", "ExecStart")):
+                match = re.search(
+                    r"(?:\s-t|--time|--timeout|--stop-timeout)[ =]?(\d{1,6})\b", known.value
+                )
+                if match:
+                    engine = "podman" if "podman" in known.value else "docker"
+                    return float(match[1]), known.place, f"{engine} {match[0].strip()}"
+        if self.told.stop_seconds is not None:
+            return float(self.told.stop_seconds), Place(conf.path), "--stop-seconds"
+        owner = self.unit_of_uwsgi(conf)
+        said = owner.service.last("TimeoutStopSec", "TimeoutSec") if owner else None
+        spent = seconds(said.value) if said else None
+        return (spent, said.place, said.name) if said and spent is not None else None
+
+    @property
+    def in_container(self) -> bool:
+        """Whether the files are those of a container, which has no systemd."""
+        marks = ("/.dockerenv", "/run/.containerenv", "/run/secrets/kubernetes.io", "/kolla")
+        return not self.units and any(self.files.exists(x) for x in marks)
+
+    @property
+    def debian(self) -> bool:
+        """Whether packages are apt's."""
+        apache = self.apache.path if self.apache else ""
+        return not apache.startswith("/etc/httpd") and not self.files.exists("/etc/redhat-release")
+
+    def is_of_a_container(self, path: str) -> bool:
+        """Tell whether a file is a container's that lies on its host, and names paths in there."""
+        return path.startswith("/etc/kolla/")
+
+    def version(self, name: str) -> tuple[int, ...]:
+        """Return a version.
+
+        :raises UnknownError: it is not known
+        """
+        found = self.versions.get(name)
+        if found is None:
+            raise UnknownError(f"the version of {name}: --assume {name}=VERSION")
+        return found
 
 
 def setting_text(found: Setting | None, default: str) -> str:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import socket
 import subprocess
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from keyfront.common import process
 
+from . import cgroups
 from .found import Found
 from .readers.files import Unread
 
@@ -37,6 +42,23 @@ _LINES = {
     "killed by harakiri": re.compile(rb"HARAKIRI"),
 }
 _SERVES = re.compile(r"uwsgi|wsgi:|mod_wsgi|keystone|keyfront")
+_ACCESS = (
+    "/var/log/keyfront/*access*.log",
+    "/var/log/nginx/*access*.log",
+    "/var/log/apache2/*access*.log",
+    "/var/log/httpd/*access*log",
+    "/var/log/kolla/keystone/*access*.log",
+)
+# What uWSGI says once an application is loaded, and how many of these count.
+_READY = re.compile(rb"WSGI app \d+ \([^)]*\) ready in (\d{1,5}) seconds")
+_LOADS = 64
+# The time of a request: of nginx and Apache, of uWSGI.
+_REQUEST = re.compile(
+    rb"\[(\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d) |\[(\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4})\] [A-Z]{3,7} "
+)
+_CLF, _UWSGI = "%d/%b/%Y:%H:%M:%S", "%a %b %d %H:%M:%S %Y"
+# How many servers are asked for their time, and for how many seconds each.
+_SERVERS, _QUICK = 16, 2.0
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
 
 
@@ -87,8 +109,14 @@ class Live:
     login: Mapping[str, float] = field(default_factory=dict)
     #: Why the login failed; empty if it did not.
     refused: str = ""
-    #: Seconds by which this machine's clock is ahead of the server's.
-    ahead: float | None = None
+    #: Seconds by which this machine's clock is ahead of others, by whose they are.
+    clocks: dict[str, float] = field(default_factory=dict)
+    #: The logs that were read.
+    logs: list[str] = field(default_factory=list)
+    #: Seconds that Keystone took to load, and the log that says so; ``None`` if none does.
+    loading: tuple[float, str] | None = None
+    #: The most requests that came within that time, and the log; ``None`` if none tells.
+    busiest: tuple[int, str] | None = None
 
 
 def look(found: Found) -> Live:
@@ -107,7 +135,12 @@ def look(found: Found) -> Live:
         if known.f_blocks:
             free = known.f_bavail * known.f_frsize
             live.disks[folder] = free, known.f_bavail / known.f_blocks
-    live.lines = _lines(found)
+    live.lines = _lines(found, live)
+    live.loading = _loading(found)
+    if live.loading is not None:
+        live.busiest = _busiest(found, max(1, round(live.loading[0])))
+    found.memory_limit = cgroups.memory_limit(found.files, [x.pid for x in live.processes])
+    live.clocks = dict(_clocks(found))
     live.synchronized = _synchronized() if found.files.root == Path("/") else None
     live.installed = _installed(found)
     return live
@@ -248,16 +281,151 @@ def _folders(found: Found) -> list[str]:
     return folders
 
 
-def _lines(found: Found) -> dict[str, tuple[int, str]]:
+def _tail(found: Found, path: str) -> bytes | None:
+    """Return the end of a log; ``None`` if it cannot be read, which is noted."""
+    try:
+        real = found.files.resolved(path)
+        if not real.is_file():
+            return None
+        with real.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            return file.read(_TAIL)
+    except OSError as error:
+        found.files.cannot(path, error)
+        return None
+
+
+def _uwsgi_logs(found: Found) -> list[str]:
+    """Return the files that uWSGI's configurations name for their logs."""
+    named = [
+        setting.value.removeprefix("file:")
+        for conf in found.uwsgi
+        for setting in conf.settings.all("logto", "logto2", "logger", "daemonize")
+    ]
+    return [path for path in named if path.startswith("/")]
+
+
+def _loading(found: Found) -> tuple[float, str] | None:
+    """Return how long Keystone took to load the last times that uWSGI's logs tell of, the most."""
+    texts = [(x, _tail(found, x)) for x in found.files.glob(*_uwsgi_logs(found), *_LOGS)]
+    if found.files.root == Path("/"):
+        texts += [(f"the journal of {conf.unit}", _journal(conf.unit)) for conf in found.uwsgi]
+    seen = []
+    for path, text in texts:
+        seen += [(float(x), path) for x in _READY.findall(text or b"")[-_LOADS:]]
+    return max(seen, default=None)
+
+
+def _journal(unit: str) -> bytes:
+    if not unit:
+        return b""
+    try:
+        done = subprocess.run(
+            ["journalctl", "-q", "-o", "cat", "-n", "5000", "--no-pager", "-u", unit],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout
+
+
+def _busiest(found: Found, window: int) -> tuple[int, str] | None:
+    """Return the most requests that came within a window of seconds, and the log that tells."""
+    most: tuple[int, str] | None = None
+    for path in found.files.glob(*_ACCESS, *_uwsgi_logs(found)):
+        counts: dict[int, int] = {}
+        for clf, uwsgis in _REQUEST.findall(_tail(found, path) or b""):
+            text, form = (clf, _CLF) if clf else (uwsgis, _UWSGI)
+            try:
+                when = datetime.strptime(text.decode(), form).replace(tzinfo=UTC)
+            except ValueError:
+                continue
+            second = int(when.timestamp())
+            counts[second] = counts.get(second, 0) + 1
+        for begin in counts:
+            here = sum(counts.get(begin + x, 0) for x in range(min(window, 600)))
+            if most is None or here > most[0]:
+                most = here, path
+    return most
+
+
+def _clocks(found: Found) -> Iterator[tuple[str, float]]:
+    """Give by how many seconds this clock is ahead of each memcached's, as it tells its time."""
+    conf = found.keystone
+    if conf is None or not found.uses_memcached:
+        return
+    servers = [
+        (host, port)
+        for host, port in map(
+            memcached_address, conf.text("cache", "memcache_servers").split(",")[:_SERVERS]
+        )
+        if host and not is_here(host)
+    ]
+    told: dict[str, float | None] = {}
+
+    def ask(host: str, port: int) -> None:
+        told[host] = _ahead_of(host, port)
+
+    # All at once: one that is silent costs its time only once.
+    threads = [threading.Thread(target=ask, args=x, daemon=True) for x in servers]
+    for thread in threads:
+        thread.start()
+    ends = time.monotonic() + 3 * _QUICK
+    for thread in threads:
+        thread.join(max(0.0, ends - time.monotonic()))
+    for host, ahead in sorted(told.copy().items()):
+        if ahead is not None:
+            yield f"memcached at {host}", ahead
+
+
+def memcached_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``, ``inet:HOST:PORT`` or ``inet6:[HOST]:PORT``.
+
+    :returns: no host for a socket or for what is none
+    """
+    text = re.sub(r"^inet6?:", "", text.strip())
+    match = re.fullmatch(r"\[?([^\[\]/]+?)\]?(?::(\d{1,5}))?", text)
+    if match is None or text.startswith(("unix:", "/")):
+        return "", 0
+    return match[1], int(match[2] or 11211)
+
+
+def is_here(host: str) -> bool:
+    """Tell whether a host is this machine: its clock tells nothing."""
+    return host in ("", "localhost", "::1") or host.startswith("127.")
+
+
+def _ahead_of(host: str, port: int) -> float | None:
+    begun = time.time()
+    try:
+        with socket.create_connection((host, port), _QUICK) as made:
+            made.settimeout(_QUICK)
+            made.sendall(b"stats\r\n")
+            text = b""
+            while b"END\r\n" not in text and len(text) < 1 << 16:
+                piece = made.recv(4096)
+                if not piece:
+                    break
+                text += piece
+                if time.time() - begun > 2 * _QUICK:
+                    return None
+    except OSError:
+        return None
+    match = re.search(rb"STAT time (\d{1,12})\r", text)
+    # It tells whole seconds: half of one is what to expect of the rest.
+    return (begun + time.time()) / 2 - int(match[1]) - 0.5 if match else None
+
+
+def _lines(found: Found, live: Live) -> dict[str, tuple[int, str]]:
     counts: dict[str, tuple[int, str]] = {}
-    for path in found.files.glob(*_LOGS):
-        try:
-            with found.files.resolved(path).open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-                text = file.read(_TAIL)
-        except OSError as error:
-            found.files.cannot(path, error)
+    for path in found.files.glob(*_uwsgi_logs(found), *_LOGS):
+        text = _tail(found, path)
+        if text is None:
             continue
+        live.logs.append(path)
         for name, pattern in _LINES.items():
             number = len(pattern.findall(text))
             if number:

@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keyfront.errors import OptionError
+from keyfront.errors import KeyfrontError, OptionError
 
 from ..render import versions as server_versions
-from . import keys, rendered
+from . import cgroups, keys, rendered
 from .found import Found, Told
 from .readers import apache, haproxy, keystone, nginx, sections, systemd, uwsgi
-from .readers.files import Files
+from .readers.files import Files, Unread
+from .registry import fault
+from .routes import serves_keystone
 from .settings import Settings
 
 _KEYSTONE = (
@@ -53,8 +55,8 @@ _SYSCTL = (
     "/etc/sysctl.conf",
 )
 _UNITS = re.compile(
-    r"(keyfront-\w+|(openstack-|devstack@)?keystone[\w@.-]*|uwsgi[\w@.-]*|nginx|apache2|httpd|"
-    r"haproxy|memcached)\.(service|socket)"
+    r"(keyfront-\w+|(openstack-|devstack@|kolla-|container-|podman-|docker-)?keystone[\w@.-]*|"
+    r"uwsgi[\w@.-]*|nginx|apache2|httpd|haproxy|memcached)\.(service|socket)"
 )
 _ENVIRONMENTS = (
     "/var/lib/kolla/venv",
@@ -100,11 +102,28 @@ def look(
     """
     given = given or Given()
     found = Found(files=Files(root), told=told or Told(), now=time.time() if now is None else now)
-    _units(found, given)
-    _uwsgi(found, given)
-    _keystone(found, given)
-    _servers(found, given)
-    _surroundings(found)
+    for what, step in (
+        ("units of systemd", _units),
+        ("uWSGI", _uwsgi),
+        ("Keystone", _keystone),
+        ("web servers", _servers),
+        ("what lies around the servers", _surroundings),
+        ("key repositories", _repositories),
+        ("versions", _versions),
+        ("files of keyfront render", _rendered),
+    ):
+        try:
+            step(found, given)
+        except KeyfrontError:
+            raise
+        # Files have what nobody thought of. The other layers are read all the same.
+        except Exception as error:
+            said = f"it could not be read, which is a fault of keyfront: {fault(error)}"
+            found.files.unread.append(Unread(what, said))
+    return found
+
+
+def _repositories(found: Found, given: Given) -> None:
     for section, path in (
         ("fernet_tokens", "/etc/keystone/fernet-keys"),
         ("credential", "/etc/keystone/credential-keys"),
@@ -114,7 +133,9 @@ def look(
             repository = keys.look(found.files, section, path)
             if repository is not None:
                 found.keys.append(repository)
-    _versions(found, given)
+
+
+def _rendered(found: Found, given: Given) -> None:
     known = found.files.read + found.files.glob(
         "/etc/keyfront/*",
         "/etc/keyfront/system/etc/**/*",
@@ -123,7 +144,12 @@ def look(
         "/etc/logrotate.d/keyfront*",
     )
     found.rendered = rendered.look(found.files, list(dict.fromkeys(known)))
-    return found
+
+
+def _denied(found: Found, layer: str, path: str) -> None:
+    """Note that a layer is there, and may not be read."""
+    if any(x.what == path and x.denied for x in found.unread):
+        found.denied[layer] = path
 
 
 def _first(found: Found, *patterns: str) -> str:
@@ -182,10 +208,19 @@ def _uwsgi(found: Found, given: Given) -> None:
                 started.setdefault(path, (unit.name, []))
     if not given.uwsgi:
         paths = [*started, *found.files.glob(*_UWSGI)]
+    known: set[Path] = set()
     for path in dict.fromkeys(paths):
+        real = found.files.resolved(path.partition(":")[0])
+        if real in known:
+            continue  # a link to it, as in apps-enabled
+        known.add(real)
         name, words = started.get(path, ("", []))
         conf = uwsgi.read(found.files, path, words)
         if conf is None:
+            _denied(found, "uwsgi", path)
+            continue
+        conf.unit = name
+        if not given.uwsgi and not serves_keystone(conf):
             continue
         alone = [unit.name for unit in found.units.values() if uwsgi.of_command(unit.command)]
         conf.unit = name or (alone[0] if given.uwsgi and len(alone) == 1 else "")
@@ -196,6 +231,7 @@ def _uwsgi(found: Found, given: Given) -> None:
 
 
 def _keystone(found: Found, given: Given) -> None:
+    main = ""
     paths = [_named(found, "--keystone", path) for path in given.keystone]
     if not paths:
         folder = next(
@@ -211,6 +247,10 @@ def _keystone(found: Found, given: Given) -> None:
             if paths[0] == _DIST:
                 paths[0], paths[1] = paths[1], paths[0]
     found.keystone = keystone.read(found.files, paths) if paths else None
+    operators = main or (paths[0] if paths else "")
+    if operators and (found.keystone is None or operators not in found.keystone.paths):
+        _denied(found, "keystone", operators)
+        found.keystone = None
     if found.keystone is None:
         return
     if _DIST in found.keystone.paths:
@@ -235,6 +275,8 @@ def _servers(found: Found, given: Given) -> None:
     path = path or _first(found, *_NGINX)
     if path:
         found.nginx = nginx.read(files, path)
+        if found.nginx is None:
+            _denied(found, "nginx", path)
     path = (
         _named(found, "--apache", given.apache)
         if given.apache
@@ -242,6 +284,8 @@ def _servers(found: Found, given: Given) -> None:
     )
     if path:
         found.apache = apache.read(files, path)
+        if found.apache is None:
+            _denied(found, "apache", path)
     paths = [_named(found, "--haproxy", one) for one in given.haproxy]
     if not paths:
         main = _configured(found, "haproxy", "-f") or _first(
@@ -252,6 +296,8 @@ def _servers(found: Found, given: Given) -> None:
             paths = [main, *files.glob(f"{folder}/services.d/*.cfg", f"{folder}/conf.d/*.cfg")]
     if paths:
         found.haproxy = haproxy.read(files, paths)
+        if found.haproxy is None:
+            _denied(found, "haproxy", paths[0])
 
 
 def _configured(found: Found, program: str, option: str) -> str:
@@ -264,7 +310,7 @@ def _configured(found: Found, program: str, option: str) -> str:
     return ""
 
 
-def _surroundings(found: Found) -> None:
+def _surroundings(found: Found, given: Given) -> None:
     """Read what lies around the servers: the kernel's settings, database, caches."""
     files = found.files
     paths = files.glob(*_SYSCTL)
@@ -281,6 +327,7 @@ def _surroundings(found: Found) -> None:
         for path in limits:
             one = sections.words(files, path)
             found.limits.settings += one.settings if one else []
+    found.memory_limit = cgroups.memory_limit(files)
     path = _first(found, *_MYSQL)
     if path:
         found.mysql = sections.mysql(files, path)

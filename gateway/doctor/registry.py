@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ERROR, WARNING, INFO = "error", "warning", "info"
 #: The levels, worst first.
 LEVELS = (ERROR, WARNING, INFO)
+#: Layers that are a part of another one: what of it is Keystone's.
+WITHIN = {"location": "nginx", "mod_wsgi": "apache", "pass": "apache", "backend": "haproxy"}
 #: The layers that checks look at, in the order of a request: the part that has to be found for a
 #: check to be made, and what it is called.
 LAYERS = {
@@ -34,6 +36,11 @@ LAYERS = {
     "memcached": "memcached",
     "redis": "Redis' configuration",
     "keys": "key repositories",
+    "server": "uWSGI or mod_wsgi",
+    "location": "nginx's locations of Keystone",
+    "mod_wsgi": "Apache's WSGIScriptAlias of Keystone",
+    "pass": "Apache's ProxyPass to Keystone",
+    "backend": "HAProxy's backends of Keystone",
     "systemd": "units of systemd",
     "kernel": "the kernel's settings",
     "versions": "versions",
@@ -54,6 +61,7 @@ class Finding:
     :param lines: the exact lines to be written instead, or the command to be run
     :param level: worse or better than the check's own
     :param file: the file that the lines belong into, where that is not the first place
+    :param harm: what this one does to users, where that is not what the check says
     """
 
     what: str
@@ -61,10 +69,23 @@ class Finding:
     lines: tuple[str, ...] = ()
     level: str = ""
     file: str = ""
+    harm: str = ""
 
 
 class UnknownError(Exception):
     """A check cannot be made for want of a figure; the text says of which and how to tell it."""
+
+
+def fault(error: Exception) -> str:
+    """Return the kind of an error and where it was raised; its text may hold a secret."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = ""
+    if frame is not None:
+        name = frame.tb_frame.f_code.co_filename.rpartition("/")[2]
+        where = f" at {name}:{frame.tb_lineno}"
+    return f"{type(error).__name__}{where}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +112,8 @@ class Check:
 
     @property
     def link(self) -> str:
-        """Where the documents speak of it."""
-        return f"docs/doctor.md#{self.code.lower()}"
+        """Where more is said of it: what is installed has it with it, and it needs no network."""
+        return f"keyfront doctor --explain {self.code}"
 
 
 #: All checks by code: the one registry of this package, filled when :mod:`.checks` is imported.

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from keyfront import __version__
 
+from . import advice
 from .checks.keystone import node_part
 from .diagnosis import Diagnosis, Result
 from .found import Found
 from .registry import ERROR, INFO, LAYERS, LEVELS, WARNING, Check
 from .settings import Place
-from .shown import shown
+from .shown import shown, shown_line
 
 _WIDTH = 80
 _COLOURS = {ERROR: "\x1b[1;31m", WARNING: "\x1b[1;33m", INFO: "\x1b[1;36m", "right": "\x1b[32m"}
@@ -84,15 +86,16 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
             )
             page.lines += [f"        {line}" for line in lines]
     if made.results:
-        page.lines += ["", "More about a code: keyfront doctor --explain CODE"]
+        page.lines += ["", "Why, and where that is said: keyfront doctor --explain CODE"]
     return "\n".join(page.lines) + "\n"
 
 
 def _grouped(results: list[Result]) -> list[list[Result]]:
-    """Return the results of one check and level together, in their order."""
-    groups: dict[tuple[str, str], list[Result]] = {}
+    """Return the results of one check, level and harm together, in their order."""
+    groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
-        groups.setdefault((result.check.code, result.level), []).append(result)
+        key = (result.check.code, result.level, result.harm)
+        groups.setdefault(key, []).append(result)
     return list(groups.values())
 
 
@@ -114,8 +117,8 @@ def _finding(page: _Page, group: list[Result]) -> None:
                 page.lines.append(f"           {shown(place)}")
         following = group[number + 1].finding.lines if number + 1 < len(group) else ()
         if result.finding.lines != following:
-            page.lines += [f"             + {shown(line)}" for line in result.finding.lines]
-    page.wrapped(check.harm, " " * 11, " " * 11)
+            page.lines += [f"             + {shown_line(line)}" for line in result.finding.lines]
+    page.wrapped(group[0].harm, " " * 11, " " * 11)
     page.lines.append(f"           {check.link}")
 
 
@@ -146,32 +149,48 @@ def _by_layer(checks: Iterable[Check]) -> Iterator[tuple[str, list[Check]]]:
             yield name, those
 
 
+@dataclass
+class _Step:
+    """What is to be done in one file: parts of lines, each after its mark or section."""
+
+    parts: dict[str, dict[str, None]] = field(default_factory=dict)
+    codes: dict[str, None] = field(default_factory=dict)
+
+
 def _steps(results: list[Result]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Give what is to be done, file by file: the file, the lines, the codes; notes are left out."""
-    files: dict[str, tuple[list[str], dict[str, None]]] = {}
+    """Give what is to be done, file by file: the file, the lines, the codes; notes are left out.
+
+    A section of an ini file, or a mark of :mod:`.advice`, stands once before its lines.
+    """
+    files: dict[str, _Step] = {}
     for result in results:
         finding = result.finding
         if result.level == INFO or not finding.lines:
             continue
         file = finding.file or (finding.where[0].path if finding.where else "")
-        if (
-            file.startswith("/proc")
-            or finding.lines[0].startswith(("(", "#"))
-            or (finding.lines[0].split()[0] in _COMMANDS)
-        ):
+        first = finding.lines[0]
+        marked = advice.mark(first)
+        plain = first.startswith("(") or first.split()[0].rpartition("/")[2] in _COMMANDS
+        if file.startswith(("/proc", "/sys")) or plain:
             file = ""
-        lines, codes = files.setdefault(file, ([], {}))
-        codes[result.check.code] = None
-        section = ""
+        part = ""
         for line in finding.lines:
-            if line.startswith("["):
-                section = line
-            elif section and section in lines:
-                lines.insert(lines.index(section) + 1, line)
-            elif line not in lines:
-                lines += [section, line] if section else [line]
-    for file, (lines, codes) in files.items():
-        yield shown(file), [shown(line) for line in dict.fromkeys(lines)], list(codes)
+            marked = advice.mark(line)
+            if marked is not None:
+                file, part = marked.path, line
+            elif line.startswith("["):
+                part = line
+            step = files.setdefault(file, _Step())
+            step.codes[result.check.code] = None
+            lines = step.parts.setdefault(part, {})
+            if line != part:
+                lines[line] = None
+    for file, step in files.items():
+        lines_ = []
+        for part, lines in step.parts.items():
+            lines_ += [part] if part and lines else []
+            lines_ += lines
+        yield shown(file), [shown_line(line) for line in lines_], list(step.codes)
 
 
 _COMMANDS = frozenset(
@@ -194,6 +213,11 @@ _COMMANDS = frozenset(
         "chronyc",
         "ls",
         "CREATE",
+        "SHOW",
+        "a2enmod",
+        "dnf",
+        "printf",
+        "usermod",
     )
 )
 
@@ -210,8 +234,8 @@ def as_json(made: Diagnosis, found: Found) -> str:
                 "level": result.level,
                 "what": shown(result.finding.what),
                 "where": [_place(place) for place in result.finding.where],
-                "harm": result.check.harm,
-                "lines": [shown(line) for line in result.finding.lines],
+                "harm": result.harm,
+                "lines": [shown_line(line) for line in result.finding.lines],
                 "link": result.check.link,
             }
             for result in made.results
@@ -222,6 +246,27 @@ def as_json(made: Diagnosis, found: Found) -> str:
         "node": node_part(found),
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+def unlike_a_node(content: object) -> str:
+    """Return what keeps JSON from being what :func:`as_json` gives of a node; empty if nothing."""
+    node = content.get("node") if isinstance(content, dict) else None
+    if not isinstance(node, dict):
+        return "no part node"
+    for name, kinds in (
+        ("keys", (list,)),
+        ("versions", (str,)),
+        ("workers", (int,)),
+        ("settings", (str,)),
+        ("clocks", (int, float)),
+    ):
+        part = node.get(name, {})
+        if not isinstance(part, dict) or not all(isinstance(x, kinds) for x in part.values()):
+            return f"its node has another kind of {name}"
+    keys = node.get("keys", {})
+    if not all(isinstance(x, str) for digests in keys.values() for x in digests):
+        return "its node has another kind of keys"
+    return ""
 
 
 def _place(place: Place) -> dict[str, Any]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from .. import routes
+from ..advice import for_tree, instead, within
 from ..found import (
     BUFFER_SIZE,
     LISTEN,
@@ -17,13 +21,15 @@ from ..found import (
 )
 from ..readers.uwsgi import UwsgiConf
 from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
-from ..settings import Directive, Place, Setting, seconds, size
+from ..routes import haproxy_lines
+from ..settings import Directive, Place, Setting, Tree, seconds, size
 
 _RESEARCH = "uWSGI 2.0.31, core/socket.c and core/init.c"
-_SOCKETS = ("socket", "http-socket", "http11-socket", "https-socket", "http", "https")
 # Seconds that nginx, Apache and HAProxy wait where nothing is set.
 _NGINX_READ, _APACHE_TIMEOUT = 60, 60
 _READ = ("uwsgi_read_timeout", "proxy_read_timeout")
+# What event and worker hold without another ServerLimit: 16 processes of 25 threads.
+_EVENT = 400
 # MiB that a worker of Keystone takes at least, measured: docs/plan.md.
 _WORKER, _SHARED = 107, 97
 
@@ -82,7 +88,7 @@ def unix_queue(found: Found) -> Iterator[Finding]:
         conf = _listening(found, path)
         if conf is None or any(word.startswith("max_conns=") for word in directive.args):
             continue
-        if found.apache and directive in found.apache.all("proxypass", "proxypassmatch"):
+        if directive.is_(*routes.APACHE_PASSES):
             continue
         listen = conf.settings.number("listen", default=LISTEN)
         if listen <= LISTEN:
@@ -97,7 +103,7 @@ def unix_queue(found: Found) -> Iterator[Finding]:
 
 def _listening(found: Found, path: str) -> UwsgiConf | None:
     for conf in found.uwsgi:
-        if any(x.value.partition(",")[0] == path for x in conf.settings.all(*_SOCKETS)):
+        if any(x.value.partition(",")[0] == path for x in conf.settings.all(*routes.SOCKETS)):
             return conf
     return None
 
@@ -105,149 +111,275 @@ def _listening(found: Found, path: str) -> UwsgiConf | None:
 @check(
     "X03",
     ERROR,
-    "uwsgi",
-    holds="The web server waits longer than uWSGI's harakiri",
+    "server",
+    holds="The web server waits longer than uWSGI's harakiri or mod_wsgi's request-timeout",
     harm="Users get 504 while the worker goes on computing for nobody.",
-    source="uWSGI, core/master_checks.c; nginx, ngx_http_uwsgi_module; docs/plan.md",
+    source="uWSGI, core/master_checks.c; nginx, ngx_http_uwsgi_module; mod_wsgi, "
+    "WSGIDaemonProcess, socket-timeout; docs/plan.md",
 )
 def proxy_waits_longer(found: Found) -> Iterator[Finding]:
     """Whoever is nearer to the client waits longer: then the last one ends a request, and everybody
     hears of it. At or below harakiri the front gives up first, the client tries again, and two
-    workers compute what one client wants."""
+    workers compute what one client wants. Before a daemon of mod_wsgi Apache waits socket-timeout,
+    which is Timeout where nothing is said."""
     longest = [(value, conf) for conf in found.uwsgi if (value := _harakiri(conf))]
-    if not longest:
-        return
-    harakiri, conf = max(longest, key=lambda pair: pair[0])
-    for wait, place, line in _fronts(found):
-        if wait <= harakiri:
+    if longest:
+        harakiri, conf = max(longest, key=lambda pair: pair[0])
+        for front in _fronts(found):
+            if front.wait <= harakiri:
+                yield Finding(
+                    what=f"{front.name} of {front.wait:g} s is not above harakiri {harakiri} s",
+                    where=(front.place, conf.settings.place("harakiri")),
+                    lines=front.advised(harakiri + 10),
+                )
+    for bound in _request_timeouts(found):
+        wait, known = before_daemon(found, bound.directive, bound.options)
+        if wait <= bound.wait:
             yield Finding(
-                what=f"{line} of {wait:g} s is not above harakiri {harakiri} s",
-                where=(place, conf.settings.place("harakiri")),
-                lines=(_line(line, harakiri + 10),),
+                what=f"request-timeout {bound.wait:g} is not below the {wait:g} s that Apache "
+                f"waits for the daemon ({known.name if known else 'Timeout 60, the default'})",
+                where=(bound.directive.place, *((known.place,) if known else ())),
+                lines=instead(
+                    bound.directive,
+                    daemon_line(found, bound.directive, bound.options),
+                ),
             )
 
 
-def _line(name: str, value: int) -> str:
-    """Return a directive in the syntax of its server."""
-    if name in _READ:
-        return f"{name} {value}s;"
-    return f"{name} {value}" if name == "Timeout" else f"{name} {value}s"
+@dataclass(frozen=True)
+class _Bound:
+    """How long a daemon of mod_wsgi lets a request take, in seconds."""
+
+    wait: float
+    directive: Directive
+    options: dict[str, str]
+
+
+def _request_timeouts(found: Found) -> list[_Bound]:
+    bounds = []
+    for directive, options in found.daemons:
+        wait = seconds(options.get("request-timeout", "0"))
+        if wait:
+            bounds.append(_Bound(wait, directive, options))
+    return bounds
+
+
+def before_daemon(
+    found: Found, daemon: Directive, options: dict[str, str]
+) -> tuple[float, Directive | None]:
+    """Return how long Apache waits for a daemon, and the directive that says so."""
+    own = seconds(options.get("socket-timeout", "0"))
+    if own:
+        return own, daemon
+    tree = found.apache
+    assert tree is not None
+    served = next((x for x in routes.aliases(found)), daemon)
+    known = _of_host(tree, served, "timeout")
+    wait = seconds(known.value) if known else None
+    return (wait, known) if wait is not None else (_APACHE_TIMEOUT, None)
+
+
+def daemon_line(found: Found, directive: Directive, options: dict[str, str]) -> str:
+    """Return a WSGIDaemonProcess with all that it lacks: one line for all checks of it."""
+    wait, _ = before_daemon(found, directive, options)
+    own = seconds(options.get("request-timeout", "0")) or 0
+    more = {
+        # Below what Apache waits for the daemon: X03.
+        "request-timeout": f"{min(60, max(wait - 10, wait / 2, 1)):.0f}",
+        "queue-timeout": "45",
+        "graceful-timeout": "30",
+    }
+    missing = [f"{name}={value}" for name, value in more.items() if not options.get(name)]
+    line = _without(directive, *(name for name in more if not options.get(name)))
+    if int(options.get("processes", 1)) * int(options.get("threads", 15)) < 2:
+        line = _without(directive, *more, "processes", "threads")
+        kept = [f"{name}={options[name]}" for name in more if options.get(name)]
+        missing = ["processes=4", "threads=2", *kept, *missing]
+    if own and wait <= own:
+        line = re.sub(r" socket-timeout=\S*", "", line)
+        missing.append(f"socket-timeout={int(own) + 10}")
+    return " ".join((line, *missing))
+
+
+def _without(directive: Directive, *options: str) -> str:
+    """Return a directive without some of its options."""
+    kept = [x for x in directive.args if x.partition("=")[0].lower() not in options]
+    return " ".join([directive.name, *(_quoted(x) for x in kept)])
+
+
+def _quoted(word: str) -> str:
+    """Return a word as Apache reads it again."""
+    return f'"{word}"' if not word or re.search(r"[\s\"]", word) else word
+
+
+def _of_host(tree: Tree, directive: Directive, *names: str) -> Directive | None:
+    """Return the directive that holds for a pass or an alias: its host's, or the main server's."""
+    host = routes.host_of(directive)
+    known = [x for x in tree.all(*names) if routes.host_of(x) in (host, None)]
+    own = [x for x in known if host is not None and routes.host_of(x) is host]
+    return next(reversed(own or known), None)
 
 
 def _harakiri(conf: UwsgiConf) -> int:
     return conf.settings.number("harakiri", "http-harakiri", default=0)
 
 
-def _fronts(found: Found) -> Iterator[tuple[float, Place, str]]:
-    """Give what the web servers before uWSGI wait: seconds, the place, the directive."""
+@dataclass(frozen=True)
+class _Front:
+    """How long a web server waits for uWSGI.
+
+    :param wait: seconds
+    :param place: where that is said, or the pass that it holds for
+    :param name: the directive
+    :param handed: the pass
+    :param known: the directive that says it; ``None`` for the default
+    """
+
+    wait: float
+    place: Place
+    name: str
+    handed: Directive
+    known: Directive | None
+
+    def advised(self, value: int) -> tuple[str, ...]:
+        """Return the line that waits for so many seconds."""
+        if self.name in _READ:
+            line = f"{self.name} {value}s;"
+            return (
+                instead(self.known, line)
+                if self.known is not None
+                else within(self.handed.around[-1], line)
+            )
+        if self.name == "timeout":
+            line = f"{_without(self.handed, 'timeout')} timeout={value}"
+            return instead(self.handed, line)
+        if self.known is None:
+            return instead(self.handed, f"{_without(self.handed)} timeout={value}")
+        return instead(self.known, f"{self.known.name} {value}")
+
+
+def _fronts(found: Found) -> Iterator[_Front]:
+    """Give what the web servers before uWSGI wait for Keystone."""
     seen: set[Place] = set()
-    tree = found.nginx
-    for directive in tree.all("uwsgi_pass", "proxy_pass") if tree else ():
-        assert tree is not None
-        if not directive.around:
-            continue
+    for directive in routes.nginx_passes(found):
+        assert found.nginx is not None
         name = "uwsgi_read_timeout" if directive.is_("uwsgi_pass") else "proxy_read_timeout"
-        known = tree.effective(directive.around[-1], name)
+        known = found.nginx.effective(directive.around[-1], name)
         wait = _NGINX_READ if known is None else seconds(known.value)
         place = directive.place if known is None else known.place
         if wait is not None and place not in seen:
             seen.add(place)
-            yield wait, place, name
-    tree = found.apache
-    for directive in tree.all("proxypass", "proxypassmatch") if tree else ():
-        assert tree is not None
+            yield _Front(wait, place, name, directive, known)
+    for directive in routes.apache_passes(found):
+        assert found.apache is not None
         option = next((x for x in directive.args if x.lower().startswith("timeout=")), "")
-        known = tree.last("proxytimeout") or tree.last("timeout")
+        known = _of_host(found.apache, directive, "proxytimeout") or _of_host(
+            found.apache, directive, "timeout"
+        )
         place = directive.place if option or known is None else known.place
         text = option.partition("=")[2] or (known.value if known else str(_APACHE_TIMEOUT))
         wait = seconds(text)
         if wait is not None and place not in seen:
             seen.add(place)
-            yield wait, place, "timeout" if option else known.name if known else "Timeout"
+            name = "timeout" if option else known.name if known else "Timeout"
+            yield _Front(wait, place, name, directive, None if option else known)
 
 
 @check(
     "X04",
     WARNING,
-    "haproxy",
+    "backend",
     holds="HAProxy waits longer than the web server or harakiri behind it",
     harm="Users get 504 from the balancer, which calls a healthy node slow.",
-    source="HAProxy, configuration.txt, timeout server; kolla-ansible has 60 s, charms 90 s",
+    source="HAProxy, configuration.txt, timeout server, timeout client; kolla-ansible has 60 s, "
+    "charms 90 s",
 )
 def balancer_waits_longer(found: Found) -> Iterator[Finding]:
     """timeout server is the time between two bytes of the server: for a login it is how long the
-    login takes. It has to be the longest of all but the client's."""
-    inner = [(wait, place, name) for wait, place, name in _fronts(found)]
+    login takes. It has to be the longest of all but the client's, which is not below it: in TCP
+    mode a client that waits for its answer is silent as long as the server."""
+    inner = [(front.wait, front.place, front.name) for front in _fronts(found)]
     inner += [
         (float(_harakiri(conf)), conf.settings.place("harakiri"), "harakiri")
         for conf in found.uwsgi
         if _harakiri(conf)
     ]
-    if not inner or found.haproxy is None:
-        return
-    wait, place, name = max(inner)
-    for section in _keystone_sections(found):
-        known: Directive | None = None
-        for directive in [section, *reversed(section.around)]:
-            known = next(
-                (
-                    x
-                    for x in reversed(directive.inside or [])
-                    if x.name == "timeout" and x.args[:1] == ("server",) and len(x.args) > 1
-                ),
-                None,
-            )
-            if known is not None:
-                break
-        if known is None:
-            continue
-        server = seconds(known.args[1], "ms")
-        if server is not None and server <= wait:
+    inner += [(x.wait, x.directive.place, "request-timeout") for x in _request_timeouts(found)]
+    longest = max(inner, default=None)
+    for section in routes.backends(found):
+        known = _timeout(section, "server")
+        server = seconds(known.args[1], "ms") if known else None
+        if longest and known is not None and server is not None and server <= longest[0]:
             yield Finding(
-                what=f"timeout server {known.args[1]} is not above {name} {wait:g} s",
-                where=(known.place, place),
-                lines=(f"timeout server {int(wait) + 5}s",),
+                what=f"timeout server {known.args[1]} is not above {longest[2]} {longest[0]:g} s",
+                where=(known.place, longest[1]),
+                lines=instead(known, f"timeout server {int(longest[0]) + 5}s"),
             )
+        for front in routes.frontends(found, section):
+            patience = _timeout(front, "client")
+            client = seconds(patience.args[1], "ms") if patience else None
+            if patience is None or client is None or known is None or server is None:
+                continue
+            if client < server:
+                yield Finding(
+                    what=f"timeout client {patience.args[1]} is below timeout server "
+                    f"{known.args[1]}",
+                    where=(patience.place, known.place),
+                    lines=instead(patience, f"timeout client {known.args[1]}"),
+                )
+    if not inner:
+        raise UnknownError(
+            "what is behind HAProxy has no harakiri or request-timeout, or is on another machine"
+        )
 
 
-def _keystone_sections(found: Found) -> list[Directive]:
-    """Return HAProxy's sections with servers that serve Keystone; all if none says so."""
-    if found.haproxy is None:
-        return []
-    sections = [
-        one
-        for one in found.haproxy.top
-        if one.is_("backend", "listen") and any(x.is_("server") for x in one.inside or ())
-    ]
-    named = [one for one in sections if "keystone" in one.value or "keyfront" in one.value]
-    return named or (sections if len(sections) == 1 else [])
+def _timeout(section: Directive, name: str) -> Directive | None:
+    """Return the timeout that holds in a section of HAProxy, its defaults' included."""
+    for block in (section, *reversed(section.around)):
+        known = [
+            x
+            for x in block.inside or ()
+            if x.is_("timeout") and x.args[:1] == (name,) and len(x.args) > 1
+        ]
+        if known:
+            return known[-1]
+    return None
 
 
 @check(
     "X05",
     ERROR,
     "uwsgi",
-    "systemd",
-    holds="systemd waits longer for the end than uWSGI's worker-reload-mercy",
+    holds="systemd, docker or Kubernetes waits longer than uWSGI's worker-reload-mercy",
     harm="A restart kills workers that are still answering, and their requests are lost.",
-    source="systemd.kill(5), systemd.service(5); kolla-ansible: 60 s for docker, 80 for uWSGI",
+    source="systemd.kill(5), systemd.service(5); docker stop; kolla-ansible: 60 s for docker, 80 "
+    "for uWSGI",
 )
 def stop_outlasts_mercy(found: Found) -> Iterator[Finding]:
-    """TimeoutStopSec is after how long systemd sends SIGKILL, 90 s where nothing is said. Workers
-    get worker-reload-mercy to end their requests, 60 s where nothing is said."""
+    """TimeoutStopSec is after how long systemd sends SIGKILL, 90 s where nothing is said; docker
+    gives 10 s, Kubernetes terminationGracePeriodSeconds, 30. Workers get worker-reload-mercy to end
+    their requests, 60 s where nothing is said. In a container nothing tells what its engine gives:
+    --stop-seconds N does."""
+    unknown = False
     for conf in found.uwsgi:
-        unit = found.unit_of_uwsgi(conf)
-        known = unit.service.last("TimeoutStopSec", "TimeoutSec") if unit else None
-        if unit is None or known is None:
-            continue
-        stop = seconds(known.value)
         mercy = conf.settings.number("worker-reload-mercy", default=MERCY)
-        if stop and stop <= mercy:
-            yield Finding(
-                what=f"TimeoutStopSec {known.value} is not above worker-reload-mercy {mercy}",
-                where=(known.place, conf.settings.place("worker-reload-mercy")),
-                lines=("[Service]", f"TimeoutStopSec={mercy + 5}"),
-            )
+        known = found.stop_of(conf)
+        unknown |= known is None and (found.in_container or found.is_of_a_container(conf.path))
+        if known is None or not known[0] or known[0] > mercy:
+            continue
+        stop, place, name = known
+        lines: tuple[str, ...] = ("[Service]", f"TimeoutStopSec={mercy + 5}")
+        if not name.startswith("Timeout"):
+            lines = (f"worker-reload-mercy = {max(1, int(stop) - 5)}",)
+        yield Finding(
+            what=f"{name if ' ' in name else f'{name} {stop:g} s'} is not above "
+            f"worker-reload-mercy {mercy}",
+            where=(place, conf.settings.place("worker-reload-mercy")),
+            lines=lines,
+            file="" if name.startswith("Timeout") else conf.path,
+        )
+    if unknown:
+        raise UnknownError("how long the container's engine waits: --stop-seconds N")
 
 
 def _graceful(conf: UwsgiConf) -> Setting | None:
@@ -313,20 +445,19 @@ def database_connections(found: Found) -> Iterator[Finding]:
     most = _max_connections(found)
     if most is None:
         raise UnknownError("the database's max_connections: --database-connections N")
-    processes, threads = _workers(found)
+    processes, _ = _workers(found)
     pool = conf.number("database", "max_pool_size", POOL_SIZE)
     overflow = conf.number("database", "max_overflow", MAX_OVERFLOW)
-    if pool == 0 or overflow < 0:
-        each = threads
-    else:
-        each = min(threads, pool + overflow)
-    total = found.told.nodes * processes * each
+    unbound = pool == 0 or overflow < 0
+    each_of = [x.threads if unbound else min(x.threads, pool + overflow) for x in found.serving]
+    per_node = sum(x.processes * each for x, each in zip(found.serving, each_of, strict=True))
+    each = max(each_of)
+    total = found.told.nodes * per_node
     if total > most[0] * 0.8:
         fits = max(0, int(most[0] * 0.8) // max(1, found.told.nodes * processes))
         yield Finding(
-            what=f"{found.told.nodes} nodes x {processes} processes x {each} connections = "
-            f"{total}, "
-            f"above 80% of max_connections {most[0]}",
+            what=f"{found.told.nodes} nodes x {processes} processes x up to {each} connections = "
+            f"{total}, above 80% of max_connections {most[0]}",
             where=(conf.place("database", "max_pool_size"), *most[1]),
             lines=(
                 "[database]",
@@ -356,35 +487,47 @@ def _workers(found: Found) -> tuple[int, int]:
         raise UnknownError("the number of workers: --uwsgi FILE or --apache FILE") from None
 
 
+# What a directory takes where nobody raised it: files that Debian's slapd may open.
+_DIRECTORY = 1024
+
+
 @check(
     "X08",
     ERROR,
     "ldap",
     holds="All processes' connections to the directory are within its limit",
     harm="The directory refuses connections, and users cannot log in.",
-    source="Keystone's defaults pool_size 10 and auth_pool_size 100, for each process and domain",
+    source="Keystone's defaults pool_size 10 and auth_pool_size 100, for each process and domain; "
+    "slapd's 1024 open files; Active Directory's MaxConnections 5000 for all of its clients",
 )
 def ldap_connections(found: Found) -> Iterator[Finding]:
     """ldappool keeps pool_size connections for searches and auth_pool_size for logins, in each
-    process: 110 by default, so sixteen processes may hold 1760."""
-    if found.told.ldap_connections is None:
-        raise UnknownError("how many connections the directory allows: --ldap-connections N")
-    processes, threads = _workers(found)
+    process: 110 by default, so sixteen processes may hold 1760. Without --ldap-connections the
+    1024 open files of a slapd as it comes are taken for the limit, which is a warning."""
+    told = found.told.ldap_connections
+    most = _DIRECTORY if told is None else told
+    _workers(found)
     for conf in found.ldap:
-        each = 0
-        for use, name, default in (
-            ("use_pool", "pool_size", 10),
-            ("use_auth_pool", "auth_pool_size", 100),
-        ):
-            pooled = conf.on("ldap", use, True)
-            each += min(threads, conf.number("ldap", name, default)) if pooled else threads
-        total = found.told.nodes * processes * each
-        if total > found.told.ldap_connections:
+        sizes = [
+            conf.number("ldap", name, default) if conf.on("ldap", use, True) else None
+            for use, name, default in (
+                ("use_pool", "pool_size", 10),
+                ("use_auth_pool", "auth_pool_size", 100),
+            )
+        ]
+        # A pool keeps what one burst opened. A thread has one of each at a time.
+        kept = 0
+        for one in found.serving:
+            each = sum(one.threads if size is None else min(one.threads, size) for size in sizes)
+            kept += one.processes * each
+        total = found.told.nodes * kept
+        if total > most:
+            said = f"the directory's {most}" if told is not None else f"{most}, slapd's files"
             yield Finding(
-                what=f"{found.told.nodes} nodes x {processes} processes x {each} connections = "
-                f"{total}, above the directory's {found.told.ldap_connections}",
+                what=f"{found.told.nodes} nodes hold up to {total} connections, above {said}",
                 where=(conf.place("ldap", "pool_size"),),
                 lines=("[ldap]", "pool_size = 1", "auth_pool_size = 1"),
+                level="" if told is not None else WARNING,
             )
 
 
@@ -418,36 +561,66 @@ def memcached_pool(found: Found) -> Iterator[Finding]:
 @check(
     "X10",
     ERROR,
-    "uwsgi",
-    "systemd",
+    "server",
     holds="The workers fit into the memory of their control group",
     harm="The kernel kills workers under load, with the requests that they were computing.",
     source="measured: 97 MiB that workers share and 20 each, or 107 each with lazy-apps: "
-    "docs/plan.md",
+    "docs/plan.md; Linux, cgroup-v2.rst, memory.max",
 )
 def memory_fits(found: Found) -> Iterator[Finding]:
-    """A worker that loads Keystone itself (lazy-apps) takes 107 MiB, one that was forked with
-    Keystone loaded 20 and what it caches. MemoryMax counts all of the unit."""
+    """A worker that loads Keystone itself (lazy-apps, mod_wsgi) takes 107 MiB, one that was forked
+    with Keystone loaded 20 and what it caches. The limit is MemoryMax of the unit, or memory.max of
+    the control group: a container's own, or with --live that of Keystone's processes."""
+    known = False
     for conf in found.uwsgi:
         unit = found.unit_of_uwsgi(conf)
         limit = unit.service.last("MemoryMax", "MemoryLimit") if unit else None
         most = size(limit.value) if limit else None
+        known |= unit is not None
         if limit is None or most is None:
             continue
-        lazy = conf.settings.on("lazy-apps") or conf.settings.on("lazy")
-        need = conf.processes * (_WORKER if lazy else 20) + (0 if lazy else _SHARED)
+        need = _memory(conf)
         if need > most >> 20:
             yield Finding(
                 what=f"{conf.processes} workers need {need} MiB, MemoryMax is {limit.value}",
                 where=(limit.place, conf.settings.place("processes")),
                 lines=("[Service]", f"MemoryMax={need + need // 4}M"),
             )
+    if found.memory_limit is not None:
+        most, place = found.memory_limit
+        need = sum(_memory(conf) for conf in found.uwsgi)
+        if not found.uwsgi:
+            need = _WORKER * found.workers[0]
+        if need > most >> 20:
+            fits = max(1, (most >> 20) * 4 // 5 // _WORKER)
+            daemon = next((x for x, _ in found.daemons), None)
+            if found.uwsgi or daemon is None:
+                lines: tuple[str, ...] = (f"processes = {fits}",)
+            else:
+                lines = instead(daemon, f"{_without(daemon, 'processes')} processes={fits}")
+            yield Finding(
+                what=f"{found.workers[0]} workers need {need} MiB, the control group has "
+                f"{most >> 20}",
+                where=(place, found.uwsgi[0].settings.place("processes"))
+                if found.uwsgi
+                else (place, *((daemon.place,) if daemon else ())),
+                lines=lines,
+                file=found.uwsgi[0].settings.place("processes").path if found.uwsgi else "",
+            )
+    elif not known:
+        raise UnknownError("no unit and no control group with a limit is to be seen from here")
+
+
+def _memory(conf: UwsgiConf) -> int:
+    """Return the MiB that a uWSGI's workers need at least."""
+    lazy = conf.settings.on("lazy-apps") or conf.settings.on("lazy")
+    return conf.processes * (_WORKER if lazy else 20) + (0 if lazy else _SHARED)
 
 
 @check(
     "X11",
     ERROR,
-    "apache",
+    "mod_wsgi",
     holds="Nothing under Apache's prefork is patched by eventlet",
     harm="Heartbeats to RabbitMQ stop between requests, and the broker closes the connections.",
     source="https://bugs.launchpad.net/nova/+bug/1825584; oslo.messaging, heartbeat_in_pthread",
@@ -459,7 +632,7 @@ def prefork_with_eventlet(found: Found) -> Iterator[Finding]:
     assert found.apache is not None
     if _mpm(found) != "prefork":
         return
-    for directive in found.apache.all("wsgiscriptalias"):
+    for directive in routes.aliases(found):
         script = directive.args[1] if len(directive.args) > 1 else ""
         text = found.files.text(script, wanted=False) if script.startswith("/") else None
         if text and re.search(r"eventlet|monkey_patch|nova[-.]", text):
@@ -511,11 +684,12 @@ def open_files(found: Found) -> Iterator[Finding]:
     else:
         files, place = 1024, Place(tree.path)
     if files < 2 * connections:
+        # N01 asks for more of these than a distribution's own.
+        needed = 2 * max(connections, 8192 if connections <= 1024 else 0) + 64
         yield Finding(
             what=f"{files} open files for worker_connections {connections}",
             where=(place, known.place if known else Place(tree.path)),
-            lines=(f"worker_rlimit_nofile {2 * connections + 64};",),
-            file=tree.path,
+            lines=for_tree(tree, rlimit, f"worker_rlimit_nofile {needed};"),
         )
 
 
@@ -528,32 +702,49 @@ def open_files(found: Found) -> Iterator[Finding]:
     source="nginx, ngx_http_uwsgi_module; httpd, mod_proxy_uwsgi",
 )
 def socket_is_listened_at(found: Found) -> Iterator[Finding]:
-    """The path that nginx or Apache names has to be one of uWSGI's, letter by letter."""
+    """The path that nginx or Apache names for Keystone has to be one of uWSGI's, letter by letter.
+    Other services' passes are not looked at."""
     paths = {
-        x.value.partition(",")[0]: x for conf in found.uwsgi for x in conf.settings.all(*_SOCKETS)
+        x.value.partition(",")[0]: x
+        for conf in found.uwsgi
+        for x in conf.settings.all(*routes.SOCKETS)
     }
     units = {
         x.value for unit in found.units.values() for x in unit.section("Socket").all("ListenStream")
     }
-    if not paths:
-        return
+    there = {_real(x) for x in (*paths, *units)}
+    if not paths or "%" in "".join(paths):
+        raise UnknownError("no file of uWSGI says where it listens")
     for path, directive in found.unix_upstreams():
-        if path not in paths and path not in units and "%" not in path + "".join(paths):
-            own = next((x for x in paths if x.startswith("/")), next(iter(paths)))
-            if "keystone" not in path and "keyfront" not in path and "uwsgi" not in path:
-                continue  # another service's
+        if _real(path) not in there and "%" not in path:
+            own = next((x for x in paths if x.startswith("/")), "")
+            setting = paths[own] if own else next(iter(paths.values()))
             yield Finding(
-                what=f"{path} is no socket of uWSGI, which has {', '.join(sorted(paths))}",
-                where=(directive.place, paths[own].place),
-                lines=(str(directive).replace(path, own),),
+                what=f"{path} is no socket of Keystone's uWSGI, which has "
+                f"{', '.join(sorted(paths))}",
+                where=(directive.place, setting.place),
+                lines=instead(directive, _ended(directive, str(directive).replace(path, own)))
+                if own
+                else (f"socket = {path}",),
+                file="" if own else setting.place.path,
             )
+
+
+def _real(path: str) -> str:
+    """Return a path by its usual name: /var/run is a link to /run."""
+    return re.sub(r"^/var/run/", "/run/", path)
+
+
+def _ended(directive: Directive, line: str) -> str:
+    """Return a line as its server ends it: nginx's with a semicolon."""
+    return f"{line};" if directive.is_("server", *routes.NGINX_PASSES) else line
 
 
 @check(
     "X14",
     ERROR,
     "uwsgi",
-    "nginx",
+    "location",
     holds="nginx speaks the protocol that uWSGI's socket speaks",
     harm="Every request is answered 502, or uWSGI logs invalid request block size.",
     source="uWSGI, core/protocol.c: HTTP read as the uwsgi protocol is a block of 21573 bytes",
@@ -561,37 +752,26 @@ def socket_is_listened_at(found: Found) -> Iterator[Finding]:
 def protocol_fits(found: Found) -> Iterator[Finding]:
     """uwsgi_pass speaks to socket, proxy_pass to http-socket. The uwsgi protocol costs less, HTTP
     takes chunked bodies."""
-    kinds = {_address(x.value): x for conf in found.uwsgi for x in conf.settings.all(*_SOCKETS)}
+    kinds = {
+        routes.address(x.value): x
+        for conf in found.uwsgi
+        for x in conf.settings.all(*routes.SOCKETS)
+    }
     assert found.nginx is not None
-    for directive in found.nginx.all("uwsgi_pass", "proxy_pass"):
-        for target in _targets(found, directive):
-            setting = kinds.get(_address(target))
+    for directive in routes.nginx_passes(found):
+        for target, _ in routes.nginx_targets(found.nginx, directive):
+            setting = kinds.get(routes.address(target))
             if setting is None:
                 continue
             http = setting.name != "socket"
             if http is directive.is_("uwsgi_pass"):
-                right = f"proxy_pass http://{target};" if http else f"uwsgi_pass {target};"
+                named = re.sub(r"^(https?|uwsgi)://", "", directive.args[0])
+                right = f"proxy_pass http://{named};" if http else f"uwsgi_pass {named};"
                 yield Finding(
                     what=f"{directive.name} to {target}, which is {setting.name} of uWSGI",
                     where=(directive.place, setting.place),
-                    lines=(right,),
+                    lines=instead(directive, right),
                 )
-
-
-def _address(text: str) -> str:
-    text = text.removeprefix("unix:").partition(",")[0]
-    return re.sub(r"^(0\.0\.0\.0|localhost|\*)?:", "127.0.0.1:", text)
-
-
-def _targets(found: Found, directive: Directive) -> list[str]:
-    """Return the addresses behind a pass: its own, or those of the upstream it names."""
-    assert found.nginx is not None
-    text = re.sub(r"^(https?|uwsgis?)://", "", directive.args[0] if directive.args else "")
-    text = text if text.startswith("unix:") else text.partition("/")[0]
-    for upstream in found.nginx.all("upstream"):
-        if upstream.value == text:
-            return [x.args[0] for x in upstream.inside or () if x.is_("server") and x.args]
-    return [re.sub(r":/?$", "", text) if text.startswith("unix:") else text]
 
 
 @check(
@@ -621,38 +801,66 @@ def proxy_headers(found: Found) -> Iterator[Finding]:
 @check(
     "X16",
     WARNING,
-    "haproxy",
-    holds="The balancer's check does not wait in the workers' queue only to be told 200",
+    "backend",
+    holds="The balancer's check has patience, and checks something",
     harm="Under load all nodes fail their checks at once and are taken out; a broken one stays in.",
     source="oslo.middleware, healthcheck: [healthcheck] backends is empty; openstack-helm "
-    "9a28908d5",
+    "9a28908d5; HAProxy, inter, fall, timeout check",
 )
 def health_check(found: Found) -> Iterator[Finding]:
     """/healthcheck is answered by a worker, so it waits behind all others' requests, and with no
-    backends it says 200 whatever the database does. Give it time: a rise and fall over several
-    checks and timeout check of the latency that users bear; and let it check something."""
-    assert found.haproxy is not None
+    backends it says 200 whatever the database does. A node is taken out after fall checks (3) that
+    each took longer than timeout check, or else inter (2 s): let that be ten seconds and more, and
+    let something be checked, such as keyfront's /readyz, which waits in no queue of workers."""
     conf = found.keystone
-    if conf is not None and conf.text("healthcheck", "backends"):
-        return
-    for section in _keystone_sections(found):
-        for directive in section.inside or ():
-            checked = directive.is_("option") and directive.args[:1] == ("httpchk",)
-            if checked and "/healthcheck" in directive.value and not _patient(section):
-                yield Finding(
-                    what="httpchk of /healthcheck: it waits in the queue, and checks nothing",
-                    where=(directive.place,),
-                    lines=("timeout check 10s", "default-server inter 5s fall 5 rise 2"),
-                )
+    for section in routes.backends(found):
+        checked = next(
+            (
+                x
+                for x in haproxy_lines(section)
+                if x.is_("option") and x.args[:1] == ("httpchk",) and "/healthcheck" in x.value
+            ),
+            None,
+        )
+        if checked is None:
+            continue
+        patience = _patience(section)
+        if patience < _PATIENCE:
+            yield Finding(
+                what=f"{section}: httpchk of /healthcheck waits in the queue, and gives a node "
+                f"{patience:g} s",
+                where=(checked.place,),
+                lines=within(section, "timeout check 10s", "default-server inter 5s fall 5 rise 2"),
+            )
+        if conf is not None and not conf.text("healthcheck", "backends"):
+            yield Finding(
+                what=f"{section}: /healthcheck checks nothing, [healthcheck] backends is empty",
+                where=(checked.place, Place(conf.path)),
+                lines=("[healthcheck]", "backends = disable_by_file"),
+                file=conf.path,
+                level=INFO,
+                harm="A node whose database is away stays in, and no file takes one out.",
+            )
 
 
-def _patient(section: Directive) -> bool:
-    """Tell whether a backend's checks have a time of their own."""
-    for block in (section, *section.around):
-        for directive in block.inside or ():
-            if directive.is_("timeout") and directive.args[:1] == ("check",):
-                return True
-    return False
+# Seconds after which a check may take a node out.
+_PATIENCE = 10
+
+
+def _patience(section: Directive) -> float:
+    """Return for how many seconds at least a node has to be silent to be taken out."""
+    words: dict[str, str] = {}
+    server: tuple[str, ...] = ()
+    for directive in reversed(list(haproxy_lines(section))):
+        if directive.is_("default-server"):
+            words.update(itertools.pairwise(directive.args))
+        if directive.is_("server"):
+            server = directive.args
+    words.update(itertools.pairwise(server))
+    fall = int(words["fall"]) if words.get("fall", "").isdigit() else 3
+    known = _timeout(section, "check")
+    each = seconds(known.args[1], "ms") if known else seconds(words.get("inter", "2000"), "ms")
+    return fall * (2.0 if each is None else each)
 
 
 @check(
@@ -689,7 +897,7 @@ def memcached_connections(found: Found) -> Iterator[Finding]:
 @check(
     "X18",
     WARNING,
-    "nginx",
+    "location",
     holds="nginx takes bodies as large as Keystone takes, and no larger",
     harm="Long mappings or policies are refused 413, or anybody may fill the disk of the node.",
     source="oslo.middleware, sizelimit: max_request_body_size 114688",
@@ -701,16 +909,20 @@ def body_size(found: Found) -> Iterator[Finding]:
     assert tree is not None
     most = (
         found.keystone.number("oslo_middleware", "max_request_body_size", 114688)
-        if (found.keystone)
+        if found.keystone
         else 114688
     )
-    for directive in tree.all("client_max_body_size"):
-        value = size(directive.value)
-        if value is not None and (value == 0 or value < most):
+    for handed in routes.nginx_passes(found):
+        directive = tree.effective(handed.around[-1], "client_max_body_size")
+        value = size(directive.value) if directive else None
+        if directive is not None and value is not None and (value == 0 or value < most):
+            # One that stands further out holds for other services as well.
+            own = directive in (handed.around[-1].inside or ())
+            line = f"client_max_body_size {most};"
             yield Finding(
                 what=f"client_max_body_size {directive.value}, Keystone takes {most}",
                 where=(directive.place,),
-                lines=(f"client_max_body_size {most};",),
+                lines=instead(directive, line) if own else within(handed.around[-1], line),
             )
 
 
@@ -745,7 +957,7 @@ def database_pool(found: Found) -> Iterator[Finding]:
 @check(
     "X20",
     INFO,
-    "apache",
+    "pass",
     "uwsgi",
     holds="Apache has as many workers as shall wait before uWSGI's unix socket",
     harm="Requests wait in Apache's threads, and clients beyond them cannot even connect.",
@@ -766,7 +978,7 @@ def apache_is_the_queue(found: Found) -> Iterator[Finding]:
             yield Finding(
                 what=f"MaxRequestWorkers {most.value} for {capacity} requests at a time of uWSGI",
                 where=(most.place, directive.place),
-                lines=(f"MaxRequestWorkers {max(256, 8 * capacity)}",),
+                lines=instead(most, f"MaxRequestWorkers {min(_EVENT, max(256, 8 * capacity))}"),
             )
 
 
@@ -784,7 +996,7 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
     client says."""
     own = ("127.", "localhost", "[::1]", "/", "@", "fd://")
     for conf in found.uwsgi:
-        front = bool(found.nginx or found.apache or found.haproxy)
+        front = routes.has_front(found)
         for setting in conf.settings.all("http-socket", "http", "https", "https-socket"):
             host = setting.value
             if front and not host.startswith(own) and "$" not in host and not _haproxy_only(found):
@@ -799,13 +1011,16 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
 
 def _haproxy_only(found: Found) -> bool:
     """Tell whether the front is a balancer, which may run on another machine."""
-    return found.haproxy is not None and not (found.nginx or found.apache)
+    return bool(routes.backends(found)) and not (
+        routes.nginx_passes(found) or routes.apache_passes(found)
+    )
 
 
 @check(
     "X22",
     ERROR,
     "uwsgi",
+    "location",
     holds="buffer-size takes the headers that the server in front lets through",
     harm="Requests with long headers (OIDC, SAML, long Host lists) are answered 502 or 500.",
     source="uWSGI, core/protocol.c: invalid request block size; httpd: AH10259 above 65535",
@@ -813,10 +1028,10 @@ def _haproxy_only(found: Found) -> bool:
 def headers_fit(found: Found) -> Iterator[Finding]:
     """A request's headers come to uWSGI in one block, which has to fit into buffer-size: 4096 where
     nothing is set, 65535 at most."""
-    if found.nginx is None:
-        return
-    known = found.nginx.last("large_client_header_buffers")
-    most = 8192 if known is None else size(known.args[-1]) or 0
+    assert found.nginx is not None
+    block = routes.nginx_passes(found)[0].around[-1]
+    known = found.nginx.effective(block, "large_client_header_buffers")
+    most = 8192 if known is None or not known.args else size(known.args[-1]) or 0
     for conf in found.uwsgi:
         setting = conf.settings.last("buffer-size")
         buffer = min(65535, conf.settings.number("buffer-size", default=BUFFER_SIZE))

@@ -222,6 +222,8 @@ def pool_timeout(found: Found) -> Iterator[Finding]:
 def indexes(found: Found) -> Iterator[Finding]:
     """Compared with the models of the Keystone that is installed here, by --live."""
     assert found.schema is not None
+    if found.schema.missing_indexes is None:
+        raise UnknownError("Keystone's models: run this with the Python that has Keystone")
     for table, columns in found.schema.missing_indexes:
         yield Finding(
             what=f"{table} has no index of ({', '.join(columns)})",
@@ -237,12 +239,23 @@ def indexes(found: Found) -> Iterator[Finding]:
     "schema",
     holds="The database that answers is not behind another",
     harm="Revoked tokens go on being good, and what was just made is not found.",
-    source="MariaDB, SHOW REPLICA STATUS; PostgreSQL, pg_is_in_recovery(); docs/tokens.md",
+    source="MariaDB, SHOW REPLICA STATUS, Seconds_Behind_Master; Galera, wsrep_local_state; "
+    "PostgreSQL, pg_is_in_recovery(), pg_last_xact_replay_timestamp(); docs/tokens.md",
 )
 def replica(found: Found) -> Iterator[Finding]:
-    """Keystone writes, so it has to be led to the primary."""
-    assert found.schema is not None
-    if found.schema.replica:
+    """Keystone writes, so it has to be led to the primary. MariaDB tells a user of a replica only
+    with the right SLAVE MONITOR or REPLICATION CLIENT; without it read_only is what is left. A
+    node of Galera that is not Synced, or has a long queue, answers from the past."""
+    schema = found.schema
+    assert schema is not None
+    if schema.replica:
+        late = f", {schema.lag:.0f} s behind" if schema.lag is not None else ""
         yield Finding(
-            what=found.schema.replica, lines=("[database]", "connection = (of the primary)")
+            what=f"{schema.replica}{late}",
+            lines=("[database]", "connection = (of the primary)"),
+            file=found.keystone.path if found.keystone else "",
         )
+    if schema.galera:
+        yield Finding(what=schema.galera, lines=("SHOW GLOBAL STATUS LIKE 'wsrep%';",))
+    if not schema.replica and not schema.galera and schema.unknown:
+        raise UnknownError(schema.unknown)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..found import Found
 from ..keys import KeyRepository
 from ..readers.keystone import KeystoneConf
-from ..registry import ERROR, INFO, WARNING, Finding, check
+from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
 from ..settings import Place
 from ..shown import shown
 
@@ -318,6 +318,9 @@ def hash_rounds(found: Found) -> Iterator[Finding]:
             what=f"password_hash_rounds = {known.number}",
             where=(known.place,),
             lines=("[identity]", "password_hash_rounds = 12"),
+            harm=""
+            if known.number > 13
+            else "Whoever gets a copy of the database guesses its passwords quickly.",
         )
 
 
@@ -362,6 +365,8 @@ def same_keys(found: Found) -> Iterator[Finding]:
     said on another node. Keys are never printed."""
     assert found.other_node is not None
     theirs = found.other_node.get("node", {}).get("keys", {})
+    if not any(x.digests and theirs.get(x.kind) for x in found.keys):
+        raise UnknownError("both nodes' keys: here or there they were not to be read")
     for repository in found.keys:
         other = theirs.get(repository.kind)
         if other and repository.digests and other != repository.digests:
@@ -382,7 +387,8 @@ def same_keys(found: Found) -> Iterator[Finding]:
     source="docs/cluster.md",
 )
 def same_configuration(found: Found) -> Iterator[Finding]:
-    """Versions, workers and the settings that tokens depend on."""
+    """Versions, workers and the settings that tokens depend on. With --live on both nodes also
+    their clocks: each is compared with the same database's, memcached's or Keystone's."""
     assert found.other_node is not None
     theirs, ours = found.other_node.get("node", {}), node_part(found)
     for name in ("versions", "workers", "settings"):
@@ -393,6 +399,25 @@ def same_configuration(found: Found) -> Iterator[Finding]:
                 if ours[name].get(key) != theirs[name].get(key)
             )
             yield Finding(what=f"{name} differ: {said}")
+    here = found.live.clocks if found.live else {}
+    there = theirs.get("clocks", {})
+    shared = [name for name in here if name in there]
+    if shared:
+        name = max(shared, key=lambda name: abs(here[name] - there[name]))
+        apart = here[name] - there[name]
+        if abs(apart) > CLOCKS_APART:
+            yield Finding(
+                what=f"this clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} "
+                f"the other node's, as compared with {name}",
+                lines=("chronyc makestep",),
+                level=ERROR,
+                harm="Tokens of one node are refused by the other as not yet valid, or too early "
+                "as expired.",
+            )
+
+
+#: Seconds by which clocks may differ: a second is what Date and TIME tell.
+CLOCKS_APART = 2
 
 
 _SAME = (
@@ -419,6 +444,7 @@ def node_part(found: Found) -> dict[str, dict[str, object]]:
         "keys": {x.kind: x.digests for x in found.keys},
         "versions": {x: ".".join(map(str, y)) for x, y in sorted(found.versions.items())},
         "workers": {"processes": processes, "threads": threads},
+        "clocks": {x: round(y, 3) for x, y in found.live.clocks.items()} if found.live else {},
         "settings": {
             f"[{section}] {name}": shown(conf.text(section, name))
             for section, name in _SAME
@@ -438,7 +464,7 @@ def node_part(found: Found) -> dict[str, dict[str, object]]:
 def memcached_open(found: Found) -> Iterator[Finding]:
     """-l names the addresses that it listens at; all of them where the line is missing."""
     if found.memcached is None:
-        return
+        raise UnknownError("memcached's own configuration: it is on another machine, or not found")
     text = " ".join(f"{x.name} {x.value}" for x in found.memcached.settings)
     match = re.search(r"-l[ =]?\s*([\w.:,\[\]]+)", text)
     address = match[1] if match else "0.0.0.0"
@@ -461,7 +487,10 @@ def memcached_open(found: Found) -> Iterator[Finding]:
 )
 def sessions(found: Found) -> Iterator[Finding]:
     """signed_cookies, cached_db or db keep them; cache alone does not."""
-    for path in found.files.glob(*_DASHBOARD):
+    paths = found.files.glob(*_DASHBOARD)
+    if not paths:
+        raise UnknownError("the dashboard's local_settings: it is on another machine, or not found")
+    for path in paths:
         text = found.files.text(path, wanted=False) or ""
         for number, line in enumerate(text.splitlines(), 1):
             if re.match(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..found import LDAP_AUTH_POOL, LDAP_POOL, Found
-from ..registry import ERROR, INFO, WARNING, Finding, check
+from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
 
 
 @check(
@@ -143,7 +143,7 @@ def pool_sizes(found: Found) -> Iterator[Finding]:
     try:
         _, threads = found.workers
     except LookupError:
-        return
+        raise UnknownError("the number of threads: --uwsgi FILE or --apache FILE") from None
     for conf in found.ldap:
         sizes = (
             conf.number("ldap", "pool_size", LDAP_POOL),

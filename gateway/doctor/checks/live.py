@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..found import Found
+from ..found import LISTEN, Found
 from ..live import Live
 from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
-from ..settings import Place
+from ..settings import Place, seconds
+from .cross_layer import _fronts
+from .keystone import CLOCKS_APART
 
 _SMALL = 64 << 20
 
@@ -27,7 +29,10 @@ def _live(found: Found) -> Live:
 )
 def listen_drops(found: Found) -> Iterator[Finding]:
     """All listening sockets of this network namespace, not Keystone's alone."""
-    for name in ("ListenOverflows", "ListenDrops"):
+    names = ("ListenOverflows", "ListenDrops")
+    if not any(name in _live(found).counters for name in names):
+        raise UnknownError("the kernel's counters: /proc/net/netstat cannot be read")
+    for name in names:
         count = _live(found).counters.get(name, 0)
         if count:
             yield Finding(
@@ -48,6 +53,8 @@ def listen_drops(found: Found) -> Iterator[Finding]:
 )
 def queues(found: Found) -> Iterator[Finding]:
     """A queue that is more than half full right now."""
+    if not _live(found).queues:
+        raise UnknownError("listening sockets: ss is not here, tells of none, or sees another root")
     for queue in _live(found).queues:
         if queue.most and queue.waiting > queue.most / 2:
             full = queue.waiting >= queue.most
@@ -69,7 +76,9 @@ def queues(found: Found) -> Iterator[Finding]:
 def conntrack(found: Found) -> Iterator[Finding]:
     """Size it, or leave the port of the service out by notrack."""
     counters = _live(found).counters
-    count, most = counters.get("nf_conntrack_count", 0), counters.get("nf_conntrack_max", 0)
+    if "nf_conntrack_max" not in counters:
+        raise UnknownError("nf_conntrack_max: nothing is tracked, or /proc cannot be read")
+    count, most = counters.get("nf_conntrack_count", 0), counters["nf_conntrack_max"]
     if most and count > 0.8 * most:
         yield Finding(
             what=f"{count} of {most} connections are tracked",
@@ -89,7 +98,9 @@ def conntrack(found: Found) -> Iterator[Finding]:
 def time_wait(found: Found) -> Iterator[Finding]:
     """Keep connections to the upstream (N08), or use a unix socket, which needs no ports."""
     counters = _live(found).counters
-    count, ports = counters.get("TIME_WAIT", 0), counters.get("ports", 28232)
+    if "TIME_WAIT" not in counters:
+        raise UnknownError("TIME_WAIT: /proc/net/sockstat cannot be read")
+    count, ports = counters["TIME_WAIT"], counters.get("ports", 28232)
     if count > ports / 2:
         yield Finding(
             what=f"{count} connections in TIME_WAIT, {ports} ports",
@@ -107,6 +118,8 @@ def time_wait(found: Found) -> Iterator[Finding]:
 )
 def open_files(found: Found) -> Iterator[Finding]:
     """The limit is LimitNOFILE of the unit."""
+    if not any(one.files for one in _live(found).processes):
+        raise UnknownError("open files: no process of Keystone is to be seen, or it is not ours")
     for one in _live(found).processes:
         if one.files and one.files[0] > 0.8 * one.files[1]:
             yield Finding(
@@ -126,6 +139,8 @@ def open_files(found: Found) -> Iterator[Finding]:
 def memory(found: Found) -> Iterator[Finding]:
     """An upper bound: what was loaded before the fork is counted in each worker."""
     live = _live(found)
+    if not live.processes or not live.memory:
+        raise UnknownError("memory: no process of Keystone is to be seen here")
     total = sum(one.rss for one in live.processes)
     if live.memory and total << 20 > 0.9 * live.memory:
         yield Finding(
@@ -138,25 +153,31 @@ def memory(found: Found) -> Iterator[Finding]:
     "P07",
     WARNING,
     "live",
-    holds="The clock is synchronized, and agrees with the server's",
+    holds="The clock is synchronized, and agrees with those of Keystone's servers",
     harm="Tokens are refused as expired or not yet valid, and TOTP and SAML logins fail.",
-    source="adjtimex(2), TIME_ERROR; RFC 7231, Date",
+    source="adjtimex(2), TIME_ERROR; RFC 9110, Date; memcached, stats; SQL, NOW",
 )
 def clock(found: Found) -> Iterator[Finding]:
-    """A fernet token has its time in it; another node whose clock is behind refuses it."""
+    """A fernet token has its time in it; another node whose clock is behind refuses it. Compared
+    are the Date of Keystone's answer to the login, the time of the database's server, and that of
+    each memcached, which mostly run on the nodes."""
     live = _live(found)
+    if live.synchronized is None and not live.clocks:
+        raise UnknownError("the clock: neither the kernel nor another machine tells of it")
     if live.synchronized is False:
+        install = "apt install chrony" if found.debian else "dnf install chrony"
         yield Finding(
             what="the kernel's clock is not synchronized",
-            lines=("apt install chrony", "chronyc tracking"),
+            lines=(install, "chronyc tracking"),
         )
-    if live.ahead is not None and abs(live.ahead) > 2:
-        word = "ahead of" if live.ahead > 0 else "behind"
-        yield Finding(
-            what=f"this clock is {abs(live.ahead):.0f} s {word} the server's",
-            level=ERROR,
-            lines=("chronyc makestep",),
-        )
+    for name, ahead in sorted(live.clocks.items()):
+        if abs(ahead) > CLOCKS_APART:
+            word = "ahead of" if ahead > 0 else "behind"
+            yield Finding(
+                what=f"this clock is {abs(ahead):.0f} s {word} that of {name}",
+                level=ERROR,
+                lines=("chronyc tracking", "chronyc makestep"),
+            )
 
 
 @check(
@@ -170,6 +191,10 @@ def clock(found: Found) -> Iterator[Finding]:
 def running_version(found: Found) -> Iterator[Finding]:
     """Reload after each upgrade: docs/running.md."""
     live = _live(found)
+    if not live.processes or not live.installed:
+        raise UnknownError(
+            "processes of Keystone, or the packages that they run, are not to be seen"
+        )
     old = [one for one in live.processes if live.installed and one.begun < live.installed]
     if old:
         yield Finding(
@@ -189,6 +214,8 @@ def running_version(found: Found) -> Iterator[Finding]:
 def free_space(found: Found) -> Iterator[Finding]:
     """The token cache's shared part lies in /dev/shm or /run; docker gives a container 64 MiB
     there."""
+    if not _live(found).disks:
+        raise UnknownError("no folder's free space can be told")
     for folder, (free, part) in _live(found).disks.items():
         if part < 0.1 and (free < 16 * _SMALL or part < 0.03):
             yield Finding(
@@ -209,6 +236,8 @@ def free_space(found: Found) -> Iterator[Finding]:
 )
 def logs(found: Found) -> Iterator[Finding]:
     """What the lines were about is in the log that is named."""
+    if not _live(found).logs:
+        raise UnknownError("logs: none is here that can be read")
     for said, (count, path) in sorted(_live(found).lines.items()):
         yield Finding(
             what=f"{count} lines say: {said}",
@@ -251,9 +280,74 @@ def login(found: Found) -> Iterator[Finding]:
 def own_shm(found: Found) -> Iterator[Finding]:
     """Run keystone-manage in the container, or share a folder by keyfront_path of the URL."""
     live = _live(found)
+    if not live.own_shm or not any(x.shm for x in live.processes):
+        raise UnknownError("the /dev/shm of Keystone's processes: run this as root")
     other = [x for x in live.processes if x.shm and live.own_shm and x.shm != live.own_shm]
     if other:
         yield Finding(
             what=f"{other[0].name} ({other[0].pid}) has a /dev/shm of its own",
             lines=(f"nsenter -t {other[0].pid} -m keystone-manage ...",),
         )
+
+
+@check(
+    "P13",
+    WARNING,
+    "live",
+    "server",
+    holds="What waits while Keystone is loaded has room in the queue, and time",
+    harm="A restart refuses requests that found the queue full, or answers 504 to those in it.",
+    source="uWSGI's log: WSGI app ready in N seconds; the web servers' logs of requests",
+)
+def loading(found: Found) -> Iterator[Finding]:
+    """While a restart loads Keystone, requests wait in the queue of the socket: as many as came in
+    the busiest time of that length, which the logs tell. They wait as long as the load takes, which
+    has to be well within what the web server and systemd wait for."""
+    live = _live(found)
+    if live.loading is None:
+        raise UnknownError("how long Keystone takes to load: no log says ready in N seconds")
+    took, log = live.loading
+    queue, place = _queue(found)
+    if live.busiest is not None and live.busiest[0] > 0.8 * queue:
+        full = live.busiest[0] > queue
+        yield Finding(
+            what=f"{live.busiest[0]} requests came within the {took:g} s that Keystone takes to "
+            f"load, the queue holds {queue}",
+            where=(place, Place(live.busiest[1])),
+            lines=("listen = 4096",) if found.uwsgi else (),
+            level=ERROR if full else "",
+        )
+    waits = [(x.wait, x.place, x.name) for x in _fronts(found)]
+    for _, options in found.daemons:
+        known = seconds(options.get("queue-timeout", "0"))
+        if known:
+            waits.append((known, found.daemons[0][0].place, "queue-timeout"))
+    for conf in found.uwsgi:
+        unit = found.unit_of_uwsgi(conf)
+        kind = unit.service.last("Type") if unit else None
+        if unit is not None and kind is not None and kind.value.startswith("notify"):
+            start = unit.service.last("TimeoutStartSec", "TimeoutSec")
+            known = seconds(start.value) if start else 90.0
+            if known:
+                waits.append((known, start.place if start else Place(unit.path), "TimeoutStartSec"))
+    for wait, where, name in sorted(waits)[:1]:
+        if took > 0.8 * wait:
+            yield Finding(
+                what=f"Keystone takes {took:g} s to load, {name} is {wait:g} s",
+                where=(where, Place(log)) if log.startswith("/") else (where,),
+                lines=(f"(raise {name} to {int(2 * took)} s, or load less)",),
+            )
+    if live.busiest is None:
+        raise UnknownError("how many requests wait meanwhile: no log of requests can be read")
+
+
+def _queue(found: Found) -> tuple[int, Place]:
+    """Return the shortest queue before Keystone, and where its length is said."""
+    queues = [
+        (conf.settings.number("listen", default=LISTEN), conf.settings.place("listen"))
+        for conf in found.uwsgi
+    ]
+    for directive, options in found.daemons if not queues else ():
+        text = options.get("listen-backlog", "")
+        queues.append((int(text) if text.isdigit() else LISTEN, directive.place))
+    return min(queues)

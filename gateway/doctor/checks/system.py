@@ -9,37 +9,58 @@ from pathlib import Path
 
 from ...render.lineups import PATHS
 from ...render.writer import SYSTEM
-from .. import rendered
+from .. import rendered, routes
 from ..found import Found
 from ..readers.files import Unread
-from ..registry import ERROR, INFO, WARNING, Finding, check
-from ..settings import Place
+from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
+from ..settings import Place, Setting
 
 _DAYS = 14
 # What was once copied from page to page, and what it does today.
-_SYSCTL: dict[str, tuple[Callable[[int], bool], str]] = {
-    "net.ipv4.tcp_tw_recycle": (lambda _: True, "gone since Linux 4.12: sysctl reports an error"),
+_SYSCTL: dict[str, tuple[Callable[[Setting], bool], str]] = {
+    "net.ipv4.tcp_tw_recycle": (
+        lambda _: True,
+        "gone since Linux 4.12: sysctl reports an error",
+    ),
     "net.ipv4.tcp_tw_reuse": (
-        lambda value: value == 1,
+        lambda x: x.number == 1,
         "2, the default, is for loopback; 1 needs knowledge of all peers",
     ),
     "net.ipv4.tcp_syncookies": (
-        lambda value: value == 0,
+        lambda x: x.number == 0,
         "without it a flood of SYNs keeps everybody out",
     ),
     "net.ipv4.tcp_no_metrics_save": (
-        lambda value: value == 1,
+        lambda x: x.number == 1,
         "what was learned of a path is thrown away",
     ),
     "net.ipv4.tcp_fin_timeout": (
-        lambda value: value <= 10,
+        lambda x: 0 < (x.number or 60) <= 10,
         "it is about orphaned connections, not about TIME_WAIT",
     ),
     "net.ipv4.tcp_max_tw_buckets": (
-        lambda value: value <= 20000,
+        lambda x: 0 < (x.number or 1 << 30) <= 20000,
         "the kernel's documents say never to lower it",
     ),
+    "net.ipv4.tcp_mem": (
+        lambda _: True,
+        "counted in pages, not in bytes; the kernel sizes it from the memory at boot",
+    ),
+    "net.ipv4.tcp_max_orphans": (
+        lambda x: (x.number or 0) >= 65536,
+        "each may hold 64 KiB that cannot be swapped; the kernel sizes it at boot",
+    ),
+    "net.core.somaxconn": (
+        lambda x: (x.number or 0) > 65535 or 0 < (x.number or 4096) < 1024,
+        "4096 is Linux' own; what waits longer than that is answered to nobody",
+    ),
+    "net.ipv4.tcp_max_syn_backlog": (
+        lambda x: (x.number or 0) > 65536,
+        "each waits for its handshake; it goes with somaxconn",
+    ),
 }
+# Keystone's ports, which a client's own connection may take where the range has them.
+_API_PORTS = (5000, 35357)
 
 
 @check(
@@ -52,14 +73,39 @@ _SYSCTL: dict[str, tuple[Callable[[int], bool], str]] = {
 )
 def old_sysctl(found: Found) -> Iterator[Finding]:
     """Lines that were right, or thought to be, for Linux 2.6."""
-    for setting in found.sysctl.settings if found.sysctl else ():
+    if found.sysctl is None:
+        raise UnknownError("files of sysctl.d: none is here")
+    for setting in found.sysctl.settings:
         wrong, why = _SYSCTL.get(setting.name, (lambda _: False, ""))
-        if setting.number is not None and wrong(setting.number):
+        if setting.value and wrong(setting):
             yield Finding(
                 what=f"{setting.name} = {setting.value}: {why}",
                 where=(setting.place,),
                 lines=(f"# {setting.name} = {setting.value}",),
             )
+    known = found.sysctl.last("net.ipv4.ip_local_port_range")
+    ends = known.value.replace("-", " ").split() if known else []
+    if known is not None and len(ends) == 2 and all(re.fullmatch(r"\d{1,5}", x) for x in ends):
+        reserved = found.sysctl.last("net.ipv4.ip_local_reserved_ports")
+        kept = _ports(reserved.value if reserved else "")
+        open_ = [x for x in _API_PORTS if int(ends[0]) <= x <= int(ends[1]) and x not in kept]
+        if int(ends[0]) < 32768 and open_:
+            also = f",{reserved.value}" if reserved else ""
+            yield Finding(
+                what=f"ip_local_port_range {known.value} has Keystone's ports "
+                f"{', '.join(map(str, open_))}: a connection may take one before Keystone starts",
+                where=(known.place,),
+                lines=(f"net.ipv4.ip_local_reserved_ports = {','.join(map(str, open_))}{also}",),
+                harm="Keystone does not start: Address already in use, now and then.",
+            )
+
+
+def _ports(text: str) -> set[int]:
+    """Return the ports of ``1,3-5``."""
+    found: set[int] = set()
+    for low, high in re.findall(r"(\d{1,5})(?:-(\d{1,5}))?", text):
+        found.update(range(int(low), int(high or low) + 1))
+    return found
 
 
 @check(
@@ -72,19 +118,27 @@ def old_sysctl(found: Found) -> Iterator[Finding]:
 )
 def limits_conf(found: Found) -> Iterator[Finding]:
     """limits.conf is read by PAM at a login; services of systemd never see it."""
-    for setting in found.limits.settings if found.limits else ():
-        if (
-            setting.name.lstrip("@")
-            in ("keystone", "nginx", "www-data", "apache", "uwsgi", "haproxy")
-            and "nofile" in setting.value
-        ):
-            number = setting.value.split()[-1]
-            yield Finding(
-                what=f"{setting.name} {setting.value}: a service does not go through PAM",
-                where=(setting.place,),
-                lines=("[Service]", f"LimitNOFILE={number}"),
-                file="/etc/systemd/system/SERVICE.service.d/limits.conf",
-            )
+    if found.limits is None:
+        raise UnknownError("limits.conf: it is not here")
+    without = [
+        unit.name
+        for unit in found.units.values()
+        if unit.name.endswith(".service") and unit.command and not unit.service.last("LimitNOFILE")
+    ]
+    for setting in found.limits.settings:
+        words = setting.value.split()
+        who = setting.name.lstrip("@")
+        service = who in ("keystone", "nginx", "www-data", "apache", "uwsgi", "haproxy")
+        if "nofile" not in words or not (service or (who == "*" and without)):
+            continue
+        name = without[0] if without else "SERVICE.service"
+        yield Finding(
+            what=f"{setting.name} {setting.value}: a service does not go through PAM"
+            + (f", and {without[0]} has no LimitNOFILE" if without else ""),
+            where=(setting.place,),
+            lines=("[Service]", f"LimitNOFILE={words[-1]}"),
+            file=f"/etc/systemd/system/{name}.d/limits.conf",
+        )
 
 
 @check(
@@ -177,21 +231,27 @@ def malformed(found: Found) -> Iterator[Finding]:
 
 
 def _certificates(found: Found) -> Iterator[tuple[str, Place]]:
-    """Give the files of certificates that servers name."""
+    """Give the files of certificates that servers name for Keystone."""
     for directive in found.nginx.all("ssl_certificate") if found.nginx else ():
-        yield directive.value, directive.place
+        if routes.concerns(found, directive):
+            yield directive.value, directive.place
     for directive in found.apache.all("sslcertificatefile") if found.apache else ():
-        yield directive.value, directive.place
+        if routes.concerns(found, directive):
+            yield directive.value, directive.place
     for directive in found.haproxy.all("bind") if found.haproxy else ():
-        if "crt" in directive.args[:-1]:
-            yield directive.args[directive.args.index("crt") + 1], directive.place
+        if routes.concerns(found, directive) and "crt" in directive.args[:-1]:
+            named = directive.args[directive.args.index("crt") + 1]
+            inside = found.files.glob(f"{named.rstrip('/')}/*") if named.startswith("/") else []
+            yield from ((path, directive.place) for path in inside or [named])
 
 
 def _keys(found: Found) -> Iterator[tuple[str, Place]]:
     for directive in found.nginx.all("ssl_certificate_key") if found.nginx else ():
-        yield directive.value, directive.place
+        if routes.concerns(found, directive):
+            yield directive.value, directive.place
     for directive in found.apache.all("sslcertificatekeyfile") if found.apache else ():
-        yield directive.value, directive.place
+        if routes.concerns(found, directive):
+            yield directive.value, directive.place
 
 
 @check(
@@ -203,9 +263,18 @@ def _keys(found: Found) -> Iterator[tuple[str, Place]]:
     source="RFC 5280, 4.1.2.5",
 )
 def certificates(found: Found) -> Iterator[Finding]:
-    """Servers read certificates when they start: after a renewal they have to be reloaded."""
-    for path, place in dict(_certificates(found)).items():
+    """Servers read certificates when they start: after a renewal they have to be reloaded. Paths
+    in files of a container's that lie on its host (/etc/kolla) are the container's, and not looked
+    at there."""
+    named = dict(_certificates(found))
+    if not (found.nginx or found.apache or found.haproxy):
+        raise UnknownError("no web server's or balancer's configuration was read")
+    unread: list[str] = []
+    for path, place in named.items():
         if "$" in path or not path.startswith("/"):
+            continue
+        if found.is_of_a_container(place.path):
+            unread.append(f"{path} is of a container: give the doctor its files by --root")
             continue
         if not found.files.exists(path):
             yield Finding(
@@ -213,7 +282,9 @@ def certificates(found: Found) -> Iterator[Finding]:
             )
             continue
         ends = _ends(found, path)
-        if ends is not None and (ends - found.now) / 86400 < _DAYS:
+        if ends is None:
+            unread.append(f"{path} could not be read")
+        elif (ends - found.now) / 86400 < _DAYS:
             days = (ends - found.now) / 86400
             said = f"ended {-days:.0f} days ago" if days < 0 else f"ends in {days:.0f} days"
             yield Finding(
@@ -222,6 +293,15 @@ def certificates(found: Found) -> Iterator[Finding]:
                 level="" if days < 3 else WARNING,
                 lines=(f"(renew {path})",),
             )
+    unread += [f"{x.what} may not be read" for x in _denied(found)]
+    if unread:
+        raise UnknownError("; ".join(dict.fromkeys(unread)))
+
+
+def _denied(found: Found) -> list[Unread]:
+    """Return the files of servers that another user may read."""
+    servers = ("/nginx", "/apache2", "/httpd", "/haproxy")
+    return [x for x in found.unread if x.denied and any(y in x.what for y in servers)]
 
 
 def _ends(found: Found, path: str) -> float | None:
@@ -256,10 +336,17 @@ def _ends(found: Found, path: str) -> float | None:
 def readable_secrets(found: Found) -> Iterator[Finding]:
     """keystone.conf has the database's password, domain files the directory's; a key of TLS is the
     server itself."""
+    if not found.identities and not dict(_keys(found)):
+        denied = found.denied.get("keystone") or next((x.what for x in _denied(found)), "")
+        raise UnknownError(
+            f"{denied} may not be read" if denied else "neither keystone.conf nor a key of TLS"
+        )
     paths = dict.fromkeys(x for conf in found.identities for x in conf.paths)
     secret = [(path, Place(path), WARNING) for path in paths if _has_password(found, path)]
     secret += [(path, place, ERROR) for path, place in _keys(found)]
     for path, place, level in secret:
+        if place.path != path and found.is_of_a_container(place.path):
+            continue
         try:
             mode = found.files.resolved(path).stat().st_mode
         except OSError:
@@ -271,6 +358,8 @@ def readable_secrets(found: Found) -> Iterator[Finding]:
                 level=level,
                 lines=(f"chmod o-rwx {path}",),
             )
+    if "keystone" in found.denied:
+        raise UnknownError(f"{found.denied['keystone']} may not be read")
 
 
 def _has_password(found: Found, path: str) -> bool:

@@ -7,18 +7,20 @@ from collections.abc import Iterator
 
 from ..found import BUFFER_SIZE, Found, setting_text
 from ..readers.uwsgi import UwsgiConf
-from ..registry import ERROR, INFO, WARNING, Finding, check
+from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
+from ..routes import has_front
 from ..settings import Place, Setting
 
 _THINGS = "uWSGI, Things to know (best practices and issues)"
 _LOOPBACK = re.compile(r"(127\.|localhost|\[::1\]|/|@|unix:|fd://)")
 _HOOK = "hook-master-start = unix_signal:15 gracefully_kill_them_all"
-# Paths of scripts that OpenStack no longer installs, and what is served instead.
-_DEAD = {
+#: Scripts that OpenStack no longer installs: project, the release, what is served instead.
+DEAD = {
     "keystone-wsgi-public": ("keystone", 28, "keystone.wsgi.api:application"),
     "keystone-wsgi-admin": ("keystone", 28, "keystone.wsgi.api:application"),
     "nova-api-wsgi": ("nova", 33, "nova.wsgi.osapi_compute:application"),
     "nova-metadata-wsgi": ("nova", 33, "nova.wsgi.metadata:application"),
+    "ironic-api-wsgi": ("ironic", 31, "ironic.wsgi:application"),
 }
 # Seen in public configurations, where uWSGI ignores them without strict.
 _MISSPELT = {
@@ -173,9 +175,9 @@ def harakiri(found: Found) -> Iterator[Finding]:
 )
 def threads_that_stop(found: Found) -> Iterator[Finding]:
     """2.0.25 and 2.0.26 no longer cancel threads that wait for a request."""
-    version = found.versions.get("uwsgi")
     for conf in found.uwsgi:
         threads = conf.settings.last("threads")
+        version = found.version("uwsgi") if conf.threads > 1 else ()
         if threads and conf.threads > 1 and version in ((2, 0, 25), (2, 0, 26)):
             yield Finding(
                 what=f"threads = {threads.value} with uWSGI 2.0.{version[2]}",
@@ -199,7 +201,7 @@ def http_router(found: Found) -> Iterator[Finding]:
     for conf in found.uwsgi:
         for setting in conf.settings.all("http", "https"):
             worse = found.before("uwsgi", 2, 0, 27) and _hook(conf)
-            if worse or found.haproxy or found.nginx or found.apache:
+            if worse or has_front(found):
                 yield Finding(
                     what=f"{setting.name} = {setting.value} is a router of its own",
                     where=(setting.place,),
@@ -220,9 +222,9 @@ def http_router(found: Found) -> Iterator[Finding]:
 def enable_threads(found: Found) -> Iterator[Finding]:
     """Before 2.0.27 uWSGI gives Python no threads unless enable-threads or threads is set."""
     for conf in found.uwsgi:
-        if not found.before("uwsgi", 2, 0, 27) or conf.settings.last("threads"):
+        if conf.settings.on("enable-threads") or conf.settings.last("threads"):
             continue
-        if not conf.settings.on("enable-threads"):
+        if found.version("uwsgi") < (2, 0, 27):
             yield Finding(
                 what="enable-threads is not set, and this uWSGI is older than 2.0.27",
                 where=(conf.settings.place("enable-threads"),),
@@ -356,15 +358,26 @@ def uwsgi_protocol_exposed(found: Found) -> Iterator[Finding]:
 )
 def chmod_socket(found: Found) -> Iterator[Finding]:
     """Whoever opens the socket speaks the uwsgi protocol, see U13. A group that web server and
-    service share is enough."""
+    service share is enough. A uWSGI that systemd starts as root gives the socket away itself
+    (chown-socket); one that is started as its own user may not, and the web server joins its
+    group."""
+    web = "www-data" if found.debian else ("nginx" if found.nginx else "apache")
     for conf in found.uwsgi:
         mode = conf.settings.last("chmod-socket")
         if mode is not None and re.fullmatch(r"0?[0-7]{2}[2367]", mode.value or "666"):
-            yield Finding(
-                what=f"chmod-socket = {mode.value}",
-                where=(mode.place,),
-                lines=("chmod-socket = 660", "chown-socket = keystone:www-data"),
-            )
+            unit = found.unit_of_uwsgi(conf)
+            user = unit.service.last("User") if unit else None
+            lines: tuple[str, ...] = ("chmod-socket = 660",)
+            if user is None or user.value in ("root", "0"):
+                own = conf.settings.last("uid")
+                lines += (f"chown-socket = {own.value if own else 'keystone'}:{web}",)
+                said = f"chmod-socket = {mode.value}"
+            else:
+                group = unit.service.last("Group") if unit else None
+                named = group.value if group else user.value
+                said = f"chmod-socket = {mode.value}; {web} needs group {named} instead"
+                lines += (f"; and run: usermod -a -G {named} {web}",)
+            yield Finding(what=said, where=(mode.place,), lines=lines)
 
 
 @check(
@@ -482,29 +495,69 @@ def cheaper_backlog(found: Found) -> Iterator[Finding]:
     "uwsgi",
     holds="What is served is there",
     harm="Keystone is not loaded: uWSGI does not start or answers 500.",
-    source="keystone 28.0.0 release notes, remove-wsgi-scripts; nova 33; U20 looks for the file",
+    source="keystone 28.0.0 release notes, remove-wsgi-scripts; keystone 27.0.0 has "
+    "keystone.wsgi.api; nova 33",
 )
 def script_is_there(found: Found) -> Iterator[Finding]:
     """The scripts keystone-wsgi-public and -admin went with Keystone 28 (2025.2): serve the module
-    keystone.wsgi.api instead."""
+    keystone.wsgi.api instead, which came with 27 (2025.1). The module has to be in the virtualenv
+    that uWSGI is told of."""
     for conf in found.uwsgi:
         for setting in conf.settings.all("wsgi-file", "mount", "module"):
             path = setting.value.rpartition("=")[2]
+            if path.startswith("keystone.wsgi"):
+                yield from _module(found, conf, setting)
+                continue
             name = path.rpartition("/")[2]
-            project, since, module = _DEAD.get(name, ("", 0, ""))
+            project, since, module = DEAD.get(name, ("", 0, ""))
             gone = project and found.at_least(project, since)
-            if gone or (path.startswith("/") and "%" not in path and not found.files.exists(path)):
-                # The module came with Keystone 27 (2025.1).
-                module = module or "keystone.wsgi.api:application"
-                line = f"module = {module}"
-                if project and found.before(project, 27):
-                    line = f"(install {name} of {project}, or correct {setting.name})"
+            tested = path.startswith("/") and not found.is_of_a_container(conf.path)
+            if gone or (tested and "%" not in path and not found.files.exists(path)):
                 yield Finding(
                     what=f"{setting.name} = {setting.value} is not there"
                     + (f": gone since {project} {since}" if gone else ""),
                     where=(setting.place,),
-                    lines=(line,),
+                    lines=(_served_instead(found, setting, module or "keystone.wsgi.api"),),
                 )
+
+
+def _served_instead(found: Found, setting: Setting, module: str) -> str:
+    if found.before("keystone", 27) and module.startswith("keystone"):
+        return f"(install {setting.value.rpartition('=')[2]}, or correct {setting.name})"
+    return f"module = {module if ':' in module else f'{module}:application'}"
+
+
+def _module(found: Found, conf: UwsgiConf, setting: Setting) -> Iterator[Finding]:
+    """Tell of a module that the installed Keystone lacks."""
+    if found.before("keystone", 27):
+        version = ".".join(map(str, found.versions["keystone"]))
+        yield Finding(
+            what=f"{setting.name} = {setting.value}: Keystone {version} has no such module, 27 is "
+            "the first",
+            where=(setting.place,),
+            lines=("wsgi-file = /usr/bin/keystone-wsgi-public",),
+        )
+        return
+    home = conf.settings.last("virtualenv")
+    if home is None or conf.settings.last("pythonpath") or found.is_of_a_container(conf.path):
+        return
+    if has_keystone(found, home.value) is False:
+        yield Finding(
+            what=f"{setting.name} = {setting.value}: there is no keystone in {home.value}",
+            where=(setting.place, home.place),
+            lines=(f"{home.value.rstrip('/')}/bin/pip install keystone",),
+        )
+
+
+def has_keystone(found: Found, home: str) -> bool | None:
+    """Tell whether Keystone is installed in a virtualenv; ``None`` if that cannot be seen."""
+    sites = found.files.glob(f"{home.rstrip('/')}/lib/python3*/site-packages")
+    config = found.files.text(f"{home.rstrip('/')}/pyvenv.cfg", wanted=False) or ""
+    if not sites or re.search(r"include-system-site-packages\s*=\s*true", config, re.IGNORECASE):
+        return None
+    # A plain install, an editable one, one of setuptools of long ago.
+    names = ("keystone", "keystone-*-info", "__editable__*keystone*", "keystone*.egg*")
+    return bool(found.files.glob(*(f"{site}/{name}" for site in sites for name in names)))
 
 
 @check(
@@ -545,12 +598,13 @@ def built_in(found: Found) -> Iterator[Finding]:
     """A uWSGI that was compiled without the headers of OpenSSL or PCRE has no https or route
     options; pyuwsgi has no https."""
     known = found.features.get("uwsgi")
-    for conf in found.uwsgi if known else ():
-        assert known is not None
+    for conf in found.uwsgi:
         for setting in conf.settings.settings:
-            if re.fullmatch(r"https(-socket|2)?|route(-[\w-]+)?", setting.name) and (
-                setting.name not in known
-            ):
+            if not re.fullmatch(r"https(-socket|2)?|route(-[\w-]+)?", setting.name):
+                continue
+            if not known:
+                raise UnknownError("what is built into uWSGI: it is not to be run here")
+            if setting.name not in known:
                 yield Finding(
                     what=f"{setting.name} is not built into this uWSGI",
                     where=(setting.place,),
@@ -573,7 +627,7 @@ def log_addresses(found: Found) -> Iterator[Finding]:
         logs = not conf.settings.on("disable-logging") and not conf.settings.last(
             "log-format", "logformat"
         )
-        front = bool(found.nginx or found.apache or found.haproxy)
+        front = has_front(found)
         trusted = conf.settings.on("log-x-forwarded-for")
         if front and logs and not trusted:
             yield Finding(
@@ -604,6 +658,8 @@ def folders_are_there(found: Found) -> Iterator[Finding]:
         for setting in conf.settings.all("virtualenv", "chdir", "plugins-dir", "plugin-dir"):
             path = setting.value
             plugins = setting.name.startswith("plugin")
+            if found.is_of_a_container(conf.path):
+                continue  # of the host: paths in there are the container's
             if path.startswith("/") and "%" not in path and not found.files.exists(path):
                 yield Finding(
                     what=f"{setting.name} = {path} is not there",
@@ -629,4 +685,48 @@ def more_than_one(found: Found) -> Iterator[Finding]:
                 what="one process with one thread",
                 where=(conf.settings.place("processes"),),
                 lines=("processes = 4", "threads = 2"),
+            )
+
+
+@check(
+    "U26",
+    INFO,
+    "uwsgi",
+    holds="uWSGI takes its socket away when it ends (vacuum)",
+    harm="A socket is left that nobody listens at: the web server answers 502 instead of 503.",
+    source=f"{_THINGS}; techatbloomberg.com, Configuring uWSGI for Production Deployment",
+)
+def vacuum(found: Found) -> Iterator[Finding]:
+    """Only sockets and pid files that uWSGI made itself are taken away."""
+    for conf in found.uwsgi:
+        made = [x for x in _speaks(conf) if x.value.startswith("/")]
+        if made and not conf.settings.on("vacuum"):
+            yield Finding(
+                what=f"{made[0].value} stays when uWSGI ends",
+                where=(made[0].place,),
+                lines=("vacuum = true",),
+            )
+
+
+@check(
+    "U27",
+    INFO,
+    "uwsgi",
+    holds="Keystone runs in uWSGI's main interpreter (single-interpreter)",
+    harm="C modules that know of one interpreter only hang or crash a worker.",
+    source="uWSGI, plugins/python: each mounted application has an interpreter of its own",
+)
+def single_interpreter(found: Found) -> Iterator[Finding]:
+    """One application is loaded into the main interpreter anyhow. A second one by mount gets a
+    sub-interpreter, in which cryptography and python-ldap are not safe."""
+    for conf in found.uwsgi:
+        mounts = conf.settings.all("mount", "module", "wsgi-file")
+        if not conf.settings.on("single-interpreter"):
+            several = len({x.value for x in mounts}) > 1
+            yield Finding(
+                what="single-interpreter is not set"
+                + (f", with {len(mounts)} applications" if several else ""),
+                where=(conf.settings.place("single-interpreter"),),
+                lines=("single-interpreter = true",),
+                level=WARNING if several else "",
             )

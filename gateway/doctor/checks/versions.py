@@ -30,6 +30,7 @@ def advisories() -> dict[str, Any]:
 def published(found: Found) -> Iterator[Finding]:
     """The list is dated and comes with keyfront. Distributions mend without a new number: tell what
     theirs amounts to with --assume keystone=VERSION."""
+    # keystonemiddleware is of the services; a machine with Keystone alone may have none.
     for project in ("keystone", "keystonemiddleware"):
         version = found.versions.get(project)
         if version is None:
@@ -37,7 +38,8 @@ def published(found: Found) -> Iterator[Finding]:
         known = [one for one in advisories()["advisories"] if one["project"] == project]
         fixed = {end for one in known for _, end in one["ranges"]}
         clean = [
-            text for text in sorted(fixed, key=_numbers)
+            text
+            for text in sorted(fixed, key=_numbers)
             if _numbers(text) > version and not any(_is_about(one, _numbers(text)) for one in known)
         ]
         for one in known:
@@ -47,13 +49,13 @@ def published(found: Found) -> Iterator[Finding]:
                     f"{one['source']}",
                     lines=(f"pip install --upgrade '{project}>={clean[0]}'",) if clean else (),
                 )
+    # keystonemiddleware is of the services: a machine with Keystone alone may have none.
+    found.version("keystone")
 
 
 def _is_about(advisory: dict[str, Any], version: tuple[int, ...]) -> bool:
     """Tell whether an advisory is about a version: from the first, before the one that is fixed."""
-    return any(
-        _numbers(first) <= version < _numbers(fixed) for first, fixed in advisory["ranges"]
-    )
+    return any(_numbers(first) <= version < _numbers(fixed) for first, fixed in advisory["ranges"])
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -63,14 +65,14 @@ def _numbers(text: str) -> tuple[int, ...]:
 @check(
     "V02",
     WARNING,
-    "versions",
+    "uwsgi",
     holds="uWSGI is a release whose stop and reload work",
     harm="Stops hang or answer nothing, or a reload does not come about.",
     source="uWSGI, Changelog: #2653, #2656, #2681, fixed in 2.0.27 and 2.0.28",
 )
 def uwsgi_release(found: Found) -> Iterator[Finding]:
     """Each is about one way of running it; 2.0.31 has none of them."""
-    version = found.versions.get("uwsgi")
+    version = found.version("uwsgi")
     touches = [
         x for conf in found.uwsgi for x in conf.settings.all("touch-reload", "reload-on-touch")
     ]
@@ -86,7 +88,7 @@ def uwsgi_release(found: Found) -> Iterator[Finding]:
         for x in conf.settings.all("max-requests")
         if conf.threads > 1 and (x.number or 0) > 0
     ]
-    if python and version is not None and version < (2, 0, 27):
+    if python and version < (2, 0, 27):
         yield Finding(
             what=f"max-requests with threads hangs in uWSGI {'.'.join(map(str, version))}",
             where=(python[0].place,),

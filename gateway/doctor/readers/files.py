@@ -21,6 +21,8 @@ class Unread:
 
     what: str
     why: str
+    #: Whether another user may look at it.
+    denied: bool = False
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Files:
 
     def resolved(self, path: str | Path) -> Path:
         """Return where a path leads, its links followed within the root."""
+        # No file has such a name, and no call of the system takes it.
+        path = str(path).replace("\0", "?")
         if self.root == Path("/"):
             return self.real(path)
         left, real = list(Path(path).parts), self.root
@@ -63,20 +67,29 @@ class Files:
             if part == "..":
                 real = real.parent if real != self.root else real
                 continue
-            if (real / part).is_symlink() and links < _LINKS:
+            target = _target(real / part) if links < _LINKS else ""
+            if target:
                 links += 1
-                target = os.readlink(real / part)
                 real = self.root if target.startswith("/") else real
                 left = [*Path(target).parts, *left]
                 continue
             real = real / part
         return real
 
+    def _listed(self, base: Path, real: Path) -> None:
+        """Note a folder whose files another user may list."""
+        try:
+            os.scandir(real).close()
+        except PermissionError as error:
+            self.cannot(str(base), error)
+        except OSError:
+            pass
+
     def glob(self, *patterns: str) -> list[str]:
         """Return the sorted paths that fit, pattern by pattern; none twice."""
         found: dict[str, None] = {}
         for pattern in patterns:
-            parts = Path(pattern).parts
+            parts = Path(pattern.replace("\0", "?")).parts
             plain = next((x for x, part in enumerate(parts) if _WILD & set(part)), len(parts))
             base, rest = Path(*parts[:plain]), parts[plain:]
             if not rest:
@@ -84,6 +97,7 @@ class Files:
                     found[str(base)] = None
                 continue
             real = self.resolved(base)
+            self._listed(base, real)
             try:
                 for path in sorted(real.glob("/".join(rest))):
                     found[str(base / path.relative_to(real))] = None
@@ -125,10 +139,18 @@ class Files:
         why = (error.strerror or str(error)).lower()
         if isinstance(error, PermissionError):
             why += ": run this as root, or as the service's user"
-        note = Unread(what, why)
+        note = Unread(what, why, isinstance(error, PermissionError))
         if note not in self.unread:
             self.unread.append(note)
 
     def broken(self, place: Place, expected: str) -> None:
         """Note that a file is not what it should be."""
         self.malformed.append(Malformed(place, expected))
+
+
+def _target(path: Path) -> str:
+    """Return where a link leads; empty if it is none, or may not be looked at."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any, TextIO
 from urllib.parse import urlsplit
@@ -98,6 +99,8 @@ class Report:
     #: What the validated token says: names and values.
     token: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    #: Seconds by which this clock is ahead of the server's Date; ``None`` if it tells none.
+    ahead: float | None = None
 
     @property
     def cached(self) -> bool:
@@ -241,7 +244,7 @@ class _Server:
             milliseconds that it took
         :raises ServerError: there is no answer, or not the one that is wanted
         """
-        begun = time.perf_counter()
+        begun, sent = time.perf_counter(), time.time()
         body = json.dumps({"auth": auth}) if auth is not None else None
         if body is not None:
             headers = {**headers, "Content-Type": "application/json"}
@@ -254,6 +257,7 @@ class _Server:
         except (OSError, HTTPException) as error:
             raise self._failed(error) from None
         taken = (time.perf_counter() - begun) * 1000
+        self._compare_clocks(answer.headers.get("Date"), sent)
         if answer.status not in (200, 201):
             raise self._refused(answer)
         try:
@@ -261,6 +265,17 @@ class _Server:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ServerError(f"{self._credentials.url}: answers with no token") from None
         return said, answer.headers.get("X-Subject-Token", ""), taken
+
+    def _compare_clocks(self, date: str | None, sent: float) -> None:
+        """Note by how much this clock is ahead, the least that an answer tells."""
+        try:
+            told = parsedate_to_datetime(date or "").timestamp()
+        except (ValueError, OverflowError):
+            return
+        # Date has whole seconds: half of one is what to expect of the rest.
+        ahead = (sent + time.time()) / 2 - told - 0.5
+        known = self._report.ahead
+        self._report.ahead = ahead if known is None or abs(ahead) < abs(known) else known
 
     def _refused(self, answer: HTTPResponse) -> ServerError:
         hint = ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
+from urllib.parse import urlsplit
 
 from keyfront.errors import KeyfrontError, OptionError
 from keyfront.gateway.doctor import fix_plan, live, places, report, schema
@@ -17,6 +19,7 @@ from keyfront.gateway.doctor.registry import CHECKS, Check
 from keyfront.gateway.doctor.shown import masked
 from keyfront.gateway.plan import plan
 from keyfront.gateway.render import lineups, versions
+from keyfront.gateway.render.writer import File
 
 from . import render
 from . import workload as workload_arguments
@@ -24,6 +27,8 @@ from .check import check as check_login
 from .credentials import of_arguments
 from .parser import Parser, add_state_argument
 
+# Seconds that each answer of Keystone is waited for.
+_PATIENCE = 10.0
 _CONNECTIONS = range(1, 1_000_001)
 # What --assume takes beside the servers of keyfront render.
 _ASSUMED = ("uwsgi", "nginx", "apache", "haproxy", "mod_wsgi", "keystone", "keystonemiddleware")
@@ -82,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--database-connections", "the database's max_connections"),
         ("--ldap-connections", "what the directory allows Keystone"),
         ("--memcached-connections", "memcached's -c"),
+        (
+            "--stop-seconds",
+            "what docker (stop -t) or Kubernetes (terminationGracePeriodSeconds) gives a container "
+            "to end",
+        ),
     ):
         group.add_argument(option, metavar="N", help=text)
     group = parser.add_argument_group("the running machine")
@@ -126,6 +136,9 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     if arguments.live:
         found.live = live.look(found)
         found.schema = schema.look(found)
+        asked = found.schema
+        if asked is not None and asked.ahead is not None and not live.is_here(asked.host):
+            found.live.clocks[f"the database at {asked.host}"] = asked.ahead
         _log_in(arguments, found)
     if arguments.fix_plan:
         return _fix_plan(found, out, err)
@@ -141,7 +154,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
 def _check(code: str) -> Check:
     found = CHECKS.get(code.upper())
     if found is None:
-        raise OptionError("--explain", code, "a code of docs/doctor.md, such as X01")
+        raise OptionError("--explain", code, "a code that keyfront doctor printed, such as X01")
     return found
 
 
@@ -179,15 +192,16 @@ def _told(arguments: argparse.Namespace) -> Told:
         database_connections=number("--database-connections"),
         ldap_connections=number("--ldap-connections"),
         memcached_connections=number("--memcached-connections"),
+        stop_seconds=number("--stop-seconds"),
     )
 
 
 def _other_node(path: Path) -> dict[str, object]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and isinstance(content.get("node"), dict):
-            return content
-        reason = "no part node"
+        reason = report.unlike_a_node(content)
+        if not reason:
+            return dict(content)
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or "no JSON"
     raise OptionError("--compare", path, f"what keyfront doctor --json printed ({reason})")
@@ -202,17 +216,20 @@ def _log_in(arguments: argparse.Namespace, found: Found) -> None:
         found.files.unread.append(Unread("a login", str(error)))
         return
     try:
-        found.live.login = check_login(credentials).milliseconds
+        told = check_login(credentials, timeout=_PATIENCE)
+        found.live.login = told.milliseconds
+        host = urlsplit(told.url).hostname or ""
+        if told.ahead is not None and not live.is_here(host):
+            found.live.clocks[f"Keystone at {host}"] = told.ahead
     except KeyfrontError as error:
         found.live.refused = str(error)
 
 
-def _fix_plan(found: Found, out: TextIO, err: TextIO) -> int:
-    """Print what keyfront render would write instead of what was found.
+def _would_render(options: list[str]) -> tuple[Sequence[File], Path]:
+    """Return what keyfront render would write, and the folder.
 
-    :returns: 0 if nothing would change, 1 if something would
+    :raises OptionError: an option does not do
     """
-    options = fix_plan.words(found)
     parser = Parser(prog="keyfront render")
     render.add_arguments(parser)
     arguments = parser.parse_args(options)
@@ -223,8 +240,45 @@ def _fix_plan(found: Found, out: TextIO, err: TextIO) -> int:
     )
     settings = render.settings_of(arguments)
     asked = versions.find(settings.virtualenv, versions.parse_assumed(arguments.assume or ()))
-    files = lineups.render(made, settings, asked)
-    lines = list(fix_plan.diff(files, settings.folder, found))
+    return lineups.render(made, settings, asked), settings.folder
+
+
+def _without(options: list[str], option: str) -> list[str]:
+    """Return options without one and its value; a certificate and its key go together."""
+    gone = {option}
+    if option in ("--tls-certificate", "--tls-key"):
+        gone = {"--tls-certificate", "--tls-key"}
+    kept: list[str] = []
+    words = iter(options)
+    for word in words:
+        if word in gone:
+            next(words, None)
+        else:
+            kept.append(word)
+    return kept
+
+
+def _fix_plan(found: Found, out: TextIO, err: TextIO) -> int:
+    """Print what keyfront render would write instead of what was found.
+
+    :returns: 0 if nothing would change, 1 if something would
+    """
+    options = fix_plan.words(found)
+    left: list[str] = []
+    while True:
+        try:
+            files, folder = _would_render(options)
+            break
+        except OptionError as error:
+            # What is right for a server need not be what keyfront render takes.
+            kept = _without(options, error.option)
+            if kept == options:
+                raise
+            left.append(str(error))
+            options = kept
+    for said in left:
+        err.write(f"keyfront: not taken over: {masked(said)}\n")
+    lines = list(fix_plan.diff(files, folder, found))
     words = masked(fix_plan.command(options))
     err.write(f"keyfront: nothing was changed; this would write it: {words}\n")
     out.writelines(masked(line.rstrip("\n")) + "\n" for line in lines)

@@ -88,16 +88,13 @@ def test_generators_agree_with_what_the_server_saw(name: str) -> None:
         pytest.skip(str(error))
     with answering() as (url, seen):
         request = Request(f"{url}/x", {"X-Auth-Token": SECRET})
-        # siege stops on a whole second
-        seconds = 2 if name == "siege" else 1
-        found = generators.closed(name, request, connections=3, seconds=seconds)
+        found = generators.closed(name, request, connections=3, seconds=1)
         answered = len(seen)
     assert {one[1:3] for one in seen} == {("/x", SECRET)}
     assert found.failed == 0
-    # requests under way at the end are not counted, and siege sends some more; if it hung, what it
-    # had sent until then is not counted either
+    # requests under way at the end are not counted, and siege's trials go before
     assert found.good <= answered
-    assert name == "siege" or 0.9 * answered <= found.good
+    assert (0.5 if name == "siege" else 0.9) * answered <= found.good
     assert found.generator_cpu > 0
 
 

@@ -8,6 +8,7 @@ back that the tool writes.
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 
 from keyfront.gateway.doctor.found import Told
 from keyfront.gateway.doctor.live import Live, Process, Queue
@@ -60,6 +61,8 @@ _NODE = {
         "settings": {},
     }
 }
+# Those of the deployments' keys.
+_DIGESTS = [sha256(f"key{x}".encode()).hexdigest()[:16] for x in (0, 8, 9, 10)]
 _PROCESS = Process(pid=42, name="uwsgi", rss=200, files=(90, 1024), begun=NOW - 60, shm=7)
 
 
@@ -124,7 +127,10 @@ CASES: dict[str, tuple[Machine, Machine]] = {
         ),
         KOLLA,
     ),
-    "X16": (KOLLA.swap(_HAPROXY, "    timeout check 10s\n", ""), KOLLA),
+    "X16": (
+        KOLLA.swap(_HAPROXY, "    timeout check 10s\n", "").swap(_BACKEND, "fall 5", "fall 3"),
+        KOLLA,
+    ),
     "X17": (
         _told(KOLLA, nodes=100, memcached_connections=512),
         _told(KOLLA, nodes=3, memcached_connections=1024),
@@ -268,6 +274,8 @@ CASES: dict[str, tuple[Machine, Machine]] = {
         KOLLA.swap(_INI, "processes = 4\n", "").swap(_INI, "threads = 2\n", ""),
         KOLLA,
     ),
+    "U26": (DEBIAN_NGINX.swap(_INI, "vacuum = true\n", ""), DEBIAN_NGINX),
+    "U27": (DEBIAN_NGINX.swap(_INI, "single-interpreter = true\n", ""), DEBIAN_NGINX),
     # nginx
     "N01": (
         DEBIAN_NGINX.swap(_NGINX, "worker_connections 4096", "worker_connections 768"),
@@ -294,7 +302,7 @@ CASES: dict[str, tuple[Machine, Machine]] = {
             "server {\n    listen",
             "upstream keystone {\n    server "
             "unix:/run/uwsgi/keystone.sock max_fails=3 fail_timeout=10s;\n}\nserver {\n    listen",
-        ),
+        ).swap(_SITE, "uwsgi_pass unix:/run/uwsgi/keystone.sock", "uwsgi_pass keystone"),
         DEBIAN_NGINX,
     ),
     "N06": (
@@ -339,6 +347,10 @@ CASES: dict[str, tuple[Machine, Machine]] = {
         ),
     ),
     # Apache
+    "A19": (
+        RDO_PUPPET.without("/var/www/cgi-bin/keystone/keystone"),
+        RDO_PUPPET,
+    ),
     "A01": (
         DEVSTACK.swap(
             "/etc/apache2/mods-enabled/mpm_event.conf", "ServerLimit 16", "ServerLimit 4"
@@ -356,7 +368,7 @@ CASES: dict[str, tuple[Machine, Machine]] = {
     "A04": (RDO_PUPPET.swap(_PUPPET, "  WSGIApplicationGroup %{GLOBAL}\n", ""), RDO_PUPPET),
     "A05": (RDO_PUPPET.swap(_PUPPET, "  WSGIPassAuthorization On\n", ""), RDO_PUPPET),
     "A06": (
-        RDO_PUPPET.swap(_PUPPET, " request-timeout=60 queue-timeout=45 graceful-timeout=30", ""),
+        RDO_PUPPET.swap(_PUPPET, " request-timeout=45 queue-timeout=45 graceful-timeout=30", ""),
         RDO_PUPPET,
     ),
     "A07": (RDO_PUPPET.swap(_PUPPET, "  WSGIProcessGroup keystone\n", ""), RDO_PUPPET),
@@ -447,6 +459,15 @@ CASES: dict[str, tuple[Machine, Machine]] = {
             "192.0.2.21:5000 ssl verify required ca-file /etc/ssl/ca.pem check",
         ),
     ),
+    "H07": (
+        KOLLA.append(_CONF, "[oidc_corp]\nremote_id_attribute = HTTP_OIDC_ISS\n"),
+        KOLLA.append(_CONF, "[oidc_corp]\nremote_id_attribute = HTTP_OIDC_ISS\n").swap(
+            _BACKEND,
+            "    http-request del-header X-Forwarded-Proto\n",
+            "    http-request del-header X-Forwarded-Proto\n"
+            "    http-request del-header OIDC-ISS\n",
+        ),
+    ),
     # Keystone
     "K01": (replace(LOOPBACK, modes={"/etc/keystone/fernet-keys": 0o755}), LOOPBACK),
     "K02": (
@@ -476,7 +497,7 @@ CASES: dict[str, tuple[Machine, Machine]] = {
             _CONF, "?ssl_ca=", "?plugin=keyfront&ssl_ca="
         ),
     ),
-    "K13": (replace(LOOPBACK, node=_NODE), replace(LOOPBACK, node={"node": {"keys": {}}})),
+    "K13": (replace(LOOPBACK, node=_NODE), replace(LOOPBACK, node={"node": {"keys": {"fernet_tokens": _DIGESTS}}})),
     "K14": (
         replace(LOOPBACK, node=_NODE),
         replace(LOOPBACK, node={"node": {"workers": {"processes": 4, "threads": 2}}}),
@@ -497,8 +518,8 @@ CASES: dict[str, tuple[Machine, Machine]] = {
         ),
     ),
     "M03": (
-        LOOPBACK.append(_CONF, "memcache_socket_timeout = 5\n"),
-        LOOPBACK.append(_CONF, "memcache_socket_timeout = 1.0\n"),
+        LOOPBACK.append(_CONF, "[cache]\nmemcache_socket_timeout = 5\n"),
+        LOOPBACK.append(_CONF, "[cache]\nmemcache_socket_timeout = 1.0\n"),
     ),
     "M04": (
         LOOPBACK.put("/etc/redis/redis.conf", "bind 0.0.0.0\nprotected-mode no\n"),
@@ -634,7 +655,7 @@ CASES: dict[str, tuple[Machine, Machine]] = {
         _running(processes=[_PROCESS] * 10, memory=2 << 30),
         _running(processes=[_PROCESS], memory=2 << 30),
     ),
-    "P07": (_running(synchronized=False), _running(synchronized=True, ahead=0.3)),
+    "P07": (_running(synchronized=False), _running(synchronized=True, clocks={"the database at db": 0.3})),
     "P08": (
         _running(processes=[_PROCESS], installed=NOW - 10),
         _running(processes=[_PROCESS], installed=NOW - 90),
@@ -643,10 +664,20 @@ CASES: dict[str, tuple[Machine, Machine]] = {
         _running(disks={"/dev/shm": (1 << 20, 0.01)}),
         _running(disks={"/dev/shm": (60 << 20, 0.9)}),
     ),
-    "P10": (_running(lines={"queue full": (22, "/var/log/uwsgi/keystone.log")}), _running()),
+    "P10": (
+        _running(
+            lines={"queue full": (22, "/var/log/uwsgi/keystone.log")},
+            logs=["/var/log/uwsgi/keystone.log"],
+        ),
+        _running(logs=["/var/log/uwsgi/keystone.log"]),
+    ),
     "P11": (
         _running(refused="http://127.0.0.1:5000/v3: answers 401 Unauthorized"),
         _running(login={"login": 300.0, "first_validation": 40.0, "repeated_validation": 1.0}),
+    ),
+    "P13": (
+        _running(loading=(9.0, "/var/log/x.log"), busiest=(2000, "/var/log/nginx/access.log")),
+        _running(loading=(2.0, "/var/log/x.log"), busiest=(20, "/var/log/nginx/access.log")),
     ),
     "P12": (_running(processes=[_PROCESS], own_shm=5), _running(processes=[_PROCESS], own_shm=7)),
 }

@@ -1,5 +1,7 @@
 # ruff: noqa: E501 - the lines of others' files are as long as they are
-"""Ten clean deployments: what deployment tools write, equivalent and mended, each with nothing wrong.
+"""Clean deployments: what deployment tools write, equivalent and mended, each with nothing wrong.
+
+Some serve other services beside Keystone, whose own ways are none of its faults.
 
 The faults that those tools really leave are put back in :mod:`.cases`.
 """
@@ -29,6 +31,8 @@ max_active_keys = 5
 backend = oslo_cache.memcache_pool
 enabled = true
 memcache_servers = 192.0.2.11:11211,192.0.2.12:11211
+[healthcheck]
+backends = disable_by_file
 """
 # Rotated each day.
 _KEYS = {f"/etc/keystone/fernet-keys/{number}": f"key{number}" for number in (0, 8, 9, 10)}
@@ -57,6 +61,7 @@ enable-threads = true
 thunder-lock = true
 need-app = true
 vacuum = true
+single-interpreter = true
 harakiri = 60
 worker-reload-mercy = 60
 die-on-term = true
@@ -113,6 +118,7 @@ server {
         uwsgi_param HTTP_X_FORWARDED_FOR $remote_addr;
         uwsgi_param HTTP_X_FORWARDED_PROTO $scheme;
         uwsgi_buffer_size 32k;
+        uwsgi_buffers 8 32k;
         uwsgi_read_timeout 75s;
         uwsgi_pass unix:/run/uwsgi/keystone.sock;
     }
@@ -180,7 +186,7 @@ _MPM_EVENT = """\
     MaxConnectionsPerChild 0
 </IfModule>
 """
-_APACHE = {
+APACHE_FILES = {
     "/etc/apache2/apache2.conf": APACHE_CONF,
     "/etc/apache2/envvars": "export APACHE_RUN_USER=www-data\nexport APACHE_RUN_GROUP=www-data\n"
     "export APACHE_PID_FILE=/var/run/apache2$SUFFIX/apache2.pid\n",
@@ -209,7 +215,7 @@ DEVSTACK = _with(
         UWSGI_INI.replace("/run/uwsgi/keystone.sock", "/var/run/uwsgi/keystone-api.socket"),
         "/opt/stack/data/venv/bin/uwsgi",
     ),
-    {**_APACHE, "/etc/apache2/sites-enabled/keystone-api.conf": _PROXY},
+    {**APACHE_FILES, "/etc/apache2/sites-enabled/keystone-api.conf": _PROXY},
 )
 
 _HAPROXY = """\
@@ -273,7 +279,7 @@ OSA = _with(
         "/openstack/venvs/keystone-31.0.0/bin/uwsgi",
     ),
     {
-        **_APACHE,
+        **APACHE_FILES,
         "/etc/apache2/sites-enabled/keystone.conf": """\
 <VirtualHost 192.0.2.31:5000>
     LogLevel info
@@ -300,7 +306,7 @@ WSGI_SITE = """\
   SetEnvIf X-Forwarded-Proto https HTTPS=1
   RequestHeader set X-Forwarded-For "expr=%{REMOTE_ADDR}"
   WSGIApplicationGroup %{GLOBAL}
-  WSGIDaemonProcess keystone display-name=keystone group=keystone processes=4 threads=2 user=keystone request-timeout=60 queue-timeout=45 graceful-timeout=30
+  WSGIDaemonProcess keystone display-name=keystone group=keystone processes=4 threads=2 user=keystone request-timeout=45 queue-timeout=45 graceful-timeout=30
   WSGIProcessGroup keystone
   WSGIScriptAlias / "/var/www/cgi-bin/keystone/keystone"
   WSGIPassAuthorization On
@@ -339,7 +345,7 @@ OPENSTACK_HELM = _with(
 Listen 0.0.0.0:5000
 LogFormat "%h %l %u %t \\"%r\\" %>s %b \\"%{Referer}i\\" \\"%{User-Agent}i\\"" combined
 <VirtualHost *:5000>
-    WSGIDaemonProcess keystone-public processes=4 threads=1 user=keystone group=keystone display-name=%{GROUP} request-timeout=60 queue-timeout=45 graceful-timeout=30
+    WSGIDaemonProcess keystone-public processes=4 threads=1 user=keystone group=keystone display-name=%{GROUP} request-timeout=45 queue-timeout=45 graceful-timeout=30
     WSGIProcessGroup keystone-public
     WSGIScriptAlias / /var/www/cgi-bin/keystone/keystone-wsgi-public
     WSGIApplicationGroup %{GLOBAL}
@@ -373,16 +379,19 @@ defaults
     timeout client 90000
     timeout server 90000
 frontend tcp-in_public-port
+    mode http
     bind *:5000
     default_backend public-port_192.0.2.41
 backend public-port_192.0.2.41
+    mode http
     balance leastconn
     option forwardfor
     server keystone-0 192.0.2.41:4980 check
     server keystone-1 192.0.2.42:4980 check
 """,
-        **_APACHE,
+        **APACHE_FILES,
         "/etc/apache2/mods-enabled/wsgi.load": "LoadModule wsgi_module /usr/lib/apache2/modules/mod_wsgi.so\n",
+        "/var/www/cgi-bin/keystone/keystone": _HTTPD["/var/www/cgi-bin/keystone/keystone"],
         "/etc/apache2/sites-enabled/wsgi-openstack-api.conf": WSGI_SITE.replace("*:5000", "*:4980"),
     },
 )
@@ -395,7 +404,7 @@ CONVERGED_CLOUD = _with(
             "socket = /run/uwsgi/keystone.sock\nchmod-socket = 660\nchown-socket = "
             "keystone:www-data",
             "http-socket = 0.0.0.0:5000",
-        ).replace("processes = 4", "processes = 8\nvacuum = true\nsingle-interpreter = true"),
+        ).replace("processes = 4", "processes = 8"),
     },
 )
 
@@ -451,6 +460,125 @@ LOOPBACK = _with(
     },
 )
 
+#: devstack with all services: Apache has a pass for each, to sockets that are not Keystone's, and
+#: a proxy of TLS that leads to itself.
+DEVSTACK_WHOLE = _with(
+    DEVSTACK,
+    {
+        f"/etc/apache2/sites-enabled/{name}.conf": f'ProxyPass "/{path}" "unix:/var/run/uwsgi/'
+        f'{name}.socket|uwsgi://uwsgi-uds-{name}" retry=0 acquire=1 \n'
+        for name, path in (
+            ("nova-api", "compute"),
+            ("nova-metadata", "metadata"),
+            ("placement-api", "placement"),
+            ("cinder-api", "volume"),
+            ("glance-api", "image"),
+            ("neutron-api", "networking"),
+        )
+    },
+).put(
+    "/etc/apache2/sites-enabled/http-services-tls-proxy.conf",
+    """\
+<VirtualHost *:443>
+    KeepAlive Off
+    ProxyTimeout 20
+    RequestHeader set X-Forwarded-Proto "https"
+    <Location />
+        ProxyPass http://10.0.0.5:80/ retry=0 nocanon
+    </Location>
+</VirtualHost>
+""",
+).put(
+    "/etc/uwsgi/apps-enabled/nova-api.ini",
+    "[uwsgi]\nmodule = nova.wsgi.osapi_compute:application\nsocket = /var/run/uwsgi/nova-api.socket\n",
+)
+
+#: nginx that serves a dashboard and glance beside Keystone, each as it needs it.
+NGINX_COHOSTED = DEBIAN_NGINX.put(
+    "/etc/nginx/sites-enabled/others",
+    """\
+upstream grafana {
+    server 127.0.0.1:3001 max_fails=3;
+}
+server {
+    listen 3000;
+    server_name grafana.example.org;
+    location / {
+        proxy_pass http://grafana;
+        proxy_read_timeout 30s;
+        proxy_next_upstream error non_idempotent;
+    }
+}
+server {
+    listen 9292;
+    server_name images.example.org;
+    client_max_body_size 0;
+    location / {
+        include /etc/nginx/uwsgi_params;
+        uwsgi_pass unix:/run/uwsgi/glance-api.sock;
+    }
+}
+""",
+).put(
+    "/etc/systemd/system/uwsgi-glance.service",
+    UNIT.format(program="/usr/bin/uwsgi", ini="/etc/glance/glance-uwsgi.ini"),
+).put(
+    "/etc/glance/glance-uwsgi.ini",
+    "[uwsgi]\nmodule = glance.wsgi.api:application\nsocket = /run/uwsgi/glance-api.sock\n"
+    "processes = 8\nchmod-socket = 666\n",
+)
+
+#: puppet's controller: nova and the dashboard in the same Apache, behind a balancer elsewhere,
+#: which mod_remoteip believes; prefork's limit is far from it.
+PUPPET_COHOSTED = _with(
+    RDO_PUPPET,
+    {
+        "/etc/httpd/conf.d/10-keystone_wsgi.conf": WSGI_SITE.replace(
+            '  RequestHeader set X-Forwarded-For "expr=%{REMOTE_ADDR}"\n',
+            "  RemoteIPHeader X-Forwarded-For\n  RemoteIPInternalProxy 192.0.2.1\n",
+        ),
+        "/etc/httpd/conf.d/00-log.conf": "MaxRequestsPerChild 4000\n"
+        'LogFormat "%{X-Forwarded-For}i %l %u %t \\"%r\\" %>s %b" forwarded\n',
+        "/etc/httpd/conf.d/10-nova_api_wsgi.conf": """\
+<VirtualHost *:8774>
+  ServerName controller.example.org
+  WSGIDaemonProcess nova-api display-name=nova_api_wsgi group=nova processes=8 threads=1 user=nova
+  WSGIProcessGroup nova-api
+  WSGIScriptAlias / "/var/www/cgi-bin/nova/nova-api"
+  WSGIPassAuthorization Off
+  KeepAliveTimeout 90
+</VirtualHost>
+<VirtualHost *:80>
+  ServerName dashboard.example.org
+  WSGIDaemonProcess horizon group=apache processes=1 threads=1 user=apache
+  WSGIProcessGroup horizon
+  WSGIScriptAlias /dashboard "/usr/share/openstack-dashboard/openstack_dashboard/wsgi/django.wsgi"
+</VirtualHost>
+""",
+    },
+)
+
+#: A host of kolla: the containers' files lie in /etc/kolla, and name paths inside the containers.
+KOLLA_HOST = _with(
+    Machine(assumed={"uwsgi": "2.0.31", "keystone": "30.0.0"}),
+    {
+        "/etc/kolla/keystone/keystone.conf": _CONF,
+        "/etc/kolla/keystone/keystone-uwsgi.ini": _KOLLA_INI
+        + "virtualenv = /var/lib/kolla/venv\nplugins-dir = /usr/lib/uwsgi/plugins\n",
+        "/etc/kolla/haproxy/haproxy.cfg": _HAPROXY,
+        "/etc/kolla/haproxy/services.d/keystone.cfg": _HAPROXY_KEYSTONE,
+        "/etc/systemd/system/kolla-keystone-container.service": """\
+[Unit]
+Description=docker kolla-keystone-container.service
+[Service]
+Restart=always
+ExecStart=/usr/bin/docker start -a keystone
+ExecStop=/usr/bin/docker stop keystone -t 90
+""",
+        "/usr/bin/docker": "",
+    },
+)
+
 CLEAN = {
     "debian-nginx": DEBIAN_NGINX,
     "devstack": DEVSTACK,
@@ -462,6 +590,10 @@ CLEAN = {
     "converged-cloud": CONVERGED_CLOUD,
     "ldap-galera": LDAP_GALERA,
     "loopback": LOOPBACK,
+    "devstack-whole": DEVSTACK_WHOLE,
+    "nginx-cohosted": NGINX_COHOSTED,
+    "puppet-cohosted": PUPPET_COHOSTED,
+    "kolla-host": KOLLA_HOST,
 }
 
 __all__ = ["CLEAN", "NOW"]

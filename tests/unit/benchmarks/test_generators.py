@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -52,29 +53,29 @@ def test_siege() -> None:
         generators.parse_siege("unable", 0.1)
 
 
-# Stands in for siege on a busy machine: hangs, then has sent nothing, then has had time enough.
-SIEGE = """#!/bin/sh
-for word; do case $word in
-    1S) exec sleep 60 ;;
-    2S) sent=0 ;;
-    4S) sent=3 ;;
-esac; done
-echo "{ \\"elapsed_time\\": 4.0, \\"longest_transaction\\": 0.25,
-  \\"successful_transactions\\": $sent, \\"failed_transactions\\": 0 }"
+# Stands in for siege: notes how many requests a connection is to send, and tells how long two of
+# them take for that, of a server with a hundred answers a second.
+SIEGE = """#!{python}
+import json, sys
+each = int(sys.argv[sys.argv.index("-r") + 1])
+with open({calls!r}, "a") as calls:
+    calls.write(f"{{each}} ")
+print(json.dumps({{"elapsed_time": 2 * each / 100, "longest_transaction": 0.25,
+                  "successful_transactions": 2 * each, "failed_transactions": 0}}))
 """
 
 
-def test_siege_is_given_more_time_when_it_hangs_or_has_sent_nothing(
+def test_siege_is_told_as_many_requests_as_take_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "siege"
-    program.write_text(SIEGE)
+    program, calls = tmp_path / "siege", tmp_path / "calls"
+    program.write_text(SIEGE.format(python=sys.executable, calls=str(calls)))
     program.chmod(0o700)
     monkeypatch.setattr("keyfront.common.programs.system_program", lambda *_: str(program))
-    monkeypatch.setattr(generators, "PATIENCE", -5)
     request = generators.Request("http://127.0.0.1:1/", {})
-    found = generators.closed("siege", request, connections=2, seconds=1)
-    assert (found.good, found.seconds) == (3, 4.0)
+    found = generators.closed("siege", request, connections=2, seconds=3)
+    assert (found.good, found.seconds, found.rate) == (300, 3.0, 100.0)
+    assert calls.read_text().split() == ["1", "50", "150"]
 
 
 def test_h2load_tells_refusals_and_answers_apart() -> None:

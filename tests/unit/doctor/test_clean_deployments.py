@@ -20,6 +20,10 @@ _LAYERS = {
     "converged-cloud": ("keystone", "uwsgi"),
     "ldap-galera": ("keystone", "apache", "ldap", "mysql", "memcached"),
     "loopback": ("keystone", "uwsgi"),
+    "devstack-whole": ("keystone", "uwsgi", "pass"),
+    "nginx-cohosted": ("keystone", "uwsgi", "location"),
+    "puppet-cohosted": ("keystone", "mod_wsgi"),
+    "kolla-host": ("keystone", "uwsgi", "backend", "systemd"),
 }
 
 

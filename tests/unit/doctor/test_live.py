@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy
 
-from keyfront.gateway.doctor import live, places, schema
+from keyfront.gateway.doctor import cgroups, live, places, report, schema
 from keyfront.gateway.doctor.diagnosis import diagnose
-from keyfront.gateway.doctor.live import Queue
+from keyfront.gateway.doctor.live import Live, Queue
+from keyfront.gateway.doctor.readers.files import Files
+from keyfront.gateway.doctor.settings import Place
 from support.doctor.deployments import LOOPBACK
 from support.doctor.machines import NOW, Machine
 
 _CONF = "/etc/keystone/keystone.conf"
+_INI = "/etc/keystone/keystone-uwsgi.ini"
 
 RUNNING = (
     LOOPBACK.put(
@@ -85,13 +93,17 @@ def on(machine: Machine, url: str) -> Machine:
 
 
 def test_indexes_of_a_database_are_compared_with_keystones_models(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/keystone.sqlite"
-    found = on(LOOPBACK, f"{url}?plugin=keyfront").found(tmp_path / "root")
+    found = on(LOOPBACK, "sqlite:////var/keystone.sqlite?plugin=keyfront").found(tmp_path)
+    # What is not there is not made.
+    assert schema.look(found) is None
+    assert not (tmp_path / "var").exists()
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var/keystone.sqlite").touch()
     # Imports the models.
     assert schema.look(found) == schema.Schema()
     from keystone.common import sql
 
-    engine = sqlalchemy.create_engine(url)
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/var/keystone.sqlite")
     with engine.begin() as connection:
         sql.ModelBase.metadata.create_all(connection)
     assert schema.look(found) == schema.Schema()
@@ -118,3 +130,222 @@ def test_a_url_that_is_none_ends_nothing(url: str, tmp_path: Path) -> None:
     assert schema.look(found) is None
     assert "hunter2" not in str(found.unread)
     assert replace(LOOPBACK).diagnosis(tmp_path).right
+
+
+@contextlib.contextmanager
+def answering(answer: bytes | None) -> Iterator[int]:
+    """A server that says one thing to each client once it spoke, or for None nothing at all."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        kept: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                kept.append(client)
+                if answer is not None:
+                    client.recv(4096)
+                    client.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for one in kept:
+                one.close()
+
+
+def test_clocks_are_compared_with_memcacheds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "is_here", lambda host: False)
+    late = f"STAT pid 1\r\nSTAT time {int(time.time()) - 60}\r\nEND\r\n".encode()
+    with answering(late) as port:
+        machine = LOOPBACK.swap(
+            _CONF, "192.0.2.11:11211,192.0.2.12:11211", f"inet:127.0.0.1:{port},unix:/run/m.sock"
+        )
+        found = machine.found(tmp_path)
+        found.live = live.look(found)
+    assert 58 < found.live.clocks["memcached at 127.0.0.1"] < 62
+    found.live.synchronized = True
+    (result,) = diagnose(found, ["P07"]).results
+    assert result.finding.what.endswith("s ahead of that of memcached at 127.0.0.1")
+    assert result.level == "error"
+
+
+@pytest.mark.parametrize("answer", [b"", b"nonsense", b"ERROR\r\nEND\r\n"])
+def test_a_memcached_that_tells_no_time(
+    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "is_here", lambda host: False)
+    monkeypatch.setattr(live, "_QUICK", 0.2)
+    with answering(answer) as port:
+        machine = LOOPBACK.swap(_CONF, "192.0.2.11:11211,192.0.2.12:11211", f"127.0.0.1:{port}")
+        assert live.look(machine.found(tmp_path)).clocks == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("localhost:11211", ("localhost", 11211)),
+        ("inet:localhost:11212", ("localhost", 11212)),
+        ("inet6:[::1]:11211", ("::1", 11211)),
+        ("192.0.2.1", ("192.0.2.1", 11211)),
+        ("unix:/run/memcached.sock", ("", 0)),
+        ("/run/memcached.sock", ("", 0)),
+        ("", ("", 0)),
+    ],
+)
+def test_addresses_of_memcached(text: str, address: tuple[str, int]) -> None:
+    assert live.memcached_address(text) == address
+
+
+@pytest.mark.parametrize("driver", ["mysql+pymysql", "postgresql+psycopg2"])
+def test_a_database_that_is_silent_is_given_up(driver: str, tmp_path: Path) -> None:
+    """It accepts, and says nothing, for ever."""
+    with answering(None) as port:
+        found = on(LOOPBACK, f"{driver}://keystone:hunter2@127.0.0.1:{port}/k").found(tmp_path)
+        assert schema.look(found, patience=0.5) is None
+    (said,) = [x.why for x in found.unread if x.what == "the database"]
+    assert said.startswith("it cannot be asked (no answer within 0.5 s)")
+
+
+@pytest.mark.parametrize(
+    ("driver", "waits"),
+    [
+        ("mysql+pymysql", {"connect_timeout", "read_timeout", "write_timeout"}),
+        ("postgresql+psycopg2", {"connect_timeout", "options"}),
+    ],
+)
+def test_drivers_wait_for_seconds(driver: str, waits: set[str], tmp_path: Path) -> None:
+    url = sqlalchemy.make_url(f"{driver}://u:p@h/k")
+    _, arguments = schema._for_reading(LOOPBACK.found(tmp_path), url)
+    assert set(arguments) == waits
+
+
+def test_a_database_in_use_is_read_and_left_as_it_is(tmp_path: Path) -> None:
+    found = on(LOOPBACK, "sqlite:////var/keystone.sqlite").found(tmp_path)
+    (tmp_path / "var").mkdir()
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/var/keystone.sqlite")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE user (id INTEGER)")
+        before = {x: x.read_bytes() for x in (tmp_path / "var").iterdir()}
+        assert schema.look(found) is not None
+        assert {x: x.read_bytes() for x in (tmp_path / "var").iterdir()} == before
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({}, ""),
+        ({"wsrep_cluster_size": "3", "wsrep_local_state_comment": "Synced"}, ""),
+        ({"wsrep_cluster_size": "3", "wsrep_local_state_comment": "Donor/Desynced"}, "not Synced"),
+        (
+            {
+                "wsrep_cluster_size": "1",
+                "wsrep_local_state_comment": "Synced",
+                "wsrep_cluster_status": "non-Primary",
+            },
+            "without the majority",
+        ),
+        (
+            {
+                "wsrep_cluster_size": "3",
+                "wsrep_local_state_comment": "Synced",
+                "wsrep_local_recv_queue": "5000",
+            },
+            "5000 transactions",
+        ),
+    ],
+)
+def test_the_state_of_a_node_of_galera(status: dict[str, str], said: str) -> None:
+    assert said in schema.galera(status)
+    assert bool(said) is bool(schema.galera(status))
+
+
+def test_limits_of_control_groups(tmp_path: Path) -> None:
+    """The smallest of a process' own group and all around it."""
+    machine = Machine(
+        files={
+            "/proc/7/cgroup": "0::/kubepods.slice/pod1.slice/cri.scope\n",
+            "/sys/fs/cgroup/kubepods.slice/memory.max": "8589934592\n",
+            "/sys/fs/cgroup/kubepods.slice/pod1.slice/memory.max": "536870912\n",
+            "/sys/fs/cgroup/kubepods.slice/pod1.slice/cri.scope/memory.max": "max\n",
+            "/proc/8/cgroup": "9:name=systemd:/x\n4:memory:/docker/abc\n",
+            "/sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "268435456\n",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        }
+    )
+    machine.make(tmp_path)
+    files = Files(tmp_path)
+    assert cgroups.memory_limit(files) is None
+    assert cgroups.memory_limit(files, [7]) == (
+        512 << 20, Place("/sys/fs/cgroup/kubepods.slice/pod1.slice/memory.max"),
+    )  # fmt: skip
+    assert cgroups.memory_limit(files, [7, 8, 9]) == (
+        256 << 20, Place("/sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes"),
+    )  # fmt: skip
+
+
+_LOADED = "WSGI app 0 (mountpoint='') ready in {} seconds on interpreter 0x5c pid: 7 (default)\n"
+
+
+def test_what_waits_while_keystone_is_loaded(tmp_path: Path) -> None:
+    """Of the busiest six seconds, across a minute's end."""
+    lines = "".join(
+        f'192.0.2.7 - - [24/Nov/2026:04:{minute:02}:{second:02} +0000] "POST /v3" 201 9\n'
+        for minute, second in ((0, 1), *((0, 58),) * 60, *((1, 2),) * 60, (1, 4), (5, 5))
+    )
+    machine = (
+        LOOPBACK.append(_INI, "logto = /srv/uwsgi.log\n")
+        .swap(_INI, "listen = 1024", "listen = 100")
+        .put("/srv/uwsgi.log", _LOADED.format(3) + _LOADED.format(6))
+        .put("/var/log/nginx/access.log", lines)
+    )
+    found = machine.found(tmp_path)
+    found.live = live.look(found)
+    assert found.live.loading == (6.0, "/srv/uwsgi.log")
+    assert found.live.busiest == (120, "/var/log/nginx/access.log")
+    (result,) = diagnose(found, ["P13"]).results
+    assert result.finding.what == (
+        "120 requests came within the 6 s that Keystone takes to load, the queue holds 100"
+    )
+    assert result.level == "error"
+
+
+def test_uwsgis_own_log_of_requests_counts(tmp_path: Path) -> None:
+    request = "[pid: 1|app: 0] 192.0.2.7 () {1 vars} [Tue Nov 24 04:00:01 2026] GET /v3 =>\n"
+    machine = LOOPBACK.append(_INI, "logto2 = /srv/uwsgi.log\n").put(
+        "/srv/uwsgi.log", _LOADED.format(2) + request * 3
+    )
+    seen = live.look(machine.found(tmp_path))
+    assert seen.busiest == (3, "/srv/uwsgi.log")
+
+
+def test_a_load_that_outlasts_the_web_server(tmp_path: Path) -> None:
+    from support.doctor.deployments import DEBIAN_NGINX
+
+    machine = replace(DEBIAN_NGINX, live=Live(loading=(70.0, "/x.log"), busiest=(1, "/y.log")))
+    (result,) = machine.diagnosis(tmp_path, "P13").results
+    assert result.finding.what == (
+        "Keystone takes 70 s to load, uwsgi_read_timeout is 75 s"
+    )
+
+
+def test_clocks_of_two_nodes_are_compared_by_what_they_share(tmp_path: Path) -> None:
+    here = replace(LOOPBACK, live=Live(clocks={"the database at db": 7.0, "memcached at a": 0.1}))
+    there = {"node": {"clocks": {"the database at db": 0.2, "memcached at b": 9.0}}}
+    made = replace(here, node=there).diagnosis(tmp_path, "K14")
+    assert [(x.level, x.finding.what) for x in made.results] == [
+        (
+            "error",
+            "this clock is 7 s ahead of the other node's, as compared with the database at db",
+        )
+    ]
+    assert report.node_part(here.found(tmp_path))["clocks"]["the database at db"] == 7.0

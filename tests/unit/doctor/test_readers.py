@@ -264,5 +264,5 @@ def test_debians_script_that_starts_uwsgi_belongs_to_its_unit(tmp_path: Path) ->
     ).put("/etc/init.d/keystone", f"#!/bin/sh\nUWSGI_INI_PATH={_INI}\n")
     made = machine.diagnosis(tmp_path, "X05")
     assert [x.finding.what for x in made.results] == [
-        "TimeoutStopSec 15 is not above worker-reload-mercy 60"
+        "TimeoutStopSec 15 s is not above worker-reload-mercy 60"
     ]
