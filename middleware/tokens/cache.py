@@ -533,8 +533,9 @@ def token_cache(
     folder = folder_of(conf)
     check_folder(folder, make=True)
     registry.settled.timeout = values["commit_timeout"]
-    coordinator = coordinator_of(values, True, folder=folder)
-    coordinator = coordinator or SharedMemory(folder, settled=registry.settled)
+    coordinator: Coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(
+        folder, settled=registry.settled
+    )
     registry.set(folder, coordinator)
     leases.make(folder)
     shared = values["node_memory"] << 20

@@ -220,7 +220,7 @@ class Cloud:
         self._transactions: dict[str, int] = {}
         #: Whose transactions have written, and are not over.
         self._writers: frozenset[str] = frozenset()
-        #: Those who had when the database was first asked who did, by the owner who was asked about.
+        #: Those who had when the database was first asked of an owner.
         self._older: dict[str, frozenset[str]] = {}
         #: Which process made a mark, by generation and serial number.
         self._owners: dict[tuple[int, int], str] = {}
@@ -291,7 +291,8 @@ class Cloud:
     def load(self, state: Any) -> None:
         (
             self.clock.now, files, disk, self.made, workers, held, killed, waiting, requests,
-            self._database, transactions, writers, older, owners, self._told, under_mark, cache, kept,
+            self._database, transactions, writers, older, owners, self._told, under_mark, cache,
+            kept,
         ) = state
         for number, content in files:
             memory = self.files.get(number)

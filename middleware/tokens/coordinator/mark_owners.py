@@ -269,7 +269,7 @@ def _writers(dialect: str, connection: Any, age: float) -> set[str] | None:
         return {HERE} if _is_written_to(connection) else set()
     if dialect == "postgresql":
         behind, found = _row(connection, _POSTGRESQL_WRITERS)
-        # A standby that is asked in place of its primary says nothing; one by itself has no writers.
+        # A standby that is asked in place of its primary says nothing; by itself it has no writers.
         return None if behind and session_of(dialect, connection) == UNKNOWN else set(found)
     if dialect not in ("mysql", "mariadb") or session_of(dialect, connection) == UNKNOWN:
         return None

@@ -3,8 +3,8 @@
 ``test_epoch_protocol.py`` goes far at random; this leaves nothing out where it goes: every order in
 which two workers, Keystone's caches and the database can do what they do, with a writer killed, a
 table lost or time passing before any step. Where nothing can be done any more, what was abandoned
-is recovered, and answers can be kept again. Holes that the protocol once had are put back one by one,
-and are found. With a larger bound::
+is recovered, and answers can be kept again. Holes that the protocol once had are put back one by
+one, and are found. With a larger bound::
 
     KEYFRONT_MODEL=full pytest -s tests/unit/tokens/test_protocol_model.py
 """
