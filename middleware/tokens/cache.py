@@ -532,7 +532,10 @@ def token_cache(
     values = options.token_cache(conf, local)
     folder = folder_of(conf)
     check_folder(folder, make=True)
-    coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(folder)
+    registry.settled.timeout = values["commit_timeout"]
+    coordinator: Coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(
+        folder, settled=registry.settled
+    )
     registry.set(folder, coordinator)
     leases.make(folder)
     shared = values["node_memory"] << 20

@@ -168,6 +168,17 @@ TOKEN_CACHE = [
         "proxy, or where a replica takes writes. A server that says that it is a replica is not "
         "believed whatever this says. Like path, it cannot be set in a paste file.",
     ),
+    cfg.FloatOpt(
+        "commit_timeout",
+        default=300.0,
+        min=10.0,
+        max=86400.0,
+        help="Seconds after which a commit of a process that died is taken for over, where the "
+        "database answers and cannot be asked: MySQL and MariaDB behind a proxy, and where others "
+        "of a cluster take writes. Until then nothing is kept that it may change. Longer than "
+        "anything may hold back a commit there: a standby, flow control, a partition. Like path, "
+        "it cannot be set in a paste file.",
+    ),
     *COORDINATOR,
     cfg.StrOpt(
         "on_loss",
@@ -181,7 +192,10 @@ TOKEN_CACHE = [
 
 #: Options that all processes of a node must agree on.
 SHARED = frozenset(
-    {"path", "node_memory", "on_loss", "reuse", "settle", *(option.dest for option in COORDINATOR)}
+    {
+        *("path", "node_memory", "on_loss", "reuse", "settle", "commit_timeout"),
+        *(option.dest for option in COORDINATOR),
+    }
 )
 
 AUTHTOKEN_GROUP = "keyfront_authtoken"

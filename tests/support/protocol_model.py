@@ -27,6 +27,7 @@ from keyfront.middleware.tokens import epochs
 from keyfront.middleware.tokens.coordinator import local
 from keyfront.middleware.tokens.coordinator import table as table_module
 from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, SharedMemory
+from keyfront.middleware.tokens.coordinator.mark_owners import begins
 from keyfront.middleware.tokens.coordinator.table import Table
 from keyfront.middleware.tokens.epochs import MARK_SECONDS, Epoch, Mark, Slots
 from keyfront.middleware.tokens.request import Names, Request, current
@@ -50,6 +51,8 @@ class Rules:
     :param names_together: a request takes all its names at its beginning (hole 1)
     :param own_names: after a commit of its own it shares none (hole 2)
     :param asks_owner: a mark is recovered only if its transaction is over (hole 4)
+    :param begins_marked: a new table begins under a mark of everything, until the transactions of
+        before are over (hole 4, when the table is lost with its writer)
     :param tables_apart: versions that number the slots differently have a table each (hole 13)
     :param late: the kind of request that keeps what it answers with the number of its end; none
     """
@@ -57,6 +60,7 @@ class Rules:
     names_together: bool = True
     own_names: bool = True
     asks_owner: bool = True
+    begins_marked: bool = True
     tables_apart: bool = True
     late: str = ""
 
@@ -163,8 +167,8 @@ class _Shared(SharedMemory):
         memory = memoryview(self.world.files[number])
         now = self.world.clock.now
         table = Table.make(memory, self._slot_count, now + local._SETTLE)
-        if self.world.others(self._path.name):
-            table.mark(local._ALL, now)
+        if self.world.rules.begins_marked:
+            table.begin(now)
         self.world.disk[self._path.name] = self.mapped = number
         return memory, (0, number)
 
@@ -214,6 +218,10 @@ class Cloud:
         self._database = 0
         #: Transactions by process: on their way (0), or the version they made.
         self._transactions: dict[str, int] = {}
+        #: Whose transactions have written, and are not over.
+        self._writers: frozenset[str] = frozenset()
+        #: Those who had when the database was first asked of an owner.
+        self._older: dict[str, frozenset[str]] = {}
         #: Which process made a mark, by generation and serial number.
         self._owners: dict[tuple[int, int], str] = {}
         #: The last version of which a response told.
@@ -236,9 +244,9 @@ class Cloud:
             made = self.workers[name] = _Shared.__new__(_Shared)
             made.world, made.version = self, version
             digest = str(version if self.rules.tables_apart else 0)
-            made.__init__(Path("/"), slot_count=_SLOTS, digest=digest)  # type: ignore[misc]
-            if self.rules.asks_owner:
-                made.settled = self.settled
+            made.__init__(  # type: ignore[misc]
+                Path("/"), slot_count=_SLOTS, digest=digest, settled=self.settled
+            )
         # The tables have been there for long.
         self.clock.now += round(2 * LEASE_SECONDS * 1e9)
         self.by_word = by_word
@@ -271,6 +279,8 @@ class Cloud:
             tuple(self._requests.items()),
             self._database,
             tuple(sorted(self._transactions.items())),
+            tuple(sorted(self._writers)),
+            tuple((owner, tuple(sorted(x))) for owner, x in sorted(self._older.items())),
             tuple(sorted(self._owners.items())),
             self._told,
             tuple(sorted(self._under_mark.items())),
@@ -281,7 +291,8 @@ class Cloud:
     def load(self, state: Any) -> None:
         (
             self.clock.now, files, disk, self.made, workers, held, killed, waiting, requests,
-            self._database, transactions, owners, self._told, under_mark, cache, kept,
+            self._database, transactions, writers, older, owners, self._told, under_mark, cache,
+            kept,
         ) = state
         for number, content in files:
             memory = self.files.get(number)
@@ -296,6 +307,8 @@ class Cloud:
         self.waiting = dict(waiting)
         self._requests = dict(requests)
         self._transactions = dict(transactions)
+        self._writers = frozenset(writers)
+        self._older = {owner: frozenset(x) for owner, x in older}
         self._owners = dict(owners)
         self._under_mark = dict(under_mark)
         self._cache = dict(cache)
@@ -343,7 +356,9 @@ class Cloud:
     def check(self) -> None:
         """Whoever asks any living worker now is shown nothing from before a response.
 
-        Nor from before what was committed under a mark, response or not: who read it has seen it.
+        Nor from before what was committed, response or not: who read it has seen it. But where a
+        table was lost or taken away, it is gone by until its lease is over: of what was committed
+        meanwhile under a mark in another table, a response tells after that.
         """
         self.by_word, before = False, self.by_word
         try:
@@ -356,10 +371,10 @@ class Cloud:
 
     def _check(self, name: str, worker: _Shared) -> None:
         for generation, sequence, numbers, version in self._kept:
-            due = max(self._told, self._under_mark.get(generation, 0))
+            due = self._due(generation)
             if version < due and self._is_fresh(worker, Epoch(generation, sequence), numbers):
                 raise Violation(f"{name} answers from the filter with version {version} of {due}")
-        if not self._cache or (self._told == 0 and not self._under_mark):
+        if not self._cache or self._database == 0:
             return
         request = Request()
         try:
@@ -372,10 +387,17 @@ class Cloud:
             for key in self._regions:
                 mangled = self._mangled(key)
                 generation = int(mangled.rpartition(":")[2].partition(".")[0], 16)
-                due = max(self._told, self._under_mark.get(generation, 0))
+                due = self._due(generation)
                 version = self._cache.get(mangled, due)
                 if version < due:
                     raise Violation(f"{name} finds version {version} of {due} as {mangled!r}")
+
+    def _due(self, generation: int) -> int:
+        """The least version that is shown by who goes by the table of a generation."""
+        for number in self.disk.values():
+            if Table(memoryview(self.files[number])).generation == generation:
+                return self._database
+        return max(self._told, self._under_mark.get(generation, 0))
 
     def check_end(self) -> None:
         """When what was abandoned is recovered, every living worker can keep answers again."""
@@ -466,10 +488,12 @@ class Cloud:
             raise Violation(f"answered with version {version}; when it began there was {due}")
 
     def do_mark(self) -> tuple[Any, ...] | None:
-        """Announce a change; ``None``: it must not be made."""
+        """Announce a change, when it is written; ``None``: it must not be made."""
+        self._writers |= {self.acting}
         try:
             mark = self._here.mark(self._slots(CHANGED), self.acting)
         except CoordinatorError:
+            self._writers -= {self.acting}
             return None
         self._owners[mark.generation, mark.serial] = self.acting
         return (mark.generation, mark.serial, tuple(mark.slots))
@@ -484,6 +508,7 @@ class Cloud:
             raise Disabled
         self._database += 1
         self._transactions[process] = self._database
+        self._writers -= {process}
         for (generation, _), owner in self._owners.items():
             if owner == process:
                 self._under_mark[generation] = self._database
@@ -515,6 +540,10 @@ class Cloud:
         self._killed |= {worker}
         if _worker(self.held) == worker:
             self.held, self._left, self._value = "", (), None  # the kernel lets go of the lock
+        # What it has not sent is rolled back.
+        self._writers -= {
+            x for x in self._writers if _worker(x) == worker and x not in self._transactions
+        }
         for process in [x for x in self._requests if _worker(x) == worker]:
             self._end(process)
         for process in [x for x in self.waiting if _worker(x) == worker]:
@@ -530,7 +559,11 @@ class Cloud:
 
     def settled(self, owner: str, age: float) -> bool:
         """Whether the owner of a mark is dead, and his transaction over."""
-        return not owner or (self.dead(owner) and self._transactions.get(owner) != 0)
+        if begins(owner):
+            older = self._writers & self._older.get(owner, self._writers)
+            self._older[owner] = older
+            return not older
+        return not self.rules.asks_owner or (self.dead(owner) and owner not in self._writers)
 
     def others(self, name: str) -> list[_Name]:
         """The files of other versions than this one's."""

@@ -7,9 +7,13 @@ The file may vanish or be found damaged, and be made anew, while others still ha
 mapped. So a mapping is trusted for :data:`LEASE_SECONDS` at a time, after which its file is looked
 for again, and in a new file no change begins before all such leases on an older one have ended.
 
+Nor do the marks of an older one count in a new file, whose writers may have been killed in commits
+that become visible later. So it begins under a mark of everything, until the database is not at any
+transaction of before (``mark_owners.py``).
+
 Processes of another version, which number slots otherwise, have a file of their own beside it. A
 change takes it away, before and after it is committed, so that they begin anew, and waits for their
-leases. Nothing is fresh in the first ten seconds of a file that is made beside another one.
+leases.
 """
 
 from __future__ import annotations
@@ -73,6 +77,7 @@ class SharedMemory:
     :param slot_count: slots of a new table, 1024 to 2**24
     :param digest: of tags and slots, in hexadecimal: part of the file's name
     :param trusted: the users in whose folder root takes part; ``None``: all
+    :param settled: see :attr:`.Coordinator.settled`
     :raises CoordinatorError: the folder or the table cannot be used; with ``create=False`` also
         when there is none
     """
@@ -87,6 +92,7 @@ class SharedMemory:
         slot_count: int = SLOTS,
         digest: str = DIGEST,
         trusted: set[int] | None = None,
+        settled: Callable[[str, float], bool] = settled_by_age,
     ) -> None:
         self.folder = folder
         self._trusted = trusted
@@ -103,9 +109,12 @@ class SharedMemory:
         self._alone = -1
         # Only who makes the table makes the lock, so that it is the service user's, not root's.
         self._lock = FileLock(folder / _LOCK_NAME, create=create)
-        self.settled: Callable[[str, float], bool] = settled_by_age
+        self.settled = settled
         with self._held():
             self._attach()
+        if create:
+            # As a rule nobody writes, and a new table can be used at once.
+            self._recover_sometimes()
 
     @property
     def slot_count(self) -> int:
@@ -211,8 +220,9 @@ class SharedMemory:
     def recover(self) -> int:
         """Stamp the marks of which :attr:`settled` says that they may be; return how many."""
         with self._held():
-            old = self._attach().old_marks(time.monotonic_ns())
-        return self._recover(old)
+            table = self._attach()
+            old = table.old_marks(time.monotonic_ns())
+        return self._recover(table.generation, old)
 
     def statistics(self) -> Mapping[str, int]:
         """Return the table's counts by name."""
@@ -271,6 +281,8 @@ class SharedMemory:
             with self._held():
                 self._attach()
             self._complained = False
+            self._recovered = 0
+            self._recover_sometimes()
         except CoordinatorError as error:
             if not self._complained:
                 LOG.error("the token cache steps aside until this is mended: %s", error)
@@ -299,17 +311,20 @@ class SharedMemory:
             with suppress(CoordinatorError):
                 if self._lock.attempt():
                     try:
-                        old = self._attach().old_marks(now)
+                        table = self._attach()
+                        old = table.old_marks(now)
                     finally:
                         self._lock.__exit__(None, None, None)
-                    self._recover(old)
+                    self._recover(table.generation, old)
 
-    def _recover(self, old: list[tuple[int, str, float]]) -> int:
+    def _recover(self, generation: int, old: list[tuple[int, str, float]]) -> int:
         serials = {serial for serial, owner, age in old if self.settled(owner, age)}
         if not serials:
             return 0
         with self._held():
-            found = self._attach().recover(serials)
+            table = self._attach()
+            # Another one may be there by now, with marks of the same numbers.
+            found = table.recover(serials) if table.generation == generation else 0
         if found:
             LOG.warning("%s: completed %d change(s) of writers that died", self._path, found)
         return found
@@ -382,9 +397,7 @@ class SharedMemory:
                 os.close(fd)
             begun = time.monotonic_ns()
             table = Table.make(memory, self._slot_count, begun + _SETTLE)
-            if _others(self.folder, self._path.name):
-                # What they have marked may be committed any moment, and be read before.
-                table.mark(_ALL, begun)
+            table.begin(begun)
             os.rename(new, self._path)
         except OSError as error:
             raise CoordinatorError(

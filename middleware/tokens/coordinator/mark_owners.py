@@ -6,10 +6,15 @@ mark names the process and the database session, and is taken away when neither 
 
 An owner is text: ``NODE:PID:START SESSION#CHANGE``. The node is this boot and set of process
 numbers, the start tells two processes of one number apart. The session is ``SERVER/NUMBER``, with
-a digest of what tells the server, ``-`` where the process itself commits (SQLite), or ``?`` where
-it is not known, as behind a proxy. The change is a number in the process, which alone knows
-whether it is still at it: the answer to a mark may be lost. Without a process it is that of a
-writer whose commit failed.
+a digest of what tells the server; ``-`` where the process itself commits (SQLite), whose commit is
+over when nobody writes; ``xid/NUMBER``, a transaction of PostgreSQL that was sent through a proxy;
+or ``?`` where nothing is known, as behind other proxies. The change is a number in the process,
+which alone knows whether it is still at it: the answer to a mark may be lost. Without a process it
+is that of a writer whose commit failed.
+
+A new table may have taken the place of one that was lost with all its marks. So it begins with one
+of everything, whose owner is ``new GENERATION``: it is over when every transaction is that the
+database was at when it was first asked after that.
 """
 
 from __future__ import annotations
@@ -26,18 +31,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from keyfront.common.process import started
+from keyfront.common.process import hidden, started
+
+from ..epochs import MARK_SECONDS
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after which the commit of a session that cannot be looked for is taken for over.
-UNKNOWN_SECONDS = 300.0
+#: Seconds after which a commit is taken for over that the database, which answers, cannot be asked
+#: about; by default.
+COMMIT_TIMEOUT = 300.0
 
 #: Sessions: the process commits by itself; it is not known.
 HERE, UNKNOWN = "-", "?"
 
-# Seconds between questions to the database about the same.
+#: In place of a server: the number is that of a transaction of PostgreSQL, whatever its session.
+TRANSACTION = "xid"
+
+# In place of a process: the mark with which a table begins.
+_NEW = "new"
+
+# Seconds between questions to the database.
 _ASK_SECONDS = 1.0
+
+# Seconds for which a COMMIT may be on its way to MySQL or MariaDB, which does not tell of a session
+# that waits for one whether it is in a transaction; and what its times are rounded by.
+_ARRIVAL_SECONDS = 2
 
 # The number of the connection, as the driver has it of the server's greeting, and as the server has
 # it now; what tells the server. By its user, as others' sessions may be hidden from him.
@@ -48,6 +66,32 @@ _POSTGRESQL_SESSION = (
 )
 _MYSQL_LOOK = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = %s"
 _POSTGRESQL_LOOK = "SELECT COUNT(*) FROM pg_stat_activity WHERE pid = %s"
+# A standby may have applied what its primary does not show yet, and knows of nobody who writes.
+_POSTGRESQL_TRANSACTION = "SELECT pg_is_in_recovery(), txid_status(%s)"
+# Who writes here, to anybody who asks: his transaction has a number, and is a lock, until others
+# see what he has committed.
+_POSTGRESQL_WRITERS = """\
+SELECT pg_is_in_recovery(), ARRAY(
+    SELECT l.pid || ' ' || l.transactionid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+    AND a.datname = current_database() AND l.pid <> pg_backend_pid()
+)"""
+# Whose statement was begun before; of other users only with the right PROCESS.
+_MYSQL_WRITERS = """\
+SELECT id FROM information_schema.processlist
+WHERE db = DATABASE() AND command <> 'Sleep' AND id <> CONNECTION_ID() AND time + %s >= %s"""
+# Only with that right.
+_MYSQL_TRANSACTIONS = """\
+SELECT CONCAT(trx_mysql_thread_id, ' ', trx_id) FROM information_schema.innodb_trx
+WHERE trx_rows_modified > 0 AND trx_mysql_thread_id IN (
+    SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()
+)"""
+# Other servers take writes of the same database.
+_MYSQL_OTHERS = (
+    "SHOW STATUS WHERE variable_name = 'wsrep_cluster_size' AND value > 1",
+    "SHOW VARIABLES WHERE variable_name = 'group_replication_single_primary_mode' "
+    "AND value = 'OFF'",
+)
 _SESSIONS = {
     "mysql": _MYSQL_SESSION,
     "mariadb": _MYSQL_SESSION,
@@ -97,7 +141,7 @@ def left(session: str) -> str:
 
 
 def lives(name: str) -> bool | None:
-    """Whether a process lives; ``None`` of one of another node.
+    """Whether a process lives; ``None`` of one of another node, or where that cannot be seen.
 
     :param name: as :func:`process` had it there
     """
@@ -107,7 +151,19 @@ def lives(name: str) -> bool | None:
         return False
     if node != _node(os.getpid()) or not pid.isdigit():
         return None
-    return _start(int(pid)) == start
+    began = _start(int(pid))
+    # Of one that is kept from us, as by systemd's ProtectProc, the number alone is known.
+    return None if began is None and hidden(int(pid)) else began == start
+
+
+def beginning(generation: int | str) -> str:
+    """Return the owner of the mark with which the table of this generation begins."""
+    return f"{_NEW} {generation:x}" if isinstance(generation, int) else f"{_NEW} {generation}"
+
+
+def begins(name: str) -> bool:
+    """Whether an owner is that of the mark with which a table begins."""
+    return name.startswith(f"{_NEW} ")
 
 
 def greeting(connection: Any) -> int | None:
@@ -143,13 +199,86 @@ def session_of(dialect: str, connection: Any) -> str:
     return f"{digest}/{number}"
 
 
-def _row(connection: Any, statement: str, *values: Any) -> tuple[Any, ...]:
+def transaction_of(dialect: str, connection: Any) -> str:
+    """Return the session of a transaction by itself, where that of its connection is not known.
+
+    :param dialect: SQLAlchemy's name of it
+    :param connection: of the driver, in a transaction that has written
+    """
+    if dialect != "postgresql":
+        return UNKNOWN
+    try:
+        return f"{TRANSACTION}/{int(_row(connection, 'SELECT txid_current()')[0])}"
+    except Exception as error:  # of whatever driver; the commit will fail as well
+        LOG.debug("a database transaction is not known: %s", type(error).__name__)
+        return UNKNOWN
+
+
+def _rows(connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
     cursor = connection.cursor()
     try:
         cursor.execute(statement, values or None)
-        return tuple(cursor.fetchone())
+        return [tuple(row) for row in cursor.fetchall()]
     finally:
         cursor.close()
+
+
+def _row(connection: Any, statement: str, *values: Any) -> tuple[Any, ...]:
+    (row,) = _rows(connection, statement, *values)
+    return row
+
+
+def _is_written_to(connection: Any) -> bool:
+    """Whether somebody writes to a SQLite database: whoever marked a change there is at it then."""
+    connection.isolation_level = None
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except Exception as error:  # of whatever driver
+        if "locked" in str(error) or "busy" in str(error):
+            return True
+        raise
+    connection.execute("ROLLBACK")
+    return False
+
+
+def _session_is_there(dialect: str, connection: Any, session: str) -> bool | None:
+    """Whether a server has a session; ``None`` if it cannot tell."""
+    server, _, number = session.partition("/")
+    if dialect == "sqlite":
+        return _is_written_to(connection) if session == HERE else None
+    if not number.isdigit():
+        return None
+    if server == TRANSACTION:
+        if dialect != "postgresql":
+            return None
+        behind, status = _row(connection, _POSTGRESQL_TRANSACTION, int(number))
+        return None if behind else status == "in progress"
+    if session_of(dialect, connection).partition("/")[0] != server:
+        return None
+    look = _POSTGRESQL_LOOK if dialect == "postgresql" else _MYSQL_LOOK
+    return bool(_row(connection, look, int(number))[0])
+
+
+def _writers(dialect: str, connection: Any, age: float) -> set[str] | None:
+    """Return whoever may be writing since before a time; ``None`` if the server cannot tell.
+
+    :param age: seconds since that time
+    """
+    if dialect == "sqlite":
+        return {HERE} if _is_written_to(connection) else set()
+    if dialect == "postgresql":
+        behind, found = _row(connection, _POSTGRESQL_WRITERS)
+        # A standby that is asked in place of its primary says nothing; by itself it has no writers.
+        return None if behind and session_of(dialect, connection) == UNKNOWN else set(found)
+    if dialect not in ("mysql", "mariadb") or session_of(dialect, connection) == UNKNOWN:
+        return None
+    writers = {str(row[0]) for row in _rows(connection, _MYSQL_WRITERS, _ARRIVAL_SECONDS, age)}
+    with suppress(Exception):  # without the right
+        writers.update(str(row[0]) for row in _rows(connection, _MYSQL_TRANSACTIONS))
+    if not writers and any(_rows(connection, statement) for statement in _MYSQL_OTHERS):
+        return None
+    return {UNKNOWN} if age < _ARRIVAL_SECONDS else writers
 
 
 class Settled:
@@ -158,56 +287,110 @@ class Settled:
     def __init__(self) -> None:
         #: Make a new connection each to the database, with SQLAlchemy's name of its dialect.
         self.connections: list[tuple[str, Callable[[], Any]]] = []
+        #: Seconds after which a commit is taken for over that the database cannot be asked about.
+        self.timeout = COMMIT_TIMEOUT
         self._lock = threading.Lock()
         self._asked = -_ASK_SECONDS
+        # When each owner was met last, and when the database was last asked about him.
+        self._met: dict[str, tuple[float, float]] = {}
         self._told = ""
+        # For each of them, who may be writing since before the table of an owner was made.
+        self._older: dict[int, tuple[str, set[str]]] = {}
 
     def __call__(self, owner: str, age: float) -> bool:
         """Whether the commit of ``owner`` is over, who marked it ``age`` seconds ago."""
         name, _, session = owner.partition(" ")
         session = session.partition("#")[0]
-        alive = lives(name)
-        if alive:
-            # He will say it himself; but for what he was never told to have marked.
-            return name == process() and owner not in under_way
-        if not owner or (alive is False and session == HERE):
-            return True
-        if not self._lock.acquire(blocking=False):
-            return False  # another thread is just asking
+        if not begins(owner):
+            alive = lives(name)
+            if alive:
+                # He will say it himself; but for what he was never told to have marked.
+                return name == process() and owner not in under_way
+            if not owner or (alive is False and session == HERE):
+                return True
+        if not self.connections or not self._lock.acquire(blocking=False):
+            return False  # others can, or another thread is just asking
         try:
-            if time.monotonic() - self._asked < _ASK_SECONDS:
+            if not self._is_next(owner):
                 return False
-            there = self._is_there(session)
+            there, why = self._is_there(owner, session, age)
             self._asked = time.monotonic()
         finally:
             self._lock.release()
-        if there is None and age > UNKNOWN_SECONDS:
+        if there is None and age > self.timeout:
             LOG.warning(
-                "a change is taken for complete after %.0f s: its writer died, and whether the "
-                "database still has its session cannot be found out", age,
-            )  # fmt: skip
+                "a change is taken for complete after %.0f s ([keyfront_token_cache] "
+                "commit_timeout): %s",
+                *(age, why),
+            )
             return True
-        if there is not False and owner != self._told:
+        # That somebody writes at the start is nothing to tell of.
+        if there is not False and owner != self._told and (there is None or age >= MARK_SECONDS):
             self._told = owner
             LOG.warning(
-                "a writer died in its commit, and its database session %s; until that is over, "
-                "what it changes is asked of Keystone each time",
-                "goes on" if there else "cannot be looked for",
+                "%s; until %s, what %s is asked of Keystone each time",
+                why,
+                f"{self.timeout:g} s have passed" if there is None else "that is over",
+                "it was asked before" if begins(owner) else "it changes",
             )
         return there is False
 
-    def _is_there(self, session: str) -> bool | None:
-        """Whether the database has a session; ``None`` if that cannot be found out."""
-        server, _, number = session.partition("/")
-        if not number.isdigit():
-            return None
-        for dialect, connect in self.connections:
-            with suppress(Exception):  # of whatever driver
+    def _is_next(self, owner: str) -> bool:
+        """Whether it is time to ask about an owner: each in turn, whoever is never settled."""
+        now = time.monotonic()
+        asked = self._met.get(owner, (now, float("-inf")))[1]
+        self._met[owner] = (now, asked)
+        if now - self._asked < _ASK_SECONDS:
+            return False
+        recent = now - 3 * _ASK_SECONDS
+        self._met = {one: times for one, times in self._met.items() if times[0] >= recent}
+        if any(before < asked for _, before in self._met.values()):
+            return False
+        self._met[owner] = (now, now)
+        return True
+
+    def _is_there(self, owner: str, session: str, age: float) -> tuple[bool | None, str]:
+        """Return whether a commit may come yet, and why; ``None`` if no database can tell."""
+        new = begins(owner)
+        found: list[bool | None] = []
+        away = False
+        for number, (dialect, connect) in enumerate(tuple(self.connections)):
+            try:
                 connection = connect()
                 try:
-                    if session_of(dialect, connection).partition("/")[0] == server:
-                        look = _POSTGRESQL_LOOK if dialect == "postgresql" else _MYSQL_LOOK
-                        return bool(_row(connection, look, int(number))[0])
+                    if new:
+                        there = self._is_written_since(owner, number, dialect, connection, age)
+                    else:
+                        there = _session_is_there(dialect, connection, session)
                 finally:
                     connection.close()
-        return None
+            except Exception as error:  # of whatever driver
+                LOG.debug("a database could not be asked: %s", type(error).__name__)
+                away = True
+                continue
+            found.append(there)
+        # Of a session one server knows for all; nobody writes any more where each says so.
+        over = False in found and not (new and (away or None in found))
+        if True in found:
+            return True, _GO_ON if new else _DIED.format("goes on")
+        if over:
+            return False, ""
+        return True if away else None, _NOT_KNOWN if new else _DIED.format("cannot be looked for")
+
+    def _is_written_since(
+        self, owner: str, number: int, dialect: str, connection: Any, age: float
+    ) -> bool | None:
+        """Whether somebody may be writing since before the table was made."""
+        writers = _writers(dialect, connection, age)
+        if writers is None or UNKNOWN in writers:
+            return None if writers is None else True
+        known, older = self._older.get(number, ("", writers))
+        if known == owner:
+            writers &= older
+        self._older[number] = (owner, writers)
+        return bool(writers)
+
+
+_DIED = "a writer died in its commit, and its database session {}"
+_GO_ON = "transactions go on that began before the epoch table was made"
+_NOT_KNOWN = "whether commits from before the epoch table was made are over cannot be found out"

@@ -14,6 +14,7 @@ from itertools import compress
 from pathlib import Path
 
 from ..epochs import ALL_SLOT, DIRTY, MARK_SECONDS, MARK_TAGS, OWNER_BYTES
+from .mark_owners import beginning, begins
 
 MAGIC = int.from_bytes(b"keyfront", "little")
 #: Raised when the layout changes; a table of another layout is rebuilt.
@@ -21,6 +22,7 @@ LAYOUT = 2
 WORD = 8
 
 _MASK = 2**64 - 1
+_MARK_NS = int(MARK_SECONDS * 1e9)
 
 # Words of the header. Those up to the digest never change in the life of a table.
 _MAGIC, _LAYOUT, _GENERATION, _SLOTS, _BOOT, _SETTLED = range(6)
@@ -186,6 +188,13 @@ class Table:
         """The number of the last complete change."""
         return self._words[_SEQUENCE]
 
+    def begin(self, now: int) -> None:
+        """Mark everything in a new table: what an older one had marked may be committed yet.
+
+        :param now: nanoseconds of the monotonic clock
+        """
+        self.mark((ALL_SLOT,), now - _MARK_NS, beginning(self.generation))
+
     def mark(self, slots: tuple[int, ...], now: int, owner: str = "") -> int | None:
         """Make ``slots`` dirty; return the mark's serial number, or ``None`` if there is no room.
 
@@ -210,7 +219,7 @@ class Table:
         for index, slot in enumerate(slots, place + _MARK_HEAD):
             words[index] = slot
         # From here on the mark counts; a writer killed before has changed nothing.
-        words[place] = now + int(MARK_SECONDS * 1e9)
+        words[place] = now + _MARK_NS
         words[_WRITING] = 1
         for slot in slots:
             self._set(slot, DIRTY)
@@ -241,20 +250,23 @@ class Table:
         found = []
         for place in self._places():
             if words[place] <= now:
-                owner = words[place + _OWNER : place + _MARK_HEAD].tobytes()[: words[place + 3]]
-                age = MARK_SECONDS + (now - words[place]) / 1e9
-                found.append((words[place + 1], owner.decode("ascii", "replace"), age))
+                owner = self._owner_of(place)
+                # The one with which the table begins is looked at from its beginning on.
+                age = (now - words[place] + (0 if begins(owner) else _MARK_NS)) / 1e9
+                found.append((words[place + 1], owner, age))
         return found
 
     def recover(self, serials: Collection[int]) -> int:
-        """Stamp these marks, those that are still there; return how many."""
+        """Stamp these marks, those that are still there; return how many were changes."""
         words = self._words
         self.mend()
         found = 0
         for place in self._places():
             if words[place + 1] in serials:
+                change = not begins(self._owner_of(place))
                 self.stamp(self._slots_of(place), words[place + 1])
-                found += 1
+                found += change
+                words[_CHANGES] -= not change
         words[_RECOVERED] += found
         return found
 
@@ -266,7 +278,7 @@ class Table:
     def statistics(self) -> dict[str, int]:
         """Return the table's own counts by name."""
         words = self._words
-        marks = sum(1 for place in _PLACES if words[place])
+        marks = sum(1 for place in self._places() if not begins(self._owner_of(place)))
         return {
             "changes": words[_CHANGES],
             "changes_under_way": marks,
@@ -300,6 +312,10 @@ class Table:
             if place != besides:
                 found.update(self._slots_of(place))
         return found
+
+    def _owner_of(self, place: int) -> str:
+        owner = self._words[place + _OWNER : place + _MARK_HEAD].tobytes()[: self._words[place + 3]]
+        return owner.decode("ascii", "replace")
 
     def _slots_of(self, place: int) -> list[int]:
         first = place + _MARK_HEAD

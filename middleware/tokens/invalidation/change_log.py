@@ -197,17 +197,20 @@ def trusted_users(url: Any, folder: Path) -> set[int] | None:
     return found
 
 
-def _configured(folder: Path) -> Coordinator | None:
-    """Return the coordinator that Keystone's configuration names, if this is one of Keystone's.
+def _configured(folder: Path) -> tuple[Coordinator | None, float | None]:
+    """Return the coordinator that Keystone's configuration names, and ``commit_timeout`` there.
+
+    ``None`` if this is no process of Keystone's.
 
     :raises OptionError: an option has a value out of its range
     """
     keystone: Any = sys.modules.get("keystone.conf")
     if keystone is None or "database" not in keystone.CONF:
-        return None
+        return None, None
     from .. import options
 
-    return coordinator_of(options.token_cache(keystone.CONF), True, folder=folder)
+    values = options.token_cache(keystone.CONF)
+    return coordinator_of(values, True, folder=folder), values["commit_timeout"]
 
 
 def _removed(folder: Path) -> bool:
@@ -240,7 +243,9 @@ class Registry:
             with self._lock:
                 coordinator = self._coordinators.get(folder)
                 if coordinator is None:
-                    coordinator = _configured(folder)
+                    coordinator, timeout = _configured(folder)
+                    if timeout is not None:
+                        self.settled.timeout = timeout
                     if coordinator is None:
                         self._local.add(folder)
                     else:
@@ -250,8 +255,9 @@ class Registry:
             with self._lock:
                 coordinator = self._coordinators.get(folder)
                 if coordinator is None:
-                    coordinator = SharedMemory(folder, create=False, trusted=trusted())
-                    coordinator.settled = self.settled
+                    coordinator = SharedMemory(
+                        folder, create=False, trusted=trusted(), settled=self.settled
+                    )
                     self._coordinators[folder] = coordinator
                     self._attached.add(folder)
         return coordinator

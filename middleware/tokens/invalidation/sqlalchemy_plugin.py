@@ -114,8 +114,8 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
     # No event tells that a commit is over, and the answer must not leave before.
     do_commit.keyfront = changes  # type: ignore[attr-defined]
     setattr(engine.dialect, "do_commit", do_commit)  # noqa: B010 - mypy refuses methods
+    registry.settled.connections.append((dialect.name, connect))
     if dialect.name != "sqlite":
-        registry.settled.connections.append((dialect.name, connect))
         event.listen(engine, "checkout", note_session)
     event.listen(engine, "before_cursor_execute", _before_execute)
     event.listen(engine, "after_cursor_execute", _after_execute)
@@ -228,6 +228,8 @@ def _commit(
     request = current.get()
     here = dialect == "sqlite"  # the process itself commits
     session = mark_owners.HERE if here else connection.info.get(_SESSION, mark_owners.UNKNOWN)
+    if session == mark_owners.UNKNOWN:
+        session = mark_owners.transaction_of(dialect, connection)
     try:
         mark = changes.begin(tags, session, late=lateness.allowed)
     except CoordinatorError as error:

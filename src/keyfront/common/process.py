@@ -30,3 +30,11 @@ def lives(pid: int) -> bool:
     except OSError:
         pass
     return True
+
+
+def hidden(pid: int) -> bool:
+    """Tell whether a process lives that /proc does not show, as under ``hidepid`` (proc(5)).
+
+    So it is with systemd's ``ProtectProc=invisible``, of other users' processes.
+    """
+    return not os.path.exists(f"/proc/{pid}") and lives(pid)

@@ -6,17 +6,20 @@ become so when whoever sent it has been dead for long. Two workers.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from typing import Any, NamedTuple
 
 import psycopg2
 import pytest
 
+from keyfront.common.file_lock import FileLock
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
+from keyfront.middleware.tokens.counters import Counters
 from keyfront.middleware.tokens.epochs import MARK_SECONDS
 from support import servers
 from support.keystone_world import VALIDATE, Client, World, random_name
@@ -64,6 +67,31 @@ class Place(NamedTuple):
     def under_way(self) -> int:
         return self.epochs.statistics()["changes_under_way"]
 
+    def hits(self) -> int:
+        """How many answers were kept ones."""
+        lock = FileLock(self.epochs.folder / "node-lock")
+        return Counters(self.epochs.folder / "counters", lock).statistics()["hits"]
+
+    @contextmanager
+    def revocation_that_waits(self, token: str) -> Iterator[None]:
+        """One that the server is committing as the block runs, and whose worker was killed."""
+        self.wait_for_standby(True)
+
+        def revoke() -> None:
+            with suppress(HTTPException, OSError, AssertionError):
+                self.world.revoke(token)
+
+        thread = threading.Thread(target=revoke)
+        thread.start()
+        try:
+            wait_for(lambda: self.commits() == 1, "the revocation is being committed")
+            for process in self.served.masters("uwsgi").children():
+                process.kill()
+            thread.join(PATIENCE)
+            yield
+        finally:
+            self.wait_for_standby(False)
+
     def validate(self, token: str, **more: str) -> int:
         client = Client(self.world.base_url)
         headers = {"X-Auth-Token": self.world.admin, "X-Subject-Token": token, **more}
@@ -97,31 +125,42 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def test_a_commit_that_outlives_its_writer_is_waited_for(place: Place) -> None:
     token = place.world.person().token
     assert {place.validate(token) for _ in range(4)} == {200}
-    place.wait_for_standby(True)
-
-    def revoke() -> None:
-        with suppress(HTTPException, OSError, AssertionError):
-            place.world.revoke(token)
-
-    thread = threading.Thread(target=revoke)
-    thread.start()
-    try:
-        wait_for(lambda: place.commits() == 1, "the revocation is being committed")
-        for process in place.served.masters("uwsgi").children():
-            process.kill()
-        thread.join(PATIENCE)
+    with place.revocation_that_waits(token):
         killed = time.monotonic()
         wait_for(lambda: _answers(place, token), "there are workers again")
         while time.monotonic() < killed + MARK_SECONDS + 3:
             assert place.validate(token) == 200  # nobody can see it yet
         assert place.under_way() == 1
         assert place.commits() == 1
-    finally:
-        place.wait_for_standby(False)
     wait_for(lambda: place.commits() == 0, "the commit is over")
     assert {place.validate(token) for _ in range(4)} == {404}
     wait_for(lambda: {place.validate(token), place.under_way()} == {404, 0}, "its mark is gone")
     assert {place.validate(token) for _ in range(4)} == {404}
+
+
+def test_a_commit_that_outlives_its_writer_and_its_mark_is_waited_for(place: Place) -> None:
+    """As when a pod ends with its /dev/shm, or a host is started anew, and the database is not."""
+    token = place.world.person().token
+    assert {place.validate(token) for _ in range(4)} == {200}
+    with place.revocation_that_waits(token):
+        folder = place.epochs.folder
+        shutil.rmtree(folder)
+        wait_for(lambda: _answers(place, token), "there are workers again")
+        deadline = time.monotonic() + 4
+        while time.monotonic() < deadline:  # in each worker, again and again
+            assert place.validate(token) == 200
+        assert place.commits() == 1
+    wait_for(lambda: place.commits() == 0, "the commit is over")
+    assert {place.validate(token) for _ in range(8)} == {404}
+    wait_for(lambda: _is_kept(place), "answers are kept again")
+    assert {place.validate(token) for _ in range(4)} == {404}
+
+
+def _is_kept(place: Place) -> bool:
+    before = place.hits()
+    for _ in range(4):
+        assert place.validate(place.world.bystander.token) == 200
+    return place.hits() > before
 
 
 def _answers(place: Place, token: str) -> bool:

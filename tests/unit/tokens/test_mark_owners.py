@@ -6,8 +6,11 @@ import logging
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,15 +18,15 @@ import pytest
 
 from keyfront.middleware.tokens.coordinator import mark_owners
 from keyfront.middleware.tokens.coordinator.mark_owners import (
+    COMMIT_TIMEOUT,
     HERE,
     UNKNOWN,
-    UNKNOWN_SECONDS,
     Settled,
 )
 from keyfront.middleware.tokens.epochs import MARK_SECONDS, OWNER_BYTES
 from support.clocks import Clock
 
-LONG = 2 * UNKNOWN_SECONDS
+LONG = 2 * COMMIT_TIMEOUT
 
 
 #: A program that prints its name as an owner.
@@ -70,15 +73,12 @@ class Server:
 
     def cursor(self) -> Any:
         return SimpleNamespace(
-            execute=self.execute, fetchone=self.fetchone, close=lambda: None
+            execute=self.execute, fetchall=lambda: [self._row], close=lambda: None
         )
 
     def execute(self, statement: str, values: Any) -> None:
         self.asked.append(statement)
         self._row = (int(values[0] in self.sessions),) if values else (self.number, self.name, 1)
-
-    def fetchone(self) -> tuple[Any, ...]:
-        return self._row
 
     def rollback(self) -> None:
         pass
@@ -198,22 +198,82 @@ def test_the_database_is_not_asked_all_the_time(clock: Clock, dead: str) -> None
     assert len(server.asked) == 2
 
 
-@pytest.mark.parametrize("why", ["away", "another server", "not known", "none"])
+@pytest.mark.parametrize("why", ["another server", "not known"])
 def test_what_cannot_be_found_out_is_waited_for(
     clock: Clock, dead: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(name="b" if why == "another server" else "a")
-    server.away = why == "away"
     session = UNKNOWN if why == "not known" else mark_owners.session_of("mysql", Server(number=5))
-    judge = settled(None if why == "none" else server)
-    for age in (MARK_SECONDS, MARK_SECONDS + 10, UNKNOWN_SECONDS - 1):
+    judge = settled(server)
+    for age in (MARK_SECONDS, MARK_SECONDS + 10, COMMIT_TIMEOUT - 1):
         assert not judge(f"{dead} {session}", age)
         clock.later(2)
-    assert judge(f"{dead} {session}", UNKNOWN_SECONDS + 1)
+    assert judge(f"{dead} {session}", COMMIT_TIMEOUT + 1)
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(told) == 2
-    assert "cannot be looked for" in told[0]
-    assert "taken for complete after 301 s" in told[1]
+    assert "cannot be looked for; until 300 s have passed, what it changes is asked of" in told[0]
+    assert "taken for complete after 301 s ([keyfront_token_cache] commit_timeout)" in told[1]
+
+
+@pytest.mark.parametrize("session", [UNKNOWN, "0123456789ab/5", HERE])
+@pytest.mark.parametrize("owner", ["dead", "new"])
+def test_while_the_database_does_not_answer_nothing_is_over(
+    clock: Clock, dead: str, session: str, owner: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor can anything be read of it that would be kept."""
+    server = Server()
+    server.away = True
+    judge = settled(server)
+    name = mark_owners.beginning(7) if owner == "new" else f"0123456789ab:1:5 {session}"
+    for _ in range(3):
+        assert not judge(name, 10 * COMMIT_TIMEOUT)
+        clock.later(2)
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+    assert not settled()(name, 10 * COMMIT_TIMEOUT)  # who has no database leaves it to others
+
+
+def test_each_is_asked_about_in_turn(clock: Clock, dead: str) -> None:
+    """One whose commit never ends keeps nobody from being settled."""
+    server = Server()
+    ends, stays = (mark_owners.session_of("mysql", Server(number=n)) for n in (4, 5))
+    judge = settled(server)
+    found = []
+    for _ in range(40):
+        found += [x for x in (stays, ends) if judge(f"{dead} {x}", LONG)]
+        clock.later(0.1)
+    assert set(found) == {ends}
+    assert 3 <= len([x for x in server.asked if "COUNT" in x]) <= 5
+
+
+def test_a_process_that_proc_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That there is one of its number is all that is known of it."""
+    name = mark_owners.process()
+    monkeypatch.setattr(mark_owners, "started", lambda pid: None)
+    assert mark_owners.lives(name) is False
+    monkeypatch.setattr(mark_owners, "hidden", lambda pid: True)
+    assert mark_owners.lives(name) is None
+
+
+def sqlite(path: Path) -> Settled:
+    made = Settled()
+    made.connections.append(("sqlite", lambda: sqlite3.connect(path)))
+    return made
+
+
+def test_on_sqlite_a_commit_is_over_when_nobody_writes(clock: Clock, tmp_path: Path) -> None:
+    """Of a process of which nothing is known: in another container, or kept from us."""
+    judge = sqlite(tmp_path / "db")
+    with closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as writer:
+        writer.execute("CREATE TABLE t (x)")
+        writer.execute("BEGIN IMMEDIATE")
+        for owner in (f"0123456789ab:1:5 {HERE}", mark_owners.beginning(7)):
+            assert not judge(owner, LONG)
+            clock.later(2)
+        writer.execute("COMMIT")
+    for owner in (f"0123456789ab:1:5 {HERE}", mark_owners.beginning(7)):
+        assert judge(owner, MARK_SECONDS)
+        clock.later(2)
+    assert judge(mark_owners.beginning(8), 0.0)  # at once, at the start
 
 
 def test_sessions_of_servers_are_told_apart() -> None:

@@ -42,6 +42,7 @@ def test_defaults(tmp_path: Path) -> None:
         "reuse": True,
         "routes": ["/v3/projects", "/v3/users/{id}", "/v3/role_assignments"],
         "settle": 0.0,
+        "commit_timeout": 300.0,
         "coordinator": None,
         "coordinator_prefix": "keyfront:",
         "coordinator_timeout": 0.5,

@@ -1,0 +1,213 @@
+"""What real database servers say of commits whose writers may be dead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg2
+import pymysql
+import pytest
+import sqlalchemy as sa
+
+from keyfront.middleware.tokens.coordinator import mark_owners
+from keyfront.middleware.tokens.coordinator.mark_owners import Settled
+from support import servers
+from support.served import PATIENCE, wait_for
+
+NEW = mark_owners.beginning(7)
+_T = sa.Table("t", sa.MetaData(), sa.Column("x", sa.Integer, primary_key=True))
+
+
+def _judge(*urls: str) -> Settled:
+    made = Settled()
+    for url in urls:
+        engine = sa.create_engine(url)
+        arguments, named = engine.dialect.create_connect_args(engine.url)
+        made.connections.append(
+            (engine.dialect.name, lambda e=engine, a=arguments, n=named: e.dialect.connect(*a, **n))
+        )
+    return made
+
+
+def _asked(judge: Settled, owner: str, age: float) -> bool:
+    """As soon as it asks once more."""
+    judge._asked = float("-inf")
+    judge._met.clear()
+    return judge(owner, age)
+
+
+@contextmanager
+def _writing(url: str, value: int) -> Iterator[sa.Connection]:
+    """A transaction that has written."""
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        connection.execute(sa.insert(_T).values(x=value))
+        yield connection
+
+
+@contextmanager
+def _committing(url: str, value: int, backup: Any, commits: Callable[[], bool]) -> Iterator[None]:
+    """A transaction that is being committed until a backup lets it go on."""
+    with _writing(url, value) as connection:
+        thread = threading.Thread(target=connection.commit)
+        _do(backup, "FLUSH TABLES WITH READ LOCK")
+        try:
+            thread.start()
+            wait_for(commits, "the server is committing")
+            yield
+        finally:
+            _do(backup, "UNLOCK TABLES")
+            thread.join(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with servers.postgresql(tmp_path_factory.mktemp("pg"), replicated=True) as server:
+        url = server.fresh_database("keystone")
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            _T.create(connection)
+            connection.exec_driver_sql("CREATE ROLE plain LOGIN")
+            connection.exec_driver_sql("ALTER DATABASE keystone SET synchronous_commit = on")
+        engine.dispose()
+        yield server
+
+
+def test_postgresql_knows_who_writes_whoever_asks(postgresql: Any) -> None:
+    url = postgresql.url("keystone")
+    judge = _judge(url)
+    with _writing(url, 1) as first:
+        assert not _asked(judge, NEW, 0.0)
+        with _writing(url, 2), _writing(url, 3) as third:
+            third.rollback()
+            assert not _asked(judge, NEW, 1.0)
+            first.commit()
+            # Whoever began after it was first asked is not waited for.
+            assert _asked(judge, NEW, 2.0)
+            # But for another table.
+            assert not _asked(judge, mark_owners.beginning(8), 0.0)
+    assert _asked(judge, mark_owners.beginning(8), 1.0)
+    # Reading keeps nothing up, nor do other databases.
+    other = postgresql.fresh_database("other")
+    engine = sa.create_engine(other)
+    with engine.connect() as elsewhere:
+        _T.create(elsewhere)
+        with sa.create_engine(url, poolclass=sa.pool.NullPool).connect() as reader:
+            reader.execute(sa.select(_T)).all()
+            assert _asked(judge, mark_owners.beginning(9), 0.0)
+    engine.dispose()
+    # And from where another user's sessions are not shown.
+    hidden = _plain(postgresql)
+    with _writing(url, 4):
+        assert not _asked(hidden, NEW, 0.0)
+    assert _asked(hidden, NEW, 0.0)
+
+
+def _plain(server: Any) -> Settled:
+    made = Settled()
+    # The kernel says who the user is, so that it takes the role on.
+    options = "-c role=plain"
+    made.connections.append(
+        ("postgresql", lambda: psycopg2.connect(
+            host=str(server.folder), user="keystone", dbname="keystone", options=options
+        ))
+    )  # fmt: skip
+    return made
+
+
+def test_postgresql_knows_a_transaction_by_its_number(postgresql: Any) -> None:
+    """Of which a proxy does not say in what session it is; while a standby is waited for, too."""
+    url = postgresql.url("keystone")
+    judge = _judge(url)
+
+    def owner(connection: sa.Connection) -> str:
+        session = mark_owners.transaction_of("postgresql", connection.connection.dbapi_connection)
+        assert session.startswith("xid/")
+        return f"0123456789ab:1:5 {session}#3"
+
+    _let_commits_wait(postgresql, True)
+    try:
+        with _writing(url, 11) as one, _writing(url, 12) as other:
+            first, second = owner(one), owner(other)
+            assert not _asked(judge, first, 1e6)
+            other.rollback()
+            assert _asked(judge, second, 10)
+            thread = threading.Thread(target=one.commit)
+            thread.start()
+            look = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            wait_for(lambda: postgresql.ask(look) == [(1,)], "the server is committing")
+            assert not _asked(judge, first, 1e6)
+            assert not _asked(judge, NEW, 0.0)
+            _let_commits_wait(postgresql, False)
+            thread.join(PATIENCE)
+            assert _asked(judge, first, 10)
+            assert _asked(judge, NEW, 1.0)
+    finally:
+        _let_commits_wait(postgresql, False)
+    # Of a number that was not given yet nothing is known.
+    assert not _asked(judge, "0123456789ab:1:5 xid/99999999999#1", 299)
+
+
+def _let_commits_wait(server: Any, wait: bool) -> None:
+    """For a standby, which is not there."""
+    names = "nobody" if wait else ""
+    server.ask(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+    server.ask("SELECT pg_reload_conf()")
+    wait_for(lambda: server.ask("SHOW synchronous_standby_names") == [(names,)], "it is read")
+
+
+@pytest.fixture(scope="module")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with servers.mariadb(tmp_path_factory.mktemp("maria")) as server:
+        engine = sa.create_engine(server.fresh_database("keystone"))
+        with engine.begin() as connection:
+            _T.create(connection)
+        engine.dispose()
+        yield server
+
+
+def test_mariadb_knows_what_it_is_at(mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = mariadb.url("keystone")
+    judge = _judge(url)
+    assert not _asked(judge, NEW, 0.5)  # a commit may be on its way
+    assert _asked(judge, NEW, 2.5)
+    look = "SELECT COUNT(*) AS n FROM information_schema.processlist WHERE info = 'COMMIT'"
+    with closing(_judge(url).connections[0][1]()) as backup:
+        with _committing(url, 1, backup, lambda: mariadb.ask(look)[0]["n"] == 1):
+            assert not _asked(judge, mark_owners.beginning(12), 2.0)
+            # Nor is it overlooked without the right to see transactions.
+            with monkeypatch.context() as refused:
+                refused.setattr(mark_owners, "_MYSQL_TRANSACTIONS", "SELECT 1 FROM that_is_refused")
+                assert not _asked(judge, mark_owners.beginning(13), 2.0)
+    for number in (12, 13):
+        assert _asked(judge, mark_owners.beginning(number), 3.0)
+    # What was begun since is not waited for.
+    with closing(_judge(url).connections[0][1]()) as connection:
+        thread = threading.Thread(target=_sleep, args=[connection])
+        thread.start()
+        sleeps = "SELECT id FROM information_schema.processlist WHERE info LIKE '%SLEEP(600)'"
+        wait_for(lambda: mariadb.ask(sleeps), "a statement is being executed")
+        assert _asked(judge, mark_owners.beginning(8), 600.0)
+        assert not _asked(judge, mark_owners.beginning(9), 2.0)
+        mariadb.ask(f"KILL QUERY {mariadb.ask(sleeps)[0]['id']}")
+        thread.join(PATIENCE)
+    # A transaction that waits for its client is seen with the right PROCESS only.
+    with _writing(url, 2):
+        assert not _asked(judge, mark_owners.beginning(10), 3.0)
+        monkeypatch.setattr(mark_owners, "_MYSQL_TRANSACTIONS", "SELECT 1 FROM that_is_refused")
+        assert _asked(judge, mark_owners.beginning(11), 3.0)
+    monkeypatch.undo()
+    assert _asked(judge, mark_owners.beginning(10), 4.0)
+
+
+def _do(connection: Any, statement: str) -> None:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(statement)
+
+
+def _sleep(connection: Any) -> None:
+    with pytest.raises(pymysql.err.OperationalError, match="interrupted"):
+        _do(connection, "SELECT SLEEP(600)")
