@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from keyfront.errors import (
@@ -430,12 +431,15 @@ class Connection:
 
     def ping(self, timeout: float | None = None) -> None:
         """Ask the server for an empty entry, to see that it answers; a refusal is an answer too."""
-        self._ask_root(("1.1",), timeout)
+        with suppress(DirectoryAnswerError):
+            self._ask_root(("1.1",), timeout)
 
     def supports(self, oid: str, *, timeout: float | None = None) -> bool:
         """Return whether the server says it has a control, an extended operation or a feature.
 
-        It is asked once; if it refuses to tell, it has none.
+        It is asked until it has told.
+
+        :raises DirectoryAnswerError: it refuses to tell
         """
         if self._abilities is None:
             self._abilities = frozenset(
@@ -631,9 +635,9 @@ class Connection:
             )
 
     def _ask_root(self, attributes: Sequence[str], timeout: float | None) -> SearchAnswer:
-        """Search the server's own entry; nothing if it refuses to show it.
+        """Search the server's own entry. "Busy" is said of the server itself here.
 
-        "Busy" is said of the server itself here.
+        :raises DirectoryAnswerError: it refuses to show it
         """
         busy = ""
         items: list[Entry | Reference] = []
@@ -641,8 +645,6 @@ class Connection:
         self._begin(timeout)
         try:
             self._search(items, request, 0, self.budget())
-        except DirectoryAnswerError:
-            pass
         except DirectoryBusyError as error:
             busy = str(error).removeprefix(f"{self.server}: ")
         if busy:

@@ -508,9 +508,13 @@ def test_abilities_are_asked_once() -> None:
         assert connection.supports("1.3")
         assert not connection.supports("1.4")
     assert len(heard()) == 2
-    with talk(says(result(1, DONE, 50))) as (connection, _):
-        assert not connection.supports("1.2")
+    root = entry(2, "", supportedControl=[b"1.2"])
+    with talk(says(result(1, DONE, 50), root + result(2, DONE))) as (connection, _):
+        # that it offers nothing, it has not said
+        with pytest.raises(DirectoryAnswerError):
+            connection.supports("1.2")
         assert connection.usable
+        assert connection.supports("1.2")
 
 
 def test_a_refused_ping_is_an_answer() -> None:
