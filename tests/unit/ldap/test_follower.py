@@ -81,7 +81,7 @@ class Connection:
             self._server.controls.append(encoded_controls)
             if self._server.refuses:
                 code = self._server.refuses
-            elif self._server.refuses_controls and self._server.refuses_controls in encoded_controls:
+            elif (named := self._server.refuses_controls) and named in encoded_controls:
                 code = 12
         if code >= 0:
             answer = Message(self._posted, responses.DONE)
