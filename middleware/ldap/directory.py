@@ -45,6 +45,7 @@ from .protocol.urls import ServerURL
 from .secret_file import read_secret
 from .servers import ServerSet, ServerState
 from .service_account import ServiceAccount
+from .slow_binds import SlowBinds
 
 _COUNTS = (
     *("searches", "searches_retried", "searches_failed"),
@@ -245,6 +246,8 @@ class LDAPPool:
             min_size=auth_min_size, max_size=auth_max_size, max_lifetime=auth_max_lifetime,
             **common,
         )  # fmt: skip
+        auth_pool = self._auth_pool
+        self._slow_binds = SlowBinds(auth_max_size, lambda: auth_pool.is_waited_for)
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._is_published = False
         self._counts_lock = threading.Lock()
@@ -284,7 +287,9 @@ class LDAPPool:
         are. With ``user_dn`` it is sent for both.
 
         :param password: text is sent in UTF-8; an empty one is refused, and not sent
-        :param timeout: seconds for the answer to the BIND; by default ``operation_timeout``.
+        :param timeout: seconds for the answer to the BIND; by default ``operation_timeout``. While
+            others wait for a connection, users of a part of the directory for which nobody has
+            answered for two seconds have half of the connections, and more of them are an outage.
             Finding the user has ``operation_timeout``, and a free connection the pool's
             ``timeout``.
         :raises CredentialsError: refused because of the user; its ``verdict`` says why, but
@@ -297,11 +302,16 @@ class LDAPPool:
         try:
             secret = octets(password)
             dn, name = self._names.find(dn_or_name, self.search)
-            with DirectoryLease(self._auth_pool, self._login_connector) as connection:
+            self._slow_binds.check(dn)
+            with (
+                DirectoryLease(self._auth_pool, self._login_connector) as connection,
+                self._slow_binds.attempt(dn) as attempt,
+            ):
                 self._count("binds")
                 answer = connection.bind(
-                    dn, secret, timeout=timeout, password_policy=self._password_policy
-                )
+                    dn, secret, timeout=timeout, password_policy=self._password_policy,
+                    patience=attempt,
+                )  # fmt: skip
             self._count("logins_accepted")
             return Identity(dn, name, connection.server, answer.password_expiring, answer.grace)
         except CredentialsError:
@@ -542,6 +552,7 @@ class LDAPPool:
         self._monitor.after_fork()
         self._search_connector.after_fork()
         self._login_connector.after_fork()
+        self._slow_binds.after_fork()
         # With a lock that no thread of the parent holds.
         self._counts_lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTS, 0)

@@ -35,8 +35,8 @@ class ServiceAccount:
     Until it has been accepted once, and after a refusal, one BIND at a time tells, in all processes
     of the node; who comes meanwhile waits for the outcome.
 
-    A password that is refused by one server, or one address of a name, may not have come to that one
-    yet: the next is asked. When another one refuses it too, it is the password (:mod:`.refusals`).
+    A password that is refused by one server, or one address of a name, may not have come to that
+    one yet: the next is asked. When another one refuses it too, it is wrong (:mod:`.refusals`).
 
     :param dn: DN to bind, or what else the server takes for one; empty for nobody
     :param password: its password; text is sent in UTF-8

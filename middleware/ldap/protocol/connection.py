@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from keyfront.errors import (
     CredentialsError,
@@ -55,6 +55,16 @@ _ABILITIES = (
 
 Entry = tuple[str, dict[str, list[bytes]]]
 Reference = tuple[None, list[str]]
+
+
+class Patience(Protocol):
+    """Decides for how long an answer is waited for."""
+
+    def first(self, seconds: float | None) -> float | None:
+        """Return for how long to wait at first, of the seconds that there are."""
+
+    def more(self) -> float:
+        """Return for how long to wait on; 0 for no more."""
 
 
 class BindAnswer(NamedTuple):
@@ -201,6 +211,7 @@ class Connection:
         timeout: float | None = None,
         allow_anonymous: bool = False,
         password_policy: bool = False,
+        patience: Patience | None = None,
     ) -> BindAnswer:
         """Send one BIND (RFC 4511 section 4.2), whoever the connection is bound as already.
 
@@ -211,6 +222,7 @@ class Connection:
         :param password: text is sent in UTF-8
         :param allow_anonymous: let both be empty, to become nobody
         :param password_policy: ask for warnings and reasons
+        :param patience: may have it end sooner than ``timeout``
         :raises CredentialsError: refused because of the user, with the reason if the server tells
         """
         self.bound_as = None
@@ -223,10 +235,12 @@ class Connection:
                 raise _never_sent(self.server, dn, secret)
             asked = _POLICY if password_policy else b""
             request = messages.bind_request(self.next_id(), dn, secret, asked)
+            if patience is not None:
+                timeout = patience.first(self._timeout if timeout is None else timeout)
             self._begin(timeout)
             self.binds += 1
             self.transport.send(request)
-            message = self._answer(responses.BIND)
+            message = self._answer(responses.BIND, patience)
             if message.code or message.controls:
                 refused, answer = self._judge(message, secret, password_policy)
             else:
@@ -585,14 +599,21 @@ class Connection:
             4, verdicts.name_of(4), f"more than {size_limit} entries came", server=self.server
         )
 
-    def _answer(self, tag: int) -> Message:
+    def _answer(self, tag: int, patience: Patience | None = None) -> Message:
         """Return the one answer to what was just sent."""
         broken = ""
+        began = time.monotonic() if patience is not None else 0.0
         try:
             while True:
                 message = self._decoder.next()
                 if message is None:
-                    self._decoder.feed(self.transport.receive())
+                    try:
+                        self._decoder.feed(self.transport.receive())
+                    except DirectoryTimeoutError:
+                        more = patience.more() if patience is not None else 0.0
+                        if not more:
+                            raise
+                        self.transport.begin(more, since=began)
                 elif message.id != self._id:
                     self.check_unasked(message)
                 elif message.tag == tag:

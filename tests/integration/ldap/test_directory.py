@@ -223,8 +223,9 @@ def test_one_address_of_a_name_lags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """An Active Directory domain is one name and many controllers."""
-    with FaultProxy(d.port, host="127.0.1.1") as one, FaultProxy(other.port, host="127.0.1.2") as two:
-        found = [(2, 1, 6, "", (f"127.0.1.{n}", x.port)) for n, x in ((1, one), (2, two))]
+    hosts = [f"127.0.1.{n}" for n in (1, 2)]
+    with FaultProxy(d.port, host=hosts[0]) as one, FaultProxy(other.port, host=hosts[1]) as two:
+        found = [(2, 1, 6, "", (hosts[n], x.port)) for n, x in enumerate((one, two))]
         look_up = socket.getaddrinfo
         monkeypatch.setattr(
             socket, "getaddrinfo",

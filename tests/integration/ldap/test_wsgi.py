@@ -578,8 +578,8 @@ def application(environ, start_response):
 """
 
 
-# What is under way at the fork: the sign of life before the first BIND; the BIND, for which the turn
-# of the node is held.
+# What is under way at the fork: the sign of life before the first BIND; the BIND, for which the
+# turn of the node is held.
 UNDER_WAY = {
     "question": "account._trying",
     "bind": "any(turn._threads.locked() for turn in account._refusals._turns)",
