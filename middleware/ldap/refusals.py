@@ -69,7 +69,7 @@ class Refusals:
         self._memory = _empty()
         #: Salt, password and digest of the last one made.
         self._made: tuple[str, bytes, str] | None = None
-        folder = None if account is None else _folder()
+        folder = None if account is None else shared_folder()
         if folder is not None:
             name = hashlib.blake2b(repr(account).encode(), digest_size=12).hexdigest()
             self._path = folder / f"{name}.json"
@@ -249,7 +249,7 @@ def _is_on(entry: dict[str, Any], now: float) -> bool:
     return bool(now < entry["until"] <= now + MAX_HOLD_SECONDS)
 
 
-def _folder() -> Path | None:
+def shared_folder() -> Path | None:
     """Return the folder of this user's files; ``None`` if there is none that is safe."""
     base = Path("/dev/shm")
     if not os.access(base, os.W_OK | os.X_OK):

@@ -317,7 +317,7 @@ class Identity(core.Identity):
             raise AssertionError(refused) from None
         failure: DirectoryError | None = None
         try:
-            identity = self.pool.get().authenticate(user["dn"], secret)
+            identity = self.pool.get().authenticate(user["dn"], secret, address=_address())
         except DirectoryError as error:
             # Without its frames, which hold the password, and raised below outside of them.
             failure = error.with_traceback(None)
@@ -356,6 +356,11 @@ def _told(error: Exception) -> exception.Error:
         LOG.error("LDAP: the identity of [ldap] user was refused: %s", reason)
         return exception.LDAPInvalidCredentialsError()
     return unavailable(reason)
+
+
+def _address() -> str:
+    """Return who asks, as Keystone sees it: behind proxies by ``[oslo_middleware]``."""
+    return flask.request.remote_addr or "" if flask.has_request_context() else ""
 
 
 def _add_retry_after(response: Any) -> Any:

@@ -464,6 +464,19 @@ def test_the_third_wrong_password_locks_and_not_an_earlier_one(d: Directory, mak
     assert pool.authenticate(victim.dn, victim.password)
 
 
+def test_nobody_is_locked_out_through_us(d: Directory, make: Make) -> None:
+    """The directory locks after the third wrong password."""
+    victim = d.users[8]
+    pools = [make(d.url, max_refused_logins=2) for _ in range(2)]
+    for n in range(10):
+        with pytest.raises(CredentialsError):
+            pools[n % 2].authenticate(victim.dn, "wrong", address="192.0.2.66")
+    assert d.failures(victim.dn) == 2
+    # He goes on, from where he is.
+    assert pools[0].authenticate(victim.dn, victim.password, address="192.0.2.1").dn == victim.dn
+    d.unlock(victim.dn)
+
+
 def test_why_a_login_is_refused(d: Directory, make: Make) -> None:
     expired, reset, soon, grace = d.users[51:55]
     d.expire(expired.dn)

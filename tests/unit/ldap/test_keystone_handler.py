@@ -125,7 +125,7 @@ class Pool:
             raise self.found
         return SearchAnswer(self.found)
 
-    def authenticate(self, dn: str, password: str | bytes) -> Any:
+    def authenticate(self, dn: str, password: str | bytes, *, address: str = "") -> Any:
         self.binds.append((dn, password))
         if self.verdict is not None:
             raise self.verdict

@@ -24,7 +24,7 @@ SECRET = b"of the service"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "shared"
     made.mkdir(mode=0o700)
-    monkeypatch.setattr(refusals, "_folder", lambda: made)
+    monkeypatch.setattr(refusals, "shared_folder", lambda: made)
     # Longer than any test takes, on a busy machine too.
     monkeypatch.setattr(refusals, "HOLD_SECONDS", refusals.MAX_HOLD_SECONDS)
     return made
@@ -189,7 +189,7 @@ def test_a_folder_of_others_is_not_used_and_old_files_go(
         for name, age in (("new", 0), ("old", 90_000)):
             (place / "ldap" / name).touch()
             os.utime(place / "ldap" / name, (0, os.path.getmtime(place) - age))
-        assert refusals._folder() == place / "ldap"
+        assert refusals.shared_folder() == place / "ldap"
         assert [each.name for each in (place / "ldap").iterdir()] == ["new"]
         (place / "ldap").chmod(0o750)
-        assert refusals._folder() is None
+        assert refusals.shared_folder() is None
