@@ -214,6 +214,9 @@ class _Pair:
             self.proxy._note()
         else:
             self.server_open = False
+        at = self.proxy._stall_at
+        if at and flow is self.up and isinstance(item, bytes) and at in item:
+            self.proxy._hold = True
         garbage = self.proxy._garbage
         if garbage is not None and isinstance(item, bytes):
             if flow is self.up:
@@ -314,6 +317,7 @@ class FaultProxy:
         self._timers: list[tuple[float, int, _Flow]] = []
         self._numbers = itertools.count()
         self._hold = False
+        self._stall_at = b""
         self._garbage: tuple[bytes, bool] | None = None
         self._reset_after: int | None = None
         self._trickle = (0, 0.0)
@@ -374,6 +378,10 @@ class FaultProxy:
     def stall(self) -> None:
         """Accept, and pass nothing on."""
         self._mode(hold=True)
+
+    def stall_at(self, data: bytes) -> None:
+        """Pass nothing on any more as soon as a part of a request holds `data`; before, all."""
+        self._mode(stall_at=data)
 
     def black_hole(self) -> None:
         """As a host that vanished: new connects get no answer, the old pass nothing on."""
@@ -453,12 +461,13 @@ class FaultProxy:
     def _mode(
         self, *, delay: float | None = None, hold: bool = False, listen: str = "open",
         garbage: tuple[bytes, bool] | None = None, reset_after: int | None = None,
-        trickle: tuple[int, float] = (0, 0.0), then: Callable[[], None] = lambda: None,
+        trickle: tuple[int, float] = (0, 0.0), stall_at: bytes = b"",
+        then: Callable[[], None] = lambda: None,
     ) -> None:
         def change() -> None:
             self.delay = self.delay if delay is None else delay
             self._hold, self._garbage, self._trickle = hold, garbage, trickle
-            self._reset_after = reset_after
+            self._reset_after, self._stall_at = reset_after, stall_at
             for pair in self._pairs:
                 pair.reset_after = reset_after
             self._listen(listen)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 from keyfront.common import fork
 from keyfront.common.file_lock import FileLock
-from keyfront.errors import CoordinatorError, OptionError
+from keyfront.errors import CoordinatorError, DirectoryUnavailableError, OptionError
 from keyfront.middleware.tokens.counters import DIRECTORY_CHANGES
 from keyfront.middleware.tokens.epochs import Coordinator, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
@@ -49,8 +48,11 @@ _TURN_SECONDS = 0.2
 _STILL_SECONDS = 1.0
 # Seconds between looks for addresses and for domains in the database.
 _LOOK_SECONDS = 10.0
+# Seconds for which answers stand after a server was last said to offer no way to follow it: longer
+# than a connection and a pause take.
+_UNFOLLOWED_SECONDS = 15.0
 # Addresses of a server, and followers in all.
-_ADDRESSES = 8
+_ADDRESSES = 32
 _FOLLOWERS = 64
 # More users at once count as all of the domain.
 _USERS = 32
@@ -276,12 +278,15 @@ class _Listener:
         self._found = found
         self.kind: Callable[[Any], Literal["user", "group", "other"]] = found.reading.kind
         self.identity: Callable[[Any], str] = found.reading.identity
+        self._told = ""
 
     def begins(self, server: str) -> None:
         self._directories.changed(self._found, None)
-        for name in (self._found.name, f"{self._found.name} {server}"):
-            if leases.leases is not None:
+        self._told = ""
+        if leases.leases is not None:
+            for name in (self._found.name, f"{self._found.name} {server}"):
                 leases.leases.withdraw(name)
+            leases.leases.grant(self._was_followed(server), time.monotonic())
 
     def changed(self, users: Sequence[str]) -> None:
         self._directories.changed(self._found, users)
@@ -295,11 +300,28 @@ class _Listener:
                 leases.leases.grant(name, moment)
 
     def impossible(self, server: str, reason: str) -> None:
-        LOG.warning(
-            "directory %s cannot be followed: %s; answers are kept for ttl, or token_ttl of "
-            "[keyfront_ldap]", server, reason,
-        )  # fmt: skip
-        self.alive(server, math.inf)
+        """Let answers stand for their ``ttl``, unless the server was followed before: who counts on
+        that is not to find out by a user who is disabled and goes on.
+
+        :raises DirectoryUnavailableError: it was
+        """
+        kept = leases.leases
+        if kept is not None and kept.until(self._was_followed(server)):
+            raise DirectoryUnavailableError(
+                f"{reason}; it was followed before, so answers are not kept until it is again, or "
+                "[keyfront_ldap] follow = never", server=server,
+            )  # fmt: skip
+        if reason != self._told:
+            self._told = reason
+            LOG.warning(
+                "directory %s cannot be followed: %s; answers are kept for ttl, or token_ttl of "
+                "[keyfront_ldap]", server, reason,
+            )  # fmt: skip
+        self.alive(server, time.monotonic() + _UNFOLLOWED_SECONDS)
+
+    def _was_followed(self, server: str) -> str:
+        """Return the name of a lease that says so; it is of no use for anything else."""
+        return f"{self._found.name} {server} once"
 
 
 class _Manager:

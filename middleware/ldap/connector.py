@@ -291,8 +291,11 @@ class LoginConnector(Connector):
         if self._fast_bind != "auto":
             fast = bool(self._fast_bind)
         elif fast is None:
-            fast = made.supports(FAST_BIND, timeout=deadline - time.monotonic())
-            self._fast[made.url] = fast
+            try:
+                fast = made.supports(FAST_BIND, timeout=deadline - time.monotonic())
+                self._fast[made.url] = fast
+            except DirectoryAnswerError:
+                fast = False  # it does not tell now; the next connection asks again
         if fast:
             # Before any BIND (MS-ADTS 3.1.1.3.4.2.2).
             self._begin_fast_bind(made, deadline - time.monotonic())

@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -34,6 +35,7 @@ from keyfront.errors import (
 from . import published, ranges
 from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
 from .diagnose import ServerReport, Terms, examine
+from .login_limit import LoginLimit
 from .monitor import Monitor
 from .names import Identity, Names, octets
 from .pool import ConnectionPool, Lease
@@ -45,6 +47,7 @@ from .protocol.urls import ServerURL
 from .secret_file import read_secret
 from .servers import ServerSet, ServerState
 from .service_account import ServiceAccount
+from .slow_binds import SlowBinds
 
 _COUNTS = (
     *("searches", "searches_retried", "searches_failed"),
@@ -137,6 +140,9 @@ class LDAPPool:
     :param user_name_attribute: an attribute of the entry found, whose one value is the name of the
         user who logged in, instead of the name given
     :param password_policy: ask the server why a login fails, and when a password expires
+    :param max_refused_logins: logins of one user from one address that the directory may refuse;
+        no more are sent then, on all processes of the node, for the rest of the time. 0: any number
+    :param refused_logins_seconds: that time, from the first of them on; above 0
     :param fast_bind: use Active Directory's fast bind for logins; ``auto``: where the server has it
     :param fail_back: close connections to a worse server when a better one is up again, bit by bit
     :param name: name of the pool, for messages and threads; by default the first server's
@@ -172,6 +178,8 @@ class LDAPPool:
         user_filter: str = "(uid={})",
         user_name_attribute: str | None = None,
         password_policy: bool = True,
+        max_refused_logins: int = 0,
+        refused_logins_seconds: float = 1800.0,
         fast_bind: bool | Literal["auto"] = False,
         fail_back: bool = True,
         name: str | None = None,
@@ -209,6 +217,8 @@ class LDAPPool:
         ranges.sizes(auth_min_size, auth_max_size, "auth_")
         ranges.count("max_waiting", max_waiting)
         ranges.count("max_entries", max_entries)
+        ranges.count("max_refused_logins", max_refused_logins)
+        ranges.above_zero("refused_logins_seconds", refused_logins_seconds)
         if ranges.count("max_answer", max_answer) < 1:
             raise OptionError("max_answer", max_answer, "a whole number of MiB, 1 or more")
         ranges.one_of("fast_bind", fast_bind, "auto", True, False)
@@ -245,6 +255,12 @@ class LDAPPool:
             min_size=auth_min_size, max_size=auth_max_size, max_lifetime=auth_max_lifetime,
             **common,
         )  # fmt: skip
+        self._login_limit = None
+        if max_refused_logins:
+            texts = sorted(url.text for url in self._urls)
+            self._login_limit = LoginLimit(max_refused_logins, refused_logins_seconds, texts)
+        auth_pool = self._auth_pool
+        self._slow_binds = SlowBinds(auth_max_size, lambda: auth_pool.is_waited_for)
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._is_published = False
         self._counts_lock = threading.Lock()
@@ -273,7 +289,12 @@ class LDAPPool:
     # Using it
 
     def authenticate(
-        self, dn_or_name: str, password: str | bytes, *, timeout: float | None = None
+        self,
+        dn_or_name: str,
+        password: str | bytes,
+        *,
+        timeout: float | None = None,
+        address: str = "",
     ) -> Identity:
         """Check a password, by exactly one BIND that is never sent again.
 
@@ -284,7 +305,10 @@ class LDAPPool:
         are. With ``user_dn`` it is sent for both.
 
         :param password: text is sent in UTF-8; an empty one is refused, and not sent
-        :param timeout: seconds for the answer to the BIND; by default ``operation_timeout``.
+        :param timeout: seconds for the answer to the BIND; by default ``operation_timeout``. While
+            others wait for a connection, users of a part of the directory for which nobody has
+            answered for two seconds have half of the connections, and more of them are an outage.
+        :param address: from where the user logs in, for ``max_refused_logins``
             Finding the user has ``operation_timeout``, and a free connection the pool's
             ``timeout``.
         :raises CredentialsError: refused because of the user; its ``verdict`` says why, but
@@ -297,11 +321,18 @@ class LDAPPool:
         try:
             secret = octets(password)
             dn, name = self._names.find(dn_or_name, self.search)
-            with DirectoryLease(self._auth_pool, self._login_connector) as connection:
+            self._slow_binds.check(dn)
+            limit = self._login_limit
+            with (
+                limit.attempt(dn, address, self._timeout) if limit else nullcontext(),
+                DirectoryLease(self._auth_pool, self._login_connector) as connection,
+                self._slow_binds.attempt(dn) as attempt,
+            ):
                 self._count("binds")
                 answer = connection.bind(
-                    dn, secret, timeout=timeout, password_policy=self._password_policy
-                )
+                    dn, secret, timeout=timeout, password_policy=self._password_policy,
+                    patience=attempt,
+                )  # fmt: skip
             self._count("logins_accepted")
             return Identity(dn, name, connection.server, answer.password_expiring, answer.grace)
         except CredentialsError:
@@ -542,6 +573,7 @@ class LDAPPool:
         self._monitor.after_fork()
         self._search_connector.after_fork()
         self._login_connector.after_fork()
+        self._slow_binds.after_fork()
         # With a lock that no thread of the parent holds.
         self._counts_lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTS, 0)

@@ -48,6 +48,16 @@ _CONNECT_SECONDS = 5.0
 _REFRESH_SECONDS = 120.0
 # Seconds until the next try, doubled up to the last.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+# Seconds for which a way to follow that was refused is not tried again: rights and limits change.
+_REFUSED_SECONDS = 10.0
+# Seconds between two looks whether a server that offers no way has one by now, and between two
+# times in which it is said that it has none.
+_LOOK_SECONDS = 60.0
+_REPEAT_SECONDS = 1.0
+# Seconds after a persistent search was sent, in which it may not stand yet. See `_Persistent`.
+_SETTLING_SECONDS = 2.0
+# Reasons that are logged, each once, until it is followed again.
+_COMPLAINTS = 8
 # Changes that are told at once.
 _BATCH = 256
 # Entries whose numbers have a place of their own, about.
@@ -120,7 +130,7 @@ class Listener(Protocol):
         ...
 
     def impossible(self, server: str, reason: str) -> None:
-        """The server offers no way to follow it."""
+        """The server offers no way to follow it; said again and again, as long as that is so."""
         ...
 
 
@@ -152,9 +162,13 @@ class Follower:
         self._terms = terms
         self._listener = listener
         self._stop = threading.Event()
-        self._complained = ""
+        # Since it was last followed.
+        self._complaints: set[str] = set()
         self._limited = False
-        self._refused: set[Method] = set()
+        # Until when a way is not tried, and why.
+        self._refused: dict[Method, tuple[float, str]] = {}
+        # The server that offers no way, and the reason.
+        self._impossible: tuple[str, str] | None = None
         self._thread = threading.Thread(target=self._run, name=f"follow-{name}", daemon=True)
 
     def start(self) -> None:
@@ -176,6 +190,8 @@ class Follower:
             began = time.monotonic()
             reason = ""
             try:
+                # So it was when it was last asked, and it may be away now.
+                self._say_impossible()
                 self._follow()
             except CredentialsError as error:
                 reason = str(error)
@@ -184,8 +200,7 @@ class Follower:
             except Exception as error:  # of Keystone's code, or of a bug: never the end of it
                 reason = f"{type(error).__name__}: {error}"
                 LOG.debug("following %s", self._name, exc_info=True)
-            if reason and reason != self._complained and not self._stop.is_set():
-                self._complained = reason
+            if reason and not self._stop.is_set() and self._is_news(reason):
                 LOG.warning("directory %s is not followed: %s", self._name, reason)
             if time.monotonic() - began > _LONGEST_PAUSE:
                 pause = _FIRST_PAUSE
@@ -197,10 +212,8 @@ class Follower:
         try:
             method = self._method(connection)
             if method is None:
-                self._listener.impossible(
-                    connection.source, "it offers none of " + ", ".join(self._terms.methods)
-                )
-                self._stop.wait(60.0)
+                self._impossible = connection.source, self._why_not()
+                self._repeat(time.monotonic() + _LOOK_SECONDS)
                 return
             try:
                 kind = _Polling if method == "usn" else _Persistent
@@ -209,19 +222,42 @@ class Follower:
                 if error.code in _LIMITS and not self._limited:
                     # Without what is there now: only slapd can tell where to begin.
                     self._limited = True
-                elif error.code in _REFUSED and method not in self._refused:
-                    self._refused.add(method)
+                elif error.code in _REFUSED:
+                    self._refused[method] = (time.monotonic() + _REFUSED_SECONDS, error.message)
                 raise
         finally:
             connection.close()
 
+    def _is_news(self, reason: str) -> bool:
+        if reason in self._complaints or len(self._complaints) >= _COMPLAINTS:
+            return False
+        self._complaints.add(reason)
+        return True
+
+    def _repeat(self, until: float) -> None:
+        """Say again and again that the server cannot be followed."""
+        while not self._stop.is_set() and time.monotonic() < until:
+            self._say_impossible()
+            self._stop.wait(_REPEAT_SECONDS)
+
+    def _say_impossible(self) -> None:
+        told, self._impossible = self._impossible, None
+        if told is not None:
+            self._listener.impossible(*told)
+            self._impossible = told
+
+    def _why_not(self) -> str:
+        reasons = [f"{method}: {reason}" for method, (_, reason) in self._refused.items()]
+        return "; ".join(reasons) or "it offers none of " + ", ".join(self._terms.methods)
+
     def _method(self, connection: Connection) -> Method | None:
-        offered = [
-            method
-            for method in self._terms.methods
-            if connection.supports(METHODS[method]) and method not in self._refused
-        ]
-        return offered[0] if offered else None
+        now = time.monotonic()
+        for method in [x for x, (until, _) in self._refused.items() if until <= now]:
+            del self._refused[method]
+        for method in self._terms.methods:
+            if connection.supports(METHODS[method]) and method not in self._refused:
+                return method
+        return None
 
 
 class _Session:
@@ -246,7 +282,9 @@ class _Session:
         self._users.clear()
         self._all = False
         self._listener.begins(self._connection.source)
-        self._follower._complained = ""
+        self._follower._impossible = None
+        self._follower._refused.clear()
+        self._follower._complaints.clear()
         LOG.info("directory %s is followed by %s", self._follower._name, self._method)
 
     def _note(self, change: Change, state: sync.EntryState | None) -> None:
@@ -305,7 +343,12 @@ class _Session:
 
 
 class _Persistent(_Session):
-    """Searches that go on for ever."""
+    """Searches that go on for ever.
+
+    One by syncrepl says when it stands. A persistent search does not, and questions that are
+    answered after it prove nothing: 389-ds works on several operations of a connection at a time.
+    So nothing is claimed for the first seconds, and then all counts as changed once more.
+    """
 
     def __init__(self, follower: Follower, connection: Connection, method: Method) -> None:
         super().__init__(follower, connection, method)
@@ -340,6 +383,7 @@ class _Persistent(_Session):
                     f"what is there now did not come within {_REFRESH_SECONDS:.0f} s",
                     server=self._connection.server,
                 )
+        settles = time.monotonic() + (_SETTLING_SECONDS if self._method == "psearch" else 0.0)
         begun = False
         while not self._stop.is_set():
             now = time.monotonic()
@@ -360,9 +404,10 @@ class _Persistent(_Session):
                     break
             if message is not None:
                 self._receive(message)
-            # A persistent search does not say when it stands; it does when two questions that
-            # came after it were answered.
-            if not begun and (self._answered > 1 or self._method == "syncrepl"):
+            if not begun:
+                # Told once more when it is over; whoever asks meanwhile is not told of what was.
+                if time.monotonic() < settles or (self._method == "psearch" and not self._answered):
+                    continue
                 begun = True
                 self._begin()
             self._tell()

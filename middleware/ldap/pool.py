@@ -818,6 +818,11 @@ class ConnectionPool(Generic[C]):
         for member in members:
             self.examine(state, member, 0.0)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for a connection; takes no lock."""
+        return bool(self._state.waiters)
+
     def connections(self) -> list[C]:
         """Return the connections there are, idle ones first, without those being opened."""
         state = self._here()

@@ -43,10 +43,21 @@ _POLL_SECONDS = 0.002
 _COST = {"n": 2**14, "r": 8, "p": 1}
 
 _ANY = "*"
+# Locks for those who offer a password: whoever waits for one for so many seconds takes the next, as
+# the process that holds it may be stopped.
+_TURNS = 4
+_TURN_SECONDS = 1.0
+# So many servers that refuse a password count for all, though another one took it.
+_ENOUGH = 3
 
 
 class Refusals:
     """What was refused of one account, by password and server.
+
+    A server is whatever tells it from others: its address, too, where a name stands for several. A
+    password that one server refuses may not have come to that one yet. It is held back from all
+    when a second one refuses it and none has taken it meanwhile, or when a third one does; and
+    then, when it is offered again, a server is asked that has not refused it, if there is one.
 
     :param account: what tells the account from others; ``None`` to share with nobody
     """
@@ -54,16 +65,16 @@ class Refusals:
     def __init__(self, account: Sequence[str] | None = None) -> None:
         self._path: Path | None = None
         self._lock: FileLock | None = None
-        self._turn: FileLock | None = None
-        self._memory: dict[str, Any] = {"salt": _text(os.urandom(16)), "refused": {}}
+        self._turns: list[FileLock] = []
+        self._memory = _empty()
         #: Salt, password and digest of the last one made.
         self._made: tuple[str, bytes, str] | None = None
-        folder = None if account is None else _folder()
+        folder = None if account is None else shared_folder()
         if folder is not None:
             name = hashlib.blake2b(repr(account).encode(), digest_size=12).hexdigest()
             self._path = folder / f"{name}.json"
             self._lock = FileLock(folder / f"{name}.lock", seconds=1.0)
-            self._turn = FileLock(folder / f"{name}.turn")
+            self._turns = [FileLock(folder / f"{name}.turn{x or ''}") for x in range(_TURNS)]
 
     @property
     def shared(self) -> bool:
@@ -82,8 +93,7 @@ class Refusals:
         now = time.monotonic()
         for place in (_ANY,) if server is None else (_ANY, server):
             entry = state["refused"].get(f"{digest} {place}")
-            # What is further away than any hold was written before the machine was started.
-            if entry is not None and now < entry["until"] <= now + MAX_HOLD_SECONDS:
+            if entry is not None and _is_on(entry, now):
                 return _error(entry["error"], entry["until"] - now)
         return None
 
@@ -95,20 +105,41 @@ class Refusals:
 
         def change(state: dict[str, Any]) -> None:
             now = time.monotonic()
-            refused = state["refused"]
+            refused, accepted = state["refused"], state["accepted"]
             for key in [k for k, v in refused.items() if now - v["until"] > _FORGOTTEN]:
                 del refused[key]
-            key = f"{self._digest(state['salt'], secret)} {server or _ANY}"
-            before = refused.get(key, {"hold": 0.0, "until": 0.0})
-            if now < before["until"] <= now + MAX_HOLD_SECONDS:
+            for key in [k for k, at in accepted.items() if not 0 <= now - at < _FORGOTTEN]:
+                del accepted[key]
+            digest = self._digest(state["salt"], secret)
+            accepted.pop(f"{digest} {server}", None)
+
+            def hold(place: str, longer: float = 0.0) -> float:
+                key = f"{digest} {place}"
+                before = refused.get(key, {"hold": 0.0, "until": 0.0})
+                if longer == 0.0 and _is_on(before, now):
+                    return 0.0
+                seconds = longer or min(before["hold"] * 2 or HOLD_SECONDS, MAX_HOLD_SECONDS)
+                told = before["error"] if longer else _parts(error)
+                refused[key] = {"hold": seconds, "until": now + seconds, "error": told}
+                return seconds
+
+            if server is None:
+                hold(_ANY)
                 return
-            hold = min(before["hold"] * 2 or HOLD_SECONDS, MAX_HOLD_SECONDS)
-            refused[key] = {"hold": hold, "until": now + hold, "error": _parts(error)}
+            hold(server)
+            own = [k.partition(" ")[2] for k in refused if k.startswith(f"{digest} ")]
+            those = [x for x in own if x != _ANY and _is_on(refused[f"{digest} {x}"], now)]
+            doubted = any(key.startswith(f"{digest} ") for key in accepted)
+            if _ANY in own or len(those) >= (_ENOUGH if doubted else 2):
+                seconds = hold(_ANY)
+                for each in those if seconds else ():
+                    # So that one that has not refused it is asked first, when all may be again.
+                    hold(each, min(seconds * 2, MAX_HOLD_SECONDS))
 
         self._update(change)
 
     def forget(self, secret: bytes, server: str) -> None:
-        """Note that a server took a password."""
+        """Note that a server took a password; empty: which one was noted already."""
         if not self._read()["refused"]:
             return
 
@@ -116,6 +147,8 @@ class Refusals:
             digest = self._digest(state["salt"], secret)
             for place in (_ANY, server):
                 state["refused"].pop(f"{digest} {place}", None)
+            if server:
+                state["accepted"][f"{digest} {server}"] = time.monotonic()
 
         self._update(change)
 
@@ -123,24 +156,35 @@ class Refusals:
     def turn(self, seconds: float) -> Iterator[bool]:
         """Offer a password in a block while nobody else of the node does.
 
-        It yields whether it is so; not if others took longer than ``seconds``.
+        It yields whether it is so; not if others took longer than ``seconds``. One who is stopped
+        meanwhile keeps the others for a second or so, and then no more.
         """
-        lock = self._turn
-        deadline = time.monotonic() + seconds
-        taken = False
+        began = time.monotonic()
+        taken: FileLock | None = None
         try:
-            while lock is not None and not (taken := lock.attempt()):
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(_POLL_SECONDS)
-        except CoordinatorError as error:
-            self._go_alone(error)
-        try:
-            yield taken or self._turn is None
+            try:
+                while self._turns:
+                    waited = time.monotonic() - began
+                    for lock in self._turns[: 1 + int(waited / _TURN_SECONDS)]:
+                        if lock.attempt():
+                            taken = lock
+                            break
+                    if taken is not None or waited >= seconds:
+                        break
+                    time.sleep(_POLL_SECONDS)
+            except CoordinatorError as error:
+                self._go_alone(error)
+            yield taken is not None or not self._turns
         finally:
-            if taken and lock is not None:
-                lock.__exit__(None, None, None)
-                lock.close()  # it is seldom taken
+            if taken is not None:
+                taken.__exit__(None, None, None)
+                taken.close()  # it is seldom taken
+
+    def after_fork(self) -> None:
+        """Let go of what the parent holds, in a child that nobody told of the fork."""
+        for lock in (self._lock, *self._turns):
+            if lock is not None:
+                lock.after_fork()
 
     def _read(self) -> dict[str, Any]:
         if self._path is None:
@@ -152,7 +196,7 @@ class Refusals:
                     return _checked(json.loads(file.read(_LONGEST)))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             pass  # not there, or not ours, or broken: it is written anew
-        return {"salt": _text(os.urandom(16)), "refused": {}}
+        return _empty()
 
     def _update(self, change: Callable[[dict[str, Any]], None]) -> None:
         path, lock = self._path, self._lock
@@ -185,7 +229,8 @@ class Refusals:
     def _go_alone(self, error: Exception) -> None:
         """Share with nobody from now on."""
         LOG.warning("refused passwords are not shared with other processes: %s", error)
-        self._path = self._lock = self._turn = None
+        self._path = self._lock = None
+        self._turns = []
 
     def _digest(self, salt: str, secret: bytes) -> str:
         made = self._made
@@ -195,7 +240,16 @@ class Refusals:
         return made[2]
 
 
-def _folder() -> Path | None:
+def _empty() -> dict[str, Any]:
+    return {"salt": _text(os.urandom(16)), "refused": {}, "accepted": {}}
+
+
+def _is_on(entry: dict[str, Any], now: float) -> bool:
+    """Whether a refusal holds. What is further away than any does was of before a boot."""
+    return bool(now < entry["until"] <= now + MAX_HOLD_SECONDS)
+
+
+def shared_folder() -> Path | None:
     """Return the folder of this user's files; ``None`` if there is none that is safe."""
     base = Path("/dev/shm")
     if not os.access(base, os.W_OK | os.X_OK):
@@ -241,7 +295,8 @@ def _checked(state: Any) -> dict[str, Any]:
         entry["until"] = float(entry["until"])
         entry["hold"] = float(entry["hold"])
         _error(entry["error"], 0.0)
-    return {"salt": state["salt"], "refused": state["refused"]}
+    accepted = {str(key): float(at) for key, at in state.get("accepted", {}).items()}
+    return {"salt": state["salt"], "refused": state["refused"], "accepted": accepted}
 
 
 def _parts(error: CredentialsError) -> list[Any]:

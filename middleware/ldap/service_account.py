@@ -15,15 +15,18 @@ from contextlib import contextmanager
 from keyfront.common.condition import Condition
 from keyfront.errors import CredentialsError, DirectoryTimeoutError, OptionError
 
-from .protocol.addresses import PassedOver
+from .protocol.addresses import PassedOver, is_numeric
 from .protocol.connection import Connection
 from .protocol.requests import password_octets
+from .protocol.urls import ServerURL
 from .refusals import Refusals
 
 LOG = logging.getLogger(__name__)
 
 # Seconds that a process waits for another's BIND if its own password was accepted before.
 _TURN_SECONDS = 1.0
+# Seconds for which nobody connects after all that answered had refused it.
+_REST_SECONDS = 1.0
 
 
 class ServiceAccount:
@@ -32,8 +35,8 @@ class ServiceAccount:
     Until it has been accepted once, and after a refusal, one BIND at a time tells, in all processes
     of the node; who comes meanwhile waits for the outcome.
 
-    A password that was accepted before, and is refused by one server of several, may not have come
-    to that one yet: the others are asked on. A second refusal is the password's.
+    A password that is refused by one server, or one address of a name, may not have come to that
+    one yet: the next is asked. When another one refuses it too, it is wrong (:mod:`.refusals`).
 
     :param dn: DN to bind, or what else the server takes for one; empty for nobody
     :param password: its password; text is sent in UTF-8
@@ -46,7 +49,7 @@ class ServiceAccount:
     """
 
     __slots__ = (
-        *("_accepted", "_changed", "_doubtful", "_password", "_read", "_refusals", "_several"),
+        *("_accepted", "_changed", "_password", "_read", "_refusals", "_resting", "_single"),
         *("_trying", "bound_as", "dn"),
     )
 
@@ -78,9 +81,12 @@ class ServiceAccount:
         self._accepted = not dn
         self._trying = False
         self._read = read
-        self._several = len(servers) > 1
-        # Of the servers that took it before, those that refused it since one last took it.
-        self._doubtful: set[str] = set()
+        # A name may stand for several servers.
+        self._single = len(servers) <= 1 and all(
+            url.scheme == "ldapi" or is_numeric(url.host) for url in map(ServerURL.parse, servers)
+        )
+        # Why nobody took it, and until when nobody is connected to in order to hear so again.
+        self._resting: tuple[float, CredentialsError] | None = None
         self._refusals = Refusals((dn, *sorted(servers)) if dn and servers else None)
         self._changed = Condition()
 
@@ -119,27 +125,23 @@ class ServiceAccount:
             self._offer(connection, deadline)
 
     def _offer(self, connection: Connection, deadline: float) -> None:
-        server, secret = connection.server, self._password
-        refused = self._refusals.held(secret, server)
+        source, secret = connection.source, self._password
+        place = None if self._single else source
+        refused = self._refusals.held(secret, source)
         try:
             if refused is None:
                 refused = self._refusal(connection, secret, deadline)
                 if refused is not None:
-                    alone = not (self._accepted and self._several) or bool(
-                        self._doubtful - {server}
-                    )
-                    self._refusals.note(secret, refused, None if alone else server)
-                    self._doubtful.add(server)
+                    self._refusals.note(secret, refused, place)
             if refused is not None:
                 fresh = self._read_again()
-                if fresh != secret and self._refusals.held(fresh, server) is None:
+                if fresh != secret and self._refusals.held(fresh, source) is None:
                     secret, refused = fresh, self._refusal(connection, fresh, deadline)
                     if refused is not None:
-                        self._refusals.note(secret, refused)
+                        self._refusals.note(secret, refused, place)
                     self._password = secret
             if refused is None:
-                self._doubtful.clear()
-                self._refusals.forget(secret, server)
+                self._refusals.forget(secret, source)
                 return
             if self._refusals.held(secret) is None:
                 # By this server alone: what is held of it is known.
@@ -215,21 +217,26 @@ class ServiceAccount:
 
     def accepted(self) -> None:
         """Note that the server took the BIND."""
+        self._resting = None
         if self._accepted:
             return
-        self._refusals.forget(self._password, "")
-        with self._changed.surely():
-            self._accepted = True
-            self._trying = False
-            self._changed.notify_all()
+        try:
+            self._refusals.forget(self._password, "")
+        finally:
+            # Also where a greenlet is killed while it waits for the file: the others wait for this.
+            with self._changed.surely():
+                self._accepted = True
+                self._trying = False
+                self._changed.notify_all()
 
     def refused(self, error: CredentialsError) -> None:
         """Note that the server refused it: for a while, nobody offers it again."""
         if not self.dn:
             return
         try:
-            if self._refusals.held(self._password) is None:
+            if self._single and self._refusals.held(self._password) is None:
                 self._refusals.note(self._password, error)
+            self._resting = (time.monotonic() + _REST_SECONDS, error.with_traceback(None))
         finally:
             with self._changed.surely():
                 self._trying = False
@@ -247,6 +254,9 @@ class ServiceAccount:
     def _held(self) -> CredentialsError | None:
         """Return why it is not offered now, unless the file has another password by now."""
         refused = self._refusals.held(self._password)
+        if refused is None and self._resting is not None:
+            until, error = self._resting
+            refused = error if time.monotonic() < until else None
         if refused is None:
             return None
         fresh = self._read_again()
@@ -254,9 +264,11 @@ class ServiceAccount:
             return refused
         self._password = fresh
         self._accepted = False
+        self._resting = None
         return None
 
     def after_fork(self) -> None:
         """Let go of what threads of the parent hold."""
+        self._refusals.after_fork()
         self._changed = Condition()
         self._trying = False

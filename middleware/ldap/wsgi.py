@@ -69,6 +69,7 @@ _POOL_OPTIONS = (
     *("min_size", "max_size", "auth_min_size", "auth_max_size", "timeout", "max_waiting"),
     *("max_lifetime", "max_idle", "check_after", "connect_timeout", "operation_timeout"),
     *("max_answer", "max_entries", "password_policy", "fast_bind"),
+    *("max_refused_logins", "refused_logins_seconds"),
 )
 
 _MESSAGES = {
@@ -166,9 +167,10 @@ class LDAPAuth:
             return 0
         name, password = found
         name = name.lower() if self._lower_case else name
+        address = str(environ.get("REMOTE_ADDR", ""))
         failure: Exception | None = None
         try:
-            name = self._pool().authenticate(name, password).name
+            name = self._pool().authenticate(name, password, address=address).name
         except KeyfrontError as error:
             # without its frames, which have the password
             failure = error.with_traceback(None)
@@ -179,7 +181,7 @@ class LDAPAuth:
             return name.lower() if self._lower_case else name
         if isinstance(failure, CredentialsError):
             self._outage.answered()
-            where = shown(str(environ.get("REMOTE_ADDR", "")))
+            where = shown(address)
             LOG.info("ldap_auth: login of '%s' from %s: %s", shown(name), where, str(failure))
             return 0
         self._outage.failed(str(failure))

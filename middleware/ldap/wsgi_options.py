@@ -249,6 +249,13 @@ OPTIONS: dict[str, Option] = {
         "MiB that the answer to a search may take in memory; a larger one is refused.",
     ),
     "max_entries": _count(100_000, 0, 100_000_000, "Entries of such an answer; 0 sets no bound."),
+    "max_refused_logins": _count(
+        0, 0, 1000,
+        "Logins of one user from one address (REMOTE_ADDR) that the directory may refuse within "
+        "refused_logins_seconds, on all processes of the node; no more are sent then. 0 sets no "
+        "bound.",
+    ),
+    "refused_logins_seconds": _seconds(1800.0, 1.0, 604_800.0, "Seconds, from the first one on."),
     "password_policy": _flag(True, "Whether servers are asked why they refuse; it is logged."),
     "fast_bind": _choice(
         "never",

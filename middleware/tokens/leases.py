@@ -78,22 +78,24 @@ class Leases:
     def grant(self, name: str, moment: float) -> None:
         """Say that all is known that happened to what is followed up to a moment.
 
-        :param moment: on the monotonic clock; infinite: it need not be followed
+        :param moment: on the monotonic clock; in the future: it need not be followed until then
         :raises CoordinatorError: the file cannot be used
         """
         self.look()
         place = self._place(name, make=True)
-        if place >= 0 and moment + SECONDS > self.deadlines[place]:
-            self.deadlines[place] = moment + SECONDS
+        if place >= 0:
+            there = self.deadlines[place]
+            if moment + SECONDS > there or math.isinf(there):
+                self.deadlines[place] = moment + SECONDS
 
     def withdraw(self, name: str) -> None:
-        """Take back that something need not be followed.
+        """Take back that something need not be followed, for longer than a follower says.
 
         :raises CoordinatorError: the file cannot be used
         """
         self.look()
         place = self._place(name, make=True)
-        if place >= 0 and math.isinf(self.deadlines[place]):
+        if place >= 0 and self.deadlines[place] > time.monotonic() + SECONDS:
             self.deadlines[place] = 0.0
 
     def until(self, name: str) -> float:

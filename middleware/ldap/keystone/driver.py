@@ -15,8 +15,11 @@ database. Where it differs from the stock driver:
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import flask
 import ldap
@@ -25,7 +28,12 @@ from keystone.i18n import _
 from keystone.identity.backends import base
 from keystone.identity.backends.ldap import common, core
 
-from keyfront.errors import CredentialsError, DirectoryError, OptionError
+from keyfront.errors import (
+    CredentialsError,
+    DirectoryError,
+    IncompatibleError,
+    OptionError,
+)
 
 from ..protocol.requests import password_octets
 from . import options
@@ -42,6 +50,49 @@ _KEPT_ENTRIES = 16
 _FAILURES = (ldap.INVALID_CREDENTIALS, ldap.SERVER_DOWN, ldap.TIMEOUT, OptionError)
 
 _SEARCHES = "_keyfront_ldap_searches"
+
+# What Keystone's own handler is called with here, besides `sizelimit` (from Keystone 30 on).
+_SHAPES = {
+    "search_s": ("base", "scope", "filterstr", "attrlist", "attrsonly"),
+    "search_ext": (
+        *("base", "scope", "filterstr", "attrlist", "attrsonly"),
+        *("serverctrls", "clientctrls", "timeout", "sizelimit"),
+    ),
+    "result3": ("msgid", "all", "timeout", "resp_ctrl_classes"),
+    "connect": (
+        *("url", "page_size", "alias_dereferencing", "use_tls", "tls_cacertfile"),
+        *("tls_cacertdir", "tls_req_cert", "chase_referrals", "debug_level"),
+    ),
+    "simple_bind_s": ("who", "cred"),
+    "add_s": ("dn", "modlist"),
+    "modify_s": ("dn", "modlist"),
+}
+
+T = TypeVar("T")
+Found = list[tuple[str, dict[str, list[Any]]]]
+
+
+@functools.cache
+def takes_size_limit(handler: type) -> bool:
+    """Return whether a ``KeystoneLDAPHandler`` limits what ``search_s`` finds.
+
+    Keystone 30 does; 27 to 29 have ``sizelimit`` in ``search_ext`` only.
+
+    :raises IncompatibleError: it is called in another way than from 27 to 30
+    """
+    for name, needed in _SHAPES.items():
+        try:
+            known = list(inspect.signature(getattr(handler, name)).parameters)[1:]
+        except (AttributeError, TypeError, ValueError):
+            known = []
+        if tuple(known[: len(needed)]) != needed:
+            raise IncompatibleError(
+                f"driver = keyfront_ldap: Keystone's {handler.__name__}.{name}() takes "
+                f"{', '.join(known) or 'nothing that can be seen'}, and keyfront needs "
+                f"{', '.join(needed)} as Keystone 27 to 30 have; set driver = ldap, or install a "
+                "keyfront for this Keystone"
+            )
+    return "sizelimit" in inspect.signature(handler.search_s).parameters  # type: ignore[attr-defined]
 
 
 class DirectoryUnavailable(exception.LDAPServerConnectionError):
@@ -61,6 +112,8 @@ class Handler(common.KeystoneLDAPHandler):
     def __init__(self, conn: PoolHandler, owner: DriverPool) -> None:
         super().__init__(conn=conn)
         self._owner = owner
+        # What `search_ext` prepared last, and what it is kept by.
+        self._pending: tuple[Any, Any] | None = None
 
     def search_s(
         self,
@@ -70,31 +123,78 @@ class Handler(common.KeystoneLDAPHandler):
         attrlist: list[str] | None = None,
         attrsonly: int = 0,
         sizelimit: int = 0,
-    ) -> list[tuple[str, dict[str, list[Any]]]]:
+    ) -> Found:
         """Search, unless this HTTP request did so already.
 
+        :param sizelimit: entries at most; 0 for any number
         :raises DirectoryUnavailable: nobody answered
         :raises keystone.exception.UnexpectedError: the configuration is wrong
         :raises keystone.exception.LDAPInvalidCredentialsError: the identity of ``[ldap] user``
             was refused
         :raises ldap.LDAPError: what else the server answered
         """
-        kept = _searches_of_this_request()
-        attributes = None if attrlist is None else tuple(sorted(x for x in attrlist if x))
-        key = (self._owner, base, scope, filterstr, attributes, attrsonly, sizelimit)
-        if kept is not None and key in kept:
-            return _copied(kept[key])
-        found: list[tuple[str, dict[str, list[Any]]]] = []
-        failure: Exception | None = None
-        try:
-            found = super().search_s(base, scope, filterstr, attrlist, attrsonly, sizelimit)
-        except _FAILURES as error:
-            failure = error
-        if failure is not None:
-            # Outside of the except block: the log line is whole, and needs no traceback.
-            raise _told(failure)
-        if kept is not None and len(found) <= _KEPT_ENTRIES:
-            kept[key] = _copied(found)
+        key = (self._owner, base, scope, filterstr, _names(attrlist), attrsonly, sizelimit)
+        if (kept := _kept(key)) is not None:
+            return kept
+        search: Any = super().search_s
+        given: tuple[Any, ...] = (base, scope, filterstr, attrlist, attrsonly)
+        if takes_size_limit(common.KeystoneLDAPHandler):
+            found: Found = _asked(lambda: search(*given, sizelimit))
+        else:
+            found = _asked(lambda: search(*given))
+            found = found[:sizelimit] if sizelimit else found
+        _keep(key, found)
+        return found
+
+    def search_ext(
+        self,
+        base: str,
+        scope: int,
+        filterstr: str = "(objectClass=*)",
+        attrlist: list[str] | None = None,
+        attrsonly: int = 0,
+        serverctrls: Any = None,
+        clientctrls: Any = None,
+        timeout: float = -1,
+        sizelimit: int = 0,
+    ) -> Any:
+        """Prepare a search for :meth:`result3`: up to Keystone 29 one that is limited, by the first
+        page of so many entries.
+
+        :raises keystone.exception.Error: as :meth:`search_s`
+        """
+        pages = tuple((x.controlType, x.size, x.cookie) for x in serverctrls or ())
+        key = (self._owner, base, scope, filterstr, _names(attrlist), attrsonly, sizelimit, pages)
+        if (kept := _kept(key)) is not None:
+            return _Again(kept)
+        message = _asked(
+            lambda: super(Handler, self).search_ext(
+                base, scope, filterstr, attrlist, attrsonly, serverctrls, clientctrls, timeout,
+                sizelimit,
+            )
+        )  # fmt: skip
+        self._pending = (message, key)
+        return message
+
+    def result3(
+        self,
+        msgid: Any = ldap.RES_ANY,
+        all: int = 1,
+        timeout: float | None = None,
+        resp_ctrl_classes: Any = None,
+    ) -> Found:
+        """Wait for what :meth:`search_ext` prepared, and return what was found.
+
+        :raises keystone.exception.Error: as :meth:`search_s`
+        """
+        if isinstance(msgid, _Again):
+            return msgid.found
+        found: Found = _asked(
+            lambda: super(Handler, self).result3(msgid, all, timeout, resp_ctrl_classes)
+        )
+        pending, self._pending = self._pending, None
+        if pending is not None and pending[0] is msgid:
+            _keep(pending[1], found)
         return found
 
     def add_s(self, dn: str, modlist: Any) -> Any:
@@ -106,6 +206,13 @@ class Handler(common.KeystoneLDAPHandler):
         """Change an entry; what was found before it in this request is forgotten."""
         _forget()
         return super().modify_s(dn, modlist)
+
+
+class _Again:
+    """What this request has found before, in place of a search that is under way."""
+
+    def __init__(self, found: Found) -> None:
+        self.found = found
 
 
 class _Connections:
@@ -172,11 +279,13 @@ class Identity(core.Identity):
     :param conf: a domain's own configuration; by default Keystone's
     :raises keyfront.errors.OptionError: an option of Keystone's own configuration is wrong. That
         of a domain is told when the domain is used, since the other domains must go on.
+    :raises keyfront.errors.IncompatibleError: this Keystone's LDAP code looks otherwise
     """
 
     def __init__(self, conf: Any = None) -> None:
         # Not the stock driver's: its users and groups would be made twice.
         base.IdentityDriverBase.__init__(self)
+        takes_size_limit(common.KeystoneLDAPHandler)
         self.conf = core.CONF if conf is None else conf
         self.register_opts(self.conf)
         self.pool = DriverPool(self.conf)
@@ -208,7 +317,7 @@ class Identity(core.Identity):
             raise AssertionError(refused) from None
         failure: DirectoryError | None = None
         try:
-            identity = self.pool.get().authenticate(user["dn"], secret)
+            identity = self.pool.get().authenticate(user["dn"], secret, address=_address())
         except DirectoryError as error:
             # Without its frames, which hold the password, and raised below outside of them.
             failure = error.with_traceback(None)
@@ -249,6 +358,11 @@ def _told(error: Exception) -> exception.Error:
     return unavailable(reason)
 
 
+def _address() -> str:
+    """Return who asks, as Keystone sees it: behind proxies by ``[oslo_middleware]``."""
+    return flask.request.remote_addr or "" if flask.has_request_context() else ""
+
+
 def _add_retry_after(response: Any) -> Any:
     if response.status_code == DirectoryUnavailable.code:
         response.headers["Retry-After"] = str(RETRY_AFTER)
@@ -279,6 +393,40 @@ def _forget() -> None:
         kept.clear()
 
 
-def _copied(found: list[tuple[str, dict[str, list[Any]]]]) -> list[tuple[str, Any]]:
+def _kept(key: Any) -> Found | None:
+    """Return what this request has found by a search before."""
+    kept = _searches_of_this_request()
+    return _copied(kept[key]) if kept is not None and key in kept else None
+
+
+def _keep(key: Any, found: Found) -> None:
+    kept = _searches_of_this_request()
+    if kept is not None and len(found) <= _KEPT_ENTRIES:
+        kept[key] = _copied(found)
+
+
+def _asked(call: Callable[[], T]) -> T:
+    """Return what a search finds, with Keystone's exceptions for outages and refusals.
+
+    :raises keystone.exception.Error: as :meth:`Handler.search_s`
+    """
+    try:
+        return call()
+    except ldap.SIZELIMIT_EXCEEDED:
+        raise exception.LDAPSizeLimitExceeded() from None
+    except _FAILURES as error:
+        failure = error
+    # Outside of the except block: the log line is whole, and needs no traceback.
+    try:
+        raise _told(failure)
+    finally:
+        del failure
+
+
+def _names(attrlist: list[str] | None) -> tuple[str, ...] | None:
+    return None if attrlist is None else tuple(sorted(x for x in attrlist if x))
+
+
+def _copied(found: Found) -> Found:
     return [(dn, {name: list(values) for name, values in attributes.items()})
             for dn, attributes in found]

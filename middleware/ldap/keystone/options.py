@@ -109,6 +109,24 @@ LDAP = [
         max=100000000,
         help="Entries that the answer to a search may have, all pages together; 0 sets no bound.",
     ),
+    cfg.IntOpt(
+        "max_refused_logins",
+        default=0,
+        min=0,
+        max=1000,
+        help="Requests to log in as one user from one address that the directory may refuse within "
+        "refused_logins_seconds, on all processes of the node; no more are sent then, so that "
+        "nobody has the directory lock another's account. Choose one less than its own limit. 0 "
+        "sets no bound.",
+    ),
+    cfg.FloatOpt(
+        "refused_logins_seconds",
+        default=1800.0,
+        min=1.0,
+        max=604800.0,
+        help="Seconds within which refused logins of max_refused_logins count, from the first one "
+        "on.",
+    ),
     cfg.FloatOpt(
         "max_idle",
         default=600.0,
@@ -242,6 +260,8 @@ def pool_arguments(conf: Any) -> dict[str, Any]:
         "operation_timeout": operation_timeout,
         "max_answer": own["max_answer"],
         "max_entries": own["max_entries"],
+        "max_refused_logins": own["max_refused_logins"],
+        "refused_logins_seconds": own["refused_logins_seconds"],
         "password_policy": own["password_policy"],
         "fast_bind": _FAST_BIND[own["fast_bind"]],
         "fail_back": own["fail_back"],

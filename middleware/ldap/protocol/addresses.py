@@ -32,7 +32,8 @@ _LEAST_SHARE = 0.25
 
 
 class PassedOver(DirectoryUnavailableError):
-    """Raised by ``connect``: the server is well, but of no use to the caller, who tries the next.
+    """Raised by ``connect``: the server is well, but of no use to the caller, who tries the next
+    address, and then the next server.
 
     :param answer: to be raised if there is no next one
     """
@@ -104,6 +105,7 @@ class Addresses:
         :param call: called with the URL, an address and the seconds it may take; the address may be
             a :class:`.race.Connected`, whose socket it may take
         :param seconds: time for all of it
+        :raises PassedOver: no address is of use, and one at least answered
         :raises DirectoryUnavailableError: no address answers, with the reason of each; or the
             name has none
         :raises DirectoryTimeoutError: the same, and at least one used up its time
@@ -111,14 +113,18 @@ class Addresses:
         deadline = self._clock() + seconds
         addresses = self._now(seconds)
         failed: list[tuple[Address, Exception]] = []
+        passed: PassedOver | None = None
         with closing(self._tries(addresses, deadline, seconds, failed)) as tries:
             for address, share in tries:
                 plain = None if address is None else tuple(address)
                 try:
                     result = call(self._url, address, share)
-                except (DirectoryAnswerError, PassedOver):
+                except DirectoryAnswerError:
                     self._good = plain
                     raise
+                except PassedOver as error:
+                    if passed is None or passed.answer is None:
+                        passed = error.with_traceback(None)
                 except (DirectoryUnavailableError, OSError) as error:
                     failed.append((plain, error.with_traceback(None)))
                 else:
@@ -127,6 +133,11 @@ class Addresses:
                 finally:
                     if isinstance(address, Connected) and (unused := address.take()) is not None:
                         unused.close()
+        if passed is not None:
+            try:
+                raise passed
+            finally:
+                passed = None  # or it would hold this frame, and this frame it
         kinds = {_kind(error) for _, error in failed}
         reasons = [self._reason(error, address) for address, error in failed]
         failed.clear()
@@ -201,7 +212,7 @@ class Addresses:
             finally:
                 done.set()
 
-        if _is_numeric(host):
+        if is_numeric(host):
             ask()
         else:
             # A resolver that hangs cannot be interrupted, only left alone; its own limit is
@@ -224,7 +235,7 @@ class Addresses:
 
     def _reason(self, error: Exception, address: Address) -> str:
         words = _words(error).removeprefix(f"{self._url.text}: ")
-        if address is None or _is_numeric(self._url.host):
+        if address is None or is_numeric(self._url.host):
             return words
         host = f"[{address[0]}]" if len(address) == 4 else address[0]
         return f"{host}: {words}"
@@ -241,7 +252,8 @@ def _words(error: Exception) -> str:
     return strerror or str(error) or type(error).__name__
 
 
-def _is_numeric(host: str) -> bool:
+def is_numeric(host: str) -> bool:
+    """Whether a host is an address, and no name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

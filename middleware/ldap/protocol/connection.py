@@ -10,9 +10,11 @@ and no referral is followed. No password outlives the call it was given to.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
 
 from keyfront.errors import (
     CredentialsError,
@@ -52,8 +54,23 @@ _ABILITIES = (
 )
 
 
+# An attribute of which not all values came.
+_RANGE = re.compile(r"([^;]+);range=\d{1,9}-(\d{1,9}|\*)", re.IGNORECASE)
+
+_NO_SUCH_OBJECT = 32
+
 Entry = tuple[str, dict[str, list[bytes]]]
 Reference = tuple[None, list[str]]
+
+
+class Patience(Protocol):
+    """Decides for how long an answer is waited for."""
+
+    def first(self, seconds: float | None) -> float | None:
+        """Return for how long to wait at first, of the seconds that there are."""
+
+    def more(self) -> float:
+        """Return for how long to wait on; 0 for no more."""
 
 
 class BindAnswer(NamedTuple):
@@ -200,6 +217,7 @@ class Connection:
         timeout: float | None = None,
         allow_anonymous: bool = False,
         password_policy: bool = False,
+        patience: Patience | None = None,
     ) -> BindAnswer:
         """Send one BIND (RFC 4511 section 4.2), whoever the connection is bound as already.
 
@@ -210,6 +228,7 @@ class Connection:
         :param password: text is sent in UTF-8
         :param allow_anonymous: let both be empty, to become nobody
         :param password_policy: ask for warnings and reasons
+        :param patience: may have it end sooner than ``timeout``
         :raises CredentialsError: refused because of the user, with the reason if the server tells
         """
         self.bound_as = None
@@ -222,10 +241,12 @@ class Connection:
                 raise _never_sent(self.server, dn, secret)
             asked = _POLICY if password_policy else b""
             request = messages.bind_request(self.next_id(), dn, secret, asked)
+            if patience is not None:
+                timeout = patience.first(self._timeout if timeout is None else timeout)
             self._begin(timeout)
             self.binds += 1
             self.transport.send(request)
-            message = self._answer(responses.BIND)
+            message = self._answer(responses.BIND, patience)
             if message.code or message.controls:
                 refused, answer = self._judge(message, secret, password_policy)
             else:
@@ -324,6 +345,7 @@ class Connection:
                 self.next_id(), base, scope, encoded, attributes, **options
             )
             done = self._search(items, request, size_limit, budget)
+        self._fetch_rest(items, attributes, budget)
         return SearchAnswer(items, self.source)
 
     def search_page(
@@ -365,9 +387,12 @@ class Connection:
             controls=_page(page_size, cookie),
         )
         items: list[Entry | Reference] = []
+        budget = budget or self.budget()
         self._begin(timeout)
-        done = self._search(items, request, size_limit, budget or self.budget())
-        return SearchAnswer(items, self.source), self._cookie(done)
+        done = self._search(items, request, size_limit, budget)
+        following = self._cookie(done)
+        self._fetch_rest(items, attributes, budget)
+        return SearchAnswer(items, self.source), following
 
     def post(
         self,
@@ -430,12 +455,15 @@ class Connection:
 
     def ping(self, timeout: float | None = None) -> None:
         """Ask the server for an empty entry, to see that it answers; a refusal is an answer too."""
-        self._ask_root(("1.1",), timeout)
+        with suppress(DirectoryAnswerError):
+            self._ask_root(("1.1",), timeout)
 
     def supports(self, oid: str, *, timeout: float | None = None) -> bool:
         """Return whether the server says it has a control, an extended operation or a feature.
 
-        It is asked once; if it refuses to tell, it has none.
+        It is asked until it has told.
+
+        :raises DirectoryAnswerError: it refuses to tell
         """
         if self._abilities is None:
             self._abilities = frozenset(
@@ -581,14 +609,21 @@ class Connection:
             4, verdicts.name_of(4), f"more than {size_limit} entries came", server=self.server
         )
 
-    def _answer(self, tag: int) -> Message:
+    def _answer(self, tag: int, patience: Patience | None = None) -> Message:
         """Return the one answer to what was just sent."""
         broken = ""
+        began = time.monotonic() if patience is not None else 0.0
         try:
             while True:
                 message = self._decoder.next()
                 if message is None:
-                    self._decoder.feed(self.transport.receive())
+                    try:
+                        self._decoder.feed(self.transport.receive())
+                    except DirectoryTimeoutError:
+                        more = patience.more() if patience is not None else 0.0
+                        if not more:
+                            raise
+                        self.transport.begin(more, since=began)
                 elif message.id != self._id:
                     self.check_unasked(message)
                 elif message.tag == tag:
@@ -631,9 +666,9 @@ class Connection:
             )
 
     def _ask_root(self, attributes: Sequence[str], timeout: float | None) -> SearchAnswer:
-        """Search the server's own entry; nothing if it refuses to show it.
+        """Search the server's own entry. "Busy" is said of the server itself here.
 
-        "Busy" is said of the server itself here.
+        :raises DirectoryAnswerError: it refuses to show it
         """
         busy = ""
         items: list[Entry | Reference] = []
@@ -641,8 +676,6 @@ class Connection:
         self._begin(timeout)
         try:
             self._search(items, request, 0, self.budget())
-        except DirectoryAnswerError:
-            pass
         except DirectoryBusyError as error:
             busy = str(error).removeprefix(f"{self.server}: ")
         if busy:
@@ -671,6 +704,53 @@ class Connection:
         self.heard = True
         self._refuse(verdicts.refusal(done, self.server) if done.code else None)
         return done
+
+    def _fetch_rest(
+        self, items: list[Entry | Reference], asked: Sequence[str] | None, budget: Budget
+    ) -> None:
+        """Ask for the values that a server kept back: ``member;range=0-1499``.
+
+        Active Directory gives 1500 values at a time (MS-ADTS 3.1.1.3.1.3.3). Who asks for a range
+        has what he asked for.
+        """
+        if asked is not None and any(";" in name for name in asked):
+            return
+        for dn, found in items:
+            if dn is None or not isinstance(found, dict):
+                continue
+            for name in [name for name in found if ";" in name]:
+                if (part := _RANGE.fullmatch(name)) is not None:
+                    values = found.pop(name)
+                    self._fetch_range(dn, part[1], part[2], values, budget)
+                    # The name alone comes as well, without values.
+                    found[part[1]] = [*found.get(part[1], ()), *values]
+
+    def _fetch_range(
+        self, dn: str, name: str, last: str, values: list[bytes], budget: Budget
+    ) -> None:
+        while last != "*":
+            rest: list[Entry | Reference] = []
+            self.usable = False
+            request = messages.search_request(
+                self.next_id(), dn, 0, _ANYTHING, [f"{name};range={int(last) + 1}-*"]
+            )
+            try:
+                self._search(rest, request, 0, budget)
+            except DirectoryAnswerError as error:
+                if error.code != _NO_SUCH_OBJECT:
+                    raise
+                return  # deleted meanwhile
+            following = "*"
+            for _, found in rest:
+                for other, more in found.items() if isinstance(found, dict) else ():
+                    part = _RANGE.fullmatch(other)
+                    if part is not None and part[1].lower() == name.lower():
+                        values += more
+                        following = part[2]
+            if following != "*" and int(following) <= int(last):
+                self.usable = False
+                raise self._broken(f"the values of {name} after {last} end at {following}")
+            last = following
 
     def _cookie(self, done: Message) -> bytes:
         broken = ""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from dataclasses import dataclass, field
 
 from keyfront.errors import OptionError
 
+LOG = logging.getLogger(__name__)
+
 _VERIFY = ("demand", "allow", "never")
+
+_Stamps = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +40,8 @@ class TLS:
     client_cert: str | None = None
     client_key: str | None = None
     ciphers: str | None = None
-    _made: dict[str, ssl.SSLContext] = field(
+    # The context, by what its files were like when it was made.
+    _made: dict[_Stamps, ssl.SSLContext] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -48,14 +54,47 @@ class TLS:
     def context(self) -> ssl.SSLContext:
         """Return the context of all connections with these options: at least TLS 1.2, with SNI.
 
-        The first call reads the files, which takes some 20 ms with the CAs of the system; files
-        that are changed later are not read again.
+        The first call reads the files, which takes some 20 ms with the CAs of the system. They are
+        read again when one was changed or replaced; if that cannot be used, which the log says,
+        what there was before goes on.
 
-        :raises OptionError: a file is missing, unreadable or not what it should be
+        :raises OptionError: at first, a file is missing, unreadable or not what it should be
         """
-        made = self._made.get("context")
-        # Two threads may both get here; all go on with what the first of them has made.
-        return made or self._made.setdefault("context", self._make())
+        now = self._stamps()
+        # Threads may all get here at once; they go on with what the first of them has made.
+        made = self._made.get(now)
+        if made is not None:
+            return made
+        before = list(self._made.items())
+        try:
+            fresh = self._make()
+            if before:
+                LOG.info("certificates were read again: %s", self._names())
+        except OptionError as error:
+            if not before:
+                raise
+            LOG.warning("certificates cannot be read again, those of before stay: %s", error)
+            fresh = before[-1][1]
+        made = self._made.setdefault(now, fresh)
+        for stamps, _ in before:
+            self._made.pop(stamps, None)
+        return made
+
+    def _stamps(self) -> _Stamps:
+        """Return by what a file is told from what it was before."""
+        found = []
+        for path in (self.ca_file, self.client_cert, self.client_key):
+            try:
+                status = os.stat(path) if path else None
+            except (OSError, ValueError):
+                status = None
+            found.append(
+                (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) if status else ()
+            )
+        return tuple(found)
+
+    def _names(self) -> str:
+        return ", ".join(x for x in (self.ca_file, self.client_cert, self.client_key) if x)
 
     def _make(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -65,10 +65,16 @@ class Transport:
         except (OSError, IndexError):
             return ""
 
-    def begin(self, seconds: float | None) -> None:
-        """Begin an operation, which ends or fails within ``seconds``; ``None`` for no limit."""
+    def begin(self, seconds: float | None, *, since: float | None = None) -> None:
+        """Begin an operation, which ends or fails within ``seconds``; ``None`` for no limit.
+
+        :param since: when it began that goes on now, for the message if it fails
+        """
+        now = time.monotonic()
         self._seconds = seconds
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._deadline = None if seconds is None else now + seconds
+        if since is not None and seconds is not None:
+            self._seconds = now + seconds - since
         if seconds != self._timeout and self._socket is not None:
             self._timeout = seconds
             self._socket.settimeout(seconds)

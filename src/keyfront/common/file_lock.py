@@ -103,6 +103,9 @@ class FileLock:
         if self._pid != os.getpid():
             # Nobody here would release what a thread of the parent held when it forked; and a lock
             # taken through an inherited descriptor would be the parent's as well.
+            # Closed here, or this process would hold on to it when the parent is killed.
+            if self._fd >= 0 and self._is_ours():
+                self._close()
             self._threads = threading.Lock()
             self._fd, self._pid = -1, os.getpid()
         if not self._threads.acquire(blocking=False):
@@ -124,6 +127,12 @@ class FileLock:
             self._threads.release()
             raise CoordinatorError(f"{self._path}: {error.strerror}") from None
         return True
+
+    def _is_ours(self) -> bool:
+        """Tell whether the descriptor is still that of the lock, and not one of the same number."""
+        with suppress(OSError):
+            return not self._is_removed()
+        return False
 
     def _is_removed(self) -> bool:
         """Tell whether those who open the file now would lock another one."""

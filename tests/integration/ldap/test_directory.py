@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -148,6 +149,13 @@ def is_stopped(d: Directory) -> bool:
 
 # The service's own password
 
+NEVER_BOUND = """
+import sys
+from keyfront.middleware.ldap import LDAPPool
+with LDAPPool(sys.argv[1], bind_dn=sys.argv[2], bind_password="right", min_size=0) as pool:
+    print(len(pool.search("dc=example,dc=org", 0).entries), flush=True)
+"""
+
 REFUSED = """
 import sys, time
 from keyfront.errors import CredentialsError
@@ -196,6 +204,52 @@ def test_all_processes_of_a_node_offer_a_refused_password_once(
             each.communicate()
 
 
+def test_a_process_that_never_bound_meets_one_that_lags_first(
+    d: Directory, other: Directory, make: Make, account: dict[str, str]
+) -> None:
+    """Nobody of the node has been taken yet: that stops neither it nor the others."""
+    d.password(account["bind_dn"], "what it was before")
+    d.mark()
+    command = [sys.executable, "-c", NEVER_BOUND, f"{d.url},{other.url}", account["bind_dn"]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.stdout == "1\n", done.stderr
+    for _ in range(2):
+        assert make(d.url, other.url, **account).search(d.suffix, 0).entries
+    assert d.wait_for(lambda counts: counts.binds_refused, "").binds_refused == 1
+
+
+def test_one_address_of_a_name_lags(
+    d: Directory, other: Directory, make: Make, account: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """An Active Directory domain is one name and many controllers."""
+    hosts = [f"127.0.1.{n}" for n in (1, 2)]
+    with FaultProxy(d.port, host=hosts[0]) as one, FaultProxy(other.port, host=hosts[1]) as two:
+        found = [(2, 1, 6, "", (hosts[n], x.port)) for n, x in enumerate((one, two))]
+        look_up = socket.getaddrinfo
+        monkeypatch.setattr(
+            socket, "getaddrinfo",
+            lambda host, *more, **options: found if host == "ad.example.org"
+            else look_up(host, *more, **options),
+        )  # fmt: skip
+        d.password(account["bind_dn"], "what it was before")
+        d.mark()
+        for _ in range(3):
+            pool = make("ldap://ad.example.org", **account)
+            assert pool.search(d.suffix, 0).entries
+            assert pool.get_stats()["servers_up"] == 1
+        assert d.wait_for(lambda counts: counts.binds_refused, "").binds_refused == 1
+        # Refused by both it is wrong, once each.
+        other.password(account["bind_dn"], "another one")
+        other.mark()
+        for _ in range(3):
+            pool._search_pool.retire(lambda connection: True)
+            with pytest.raises(CredentialsError):
+                pool.search(d.suffix)
+        assert other.wait_for(lambda counts: counts.binds_refused, "").binds_refused == 1
+        assert d.counts().binds_refused == 1
+
+
 def test_a_new_password_of_the_service_needs_no_restart(
     d: Directory, make: Make, tmp_path: Path, account: dict[str, str]
 ) -> None:
@@ -237,6 +291,11 @@ def test_a_replica_that_has_not_heard_of_a_password_is_passed_over(
         assert pool.search(d.suffix).entries
     assert d.wait_for(lambda counts: counts.binds_refused, "").binds_refused == 1
     assert pool.get_stats()["servers_up"] == 2
+    # To a process that has never bound, too, and that keeps nobody else waiting.
+    command = [sys.executable, "-c", NEVER_BOUND, f"{d.url},{other.url}", account["bind_dn"]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.stdout == "1\n", done.stderr
+    assert d.counts().binds_refused == 1
     # Refused by both it is wrong.
     other.password(account["bind_dn"], "another one")
     other.mark()
@@ -403,6 +462,19 @@ def test_the_third_wrong_password_locks_and_not_an_earlier_one(d: Directory, mak
     assert d.counts().binds == 7
     d.unlock(victim.dn)
     assert pool.authenticate(victim.dn, victim.password)
+
+
+def test_nobody_is_locked_out_through_us(d: Directory, make: Make) -> None:
+    """The directory locks after the third wrong password."""
+    victim = d.users[8]
+    pools = [make(d.url, max_refused_logins=2) for _ in range(2)]
+    for n in range(10):
+        with pytest.raises(CredentialsError):
+            pools[n % 2].authenticate(victim.dn, "wrong", address="192.0.2.66")
+    assert d.failures(victim.dn) == 2
+    # He goes on, from where he is.
+    assert pools[0].authenticate(victim.dn, victim.password, address="192.0.2.1").dn == victim.dn
+    d.unlock(victim.dn)
 
 
 def test_why_a_login_is_refused(d: Directory, make: Make) -> None:

@@ -8,6 +8,7 @@ an outage costs each connection at most one login; and nothing is left open.
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import math
 import random
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -450,20 +452,26 @@ def test_a_name_may_have_many_addresses(
 REMOTE = f"ou=Remote,{Directory.suffix}"
 
 
-@pytest.fixture(scope="module")
-def torn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Directory, FaultProxy]]:
+@contextlib.contextmanager
+def torn_apart(folder: Path, seconds: int) -> Iterator[tuple[Directory, FaultProxy]]:
     """A server that asks another one for the users below one entry; the way there is a proxy."""
     with FaultProxy(1) as way:
         extra = f"""
-threads 32
+threads 64
 moduleload back_ldap
 database ldap
 suffix "{REMOTE}"
 uri {way.url()}
-timeout bind=1
+timeout bind={seconds}
 """
-        with directory(tmp_path_factory.mktemp("torn"), extra=extra) as made:
+        with directory(folder, extra=extra) as made:
             yield made, way
+
+
+@pytest.fixture(scope="module")
+def torn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Directory, FaultProxy]]:
+    with torn_apart(tmp_path_factory.mktemp("torn"), 1) as made:
+        yield made
 
 
 @pytest.mark.parametrize("fault", ["cut", "stall"])
@@ -505,6 +513,48 @@ def test_what_keeps_some_users_out_says_nothing_of_the_server(
             assert two.accepted == accepted
         one.wait_for_connections(0)
     assert "is down" not in caplog.text
+
+
+@pytest.mark.parametrize("names", ["one part", "many parts"])
+def test_a_part_that_is_away_does_not_take_all_connections(
+    tmp_path: Path, names: str
+) -> None:
+    """Many logins of users who nobody answers for, as anybody can send them."""
+    size = 12
+    done = threading.Event()
+    said: collections.Counter[str] = collections.Counter()
+
+    def knock(number: int) -> None:
+        part = f"ou=p{number}," if names == "many parts" else ""
+        while not done.is_set():
+            try:
+                pool.authenticate(f"uid=user{number},{part}{REMOTE}", "guessed")
+            except DirectoryUnavailableError as error:
+                said[type(error).__name__] += 1
+                done.wait(0.05)
+
+    with (
+        torn_apart(tmp_path, 600) as (d, way),
+        make(d.url, user_dn=None, auth_max_size=size, operation_timeout=600.0,
+             timeout=PATIENCE, connect_timeout=PATIENCE) as pool,
+    ):  # fmt: skip
+        way.stall()
+        threads = [
+            threading.Thread(target=knock, args=(n,), daemon=True) for n in range(2 * size)
+        ]  # it must not hang if this fails
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: pool.get_stats()["auth_waiting"] > 0, "all are taken")
+        # Not for as long as an answer may take.
+        for user in d.users[:10]:
+            assert pool.authenticate(user.dn, user.password).dn == user.dn
+        assert sum(said.values())
+        wait_for(lambda: said["PoolFullError"] > 0, "the others are not let in")
+        done.set()
+        d.kill()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert not pool._slow_binds._running and not pool._slow_binds._slow
 
 
 def test_a_login_in_vain_has_the_server_asked(first: Site, second: Site) -> None:

@@ -557,7 +557,8 @@ from keyfront.middleware.ldap import LDAPPool
 
 pool = LDAPPool({url!r}, bind_dn={dn!r}, bind_password={password!r}, min_size=1, timeout=30)
 # Its worker is at it, and in some workers' memory holds locks for ever.
-while not pool._search_connector.account._trying:
+account = pool._search_connector.account
+while not {until}:
     time.sleep(0.001)
 pool._servers._changed.lock.acquire()
 pool._counts_lock.acquire()
@@ -577,12 +578,26 @@ def application(environ, start_response):
 """
 
 
+# What is under way at the fork: the sign of life before the first BIND; the BIND, for which the
+# turn of the node is held.
+UNDER_WAY = {
+    "question": "account._trying",
+    "bind": "any(turn._threads.locked() for turn in account._refusals._turns)",
+}
+
+
+@pytest.mark.parametrize("what", UNDER_WAY)
 def test_a_pool_that_was_opened_before_a_fork_that_nobody_told_of(
-    d: Directory, folder: Path
+    d: Directory, folder: Path, what: str
 ) -> None:
     with FaultProxy(d.port) as proxy:
-        proxy.stall()
-        text = OPENED.format(url=proxy.url(), dn=d.service_dn, password=d.service_password)
+        if what == "bind":
+            proxy.stall_at(d.service_dn.encode())
+        else:
+            proxy.stall()
+        text = OPENED.format(
+            url=proxy.url(), dn=d.service_dn, password=d.service_password, until=UNDER_WAY[what]
+        )
         (folder / "opened.py").write_text(text)
         with uwsgi(folder, {}, "opened:application") as s:
             proxy.forward()

@@ -12,12 +12,12 @@ import pytest
 
 pytest.importorskip("keystone")
 
-from keyfront.errors import CoordinatorError
+from keyfront.errors import CoordinatorError, DirectoryUnavailableError
 from keyfront.gateway.keystone import directories as module
-from keyfront.gateway.keystone.directories import Directories, Followed, _Manager
+from keyfront.gateway.keystone.directories import Directories, Followed, _Listener, _Manager
 from keyfront.middleware.tokens.epochs import Epoch, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
-from keyfront.middleware.tokens.leases import Leases, registry
+from keyfront.middleware.tokens.leases import SECONDS, Leases, registry
 from keyfront.middleware.tokens.request import Request, current
 
 FOUND = Followed(
@@ -130,3 +130,45 @@ def test_a_search_is_noted_with_its_server(leases: Leases, tmp_path: Path) -> No
     finally:
         FOUND.reading.ttl = None
         current.reset(before)
+
+
+def listener(directories: Directories) -> _Listener:
+    reading = SimpleNamespace(ttl=None, terms=(), kind=None, identity=None)
+    return _Listener(directories, FOUND._replace(reading=reading))
+
+
+def test_what_cannot_be_followed_stands_for_a_while_only(
+    leases: Leases, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directories = made(Path(), Coordinator())
+    monkeypatch.setattr(directories, "changed", lambda found, users: None)
+    one = listener(directories)
+    for _ in range(3):
+        one.impossible("s", "it offers none")
+    assert len(caplog.records) == 1
+    names = ("name", "name s")
+    end = registry.until(names)
+    # If its process is killed, that is over soon; another one that looks goes on.
+    assert time.monotonic() + 5 < end < time.monotonic() + 60
+    # Now it is followed, and what stood for longer than that ends.
+    one.begins("s")
+    assert registry.until(names) == 0.0
+    now = time.monotonic()
+    one.alive("s", now)
+    assert registry.until(names) == now + SECONDS
+
+
+def test_what_was_followed_before_is_not_trusted_unfollowed(
+    leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directories = made(Path(), Coordinator())
+    monkeypatch.setattr(directories, "changed", lambda found, users: None)
+    listener(directories).begins("s")
+    # also not by another process, after the first is gone
+    registry.leases = Leases(leases._path.parent)
+    other = listener(directories)
+    with pytest.raises(DirectoryUnavailableError, match="follow = never"):
+        other.impossible("s", "its answer: insufficientAccessRights")
+    assert registry.until(("name s",)) == 0.0
+    other.impossible("another", "it offers none")
+    assert registry.until(("name another",)) > time.monotonic()

@@ -22,7 +22,7 @@ from keyfront.errors import (
     DirectoryUnavailableError,
     Verdict,
 )
-from keyfront.middleware.ldap.protocol.addresses import Addresses, alternate, look_up
+from keyfront.middleware.ldap.protocol.addresses import Addresses, PassedOver, alternate, look_up
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from support.clocks import Clock
 from support.served import PATIENCE
@@ -159,6 +159,21 @@ def test_one_that_refuses_has_answered(clock: Clock) -> None:
     del network.outcomes[B]
     assert addresses.reach(network.connect, 3.0) == B
     assert network.calls == [A, B, B]
+
+
+def test_one_that_passes_on_to_the_next(clock: Clock) -> None:
+    """A domain controller that lags refuses the service's password; the domain is one name."""
+    network = Network(clock, A, B, C)
+    answer = CredentialsError(Verdict.WRONG_PASSWORD)
+    network.outcomes = {A: PassedOver("lags", answer=answer), B: refused()}
+    addresses = network.addresses()
+    assert addresses.reach(network.connect, 3.0) == C
+    assert network.calls == [A, B, C]
+    network.outcomes[C] = PassedOver("no turn")
+    with pytest.raises(PassedOver) as caught:
+        addresses.reach(network.connect, 3.0)
+    assert caught.value.answer is answer
+    assert network.calls[3:] == [C, A, B]
 
 
 def test_the_error_tells_of_each_address(clock: Clock) -> None:

@@ -501,6 +501,47 @@ def test_a_size_limit_is_for_all_pages() -> None:
             connection.search("dc=x", page_size=2, size_limit=3)
 
 
+def test_values_that_come_in_ranges() -> None:
+    """As from Active Directory, which gives 1500 members of a group at a time."""
+    group, other = "cn=g,dc=x", "cn=h,dc=x"
+    script = says(
+        entry(1, group, cn=[b"g"], **{"member;range=0-1": [b"a", b"b"], "member": []})
+        + reference(1, "ldap://b")
+        + entry(1, other, **{"Member;Range=0-0": [b"x"], "cert;binary": [b"c"]})
+        + result(1, DONE),
+        entry(2, group, **{"member;range=2-3": [b"c", b"d"]}) + result(2, DONE),
+        entry(3, group, **{"member;range=4-*": [b"e"]}) + result(3, DONE),
+        entry(4, other, cn=[]) + result(4, DONE),  # the rest is gone meanwhile
+        entry(5, group, **{"member;range=1-1": [b"b"]}) + result(5, DONE),
+        entry(6, group, **{"member;range=0-0": [b"a"]}) + result(6, DONE),
+        entry(7, group, **{"member;range=0-0": [b"a"]}) + result(7, DONE),
+    )
+    with talk(script) as (connection, heard):
+        found = dict(connection.search("dc=x").entries)
+        assert found[group] == {"cn": [b"g"], "member": [b"a", b"b", b"c", b"d", b"e"]}
+        assert found[other] == {"Member": [b"x"], "cert;binary": [b"c"]}
+        assert connection.usable
+        # who asks for a part gets that
+        (part,) = connection.search(group, 0, attributes=["member;range=1-1"]).entries
+        assert part[1] == {"member;range=1-1": [b"b"]}
+        # and who never comes to an end is not waited for
+        with pytest.raises(DirectoryProtocolError, match="after 0 end at 0"):
+            connection.search(group, 0)
+        assert not connection.usable
+    assert b"member;range=2-*" in b"".join(heard())
+
+
+def test_ranges_of_a_page() -> None:
+    script = says(
+        entry(1, "cn=g", **{"member;range=0-0": [b"a"]}) + result(1, DONE, controls=cookie(b"n")),
+        entry(2, "cn=g", **{"member;range=1-*": [b"b"]}) + result(2, DONE),
+    )
+    with talk(script) as (connection, _):
+        answer, following = connection.search_page("dc=x", page_size=1)
+        assert answer.entries == [("cn=g", {"member": [b"a", b"b"]})]
+        assert following == b"n" and connection.usable
+
+
 def test_abilities_are_asked_once() -> None:
     root = entry(1, "", supportedControl=[b"1.2"], supportedExtension=[b"1.3", b"\xff"])
     with talk(says(root + result(1, DONE))) as (connection, heard):
@@ -508,9 +549,13 @@ def test_abilities_are_asked_once() -> None:
         assert connection.supports("1.3")
         assert not connection.supports("1.4")
     assert len(heard()) == 2
-    with talk(says(result(1, DONE, 50))) as (connection, _):
-        assert not connection.supports("1.2")
+    root = entry(2, "", supportedControl=[b"1.2"])
+    with talk(says(result(1, DONE, 50), root + result(2, DONE))) as (connection, _):
+        # that it offers nothing, it has not said
+        with pytest.raises(DirectoryAnswerError):
+            connection.supports("1.2")
         assert connection.usable
+        assert connection.supports("1.2")
 
 
 def test_a_refused_ping_is_an_answer() -> None:

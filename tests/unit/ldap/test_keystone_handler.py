@@ -30,13 +30,18 @@ from keyfront.errors import (
     DirectoryTLSError,
     DirectoryUnavailableError,
     FilterError,
+    IncompatibleError,
     OptionError,
     PoolClosedError,
     PoolFullError,
     PoolTimeoutError,
     Verdict,
 )
-from keyfront.middleware.ldap.keystone.driver import DirectoryUnavailable, Identity
+from keyfront.middleware.ldap.keystone.driver import (
+    DirectoryUnavailable,
+    Identity,
+    takes_size_limit,
+)
 from keyfront.middleware.ldap.keystone.errors import translated
 from keyfront.middleware.ldap.keystone.handler import PagedSearch, PoolHandler
 from keyfront.middleware.ldap.protocol.connection import SearchAnswer
@@ -120,7 +125,7 @@ class Pool:
             raise self.found
         return SearchAnswer(self.found)
 
-    def authenticate(self, dn: str, password: str | bytes) -> Any:
+    def authenticate(self, dn: str, password: str | bytes, *, address: str = "") -> Any:
         self.binds.append((dn, password))
         if self.verdict is not None:
             raise self.verdict
@@ -305,7 +310,7 @@ def test_pages_come_over_one_connection(handler: PoolHandler, source: Source) ->
     source.pool.pages = [[USER], [USER, USER], [USER]]
     above = common.KeystoneLDAPHandler(conn=handler)
     above.page_size = 2
-    assert len(above.search_s("dc=x", 2, sizelimit=0)) == 4
+    assert len(above.search_s("dc=x", 2)) == 4
     (connection,) = source.pool.returned
     assert connection.asked == [(2, b""), (2, b"1"), (2, b"2")]
     assert not source.pool.lent and not connection.closed
@@ -327,6 +332,9 @@ def test_a_server_without_paging(handler: PoolHandler, source: Source) -> None:
     assert not source.pool.lent
 
 
+@pytest.mark.skipif(
+    not takes_size_limit(common.KeystoneLDAPHandler), reason="Keystone 30 was the first to limit it"
+)
 def test_the_rest_is_given_up_with_size_0(handler: PoolHandler, source: Source) -> None:
     source.pool.pages = [[USER, USER], [USER, USER], [USER]]
     above = common.KeystoneLDAPHandler(conn=handler)
@@ -617,6 +625,89 @@ def test_the_answer_to_an_outage_says_when_to_come_again(identity: tuple[Identit
         answer = client.get("/503")
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         assert "Retry-After" not in client.get("/200").headers
+
+
+# Keystone 27 to 29
+
+
+def search_of_29(
+    self: Any, base: str, scope: int, filterstr: str = "", attrlist: Any = None, attrsonly: int = 0
+) -> Any:
+    names = None if attrlist is None else [x for x in attrlist if x is not None]
+    found = self.conn.search_s(base, scope, filterstr, names, attrsonly)
+    return common.convert_ldap_result(found)
+
+
+@pytest.fixture(params=["27 to 29", "from 30"])
+def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """One of the two signatures that Keystone's own handler has."""
+    takes_size_limit.cache_clear()
+    if request.param != "from 30":
+        monkeypatch.setattr(common.KeystoneLDAPHandler, "search_s", search_of_29)
+    elif not takes_size_limit(common.KeystoneLDAPHandler):
+        pytest.skip("this Keystone is older")
+    yield request.param
+    takes_size_limit.cache_clear()
+
+
+def test_a_search_in_each_release(identity: tuple[Identity, Pool], release: str) -> None:
+    driver, pool = identity
+    assert takes_size_limit(common.KeystoneLDAPHandler) == (release == "from 30")
+    assert driver.authenticate("u", SECRET)["id"] == "u"
+    pool.found = [USER, ("uid=other", {"cn": [b"other"]})]
+    with driver.user.get_connection() as handler:
+        assert len(handler.search_s("dc=x", 2)) == 2
+        assert len(handler.search_s("dc=x", 2, "(a=b)", ["cn"], 0, 1)) == 1
+
+
+def limited(driver: Identity) -> Any:
+    """Search as ``BaseLdap._ldap_get_limited`` of Keystone 29."""
+    with driver.user.get_connection() as handler:
+        message = handler.search_ext("dc=x", 2, "(a=b)", ["cn", None], serverctrls=paged(1))
+        return handler.result3(message)
+
+
+def test_a_limited_list(identity: tuple[Identity, Pool]) -> None:
+    driver, pool = identity
+    pool.pages = [[USER], [USER]]
+    assert [dn for dn, _ in limited(driver)] == [USER[0]]
+    with flask.Flask("test").test_request_context("/"):
+        for _ in range(2):
+            ((_, attributes),) = limited(driver)
+            assert attributes["sn"] == ["User"]
+            attributes["sn"] = []
+    # the first one was outside of a request
+    assert len(pool.returned) == 2 and not pool.lent
+
+
+@pytest.mark.parametrize("error", OUTAGES, ids=lambda error: type(error).__name__)
+def test_an_outage_in_a_limited_list(
+    identity: tuple[Identity, Pool], error: DirectoryError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, pool = identity
+    pool.pages = [error]
+    with pytest.raises(DirectoryUnavailable):
+        limited(driver)
+    assert not pool.lent
+
+    def nobody() -> None:
+        raise error
+
+    monkeypatch.setattr(pool, "connection", nobody)
+    with pytest.raises(DirectoryUnavailable):
+        limited(driver)
+
+
+@pytest.mark.parametrize("name", ["search_s", "search_ext", "result3"])
+def test_a_keystone_of_another_shape_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    takes_size_limit.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(common.KeystoneLDAPHandler, name, lambda self, where, /, *more: None)
+        with pytest.raises(IncompatibleError, match=rf"{name}\(\) takes where"):
+            make_identity(tmp_path)
+    make_identity(tmp_path)
 
 
 # The configuration

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from keyfront.errors import CredentialsError, Verdict
 from keyfront.middleware.ldap import refusals
 from keyfront.middleware.ldap.refusals import Refusals
+from support.served import PATIENCE
 
 ACCOUNT = ("cn=service", "ldap://one:389", "ldap://two:389")
 SECRET = b"of the service"
@@ -20,7 +24,7 @@ SECRET = b"of the service"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "shared"
     made.mkdir(mode=0o700)
-    monkeypatch.setattr(refusals, "_folder", lambda: made)
+    monkeypatch.setattr(refusals, "shared_folder", lambda: made)
     # Longer than any test takes, on a busy machine too.
     monkeypatch.setattr(refusals, "HOLD_SECONDS", refusals.MAX_HOLD_SECONDS)
     return made
@@ -81,6 +85,86 @@ def test_without_a_folder_it_goes_on_alone(folder: Path) -> None:
     assert not one.shared
 
 
+def places(one: Refusals, *, of: str = "abcd") -> str:
+    """Return the servers that a password is held back from; ``*`` if from all."""
+    if one.held(SECRET) is not None:
+        return "*"
+    return "".join(x for x in of if one.held(SECRET, x) is not None)
+
+
+def test_one_that_lags_stops_nobody_else(folder: Path) -> None:
+    """Not even if nobody of the node has been taken yet."""
+    one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
+    one.note(SECRET, refused(), "a")
+    assert places(other) == "a"
+    other.forget(SECRET, "b")
+    # b has taken it: two that lag are no proof
+    one.note(SECRET, refused(), "c")
+    assert places(other) == "ac"
+    # three are
+    one.note(SECRET, refused(), "d")
+    assert places(other) == "*"
+
+
+def test_refused_by_the_second_server_it_is_wrong(folder: Path) -> None:
+    one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
+    one.note(SECRET, refused(), "a")
+    other.note(SECRET, refused(), "b")
+    assert places(one) == places(other) == "*"
+    other.forget(SECRET, "b")
+    assert places(one) == "a"
+
+
+def test_who_took_it_and_refuses_it_now_is_no_witness(folder: Path) -> None:
+    one = Refusals(ACCOUNT)
+    one.note(SECRET, refused(), "a")
+    one.forget(SECRET, "b")
+    one.note(SECRET, refused(), "b")
+    assert places(one) == "*"
+
+
+def test_another_server_is_asked_first_afterwards(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr(refusals, "time", clock)
+    monkeypatch.setattr(refusals, "HOLD_SECONDS", 10.0)
+    one = Refusals(ACCOUNT)
+    one.note(SECRET, refused(), "a")
+    one.note(SECRET, refused(), "b")
+    assert places(one) == "*"
+    now[0] += 10.5
+    # c has not been heard
+    assert places(one) == "ab"
+    one.note(SECRET, refused(), "c")
+    assert places(one) == "*"
+    # by now one refusal at a time is enough, and they are rarer and rarer
+    offered = []
+    for _ in range(600):
+        now[0] += 1
+        if (held := places(one)) not in ("*", "abcd"):
+            free = next(x for x in "abcd" if x not in held)
+            offered.append(free)
+            one.note(SECRET, refused(), free)
+    assert "d" in offered and len(offered) <= 5, offered
+
+
+def test_one_who_stands_still_in_his_turn_does_not_stop_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "_TURN_SECONDS", 0.05)
+    accounts = [Refusals(ACCOUNT) for _ in range(refusals._TURNS + 1)]
+    with contextlib.ExitStack() as stack:
+        for one in accounts[:-1]:
+            assert stack.enter_context(one.turn(PATIENCE))
+        # So many at a time, whoever stands still.
+        with accounts[-1].turn(0.5) as mine:
+            assert not mine
+    with accounts[-1].turn(0.0) as mine:
+        assert mine
+
+
 def test_a_turn_is_one_at_a_time(folder: Path) -> None:
     one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
     with one.turn(0.0) as mine:
@@ -105,7 +189,7 @@ def test_a_folder_of_others_is_not_used_and_old_files_go(
         for name, age in (("new", 0), ("old", 90_000)):
             (place / "ldap" / name).touch()
             os.utime(place / "ldap" / name, (0, os.path.getmtime(place) - age))
-        assert refusals._folder() == place / "ldap"
+        assert refusals.shared_folder() == place / "ldap"
         assert [each.name for each in (place / "ldap").iterdir()] == ["new"]
         (place / "ldap").chmod(0o750)
-        assert refusals._folder() is None
+        assert refusals.shared_folder() is None

@@ -56,6 +56,33 @@ def test_one_context_each(made: Certificates) -> None:
     assert hash(other) == hash(tls)
 
 
+def test_files_that_are_replaced_are_read_again(
+    made: Certificates, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "ca.pem"
+    path.write_bytes(made.ca_file.read_bytes())
+    tls = TLS(ca_file=str(path))
+    first = tls.context()
+    assert tls.context() is first
+    # replaced, as tools do it that never leave half a file
+    another = certificates(tmp_path).ca_file
+    fresh = tmp_path / "fresh.pem"
+    fresh.write_bytes(another.read_bytes())
+    fresh.replace(path)
+    second = tls.context()
+    assert second is not first and tls.context() is second
+    assert second.get_ca_certs() != first.get_ca_certs()
+    # or written over, and for a moment half of it is there; or gone
+    for bad in (lambda: path.write_bytes(another.read_bytes()[:100]), path.unlink):
+        caplog.clear()
+        bad()
+        assert tls.context() is tls.context() is second
+        (record,) = caplog.records
+        assert record.levelname == "WARNING" and str(path) in record.getMessage()
+    path.write_bytes(made.ca_file.read_bytes() + another.read_bytes())
+    assert len(tls.context().get_ca_certs()) == 2
+
+
 def test_a_certificate_of_our_own(made: Certificates, tmp_path: Path) -> None:
     pair = made.client
     TLS(client_cert=str(pair.certificate), client_key=str(pair.key)).context()

@@ -61,7 +61,7 @@ class FakePool:
         self.asked: list[str] = []
         self.binds = 0
 
-    def authenticate(self, name: str, password: str) -> object:
+    def authenticate(self, name: str, password: str, *, address: str = "") -> object:
         self.binds += 1
         self.asked.append(name)
         if self.error is not None:
@@ -397,7 +397,7 @@ class _Authenticate:
         self.error = error
         self.right = False
 
-    def __call__(self, name: str, password: str) -> object:
+    def __call__(self, name: str, password: str, *, address: str = "") -> object:
         self.right = hash(password) == self.digest
         if self.error is not None:
             raise self.error
