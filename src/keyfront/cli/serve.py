@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import shlex
 import shutil
@@ -19,6 +18,7 @@ from keyfront import __version__
 from keyfront.common.programs import claim, front_user, parse_listen
 from keyfront.errors import OptionError
 from keyfront.gateway import application
+from keyfront.gateway.keystone import series
 from keyfront.gateway.serve import lineups, state, supervisor
 
 from .parser import add_state_argument
@@ -80,8 +80,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     endpoint = f"http://{supervisor.hostname_port(reach, port)}/v3"
 
     progress = Progress(out)
-    keystone = importlib.metadata.version("keystone")
-    progress.line(f"keyfront {__version__} serves Keystone {keystone} with {server}")
+    progress.line(f"keyfront {__version__} serves Keystone {series.installed()} with {server}")
     with folder.locked():
         if arguments.fresh:
             folder.remove()
