@@ -62,11 +62,11 @@ def _measure(name: str, coordinator: Coordinator) -> None:
     print(f"{name:<20} change {_times(change, CHANGES)}")
 
 
-def _remove(url: str, key: str) -> None:
+def _remove(url: str, *keys: str) -> None:
     import redis
 
     with contextlib.suppress(redis.RedisError), redis.Redis.from_url(url) as client:
-        client.delete(key)
+        client.delete(*keys)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,7 +80,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="trip-"))
-            stack.callback(_remove, arguments.url, f"{prefix}epochs:{DIGEST}")
+            stack.callback(
+                _remove, arguments.url, f"{prefix}epochs:{DIGEST}", f"{prefix}digests"
+            )
             shared = SharedMemory(Path(place) / "shared")
             stack.callback(shared.close)
             _measure("shared memory", shared)

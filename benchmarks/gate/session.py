@@ -104,13 +104,20 @@ class GateSession:
             self._insides[kind] = INSIDES[kind](self, chosen or [item])
         return self._insides[kind]
 
+    @property
+    def _off_by(self) -> float:
+        """How much, as a ratio from 1, this machine's noise explains: 1 while it is trusted."""
+        if self.control is None or self.control.verdict is not Verdict.FAIL:
+            return 1.0
+        low, _, high = self.control.interval
+        return math.exp(max(high, -low))
+
     def conclude(self, item: pytest.Item, outcome: Outcome) -> Outcome:
         """Keep what ``paired`` found; fails the test if it has to.
 
         :raises pytest.fail.Exception: the verdict is FAIL, or with ``--gate-strict`` INCONCLUSIVE
         """
-        off = self.control is not None and self.control.verdict is Verdict.FAIL
-        if off and outcome.verdict is Verdict.FAIL:
+        if outcome.verdict is Verdict.FAIL and outcome.low <= outcome.limit * self._off_by:
             outcome.verdict = Verdict.INCONCLUSIVE
             outcome.reason = "it failed, but so did the control: this machine is too noisy now"
         outcome.title = _first_line(getattr(getattr(item, "obj", None), "__doc__", None))
@@ -196,7 +203,10 @@ class GateSession:
         if self.control is not None:
             found.append(self.control.line().replace("PASS", "    ", 1))
             if self.control.verdict is Verdict.FAIL:
-                found.append("the control is off: this machine is too noisy to fail a gate now")
+                found.append(
+                    f"the control is off: this machine is noisy now, and a gate fails only beyond "
+                    f"{self._off_by:.3f} times its limit"
+                )
         found += [count.line() for count in self.counts if count.verdict is not Verdict.PASS]
         same = sum(count.verdict is Verdict.PASS for count in self.counts)
         if same:

@@ -13,12 +13,14 @@ import math
 import pickle
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date, datetime, timedelta
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, tag
+from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import inactivity_counts
 from keyfront.middleware.tokens.request import Request, current
 
 from .cache_regions import name_of
@@ -168,7 +170,8 @@ def yield_to_greenlets_only(engines: Any) -> None:
 
 
 # After each login Keystone opens a transaction for writing, on SQLite alone in the database, reads
-# the user whom it has just read, and writes today's date if that is not what is there.
+# the user whom it has just read, and writes today's date if that is not what is there. Where users
+# are disabled for inactivity that is a change: others may be told of it late if it enables nobody.
 
 def know_who_is_active(identity: Any, shadow_users: Any) -> None:
     """Have the day of a user's last login written only where another one was read in this login.
@@ -203,11 +206,21 @@ def know_who_is_active(identity: Any, shadow_users: Any) -> None:
     @functools.wraps(write)
     def set_last_active_at(self: Any, user_id: str) -> None:
         request = current.get()
-        if request is not None:
-            known, request.last_active = request.last_active, None
-            if known == (user_id, _today()):
-                return
-        write(self, user_id)
+        if request is None:
+            write(self, user_id)
+            return
+        known, request.last_active = request.last_active, None
+        if known == (user_id, _today()):
+            return
+        if inactivity_counts():
+            with suppress(Exception):  # the write will say what is amiss
+                # Of a directory's user it is not said here, and counts there.
+                disabled = self.get_user(user_id)["enabled"] is False
+                request.active = None if disabled else user_id
+        try:
+            write(self, user_id)
+        finally:
+            request.active = None
 
     set_last_active_at.keyfront = True  # type: ignore[attr-defined]
     identity._check_password = _check_password

@@ -111,6 +111,7 @@ def connect(database: Database) -> CacheNames:
 
     from .cache_regions import CacheNames
     from .repeated_work import leave_out
+    from .unheard_changes import leave_out_unheard
     from .validation_policy import tell_of_validations
 
     if database.factory._started and not is_attached(database.factory.get_writer_engine()):
@@ -123,6 +124,7 @@ def connect(database: Database) -> CacheNames:
     memory = _keep_in_memory(regions, database.node)
     names = CacheNames(regions, database.coordinator, _options()["settle"])
     leave_out(_options()["ttl"], memory)
+    leave_out_unheard()
     directories = Directories(database.coordinator, database.node, database.folder)
     directories.connect()
     manager = _token_manager()

@@ -26,7 +26,7 @@ COORDINATOR = [
     cfg.StrOpt(
         "coordinator_prefix",
         default="keyfront:",
-        help="What the name of the one key in Redis begins with; a Keystone and its services use "
+        help="What the names of the keys in Redis begin with; a Keystone and its services use "
         "the same, and every Keystone database another.",
     ),
     cfg.FloatOpt(

@@ -54,7 +54,8 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "checked", "created", "disk_failed", "enforced", "families", "fills"),
+        *("accepted", "active", "checked", "created", "disk_failed", "enforced", "families"),
+        "fills",
         *("followed", "found", "garbage", "issued", "issuing"),
         *("kept", "last_active", "lost", "memory", "names", "own_name", "recorded"),
         *("recording", "reading", "reads", "refused", "since", "unknown_commit", "unsure"),
@@ -118,6 +119,8 @@ class Request:
         #: Whose password was just compared, and the day on which he was last active before it, as
         #: it was read for that.
         self.last_active: tuple[object, object] | None = None
+        #: Whose day of the last login it writes, if he is enabled without it as well.
+        self.active: object = None
         #: What Keystone's SQL driver has told of users in a login, by their ids, pickled; ``None``
         #: where it is no login, and from its first write on.
         self.users: dict[str, bytes] | None = None

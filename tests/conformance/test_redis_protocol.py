@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -22,8 +22,9 @@ from keyfront.middleware.tokens.coordinator.redis import contact as redis_contac
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module  # noqa: E402
 from keyfront.middleware.tokens.coordinator.redis import scripts as redis_scripts  # noqa: E402
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis  # noqa: E402
+from keyfront.middleware.tokens.coordinator.redis.history import History  # noqa: E402
 from support.clocks import Clock  # noqa: E402
-from support.redis_epochs import KEY, address  # noqa: E402
+from support.redis_epochs import KEY, address, head, set_head  # noqa: E402
 from support.redis_servers import RedisServer, redis_server  # noqa: E402
 from unit.tokens.test_epoch_protocol import TAG_SETS, Protocol, run  # noqa: E402
 
@@ -93,8 +94,8 @@ class OnRedis(Protocol):
     def damage_the_table(self, worker: int) -> None:
         """As if its numbers had been loaded by another server."""
         if self.server.client.exists(KEY):
-            run_id = self.server.client.hget(KEY, "run")
-            self.server.client.hset(KEY, "run", f"{run_id}0")
+            life = head(self.server.client)["life"]
+            set_head(self.server.client, life=f"{life}0")
 
     def cut_connections(self, worker: int) -> None:
         self.server.client.client_kill_filter(_type="normal", skipme=True)
@@ -117,10 +118,23 @@ def without(pattern: str, instead: str = "") -> bytes:
     return changed
 
 
+@contextmanager
+def forgetful() -> Iterator[None]:
+    """Every table has the same generation, and no process knows what it saw in the last one."""
+    with (
+        mock.patch.object(redis_contact.secrets, "randbelow", lambda limit: 7),
+        mock.patch.object(History, "note", lambda *arguments: None),
+    ):
+        yield
+
+
 MUTATIONS: dict[str, tuple[dict[str, Any], Callable[[], AbstractContextManager[None]]]] = {
     "a table of another life counts": (
-        {"program": without(r"head\[1\] ~= run or not", "not"), "troubles": ("lose_the_table",)},
-        lambda: mock.patch.object(redis_contact.secrets, "randbelow", lambda limit: 7),
+        {
+            "program": without(r"if life_ ~= run or back", "if not life_ or back"),
+            "troubles": ("lose_the_table",),
+        },
+        forgetful,
     ),
     "the first stamp cleans": (
         {"program": without(r"value < 0 and text\(value\) or number", "number")},

@@ -119,14 +119,20 @@ def cluster(
         for number, node in enumerate((running[0], running[-1])):
             services.append(
                 stack.enter_context(
-                    _service(folder / f"service{number}", node, told + service_options)
+                    service(folder / f"service{number}", node, told + service_options)
                 )
             )
         yield Cluster(running, services)
 
 
 @contextmanager
-def _service(folder: Path, node: Served, options: str) -> Iterator[Served]:
+def service(folder: Path, node: Served, options: str) -> Iterator[Served]:
+    """Run a service that shows what it was told of a token, until the block ends.
+
+    :param folder: an empty one
+    :param node: the Keystone that it asks
+    :param options: more lines of its paste section
+    """
     # keyfront serve has a state folder; of the Keystone in it nothing is used
     state = keystone_state(folder)
     paste = folder / "service.ini"

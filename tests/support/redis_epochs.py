@@ -26,6 +26,21 @@ end
 """
 
 
+_HEAD = ("life", "generation", "slots", "sequence", "change")
+
+
+def head(client: Any, key: str = KEY) -> dict[str, str]:
+    """What the table says of itself: life, generation, slots, sequence and change."""
+    text = client.hget(key, "head")
+    words = (text.decode() if isinstance(text, bytes) else text).split(" ")
+    return dict(zip(_HEAD, words, strict=True))
+
+
+def set_head(client: Any, key: str = KEY, **words: str) -> None:
+    """Write other words there."""
+    client.hset(key, "head", " ".join({**head(client, key), **words}.values()))
+
+
 class RedisClock(Clock):
     """For the place of ``time`` in the coordinator: whoever sleeps on it moves Redis' clock on."""
 

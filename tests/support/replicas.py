@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg2
@@ -156,6 +157,62 @@ class PostgreSQLPair:
     def promote(self) -> None:
         """Make the standby a primary of its own, which it stays."""
         assert self.replica.ask("SELECT pg_promote()") == [(True,)]
+
+
+@dataclass(frozen=True)
+class LogicalPair(PostgreSQLPair):
+    """The same, when the standby has become a primary that subscribes to the first one.
+
+    It takes writes, and shows those of the first one when it has applied them.
+    """
+
+    _moments: Iterator[int] = field(default_factory=itertools.count)
+
+    def follow(self) -> None:
+        """Begin, with what is there by now."""
+        self.primary.ask("CREATE TABLE moments (moment integer PRIMARY KEY)", _KEYSTONE)
+        PostgreSQLPair.let_go(self)
+        self.promote()
+        self.primary.ask("CREATE PUBLICATION keyfront FOR ALL TABLES", _KEYSTONE)
+        where = f"host={self.primary.folder} user=keystone dbname={_KEYSTONE}"
+        self.replica.ask(
+            f"CREATE SUBSCRIPTION keyfront CONNECTION '{where}' PUBLICATION keyfront"
+            " WITH (copy_data = false)",
+            _KEYSTONE,
+        )
+        self.let_go()
+
+    def hold(self) -> None:
+        """Have the subscriber apply nothing more."""
+        self.replica.ask("ALTER SUBSCRIPTION keyfront DISABLE", _KEYSTONE)
+        wait_for(
+            lambda: self.replica.ask("SELECT pid FROM pg_stat_subscription WHERE pid > 0") == [],
+            "the subscriber applies nothing",
+        )
+
+    def let_go(self) -> None:
+        """Have it apply everything, and wait for that."""
+        self.replica.ask("ALTER SUBSCRIPTION keyfront ENABLE", _KEYSTONE)
+        moment = next(self._moments)
+        self.primary.ask(f"INSERT INTO moments VALUES ({moment})", _KEYSTONE)
+        wait_for(
+            lambda: self.replica.ask(f"SELECT 1 FROM moments WHERE moment = {moment}", _KEYSTONE)
+            != [],
+            "the subscriber has caught up",
+        )
+
+
+_KEYSTONE = "keystone"
+
+
+@contextlib.contextmanager
+def logical_pair(folder: Path) -> Iterator[LogicalPair]:
+    """Run them until the block ends; it begins with :meth:`LogicalPair.follow`.
+
+    :param folder: where their logs are left
+    """
+    with postgresql_pair(folder) as pair:
+        yield LogicalPair(pair.primary, pair.replica)
 
 
 @contextlib.contextmanager

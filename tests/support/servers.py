@@ -61,16 +61,16 @@ class PostgreSQL:
             connection.close()
         return self.url(name)
 
-    def ask(self, statement: str) -> list[tuple[Any, ...]]:
+    def ask(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
         """Run a statement; returns its rows."""
-        with contextlib.closing(self._connect()) as connection:
+        with contextlib.closing(self._connect(database)) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute(statement)
-                return list(cursor.fetchall())
+                return list(cursor.fetchall()) if cursor.description else []
 
-    def _connect(self) -> psycopg2.extensions.connection:
-        return psycopg2.connect(host=str(self.folder), user=_USER, dbname="postgres")
+    def _connect(self, database: str = "postgres") -> psycopg2.extensions.connection:
+        return psycopg2.connect(host=str(self.folder), user=_USER, dbname=database)
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def postgresql(
     It does not run as root: root runs it as user postgres, which the package makes.
 
     :param folder: where its log is left, ``postgresql.log``
-    :param replicated: whether it can have standbys
+    :param replicated: whether it can have standbys and subscribers
     :param standby_of: what it follows, from a copy of it that is made now
     """
     program = _program("postgres", "postgresql")
@@ -146,7 +146,7 @@ def postgresql(
             "jit": "off",
         }
         if replicated or standby_of is not None:
-            options |= {"wal_level": "replica", "max_wal_senders": 4}
+            options |= {"wal_level": "logical", "max_wal_senders": 4}
         settings = [f"--{name}={value}" for name, value in options.items()]
         command = [str(program), "-D", str(data), *settings]
         # at once, collecting its children

@@ -409,24 +409,33 @@ def may_wait(
     changed: Collection[str],
     rows: Sequence[Row] | None,
     created: Collection[object],
+    active: object = None,
 ) -> bool:
     """Whether a write gives nobody less than he had, so that others may be told of it late.
 
     So it is with what logins write: a user who is new to this Keystone, in whose name nobody can
     have been given anything that still stands (to delete an earlier user of the same id was a
-    change that was told), and a membership verified again, which only lasts longer for it. Another
-    name, a group more or less, and grants are for others to know of first.
+    change that was told), what he is granted, a membership verified again, and the day of the last
+    login of a user who is enabled, both of which only last longer for it. Another name, a group
+    more or less, and grants to others are for others to know of first.
 
     :param rows: as in :func:`tags`
     :param created: users that this transaction or its request has created
+    :param active: the user, enabled before it, whose login this writes the day of
     """
     if rows is None:
         return False
     if operation == "insert":
         if table in ("user", "id_mapping"):
             return True
+        if table == "assignment":
+            kinds = [str(row.get("type")) for row in rows]
+            granted = all(kind.startswith("User") for kind in kinds)
+            return granted and all(row.get("actor_id") in created for row in rows)
         owned = ("federated_user", "nonlocal_user", "expiring_user_group_membership")
         return table in owned and all(row.get("user_id") in created for row in rows)
+    if table == "user" and set(changed) == {"last_active_at"}:
+        return active is not None and all(row.get("id") == active for row in rows)
     renewed = table == "expiring_user_group_membership" and set(changed) == {"last_verified"}
     return operation == "update" and renewed
 

@@ -132,7 +132,7 @@ def is_attached(engine: Engine) -> bool:
 _LAST_ACTIVE = frozenset({"last_active_at"})
 
 
-def _inactivity_counts() -> bool:
+def inactivity_counts() -> bool:
     """Whether Keystone disables users who were not there for long; if that is known."""
     keystone: Any = sys.modules.get("keystone.conf")
     if keystone is None or "security_compliance" not in keystone.CONF:
@@ -143,7 +143,7 @@ def _inactivity_counts() -> bool:
 def _changes_nothing(write: Write, context: Any) -> bool:
     """Whether an update of one column gives it a value that nothing goes by."""
     if write.changed == _LAST_ACTIVE:
-        return not _inactivity_counts()
+        return not inactivity_counts()
     if write.table != "trust" or write.changed != {"remaining_uses"}:
         return False
     # How often a trust may still be used is shown by nothing that is kept; that it may not be used
@@ -210,9 +210,10 @@ def _after_execute(
     lateness: _Lateness = connection.info.setdefault(_LATENESS, _Lateness())
     request = current.get()
     created = lateness.created | (request.created if request is not None else set())
-    if not rules.may_wait(write.table, write.operation, write.changed, rows, created):
+    active = request.active if request is not None else None
+    if not rules.may_wait(write.table, write.operation, write.changed, rows, created, active):
         lateness.allowed = False
-    elif write.table == "user" and rows:
+    elif (write.table, write.operation) == ("user", "insert") and rows:
         lateness.created.update(row["id"] for row in rows)
 
 

@@ -2,8 +2,9 @@
 
 ``stats`` prints counts, ``flush`` makes every answer stale, ``prune`` removes what services that
 run no more have left. ``check`` finds out whether a change is heard by whoever answers for this
-Keystone. Nothing of the cloud is changed for that: it touches a tag that no row has, so whoever
-goes by the same epochs shows it, and loses no answer for it.
+Keystone. Nothing of the cloud is changed for that but tokens of its own: each node, and another
+process as ``keystone-manage`` is one, revokes one that all nodes have answered for, and is heard
+where it is refused from then on. A tag that no row has tells who goes by which epoch table.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -66,8 +68,11 @@ _FILES = re.compile(
 _CONNECTIONS = 8
 _SECONDS = 10.0
 _PROCESS_SECONDS = 60.0
+# In which a table that was just made is in use.
+_SETTLE_SECONDS = 5.0
 
-# As keystone-manage does: an engine by the URL of the configuration, and its commit's announcement.
+# As keystone-manage does: an engine by the URL of the configuration, and its commit's announcement;
+# then a change of the database by Keystone's own driver.
 _ANOTHER_PROCESS = """
 import sys
 import keystone.conf
@@ -84,6 +89,11 @@ else:
     mark = changes.begin([sys.argv[2]])
     changes.end(mark, [sys.argv[2]])
     print("nobody" if mark is None else "told", changes.folder)
+if sys.argv[3]:
+    from keystone.models.revoke_model import RevokeEvent
+    from keystone.revoke.backends.sql import Revoke
+    Revoke().revoke(RevokeEvent(audit_id=sys.argv[3]))
+    print("revoked")
 """
 
 
@@ -114,8 +124,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = actions.add_parser(
         "check",
         help=text,
-        description=f"{text.capitalize()}. Nothing of the cloud is changed. Who asks the nodes is "
-        "said by OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME. Ends with 1 if one does not hear.",
+        description=f"{text.capitalize()}: each revokes a token that was issued for it. Nothing "
+        "else of the cloud is changed. Who asks the nodes is said by OS_USERNAME, OS_PASSWORD and "
+        "OS_PROJECT_NAME; any user will do. Ends with 1 if one does not hear.",
     )
     where = part.add_mutually_exclusive_group(required=True)
     where.add_argument(
@@ -385,6 +396,14 @@ class Finding(NamedTuple):
     fault: str
 
 
+class Node(NamedTuple):
+    """A node that lets the user of ``OS_USERNAME`` in."""
+
+    url: str
+    #: His token there.
+    token: str
+
+
 def check(
     config_file: Path, urls: list[str], out: TextIO, *, as_json: bool = False
 ) -> int:
@@ -397,10 +416,24 @@ def check(
     """
     found = cache(path=None, config_file=config_file)
     coordinator = found.coordinator
+    lease = 0.0 if found.redis is None else found.redis.lease
     who = login_of_environment() if urls else {}
-    findings = [_another_process(config_file, coordinator)]
+    nodes, faults = [], {}
     for url in urls:
-        findings.append(Finding(url, _node(url, coordinator, who)))
+        try:
+            nodes.append(Node(url, _issued(url, who)[0]))
+        except ServerError as error:
+            faults[url] = [str(error)]
+    for node in nodes:
+        faults[node.url] = list(filter(None, [_epochs(node, coordinator)]))
+    process = _another_process(config_file, coordinator, nodes, who, lease)
+    for node in nodes:
+        for deaf, why in _heard_of(node, nodes, who, lease).items():
+            faults[deaf].append(why)
+    for node in nodes:
+        with suppress(ServerError):  # of no use to anybody any more
+            _revoke(node, node.token)
+    findings = [process, *(Finding(url, "; ".join(faults[url])) for url in urls)]
     if as_json:
         heard = [{"who": one.who, "heard": not one.fault, "fault": one.fault} for one in findings]
         out.write(json.dumps({"cache": found.where, "findings": heard}, indent=2) + "\n")
@@ -430,65 +463,76 @@ def _touched(coordinator: Any) -> Any:
     return coordinator.now()
 
 
-def _another_process(config_file: Path, coordinator: Any) -> Finding:
-    """Have another process tell of a change by the URL of the configuration."""
+def _another_process(
+    config_file: Path, coordinator: Any, nodes: list[Node], who: dict[str, Any], lease: float
+) -> Finding:
+    """Have another process make changes by the URL of the configuration."""
     from keyfront.middleware.tokens.epochs import slots
 
-    who = "keystone-manage, by the URL of [database] connection"
+    said_who = "keystone-manage, by the URL of [database] connection"
+    token, audit, deaf = "", "", {}
+    if nodes:
+        try:
+            token, audit = _issued(nodes[0].url, who)
+            deaf = _strange(token, nodes[0].url, nodes)
+        except ServerError as error:
+            return Finding(said_who, f"{nodes[0].url}: {error}")
     name = _tag()
     before, touched = coordinator.now(), slots([name], coordinator.slot_count)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ANOTHER_PROCESS, str(config_file), name],
+            [sys.executable, "-c", _ANOTHER_PROCESS, str(config_file), name, audit],
             capture_output=True, text=True, timeout=_PROCESS_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Finding(who, f"such a process did not end within {_PROCESS_SECONDS:.0f} s")
+        return Finding(said_who, f"such a process did not end within {_PROCESS_SECONDS:.0f} s")
     said = done.stdout.split()
     if done.returncode:
         # The last line names the error; a URL with its password is in none of ours.
         kind = done.stderr.strip().rpartition("\n")[2].partition(":")[0]
-        return Finding(who, f"such a process fails: {kind}; run this where keystone-manage runs")
+        return Finding(
+            said_who, f"such a process fails: {kind}; run this where keystone-manage runs"
+        )
     if said[:1] == ["plugin"]:
-        return Finding(who, "write ?plugin=keyfront behind the URL, or it is seen after ttl")
+        return Finding(said_who, "write ?plugin=keyfront behind the URL, or it is seen after ttl")
     # A lease may have it that nothing has changed yet.
     if said[:1] == ["nobody"] or coordinator.fresh_now(before, touched):
         where = said[1] if len(said) > 1 else "?"
-        return Finding(who, f"it looks for the cache in {where}; set path to the workers' folder")
-    return Finding(who, "")
+        return Finding(
+            said_who, f"it looks for the cache in {where}; set path to the workers' folder"
+        )
+    heard = [node for node in nodes if node.url not in deaf]
+    unheard = _going_on(token, heard, lease)
+    if unheard:
+        return Finding(said_who, f"a token that it revoked is still good at {', '.join(unheard)}")
+    return Finding(said_who, "")
 
 
-def _node(url: str, coordinator: Any, who: dict[str, Any]) -> str:
-    """Return why a change is not heard at a node; empty if it is."""
+def _epochs(node: Node, coordinator: Any) -> str:
+    """Return why a node does not go by the epoch table of this one; empty if it does."""
     from keyfront.middleware.tokens import tags_header
 
     try:
-        token = _answer(url, "POST", {}, {"auth": who})[1].get("X-Subject-Token", "")
-        if not token:
-            return "it gives no token to the user of OS_USERNAME"
         touched = _touched(coordinator)
+        deadline = time.monotonic() + _SETTLE_SECONDS
         for _ in range(_CONNECTIONS):
-            headers = {
-                "X-Auth-Token": token,
-                "X-Subject-Token": token,
-                tags_header.NAME: tags_header.ASK,
-                # which no answer from before was made for
-                "X-Keyfront-Check": secrets.token_hex(8),
-            }
-            status, given = _answer(url, "GET", headers, None)
-            if status != 200:
-                return f"it answers a validation with {status}"
-            value = given.get(tags_header.NAME)
-            if value is None:
-                return (
-                    f"it has no token_cache, or a proxy takes the header {tags_header.NAME} away"
-                )
-            told = tags_header.parse(value)
-            if told is None:
-                return (
-                    "its token_cache keeps nothing of this answer: its log says why, or a change "
-                    "is just under way"
-                )
+            while True:
+                status, given = _asked(node)
+                if status != 200:
+                    return f"it answers a validation with {status}"
+                value = given.get(tags_header.NAME)
+                if value is None:
+                    return (
+                        f"it has no token_cache, or a proxy takes the header {tags_header.NAME} "
+                        "away"
+                    )
+                told = tags_header.parse(value)
+                if told is not None:
+                    break
+                # While a table is new, or a change under way, nothing is kept.
+                if time.monotonic() > deadline:
+                    return "its token_cache keeps nothing of this answer: its log says why"
+                time.sleep(0.1)
             if told.epoch.generation != touched.generation:
                 return (
                     "it goes by another epoch table: give it the same coordinator, or the same "
@@ -501,10 +545,101 @@ def _node(url: str, coordinator: Any, who: dict[str, Any]) -> str:
     return ""
 
 
+def _asked(node: Node) -> tuple[int, dict[str, str]]:
+    """Return what a node says of its token, and of how long that stands."""
+    from keyfront.middleware.tokens import tags_header
+
+    headers = {
+        "X-Auth-Token": node.token,
+        "X-Subject-Token": node.token,
+        tags_header.NAME: tags_header.ASK,
+        # which no answer from before was made for
+        "X-Keyfront-Check": secrets.token_hex(8),
+    }
+    status, given, _ = _answer(node.url, "GET", headers, None)
+    return status, given
+
+
+def _heard_of(
+    maker: Node, nodes: list[Node], who: dict[str, Any], lease: float
+) -> dict[str, str]:
+    """Have a node make a change; return why others do not hear of it, by their URLs."""
+    try:
+        token, _ = _issued(maker.url, who)
+        deaf = _strange(token, maker.url, nodes)
+        _revoke(maker, token)
+        heard = [node for node in nodes if node.url not in deaf]
+        for url in _going_on(token, heard, lease):
+            deaf[url] = f"it does not hear of {_of(maker.url, url)}: a token that was revoked " + (
+                "there is still good here"
+            )
+    except ServerError as error:
+        return {maker.url: str(error)}
+    return deaf
+
+
+def _of(maker: str, url: str) -> str:
+    return "changes of its own other workers" if maker == url else f"changes made at {maker}"
+
+
+def _strange(token: str, issuer: str, nodes: list[Node]) -> dict[str, str]:
+    """Have all workers of all nodes know a token; return those that refuse it, and why."""
+    found = {}
+    for node in nodes:
+        for _ in range(_CONNECTIONS):
+            status = _validated(node, token)
+            if status != 200:
+                found[node.url] = (
+                    f"it answers {status} for a token of {issuer}: look that both have the same "
+                    "database and fernet keys"
+                )
+                break
+    return found
+
+
+def _going_on(token: str, nodes: list[Node], lease: float) -> list[str]:
+    """Return the URLs of the nodes at which a token is good that was revoked."""
+    if lease:
+        time.sleep(lease)
+    return [
+        node.url
+        for node in nodes
+        if 200 in {_validated(node, token) for _ in range(_CONNECTIONS)}
+    ]
+
+
+def _issued(url: str, who: dict[str, Any]) -> tuple[str, str]:
+    """Return a new token of a node, and what its revocation names.
+
+    :raises ServerError: there is none
+    """
+    _, headers, body = _answer(url, "POST", {}, {"auth": who})
+    token = headers.get("X-Subject-Token", "")
+    try:
+        audit: str = json.loads(body)["token"]["audit_ids"][0]
+    except (ValueError, LookupError, TypeError):
+        token = ""
+    if not token:
+        raise ServerError("it gives no token to the user of OS_USERNAME")
+    return token, audit
+
+
+def _validated(node: Node, token: str) -> int:
+    headers = {"X-Auth-Token": node.token, "X-Subject-Token": token}
+    return _answer(node.url, "GET", headers, None)[0]
+
+
+def _revoke(node: Node, token: str) -> None:
+    headers = {"X-Auth-Token": node.token, "X-Subject-Token": token}
+    status = _answer(node.url, "DELETE", headers, None)[0]
+    if status != 204:
+        raise ServerError(f"it answers the revocation of a token with {status}")
+
+
 def _answer(
     url: str, method: str, headers: dict[str, str], body: object
-) -> tuple[int, dict[str, str]]:
-    """Send a request to a node's ``/auth/tokens``; returns status and headers of its answer."""
+) -> tuple[int, dict[str, str], bytes]:
+    """Send a request to a node's ``/auth/tokens``; returns status, headers and body."""
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
     parts = urlsplit(url)
@@ -521,9 +656,9 @@ def _answer(
     try:
         connection.request(method, f"{path}/auth/tokens", data, sent)
         answer = connection.getresponse()
-        answer.read()
+        content = answer.read()
     except (OSError, HTTPException) as error:
         raise ServerError(f"it does not answer: {type(error).__name__}") from None
     finally:
         connection.close()
-    return answer.status, dict(answer.getheaders())
+    return answer.status, dict(answer.getheaders()), content

@@ -99,22 +99,30 @@ def test_what_is_not_decided_in_time_warns_or_fails(pytester: pytest.Pytester) -
     assert (gate["low"], gate["high"], gate["reason"]) == (None, None, "the time was over")
 
 
-def test_a_noisy_control_takes_failures_back(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    ("off_by", "failed", "said"),
+    [(50, 0, "INCONCLUSIVE *so did the control*"), (1.05, 1, "FAIL *test_slower*")],
+)
+def test_a_noisy_control_takes_back_what_it_may_explain(
+    pytester: pytest.Pytester, off_by: float, failed: int, said: str
+) -> None:
     pytester.makeconftest(
-        """
+        f"""
+        import math
         import keyfront.benchmarks.gate.paired as paired
         real = paired.control
         def off(*arguments):
             found = real(*arguments)
             found.verdict = paired.Verdict.FAIL
+            found.interval = found.interval._replace(low=-math.log({off_by}), high=0.0)
             return found
         paired.control = off
         """
     )
     pytester.makepyfile(test_timed=TIMED)
     result = run(pytester)
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["INCONCLUSIVE *so did the control*", "the control is off: *"])
+    result.assert_outcomes(passed=2 - failed, failed=failed)
+    result.stdout.fnmatch_lines([said, f"the control is off: *beyond {off_by:.3f} times its limit"])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.directory import Directory, User, directory
-from support.keystone_world import Answer, Client, World, grant
+from support.keystone_world import VALIDATE, Answer, Client, World, grant
 from support.keystones import keystone_state, serve_as_is
 from support.ldap_domains import domain_file, driver_options, make_domain
 from support.served import Served, wait_for
@@ -353,11 +353,15 @@ def test_a_configuration_from_the_database(site: Site, tmp_path: Path) -> None:
 
 
 def test_a_user_who_is_new_logs_in_without_redis(site: Site, tmp_path: Path) -> None:
-    """What maps him and his groups to ids is written, and takes nothing from anybody."""
+    """What maps him and his groups to ids is written, and takes nothing from anybody.
+
+    When the directory has disabled him he is refused, and nobody need be told of that either.
+    """
     files = tmp_path / "domains"
     files.mkdir()
+    directory = site.directories[ONE]
     (files / f"keystone.{ONE}.conf").write_text(
-        domain_file(driver_options(site.directories[ONE]))
+        domain_file(driver_options(directory, user_enabled_attribute="enabled"))
     )
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
@@ -374,6 +378,28 @@ def test_a_user_who_is_new_logs_in_without_redis(site: Site, tmp_path: Path) -> 
             first, second = there.login(user), there.login(user)
             assert first.status == second.status == 201, first.body
             assert first.body["token"]["user"]["id"] == second.body["token"]["user"]["id"]
+            token, world = first.headers["X-Subject-Token"], World(served.url, served.password)
+
+            def statuses() -> tuple[int, int]:
+                """As the token that is asked about, and as the one that asks."""
+                client = Client(served.url)
+                try:
+                    asked = {"X-Auth-Token": world.admin, "X-Subject-Token": token}
+                    own = {"X-Auth-Token": token, "X-Subject-Token": token}
+                    return (
+                        client.request("GET", VALIDATE, asked).status,
+                        client.request("GET", VALIDATE, own).status,
+                    )
+                finally:
+                    client.close()
+
+            assert statuses() == (200, 200)
+            directory.modify(user.dn, {"enabled": ["FALSE"]})
+            try:
+                for _ in range(2):
+                    assert statuses() == (404, 401)
+            finally:
+                directory.modify(user.dn, {"enabled": ["TRUE"]})
 
 
 def test_no_password_in_any_log(site: Site) -> None:

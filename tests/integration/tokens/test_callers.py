@@ -9,22 +9,27 @@ import datetime
 import hashlib
 import os
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from cryptography.fernet import Fernet
 
+from support.cluster import service
 from support.keystone_world import VALIDATE, Answer, Client, World, grant, random_name
 from support.keystones import keystone_state, serve_as_is
 from support.redis_servers import RedisServer, redis_server
-from support.served import PATIENCE, wait_for
+from support.served import PATIENCE, Served, wait_for
 
 pytest.importorskip("keystone")
+pytest.importorskip("keystonemiddleware")
 
 ISSUER = "CN=front"
 EXTRA = f"""\
@@ -48,10 +53,11 @@ routes = /v3/projects/{{id}}, /v3/OS-TRUST/trusts, /v3/OS-TRUST/trusts/{{id}}
 class Watched(World):
     """A Keystone, and files that it reads."""
 
-    def __init__(self, base_url: str, password: str, policy: Path, keys: Path) -> None:
-        super().__init__(base_url, password)
+    def __init__(self, served: Served, policy: Path) -> None:
+        super().__init__(served.url, served.password)
+        self.served = served
         self.policy = policy
-        self.keys = keys
+        self.keys = served.state / "fernet-keys"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +67,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     policy.write_text("{}\n")
     state = keystone_state(folder / "state", extra=EXTRA.replace("POLICY", str(policy)))
     with serve_as_is(state, "uwsgi") as served:
-        yield Watched(served.url, served.password, policy, state / "fernet-keys")
+        yield Watched(served, policy)
 
 
 def ask(world: World, path: str, headers: dict[str, str]) -> Answer:
@@ -118,6 +124,28 @@ def test_a_token_does_not_outlive_its_trust_though_it_may_be_expired(world: Worl
     caller = {"X-Auth-Token": world.admin, "X-Subject-Token": token}
     assert ask(world, path, caller).status == 200
     until(world, path, caller, 404)
+
+
+def test_a_service_does_not_go_on_either(world: Watched, tmp_path: Path) -> None:
+    """Nothing but the end that Keystone's cache gives ends it: the service asks once a minute."""
+    options = "keyfront_revalidate = 60\ntoken_cache_time = 300\n"
+    with service(tmp_path, world.served, options) as running:
+        taker = world.user()
+        trust = world.trust(world.person(), taker, [world.still_role], expires_at=soon(4))
+        token = world.issue(taker, trust=trust)
+        # With a service's own token beside it the user's may have ended.
+        shown = {"X-Auth-Token": token, "X-Service-Token": world.service.token}
+        client = Client(running.url.removesuffix("/v3"))
+        caller = {"X-Auth-Token": world.admin, "X-Subject-Token": token}
+        path = VALIDATE + "?allow_expired=1"
+        try:
+            seen = [client.request("GET", "/", shown).status for _ in range(4)]
+            assert set(seen) == {200}
+            until(world, path, caller, 404)
+            seen = [client.request("GET", "/", shown).status for _ in range(4)]
+            assert set(seen) == {401}
+        finally:
+            client.close()
 
 
 def until(world: World, path: str, caller: dict[str, str], status: int) -> None:
@@ -269,14 +297,67 @@ def test_what_logins_go_on_with_without_redis(tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis") as redis:
         extra = (
             "[identity]\npassword_hash_rounds = 4\n[federation]\ndefault_authorization_ttl = 60\n"
+            "[security_compliance]\ndisable_user_account_days_inactive = 90\n"
             f"[keyfront_token_cache]\ncoordinator = redis://127.0.0.1:{redis.port}\n"
         )
         state = keystone_state(tmp_path / "state", extra=extra)
         with serve_as_is(state, "uwsgi") as served:
-            _log_in_without(redis, World(served.url, served.password))
+            _log_in_without(redis, World(served.url, served.password), state / "keystone.sqlite")
 
 
-def _log_in_without(redis: RedisServer, world: World) -> None:
+class Provider:
+    """An identity provider that tells of names, addresses and projects as well."""
+
+    RULE: ClassVar = {
+        "local": [
+            {
+                "user": {"id": "{0}", "name": "{1}", "email": "{2}"},
+                "group": {"id": "{3}"},
+                "projects": [{"name": "{4}", "roles": [{"name": "{5}"}]}],
+            }
+        ],
+        "remote": [{"type": f"HTTP_X_{part}"} for part in ("ID", "NAME", "MAIL")]
+        + [{"type": f"HTTP_X_{part}"} for part in ("GROUP", "PROJECT", "ROLE")],
+    }
+
+    def __init__(self, world: World, group: str) -> None:
+        self._world = world
+        provider, mapping = random_name(), random_name()
+        path = f"/OS-FEDERATION/identity_providers/{provider}"
+        # Which makes a domain that projects would be in.
+        body = {"identity_provider": {"enabled": True, "domain_id": "default"}}
+        world.call("PUT", path, body)
+        rules = {"mapping": {"rules": [self.RULE]}}
+        world.call("PUT", f"/OS-FEDERATION/mappings/{mapping}", rules)
+        world.call("PUT", f"{path}/protocols/mapped", {"protocol": {"mapping_id": mapping}})
+        self._path = f"{path}/protocols/mapped/auth"
+        (self._project,) = world.call("GET", "/projects?name=admin").body["projects"]
+        self._told = {"Group": group, "Project": "admin", "Role": "reader"}
+
+    def login(self, user: str, **told: str) -> str:
+        """An unscoped token."""
+        values = {"Id": user, "Name": user, "Mail": f"{user}@example.org", **self._told, **told}
+        headers = {f"X-{name}": value for name, value in values.items()}
+        token: str = self._world.send("GET", self._path, headers, None).headers["X-Subject-Token"]
+        # The roles come by the user's id or by his group.
+        self._world.rescope(token, self._project["id"])
+        return token
+
+    def shown(self, token: str) -> tuple[str, str]:
+        """The name and id that a validation shows."""
+        headers = {"X-Auth-Token": self._world.admin, "X-Subject-Token": token}
+        user = ask(self._world, VALIDATE, headers).token()["user"]
+        return user["name"], user["id"]
+
+
+def _last_there(database: Path, user: str, day: str) -> None:
+    """Write when a user was last there, as if he had not been since."""
+    with closing(sqlite3.connect(database, timeout=PATIENCE)) as connection, connection:
+        changed = connection.execute("UPDATE user SET last_active_at = ? WHERE id = ?", (day, user))
+        assert changed.rowcount == 1
+
+
+def _log_in_without(redis: RedisServer, world: World, database: Path) -> None:
     federation = world.federation()
     group, other = world.group(), world.group()
     for one in (group, other):
@@ -284,21 +365,46 @@ def _log_in_without(redis: RedisServer, world: World) -> None:
         world.call("PUT", path)
     known, unknown = (replace(federation, user=random_name()) for _ in range(2))
     known.login(group)
+    provider = Provider(world, group)
+    met, lapsed = random_name(), random_name()
+    name, met_id = provider.shown(provider.login(met))
+    assert name == met
+    _, lapsed_id = provider.shown(provider.login(lapsed))
+    sleeper, never = world.user(), world.user()
     giver, taker = world.person(), world.user()
     trust = world.trust(giver, taker, [world.still_role], remaining_uses=3)
     used = [world.issue(taker, trust=trust)]
+    today = datetime.datetime.now(datetime.UTC).date()
+    world.issue(sleeper)
     redis.kill()
+    for user in (sleeper.id, met_id):
+        _last_there(database, user, str(today - datetime.timedelta(days=3)))
+    _last_there(database, lapsed_id, str(today - datetime.timedelta(days=300)))
     for user in (known, unknown):
         for _ in range(2):  # the second time it is renewed
             token = world.rescope(user.login(group), world.still_project)
             assert status(world, token) == 200
+    for one in (sleeper, never):  # the first time of the day, and ever
+        for _ in range(2):
+            assert status(world, world.issue(one)) == 200
+    # Another name and address are for a later login; who is new has his own at once.
+    newcomer = random_name()
+    for _ in range(2):
+        again = provider.login(met, Name="other", Mail="other@example.org")
+        assert provider.shown(again) == (met, met_id)
+        assert provider.shown(provider.login(newcomer))[0] == newcomer
     used.append(world.issue(taker, trust=trust))
     assert [status(world, token) for token in used] == [200, 200]
     refused = {
         "another group": lambda: known.login(other),
+        "another role": lambda: provider.login(met, Role="member"),
+        "another project": lambda: provider.login(random_name(), Project=random_name()),
+        "back after too long": lambda: provider.login(lapsed),
         "the last use": lambda: world.issue(taker, trust=trust),
+        "enabled by the administrator": lambda: world.flag("user", f"/users/{sleeper.id}", True),
         "a change": world.project,
     }
+    _last_there(database, sleeper.id, str(today - datetime.timedelta(days=300)))
     for name, deed in refused.items():
         with pytest.raises(AssertionError, match=": 503 "):
             deed()
@@ -306,6 +412,8 @@ def _log_in_without(redis: RedisServer, world: World) -> None:
     assert [status(world, token) for token in used] == [200, 200]
     redis.start()
     wait_for(lambda: _done(lambda: known.login(other)), "Redis is found again")
+    # Each worker finds it again by itself.
+    wait_for(lambda: provider.shown(provider.login(met, Name="other"))[0] == "other", "the name")
     world.issue(taker, trust=trust)
     # The last use has ended what the trust gave.
     assert {status(world, token) for token in used for _ in range(4)} == {404}

@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from support.keystone_world import World
 from support.keystones import keystone_state, serve_as_is
+from support.redis_servers import redis_server
 from support.served import Served, free_port
 
 pytest.importorskip("keystone")
@@ -79,6 +82,70 @@ def test_a_node_that_goes_by_epochs_of_its_own(
         status, result = place.check(other.url, OS_PASSWORD=other.password)
         assert status == 1
         assert "it goes by another epoch table" in faults(result)[1]
+
+
+def another_node(place: Place, folder: Path, extra: str) -> Path:
+    """One more node on the database of the first."""
+    url = f"sqlite:///{place.state / 'keystone.sqlite'}?plugin=keyfront"
+    return keystone_state(folder, database_url=url, extra=extra)
+
+
+DEAF = "does not hear of changes made at {}: a token that was revoked there is still good here"
+
+
+def test_a_node_with_a_folder_of_its_own(place: Place, tmp_path: Path) -> None:
+    """As in another container: same database, same keys, and nobody hears of the other."""
+    extra = EXTRA.format(path=tmp_path / "epochs")
+    with serve_as_is(another_node(place, tmp_path / "state", extra), "uwsgi") as other:
+        status, result = place.check(place.served.url, other.url)
+        assert status == 1
+        process, first, second = faults(result)
+        assert process == f"a token that it revoked is still good at {other.url}"
+        assert DEAF.format(other.url) in first and "epoch table" not in first
+        assert "it goes by another epoch table" in second
+        assert DEAF.format(place.served.url) in second
+
+
+def test_a_node_with_another_prefix_in_redis(place: Place, tmp_path: Path) -> None:
+    """Of three, two hear of each other; it is said who does not hear of whom."""
+    with ExitStack() as stack:
+        redis = stack.enter_context(redis_server(tmp_path / "redis"))
+        nodes = []
+        for name, more in (
+            ("a", "consistency = lease"),
+            ("b", ""),
+            ("c", "coordinator_prefix = other:"),
+        ):
+            path = EXTRA.format(path=tmp_path / f"epochs-{name}")
+            extra = f"{path}coordinator = {redis.url}\n{more}\n"
+            state = another_node(place, tmp_path / name, extra)
+            nodes.append(stack.enter_context(serve_as_is(state, "uwsgi")))
+        a, b, c = (node.url for node in nodes)
+        config = tmp_path / "a" / "keystone.conf"
+        status, result = place.check(a, b, config=config)
+        assert faults(result) == ["", "", ""]
+        assert status == 0
+        status, result = place.check(a, b, c, config=config)
+        assert status == 1
+        process, first, second, third = faults(result)
+        assert process == f"a token that it revoked is still good at {c}"
+        for fault in (first, second):
+            assert fault == f"it {DEAF.format(c)}"
+        assert "it goes by another epoch table" in third
+        assert DEAF.format(a) in third and DEAF.format(b) in third
+
+
+def test_a_user_without_any_right_will_do(place: Place) -> None:
+    world = World(place.served.url, place.served.password)
+    user = world.person().user
+    (project,) = [
+        one
+        for one in world.call("GET", "/projects").body["projects"]
+        if one["id"] == world.still_project
+    ]
+    who = {"OS_USERNAME": user.name, "OS_PASSWORD": user.password}
+    status, result = place.check(place.served.url, OS_PROJECT_NAME=project["name"], **who)
+    assert (status, faults(result)) == (0, ["", ""])
 
 
 def test_a_node_that_is_away_and_a_wrong_password(place: Place) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis import server as redis_server_module
-from keyfront.middleware.tokens.coordinator.redis.contact import RETRY_SECONDS, UNTOLD
+from keyfront.middleware.tokens.coordinator.redis.contact import (
+    RETRY_SECONDS,
+    SETTLE_SECONDS,
+    UNTOLD,
+)
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.coordinator.redis.server import Link
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Slots
@@ -33,11 +38,13 @@ from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.routes import Routes
 from support.clocks import Clock
 from support.fault_proxy import FaultProxy
-from support.redis_epochs import KEY, SLOTS, RedisClock, address
+from support.redis_epochs import KEY, SLOTS, RedisClock, address, head, set_head
 from support.redis_servers import RedisServer, redis_server
 from support.served import wait_for
 
 Make = Callable[..., Redis]
+# In which all tables are named.
+REGISTER = "keyfront:digests"
 # Seconds in which a Redis that is well answers, on a busy machine as well.
 SOON = 2.0
 
@@ -149,26 +156,74 @@ def test_a_writer_that_dies_as_redis_does(
     assert second.fresh(second.now(), entry(1))
 
 
-@pytest.mark.parametrize("how", ["flush", "eviction"])
+@pytest.mark.parametrize("how", ["flush", "eviction", KEY, REGISTER])
 def test_flushed_or_evicted(server: RedisServer, make: Make, how: str) -> None:
+    """All of it, or each key alone."""
     keystone, service = make(), make(create=False)
+    lease = make(create=False, lease=0.1)
     change(keystone, 1)
     filled = service.now()
-    assert service.fresh(filled, entry(1))
+    assert service.fresh(filled, entry(1)) and lease.fresh(filled, entry(1))
     if how == "flush":
         server.client.flushall()
-    else:
+    elif how == "eviction":
         server.client.config_set("maxmemory-policy", "allkeys-random")
         server.client.config_set("maxmemory", 1)
         server.client.info()
         while server.client.exists(KEY):
             server.client.config_set("maxmemory", 1)
         server.client.config_set("maxmemory", 0)
+    else:
+        assert server.client.delete(how) == 1
     assert not service.fresh(filled, entry(1))
     assert not keystone.fresh(filled, entry(1))
+    wait_for(lambda: not lease.fresh(filled, entry(1)), "the lease has ended")
     change(keystone, 2)
+    assert server.client.exists(KEY, REGISTER) == 2
     assert not service.fresh(filled, entry(1))
     assert service.fresh(service.now(), entry(1))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_two_versions_when_the_list_of_their_tables_is_lost(
+    server: RedisServer, make: Make, clock: RedisClock, again: bool
+) -> None:
+    """Neither finds the other's table any more, so none counts that is not in the list."""
+    old, new = make(digest="0123456789ab"), make()
+    service = make(create=False, digest="0123456789ab")
+    change(new, 1)
+    change(old, 1)
+    change(new, 2)
+    old.now()
+    clock.later(SETTLE_SECONDS)
+    old.recover()
+    filled = old.now()
+    assert service.fresh(filled, entry(1)) and old.fresh(filled, entry(1))
+    assert server.client.delete(REGISTER) == 1
+    if again:
+        assert not new.fresh(new.now(), entry(1))  # it is named again, the other is not
+    change(new, 1)
+    assert not service.fresh(filled, entry(1))
+    assert not old.fresh(filled, entry(1))
+    assert old.now().generation != filled.generation
+    change(old, 3)
+    assert service.fresh(service.now(), entry(1))
+
+
+def test_a_mark_that_is_completed_ends_other_versions(
+    server: RedisServer, make: Make, clock: RedisClock
+) -> None:
+    """What they read before its commit became visible, long after its writer's death."""
+    old, new = make(digest="0123456789ab"), make()
+    new.mark(some(1))
+    old.now()
+    clock.later(SETTLE_SECONDS)
+    old.recover()
+    filled = old.now()
+    assert old.fresh(filled, entry(1))
+    clock.later(MARK_SECONDS)
+    assert new.recover() == 1
+    assert not old.fresh(filled, entry(1))
 
 
 def test_many_make_a_new_table_at_once(server: RedisServer, make: Make) -> None:
@@ -192,11 +247,24 @@ def test_many_make_a_new_table_at_once(server: RedisServer, make: Make) -> None:
 def test_a_damaged_table_is_made_anew(server: RedisServer, make: Make) -> None:
     keystone = make()
     change(keystone, 1)
-    for field, value in (("g", ""), ("g", "zz"), ("s", "x"), ("n", ""), ("100", "junk")):
+    damages: list[Callable[[], object]] = [
+        lambda: server.client.hset(KEY, "100", "junk"),
+        lambda: server.client.hset(KEY, "head", ""),
+        lambda: server.client.hset(KEY, "head", "one two"),
+        lambda: server.client.hdel(KEY, "head"),
+        *(
+            partial(set_head, server.client, **{word: value})
+            for word, value in (
+                *(("generation", ""), ("generation", "zz"), ("sequence", "x"), ("slots", "")),
+                *(("change", ""), ("life", "elsewhere:1")),
+            )
+        ),
+    ]
+    for damage in damages:
         filled = keystone.now()
-        server.client.hset(KEY, field, value)
-        assert not keystone.fresh(filled, entry(0)) or field == "100"
-        server.client.hdel(KEY, "g")
+        damage()
+        assert not keystone.fresh(filled, entry(0)) or damage is damages[0]
+        server.client.hdel(KEY, "head")
         assert keystone.now().generation != filled.generation
         change(keystone, 1)
 
@@ -227,7 +295,7 @@ def test_demoted_and_promoted(server: RedisServer, make: Make, retries: Clock) -
         server.client.replicaof("127.0.0.1", other.port)
         server.wait(lambda client: client.info("replication")["master_link_status"] == "up")
         run = server.client.info("server")["run_id"]
-        assert server.client.hget(KEY, "run").startswith(run)
+        assert head(server.client)["life"].startswith(run)
         assert not service.fresh(filled, entry(1))
         with pytest.raises(CoordinatorError, match=r"replica|READONLY"):
             keystone.mark(some(1))

@@ -20,7 +20,7 @@ from keyfront.middleware.tokens.coordinator.redis import sentinels as redis_sent
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
 from support.clocks import Clock
-from support.redis_epochs import KEY, SLOTS, RedisClock, address
+from support.redis_epochs import SLOTS, RedisClock, address, head
 from support.redis_servers import RedisServer, redis_server, sentinels
 
 ENTRY = Slots((ALL_SLOT, 101))
@@ -137,7 +137,7 @@ def test_an_old_master_is_not_believed(
     old.stop()
     new.start()
     deployment.await_failover()
-    assert int(new.client.hget(KEY, "s")) == filled.sequence < read.sequence
+    assert int(head(new.client)["sequence"]) == filled.sequence < read.sequence
     clock = RedisClock(new)
     monkeypatch.setattr(module, "time", clock)
     forget_master(lease)

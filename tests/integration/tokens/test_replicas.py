@@ -24,16 +24,19 @@ from keyfront.middleware.tokens.node_cache import statistics
 from keyfront.middleware.tokens.request import Request, current
 from support import APPS, servers
 from support.apps.held_filter import Holds
+from support.cluster import service
 from support.fault_proxy import FaultProxy
 from support.keystone_world import VALIDATE, Client, World
 from support.keystones import keystone_state, serve_as_is
 from support.redis_servers import redis_server
 from support.replicas import (
     GaleraPair,
+    LogicalPair,
     MariaDBPair,
     PostgreSQLPair,
     galera_options,
     galera_pair,
+    logical_pair,
     mariadb_pair,
     pgpool,
     postgresql_pair,
@@ -145,13 +148,15 @@ def place(
             pair = stack.enter_context(mariadb_pair(folder))
             memcached = stack.enter_context(servers.memcached()).address
         else:
-            pairs = {"postgresql": postgresql_pair, "galera": galera_pair}
+            pairs = {
+                "postgresql": postgresql_pair, "logical": logical_pair, "galera": galera_pair,
+            }  # fmt: skip
             pair = stack.enter_context(pairs[request.param](folder))
         url, reading = pair.primary.fresh_database("keystone"), pair.replica.url("keystone")
         waits = "[database]\nmysql_wsrep_sync_wait = 1\n" if request.param == "galera" else ""
         a = node(folder / "a", url, redis, memcached=memcached, options=waits)
         b = node(folder / "b", url, redis, memcached=memcached, reading=reading)
-        pair.let_go()
+        pair.follow() if isinstance(pair, LogicalPair) else pair.let_go()
         served = [stack.enter_context(serve_as_is(state, "uwsgi")) for state in (a, b)]
         yield Place(pair, redis, memcached, *served)
 
@@ -199,6 +204,31 @@ def test_a_service_is_told_that_it_does_not_stand(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", ["mariadb"], indirect=True)
+def test_a_service_keeps_nothing_of_the_past(place: Place, tmp_path: Path) -> None:
+    """It asks each time: as long as the replica is behind it is told what that says, no longer."""
+    pytest.importorskip("keystonemiddleware")
+    with service(tmp_path, place.b, f"keyfront_coordinator = {place.redis}\n") as running:
+        token = place.token()
+        client = Client(running.url.removesuffix("/v3"))
+
+        def statuses() -> set[int]:
+            return {client.request("GET", "/", {"X-Auth-Token": token}).status for _ in range(8)}
+
+        try:
+            assert statuses() == {200}
+            place.pair.hold()
+            try:
+                place.world.revoke(token)
+                assert statuses() == {200}, "the replica is not behind"
+            finally:
+                place.pair.let_go()
+            assert statuses() == {401}
+        finally:
+            client.close()
+
+
+@pytest.mark.slow
 def test_it_is_counted_and_logged_once(place: Place) -> None:
     token = place.token()
     before = place.hits(place.b)
@@ -224,7 +254,7 @@ def test_connections_that_were_cut_are_made_anew(place: Place) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("place", ["mariadb", "logical"], indirect=True)
 def test_what_a_change_touched_is_doubtful_until_it_has_settled(
     place: Place, tmp_path: Path
 ) -> None:

@@ -27,7 +27,11 @@ from keyfront.middleware.tokens.request import Request, current
 
 METADATA = sa.MetaData()
 USER = sa.Table(
-    "user", METADATA, sa.Column("id", sa.String(64), primary_key=True), sa.Column("extra", sa.Text)
+    "user",
+    METADATA,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("extra", sa.Text),
+    sa.Column("last_active_at", sa.Integer),
 )
 LOCAL = sa.Table(
     "local_user",
@@ -69,6 +73,12 @@ TRUST = sa.Table(
     METADATA,
     sa.Column("id", sa.String(64), primary_key=True),
     sa.Column("remaining_uses", sa.Integer),
+)
+GRANT = sa.Table(
+    "assignment",
+    METADATA,
+    sa.Column("type", sa.String(64), primary_key=True),
+    sa.Column("actor_id", sa.String(64), primary_key=True),
 )
 SERVICE = sa.Table("service", METADATA, sa.Column("id", sa.String(64), primary_key=True))
 
@@ -284,6 +294,10 @@ RENEWAL = sa.update(RENEWED).where(RENEWED.c.user_id == "u1")
     [
         ([NEW], True),
         ([NEW, OF_NEW, GROUP_OF_NEW], True),
+        ([NEW, sa.insert(GRANT).values(type="UserProject", actor_id="u9")], True),
+        ([NEW, sa.insert(GRANT).values(type="UserProject", actor_id="u1")], False),
+        ([NEW, sa.insert(GRANT).values(type="GroupProject", actor_id="u9")], False),
+        ([NEW, sa.delete(GRANT).where(GRANT.c.actor_id == "u1")], False),
         ([OF_NEW], False),
         ([GROUP_OF_NEW], False),
         ([NEW, sa.insert(FEDERATED).values(user_id="u1")], False),
@@ -302,6 +316,7 @@ def test_what_may_be_told_of_late(
 ) -> None:
     with engine.begin() as connection:
         connection.execute(sa.insert(RENEWED).values(user_id="u1", group_id="g"))
+        connection.execute(sa.insert(GRANT).values(type="UserDomain", actor_id="u1"))
     with engine.begin() as connection:
         for statement in statements:
             connection.execute(statement)
@@ -342,6 +357,41 @@ def test_who_was_not_created_is_not_new(engine: sa.Engine, recorder: Recorder) -
         connection.execute(GROUP_OF_NEW)
         connection.commit()
     assert not recorder.late
+
+
+@pytest.mark.parametrize(
+    ("active", "values", "late"),
+    [
+        ("u1", {"last_active_at": 2}, True),
+        ("u2", {"last_active_at": 2}, False),
+        (None, {"last_active_at": 2}, False),
+        ("u1", {"last_active_at": 2, "extra": "x"}, False),
+    ],
+)
+def test_the_day_of_a_login_may_be_told_late(
+    engine: sa.Engine,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    active: str | None,
+    values: dict[str, Any],
+    late: bool,
+) -> None:
+    """Where inactivity counts; to enable somebody the administrator writes the same column."""
+    monkeypatch.setattr(sqlalchemy_plugin, "inactivity_counts", lambda: True)
+
+    def log_in() -> None:
+        request = current.get()
+        assert request is not None
+        request.active = active
+        with engine.begin() as connection:
+            connection.execute(sa.update(USER).where(USER.c.id == "u1").values(**values))
+        assert recorder.late is late
+        # He is not new for that.
+        with engine.begin() as connection:
+            connection.execute(sa.insert(RENEWED).values(user_id="u1", group_id="h"))
+        assert not recorder.late
+
+    assert in_request(log_in).created == set()
 
 
 @pytest.mark.parametrize("left", [2, 1, 0, -1, None, TRUST.c.remaining_uses - 1])

@@ -20,6 +20,7 @@ from keyfront.errors import CoordinatorError
 
 from ...epochs import ALL_SLOT, MARK_SECONDS, Mark, Slots
 from .address import Address
+from .history import History
 from .lease import Poller
 from .scripts import PROGRAM, SHA1
 from .sentinels import TRUST_SECONDS, Fixed, NoMajority, Sentinels
@@ -50,6 +51,7 @@ class Contact:
 
     :param address: of the server or its sentinels
     :param key: of the table
+    :param digests: the key in which all tables are named
     :param timeout: seconds to wait for each answer
     :param meanwhile: for the log: what is done without it
     :param slot_count: slots of a new table
@@ -69,6 +71,8 @@ class Contact:
         self._key = key
         self._digests = digests
         self._slot_count = slot_count
+        #: What this process has seen of the table.
+        self.history = History(f"{address} {key}")
         self._server = Server(address, timeout=timeout)
         self._masters: Fixed | Sentinels = Fixed(address)
         if address.master:
@@ -126,7 +130,8 @@ class Contact:
 
     def run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
         """Call the program; return the generation, the slot count, the number of the last change,
-        microseconds until changes may begin, and what the deed answers.
+        microseconds until changes may begin, what tells that change (behind a ``-``: the table was
+        made anew, as it had been set back), and what the deed answers.
 
         :param confirm: whether to make sure afterwards that it was the master that ran it
         :raises CoordinatorError: Redis did not answer, or refused; it may have run it
@@ -171,6 +176,7 @@ class Contact:
             self._slot_count,
             int(SETTLE_SECONDS * 1e6),
             int(MARK_SECONDS * 1e6),
+            self.history.seen.words,
         )
         try:
             return link.run("EVALSHA", SHA1, 2, *fixed, *arguments)

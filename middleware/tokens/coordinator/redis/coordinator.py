@@ -4,8 +4,9 @@ Keystone's nodes write it, the services' authtoken reads it. Each question to it
 or, with a lease, is answered by what this process heard of it at most a second ago.
 
 A table belongs to one life of one server (see ``server.py``): after a restart, a failover,
-an eviction or a flush the first writer makes a new generation, in which nothing older stands. In
-it no change begins before nobody can go by an older one any more.
+an eviction, a flush, or when its numbers went back (see ``history.py``), the first writer makes a
+new generation, in which nothing older stands. In it no change begins before nobody can go by an
+older one any more.
 
 Without Redis nothing is fresh. Changes are refused, or made and told of as soon as it is back.
 """
@@ -27,13 +28,24 @@ from typing import Any, ClassVar, NamedTuple
 from keyfront.common.file_lock import LOCK_SECONDS
 from keyfront.errors import CoordinatorError
 
-from ...epochs import ALL_SLOT, DIGEST, DIRTY, MARK_TAGS, Epoch, Mark, Slots, settled_by_age
+from ...epochs import (
+    ALL_SLOT,
+    DIGEST,
+    DIRTY,
+    MARK_SECONDS,
+    MARK_TAGS,
+    Epoch,
+    Mark,
+    Slots,
+    settled_by_age,
+)
 from ...invalidation.rules import FIXED
 from ..local import SLOTS, check_folder
 from .address import Address
 from .contact import LEASE_SECONDS, UNTOLD, Contact
+from .history import LAST_NUMBER, Seen
 from .lease import Mirror, Poller
-from .scripts import CHANGES
+from .scripts import CHANGES, STEP_SECONDS
 from .server import Link
 
 LOG = logging.getLogger(__name__)
@@ -42,9 +54,10 @@ LOG = logging.getLogger(__name__)
 _RECOVER_SECONDS = 0.1
 # Numbers that a poll asks for in the first place.
 _AHEAD = 16
+# Seconds between looks at a new table, of which more would not count.
+_STEP = STEP_SECONDS / 2
 _ALL = Slots((ALL_SLOT,))
-_FIXED = tuple(range(len(FIXED)))
-_HEAD = ("run", "g", "s", "n")
+_FIXED = Slots(range(len(FIXED)))
 
 
 class _Look(NamedTuple):
@@ -55,6 +68,26 @@ class _Look(NamedTuple):
     slot_count: int
     #: The numbers of the slots that were asked for; below zero: a change is under way.
     numbers: list[int]
+
+
+class _Head(NamedTuple):
+    """What a table says of itself."""
+
+    text: bytes
+    life: bytes
+    last: Seen
+    slot_count: int
+
+    @classmethod
+    def of(cls, text: bytes) -> _Head:
+        """Read it.
+
+        :raises ValueError: it is none
+        """
+        life, generation, slot_count, sequence, change = text.split(b" ")
+        int(change, 16)
+        last = Seen(int(generation, 16), int(sequence), change.decode("ascii"))
+        return cls(text, life, last, int(slot_count))
 
 
 class Redis:
@@ -95,7 +128,10 @@ class Redis:
         self.address = address
         self._create = create
         self._prefix = prefix
+        self._digest_bytes = digest.encode()
         self._key = f"{prefix}epochs:{digest}"
+        # In which the tables are named that count.
+        self._register = ("HMGET", f"{prefix}digests", "digests")
         self.settled: Callable[[str, float], bool] = settled_by_age
         self._allow = allow
         self._bound = bound
@@ -113,7 +149,10 @@ class Redis:
         )
         self._mirror = None if lease is None else Mirror(min(lease, LEASE_SECONDS))
         self._poller = None if lease is None else Poller(self._poll, min(lease, LEASE_SECONDS) / 2)
+        self._head = _Head(b"", b"", Seen(), 0)
         self._recovered = 0.0
+        # When marks that are to be looked at were first met, by generation and serial number.
+        self._met: dict[tuple[bytes, bytes], float] = {}
         self._closed = False
         self._pid = os.getpid()
         self._forks: dict[int, threading.Lock] = {}
@@ -144,11 +183,16 @@ class Redis:
             generation.to_bytes(8, "little"), key=self._node_secret, digest_size=32
         ).digest()
 
+    @property
+    def lease(self) -> float:
+        """Seconds for which a change may be unseen here after its response; 0: none."""
+        return 0.0 if self._mirror is None else self._mirror.lease
+
     def follow(self, digest: str) -> None:
         """Read the table of this digest from now on: a service knows of slots what it is told."""
         key = f"{self._prefix}epochs:{digest}"
         if key != self._key and not self._create:
-            self._key = key
+            self._digest_bytes, self._key = digest.encode(), key
             if self._mirror is not None:
                 self._mirror.clear()
 
@@ -242,13 +286,17 @@ class Redis:
 
     def recover(self) -> int:
         """Stamp the marks of which :attr:`settled` says that they may be; return how many."""
-        old = self._run("recover")[5:]
-        marks = zip(old[::3], old[1::3], old[2::3], strict=True)
-        serials = [
-            serial
-            for serial, owner, age in marks
-            if self.settled(owner.decode("ascii", "replace"), int(age) / 1e6)
-        ]
+        answer = self._run("recover")
+        old = answer[5:]
+        marks = list(zip(old[::3], old[1::3], old[2::3], strict=True))
+        # Redis' clock may have been set: of a mark's age counts what has passed here as well.
+        now, met = time.monotonic(), self._met
+        self._met = {(answer[0], one[0]): met.get((answer[0], one[0]), now) for one in marks}
+        serials = []
+        for serial, owner, age in marks:
+            here = MARK_SECONDS + now - self._met[answer[0], serial]
+            if self.settled(owner.decode("ascii", "replace"), min(int(age) / 1e6, here)):
+                serials.append(serial)
         if not serials:
             return 0
         found = int(self._run("recover", b",".join(serials))[4])
@@ -318,6 +366,7 @@ class Redis:
             return
         generation, base = mirror.position
         asked = time.monotonic()
+        seen = self._here().history.seen
         changes: dict[int, list[int]] = {}
         marked: set[int] = set()
 
@@ -325,25 +374,26 @@ class Redis:
             changes.clear()
             marked.clear()
             numbers = range(base + 1, base + 1 + _AHEAD)
-            values = link.read("HMGET", self._key, *_HEAD, "marks", *(f"c{n}" for n in numbers))
-            *head, marks = values[: len(_HEAD) + 1]
-            found = self._parsed(link, head)
+            more = ("marks", *(f"c{number}" for number in numbers))
+            registered, values = self._read(link, "head", seen.field, *more)
+            found = self._parsed(link, registered, values[:2], seen)
             if found is None:
                 return None
+            marks = values[2]
             if marks:
                 serials = (b"m" + serial for serial in marks.split(b","))
                 # One that is no longer there was stamped after this was asked.
-                for line in filter(None, link.read("HMGET", self._key, *serials)):
+                for line in filter(None, self._read(link, *serials)[1]):
                     marked.update(map(int, line.partition(b":")[2].split(b",")))
             if found.generation != generation:
                 return found
-            lines = values[len(_HEAD) + 1 :]
+            lines = values[3:]
             if numbers.stop <= found.sequence <= base + CHANGES:
                 rest = range(numbers.stop, found.sequence + 1)
-                lines += link.read("HMGET", self._key, *(f"c{one}" for one in rest))
+                lines += self._read(link, *(f"c{one}" for one in rest))[1]
             for number, line in enumerate(lines, base + 1):
                 if line is not None and number <= found.sequence:
-                    changes[number] = [int(slot) for slot in line.split(b",")]
+                    changes[number] = [int(n) for n in line.partition(b":")[0].split(b",")]
             return found
 
         try:
@@ -355,17 +405,29 @@ class Redis:
         else:
             mirror.advance(asked, found.generation, found.sequence, changes, marked)
 
-    def _look(self, slots: tuple[int, ...] = ()) -> _Look | None:
+    def _look(self, slots: Slots | None = None) -> _Look | None:
         """Return what the table holds; ``None`` if there is none of this life of the server.
 
         :raises CoordinatorError: Redis did not answer
         """
-        return self._here().do(
-            lambda link: self._parsed(link, link.read("HMGET", self._key, *_HEAD, *slots)),
-            reading=True,
-        )
+        contact = self._here()
+        history = contact.history
+        # What was seen before it is asked, it must still hold.
+        seen = history.seen
+        before = () if slots is None else history.numbers(seen.generation, slots)
+        fields = ("head", seen.field, *(slots or ()))
 
-    def _found(self, slots: tuple[int, ...]) -> _Look:
+        def ask(link: Link) -> _Look | None:
+            return self._parsed(link, *self._read(link, *fields), seen, slots, before)
+
+        return contact.do(ask, reading=True)
+
+    def _read(self, link: Link, *fields: Any) -> tuple[list[Any], list[Any]]:
+        # The register first: a table that is named in it, and is there after that, was not begun
+        # anew by its own, and not ended by others, in between.
+        return link.read(self._register, "HMGET", self._key, *fields)
+
+    def _found(self, slots: Slots) -> _Look:
         """Return the same of a table that is made if there is none."""
         found = self._look(slots)
         if found is None:
@@ -375,17 +437,44 @@ class Redis:
                 raise CoordinatorError(f"{self.address}: the table was lost again and again")
         return found
 
-    def _parsed(self, link: Link, values: list[bytes | None]) -> _Look | None:
-        run, generation, sequence, slot_count = values[:4]
-        if run != link.life or not (generation and sequence and slot_count):
+    def _parsed(
+        self,
+        link: Link,
+        registered: list[bytes | None],
+        values: list[bytes | None],
+        seen: Seen,
+        slots: Slots | None = None,
+        before: tuple[int, ...] = (),
+    ) -> _Look | None:
+        """Return what was read; ``None`` if it is no table that counts.
+
+        :param values: of the fields ``head``, of that of ``seen``, and of slots
+        :param seen: the last change that was seen before this was asked
+        :param before: the numbers of the slots then, if they were seen
+        """
+        text, line = values[:2]
+        if text is None or self._digest_bytes not in (registered[0] or b""):
             return None
         try:
-            numbers = [int(value) if value else 0 for value in values[4:]]
-            found = _Look(int(generation, 16), int(sequence), int(slot_count), numbers)
+            head = self._head if self._head.text == text else _Head.of(text)
+            numbers = [int(value) if value else 0 for value in values[2:]]
+            told = line.decode("ascii") if line else None
         except ValueError:
             return None
-        self._known = found.generation, found.slot_count
-        return found
+        now = head.last
+        if head.life != link.life or now.sequence >= LAST_NUMBER:
+            return None
+        history = self._contact.history
+        if now.generation != seen.generation:
+            before = ()
+        if not (history.holds(seen, now, told) and history.grew(before, numbers)):
+            history.complain(now.generation)
+            return None
+        if history.is_new(now) or before != tuple(numbers):
+            history.note(now, head.slot_count, slots or (), numbers)
+        self._head = head
+        self._known = now.generation, head.slot_count
+        return _Look(now.generation, now.sequence, head.slot_count, numbers)
 
     # Writing
 
@@ -404,16 +493,19 @@ class Redis:
                     continue
             if time.monotonic() + wait > deadline:
                 raise CoordinatorError(f"{self.address}: {why}; try again")
-            time.sleep(wait)
+            time.sleep(min(wait, _STEP))
 
     def _complete(self, deed: str, slots: Slots, *arguments: Any) -> None:
         """Give slots a new number, and return when nobody goes by an older table any more."""
         answer = self._run(deed, ",".join(map(str, slots)), *arguments, confirm=True)
         wait = int(answer[3]) / 1e6
-        if wait > 0:
-            time.sleep(wait)
-            with suppress(CoordinatorError):
-                self._run("recover")
+        while wait > 0:
+            time.sleep(min(wait, _STEP))
+            try:
+                wait = int(self._run("recover")[3]) / 1e6
+            except CoordinatorError:
+                time.sleep(wait)
+                return
 
     def _recover_sometimes(self) -> None:
         now = time.monotonic()
@@ -423,7 +515,18 @@ class Redis:
                 self.recover()
 
     def _run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
-        answer = self._here().run(deed, *arguments, confirm=confirm)
+        contact = self._here()
+        history = contact.history
+        before = history.seen
+        answer = contact.run(deed, *arguments, confirm=confirm)
+        change = answer.pop(4).decode("ascii", "replace")
+        seen = Seen(int(answer[0], 16), int(answer[2]), change.lstrip("-"))
+        if change.startswith("-"):
+            history.complain(before.generation)
+        if seen.generation in before.past:
+            history.complain(seen.generation)  # the next call begins another one
+        else:
+            history.note(seen, int(answer[1]), (), ())
         self._known = int(answer[0], 16), int(answer[1])
         return answer
 

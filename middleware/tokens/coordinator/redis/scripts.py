@@ -1,31 +1,36 @@
-"""What Redis runs for the coordinator: one Lua program over one hash, each call of it atomic.
+"""What Redis runs for the coordinator: one Lua program over a hash and a list of such hashes, each
+call of it atomic.
 
 The hash is the whole table, so that eviction, a flush or a restart takes all of it or nothing:
 
 ===============  ==================================================================================
-``g``            the generation, in hexadecimal
-``run``          the life of the server in which it was made: ``run_id:master_replid``
-``n``            how many slots the table has
-``s``            the number of the last complete change
+``head``         divided by blanks: the life of the server in which it was made
+                 (``run_id:master_replid``), the generation in hexadecimal, how many slots there
+                 are, the number of the last complete change, and what tells that from others that
+                 might have had its number
 ``until``        microseconds of Redis' clock before which no change may begin
+``last``         when it was last looked at before that, by the same clock
 ``serial``       the serial number of the last mark
 ``marks``        the serial numbers of the marks that are there, divided by commas
 ``m<serial>``    a mark: when its owner is looked for, in microseconds, and its slots
 ``o<serial>``    its owner, if it has one
-``c<number>``    the slots of a change, of the last :data:`CHANGES` changes
+``c<number>``    the slots of a change and what tells it, of the last :data:`CHANGES` changes
 ``changes`` …    counts for ``statistics``
 ``<slot>``       the number of its last change; below zero: so many changes of it are under way
 ===============  ==================================================================================
 
 A generation counts only in the life of the server in which it was made. A server that was started
 anew, or made master, may have loaded numbers from before the last change; its first writer makes a
-new generation. So does the first one after the key was lost.
+new generation. So does the first one after the key was lost, and whoever does not find the last
+change that it knows of.
 
-Processes with other tags or slots have a key of another name; all names are in one more key. A
-change takes the others' keys away, before and after it is committed, so that they begin anew.
+Processes with other tags or slots have a key of another name; all names are in one more key, and a
+table that is not named there does not count, for readers neither. A change takes the others' keys
+and names away, before and after it is committed, so that they begin anew.
 
 A new generation begins with a mark of everything, which lasts until ``until``: a change that was
-marked in an older one may commit meanwhile, and what was read before that must not stand.
+marked in an older one may commit meanwhile, and what was read before that must not stand. The clock
+may be set in that time. So of what passes between two looks :data:`STEP_SECONDS` count at most.
 """
 
 from __future__ import annotations
@@ -41,11 +46,16 @@ MARKS = 256
 #: The serial number of the mark with which a generation begins; no change has it.
 FIRST_MARK = 0
 
+#: Seconds that count at most between two looks at a new generation: so much of its wait is left out
+#: when the server's clock is set forward in it.
+STEP_SECONDS = 0.25
+
 # Every write of a script comes after one that Redis refuses when it has no memory left (HSET or
 # HINCRBY), so that it is refused whole. INFO and TIME may be called before a write since Redis 5.
 _PROGRAM = """
 local key, deed, fresh, count = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local settle, life = tonumber(ARGV[4]), tonumber(ARGV[5])
+local known_generation, known_s, known_change = string.match(ARGV[6], '^(%x+) (%d+) (%x+)$')
 local digest = string.match(key, '%x+$')
 
 local replication = redis.call('INFO', 'replication')
@@ -65,28 +75,46 @@ local function list(line)
   return found
 end
 
-local head = redis.call('HMGET', key, 'run', 'g', 'n', 's', 'until', 'marks')
-local limit, until_ = tonumber(head[3] or ''), tonumber(head[5] or '')
-if head[1] ~= run or not (head[2] and limit and tonumber(head[4] or '') and until_) then
-  until_ = now + settle
-  redis.call('DEL', key)
-  redis.call('HSET', key, 'run', run, 'g', fresh, 'n', count, 's', '1', 'until', text(until_),
-    'serial', '0', 'marks', '0', 'm0', text(until_) .. ':0', '0', '-1')
-  local digests = redis.call('HGET', KEYS[2], 'digests') or ''
-  if not string.find(digests, digest, 1, true) then
-    redis.call('HSET', KEYS[2], 'digests', digests .. ' ' .. digest)
-  end
-  head = {run, fresh, count, '1', text(until_), '0'}
-  limit = tonumber(count)
-elseif until_ > now + settle then  -- the clock was set back
-  until_ = now + settle
-  redis.call('HSET', key, 'until', text(until_))
+local function tells(line) return string.match(line or '', ':(%x+)$') end
+
+-- Whether it lacks the last change that the caller knows of.
+local function went_back(generation, s)
+  if known_generation ~= generation then return false end
+  if s < tonumber(known_s) then return true end
+  local change = tells(redis.call('HGET', key, 'c' .. known_s))
+  local forgotten = s - tonumber(known_s) >= CHANGES
+  return change ~= known_change and (change or not forgotten)
 end
-local generation, marks = head[2], list(head[6])
+
+local fields = redis.call('HMGET', key, 'head', 'until', 'marks', 'last')
+local until_, last = tonumber(fields[2] or ''), tonumber(fields[4] or '')
+local life_, generation, limit, s, change =
+  string.match(fields[1] or '', '^(%S+) (%x+) (%d+) (%d+) (%x+)$')
+limit, s = tonumber(limit or ''), tonumber(s or '')
+local function head()
+  return table.concat({run, generation, text(limit), text(s), change}, ' ')
+end
+local marks, digests = list(fields[3]), redis.call('HGET', KEYS[2], 'digests') or ''
+local named, back = string.find(digests, digest, 1, true), ''
+if life_ == run and went_back(generation, s) then back = '-' end
+if life_ ~= run or back ~= '' or s >= 2^53 or not (until_ and last and named) then
+  generation, limit, s, change, marks = fresh, tonumber(count), 1, fresh, {'FIRST'}
+  until_, last = now + settle, now
+  redis.call('DEL', key)
+  redis.call('HSET', key, 'head', head(), 'c1', '0:' .. fresh, 'until', text(until_),
+    'last', text(last), 'serial', '0', 'marks', 'FIRST', 'm' .. 'FIRST', text(until_) .. ':0',
+    '0', '-1')
+  if not named then redis.call('HSET', KEYS[2], 'digests', digests .. ' ' .. digest) end
+elseif until_ > last then
+  -- Set forward the clock may not end the wait, nor make it longer, set back.
+  local passed = now - last
+  until_, last = until_ + passed - math.max(0, math.min(passed, STEP)), now
+  redis.call('HSET', key, 'until', text(until_), 'last', text(last))
+end
 
 local function answer(...)
-  local s = redis.call('HGET', key, 's')
-  return {generation, text(limit), s, text(math.max(0, until_ - now)), ...}
+  local wait = until_ > last and until_ - now or 0
+  return {generation, text(limit), text(s), text(wait), back .. change, ...}
 end
 
 local function known(slots)
@@ -108,7 +136,7 @@ end
 
 -- Take away the tables of processes that number slots otherwise.
 local function end_others()
-  for other in string.gmatch(redis.call('HGET', KEYS[2], 'digests') or '', '%x+') do
+  for other in string.gmatch(digests, '%x+') do
     if other ~= digest then
       redis.call('DEL', string.sub(key, 1, -1 - #digest) .. other)
       redis.call('HSET', KEYS[2], 'digests', digest)
@@ -118,7 +146,7 @@ end
 
 -- Give slots the next number; those of other marks stay under way.
 local function complete(slots, marked)
-  local s = redis.call('HINCRBY', key, 's', 1)
+  s, change = s + 1, fresh
   local number, values, set = text(s), redis.call('HMGET', key, unpack(slots)), {}
   for index, slot in ipairs(slots) do
     local value = tonumber(values[index] or '0') or 0
@@ -126,7 +154,8 @@ local function complete(slots, marked)
     set[#set + 1] = slot
     set[#set + 1] = value < 0 and text(value) or number
   end
-  redis.call('HSET', key, 'c' .. number, table.concat(slots, ','), unpack(set))
+  redis.call('HSET', key, 'head', head(), 'c' .. number, table.concat(slots, ',') .. ':' .. fresh,
+    unpack(set))
   redis.call('HDEL', key, 'c' .. text(s - CHANGES))
 end
 
@@ -136,32 +165,40 @@ local function recover(settled)
   for _, serial in ipairs(settled) do wanted[serial] = true end
   for _, serial in ipairs(marks) do
     local deadline, line = string.match(redis.call('HGET', key, 'm' .. serial) or '', '(%d+):(.*)')
-    if not deadline or tonumber(deadline) <= now then
-      if not deadline or serial == 'FIRST' or wanted[serial] then
+    if serial == 'FIRST' then
+      if until_ <= last then
+        complete({'0'}, true)
+        drop(serial)
+      end
+    elseif not deadline or tonumber(deadline) <= now then
+      if not deadline or wanted[serial] then
         complete(deadline and list(line) or {'0'}, true)
         drop(serial)
-        if serial ~= 'FIRST' then found = found + 1 end
+        found = found + 1
       else
         old[#old + 1] = serial
         old[#old + 1] = redis.call('HGET', key, 'o' .. serial) or ''
         old[#old + 1] = text(now - tonumber(deadline) + life)
       end
-    elseif tonumber(deadline) > now + math.max(life, settle) then  -- the clock was set back
+    elseif tonumber(deadline) > now + life then  -- the clock was set back
       redis.call('HSET', key, 'm' .. serial, text(now + life) .. ':' .. line)
     end
   end
-  if found > 0 then redis.call('HINCRBY', key, 'recovered', found) end
+  if found > 0 then
+    redis.call('HINCRBY', key, 'recovered', found)
+    end_others()
+  end
   return found, old
 end
 
 if deed == 'look' then
   return answer()
 elseif deed == 'mark' then
-  if until_ > now then return answer('0') end
+  if until_ > last then return answer('0') end
   recover({})
   end_others()
   if #marks >= MARKS then return answer('-1') end
-  local slots = known(list(ARGV[6]))
+  local slots = known(list(ARGV[7]))
   local serial = text(redis.call('HINCRBY', key, 'serial', 1))
   local values, set = redis.call('HMGET', key, unpack(slots)), {}
   for index, slot in ipairs(slots) do
@@ -171,11 +208,11 @@ elseif deed == 'mark' then
   marks[#marks + 1] = serial
   redis.call('HSET', key, 'marks', table.concat(marks, ','),
     'm' .. serial, text(now + life) .. ':' .. table.concat(slots, ','), unpack(set))
-  if ARGV[7] ~= '' then redis.call('HSET', key, 'o' .. serial, ARGV[7]) end
+  if ARGV[8] ~= '' then redis.call('HSET', key, 'o' .. serial, ARGV[8]) end
   return answer(serial, table.concat(slots, ','))
 elseif deed == 'stamp' then
-  local slots, serial = list(ARGV[6]), ARGV[8]
-  if ARGV[7] ~= generation then
+  local slots, serial = list(ARGV[7]), ARGV[9]
+  if ARGV[8] ~= generation then
     -- Its mark is in a table that is gone, with slots that may be others here.
     complete({'0'}, false)
   else
@@ -187,12 +224,12 @@ elseif deed == 'stamp' then
   end_others()
   return answer()
 elseif deed == 'touch' then
-  complete(known(list(ARGV[6])), false)
-  redis.call('HINCRBY', key, ARGV[7], 1)
+  complete(known(list(ARGV[7])), false)
+  redis.call('HINCRBY', key, ARGV[8], 1)
   end_others()
   return answer()
 elseif deed == 'recover' then
-  local found, old = recover(list(ARGV[6]))
+  local found, old = recover(list(ARGV[7]))
   return answer(text(found), unpack(old))
 elseif deed == 'count' then
   local under_way = 0
@@ -209,6 +246,7 @@ PROGRAM = (
     _PROGRAM.replace("'FIRST'", f"'{FIRST_MARK}'")
     .replace("CHANGES", str(CHANGES))
     .replace("MARKS", str(MARKS))
+    .replace("STEP", str(round(STEP_SECONDS * 1e6)))
     .encode()
 )
 

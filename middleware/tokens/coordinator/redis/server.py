@@ -39,6 +39,8 @@ _HISTORY = re.compile(rb"master_replid:([0-9a-f]+)")
 _IS_MASTER = b"role:master\r"
 _INFO = ("INFO", "replication")
 
+Command = tuple[str, ...]
+
 
 def _refuse(connection: Any) -> None:
     raise redis.ConnectionError("the connection was closed")
@@ -51,17 +53,19 @@ class LifeEnded(redis.ConnectionError):
 class Link:
     """A connection, and the life of the server at its other end."""
 
-    __slots__ = ("_connection", "_proof", "address", "life")
+    __slots__ = ("_connection", "_packed", "_proof", "address", "life")
 
     def __init__(self, connection: Any, address: tuple[str, int]) -> None:
         #: Where it leads, as :meth:`Server.take` was told.
         self.address = address
         self._connection = connection
+        # What is sent again and again, as it is sent.
+        self._packed: dict[Command, bytes] = {}
         connection.connect()
         # Closed, it would connect by itself when it is next used, to whatever is there then.
         connection.redis_connect_func = _refuse
         try:
-            started, made_master = self._ask((("INFO", "server"), _INFO))
+            started, made_master = self._ask(connection.pack_commands([("INFO", "server"), _INFO]))
             _check(started, bytes)
             _check(made_master, bytes)
             run, history = _RUN.search(started), _HISTORY.search(made_master)
@@ -76,25 +80,29 @@ class Link:
             self.close()
             raise
 
-    def read(self, *command: Any) -> list[Any]:
-        """Return the answer to a command that reads.
+    def read(self, first: Command, *command: Any) -> tuple[list[Any], list[Any]]:
+        """Return the answers to two commands that read, the second one later than the first.
 
+        :param first: one of few
         :raises LifeEnded: the server may have been another one, or a replica, when it answered
         :raises redis.RedisError: no answer, or that of an error; close the link
         """
-        answer, proof = self._ask((command, _INFO))
+        pack = self._connection.pack_command
+        packed = [self._constant(first), *pack(*command), self._constant(_INFO)]
+        earlier, answer, proof = self._ask(packed, 3)
+        _check(earlier, list)
         _check(answer, list)
         _check(proof, bytes)
         if _IS_MASTER not in proof or self._proof not in proof:
             raise LifeEnded("it was made a replica, or a master anew")
-        return answer  # type: ignore[no-any-return]
+        return earlier, answer
 
     def run(self, *command: Any) -> list[Any]:
         """Return the answer to a command that looks by itself at whom it talks to.
 
         :raises redis.RedisError: no answer, or that of an error; close the link
         """
-        answer = self._ask((command,))[0]
+        answer = self._ask(self._connection.pack_command(*command), 1)[0]
         _check(answer, list)
         return answer  # type: ignore[no-any-return]
 
@@ -102,10 +110,16 @@ class Link:
         """Close it; from another process than the one that made it, only here."""
         self._connection.disconnect()
 
-    def _ask(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    def _constant(self, command: Command) -> bytes:
+        packed = self._packed.get(command)
+        if packed is None:
+            packed = self._packed[command] = b"".join(self._connection.pack_command(*command))
+        return packed
+
+    def _ask(self, packed: Sequence[bytes], answers: int = 2) -> list[Any]:
         connection = self._connection
-        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-        return [connection.read_response() for _ in commands]
+        connection.send_packed_command([b"".join(packed)], check_health=False)
+        return [connection.read_response() for _ in range(answers)]
 
 
 def _check(answer: object, kind: type) -> None:
