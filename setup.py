@@ -49,7 +49,7 @@ EXTRAS = {
         "prometheus_client>=0.20",  # the text formats of Prometheus, for keyfront metrics
     ],
     "keystone": [
-        "keystone>=27",  # the service this package fronts; 27 is 2025.1, whatever is installed stays
+        "keystone>=27",  # the service this package fronts; 27 is 2025.1
     ],
     "doctor": [
         "crossplane>=0.5.8",  # reads nginx's configuration, with the lines

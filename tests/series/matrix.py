@@ -98,7 +98,7 @@ def cell(report: Path) -> str:
 
 
 def table(found: list[Environment], parts: dict[str, list[str]]) -> str:
-    """Return the table in Markdown: a row for each environment that was run, a column for a part."""
+    """Return the table in Markdown: a row for each environment run, a column for each part."""
     rows = [
         (one, [cell(one.report(part)) for part in parts])
         for one in found
