@@ -8,6 +8,8 @@ from typing import Any
 
 from keyfront.errors import IncompatibleError, MissingPartError
 
+from . import series
+
 
 def import_keystone(name: str) -> Any:
     """Import a module of Keystone, or of what it requires.
@@ -35,10 +37,10 @@ def import_keystone(name: str) -> Any:
 def incompatible(difference: str) -> IncompatibleError:
     """Return the error that says which Keystone this is and what is not as expected."""
     try:
-        version = importlib.metadata.version("keystone")
+        version = series.installed()
     except importlib.metadata.PackageNotFoundError:
         version = "of unknown version"
     return IncompatibleError(
-        f"Keystone {version} does not look as keyfront needs it: {difference}; use a Keystone that"
-        " this keyfront supports, or a newer keyfront"
+        f"Keystone {version} does not look as keyfront needs it: {difference}; use a Keystone of "
+        f"OpenStack {', '.join(series.SERIES.values())}, or a newer keyfront"
     )

@@ -21,6 +21,7 @@ from keyfront import __version__
 from keyfront.common.templates import render
 from keyfront.errors import ServerError, StateError
 
+from .database import Database
 from .keystone_manage import KeystoneManage
 
 MARKER = "keyfront-state.json"
@@ -214,10 +215,13 @@ class State:
             raise StateError(f"{path}: cannot be written: {error.strerror}") from None
         return path
 
-    def create(self, endpoint: str) -> Iterator[str]:
+    def create(self, endpoint: str, database: Database | None = None) -> Iterator[str]:
         """Make a Keystone here, telling each step before it is taken.
 
         :param endpoint: the URL of the identity service, for its catalog
+        :param database: where its tables go; ``None``: SQLite, in this folder
+        :raises StateError: the folder cannot be written
+        :raises ServerError: the database cannot be used, or keystone-manage failed
         """
         self.remove()
         previous = os.umask(0o077)
@@ -229,15 +233,10 @@ class State:
             for folder in ("fernet-keys", "credential-keys", "log", "run"):
                 (self.path / folder).mkdir(mode=0o700, exist_ok=True)
             self.write("admin-password", secrets.token_hex(16) + "\n")
-            self.write_configuration(endpoint)
-            yield "database (SQLite)"
-            # readers and a writer at once; the mode stays with the file
-            file = self.path / "keystone.sqlite"
-            try:
-                with closing(sqlite3.connect(file)) as database:
-                    database.execute("PRAGMA journal_mode=WAL")
-            except sqlite3.OperationalError as error:
-                raise StateError(f"{file}: cannot be made: {error}") from None
+            self.write_configuration(endpoint, database)
+            yield f"database ({database.title if database else 'SQLite'})"
+            if database is None:
+                self._make_sqlite()
             with self.keystone_imported():
                 self.keystone_manage("db_sync")
                 yield "keys for tokens and credentials"
@@ -249,14 +248,43 @@ class State:
         finally:
             os.umask(previous)
 
-    def write_configuration(self, endpoint: str) -> None:
+    def _make_sqlite(self) -> None:
+        # readers and a writer at once; the mode stays with the file
+        try:
+            with closing(sqlite3.connect(self._sqlite)) as database:
+                database.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            raise StateError(f"{self._sqlite}: cannot be made: {error}") from None
+
+    @property
+    def _sqlite(self) -> Path:
+        return self.path / "keystone.sqlite"
+
+    def connection(self, database: Database | None) -> str:
+        """Return ``[database] connection`` as :meth:`write_configuration` writes it."""
+        if database is not None:
+            return database.connection
+        # oslo.config substitutes $name
+        return f"sqlite:///{self._sqlite}?plugin=keyfront".replace("$", "$$")
+
+    def uses(self, database: Database) -> bool:
+        """Tell whether keystone.conf names this database.
+
+        :raises StateError: keystone.conf cannot be read
+        """
+        try:
+            lines = self.config.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StateError(f"{self.config}: cannot be read: {error}") from None
+        return f"connection = {self.connection(database)}" in lines
+
+    def write_configuration(self, endpoint: str, database: Database | None = None) -> None:
         """Write keystone.conf, and what :meth:`write_endpoint` does."""
-        database = f"sqlite:///{self.path / 'keystone.sqlite'}"
         # oslo.config substitutes $name
         dollars: dict[str, object] = {
             "state": str(self.path).replace("$", "$$"),
             "log": str(self.log).replace("$", "$$"),
-            "database": database.replace("$", "$$"),
+            "connection": self.connection(database),
         }
         self._render(self.config.name, {"version": __version__, **dollars})
         self.write_endpoint(endpoint)

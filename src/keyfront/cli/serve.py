@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import shlex
 import shutil
@@ -19,7 +18,8 @@ from keyfront import __version__
 from keyfront.common.programs import claim, front_user, parse_listen
 from keyfront.errors import OptionError
 from keyfront.gateway import application
-from keyfront.gateway.serve import lineups, state, supervisor
+from keyfront.gateway.keystone import series
+from keyfront.gateway.serve import database, lineups, state, supervisor
 
 from .parser import add_state_argument
 
@@ -46,13 +46,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what serves it (default: %(default)s)",
     )
     parser.add_argument(
+        database.OPTION,
+        metavar="URL|@FILE",
+        help="the empty database of a MariaDB, MySQL or PostgreSQL that it makes its tables in, as "
+        "mysql+pymysql://USER@HOST/NAME; a URL with a password goes into a file of mode 0600 "
+        "(default: SQLite in the state folder)",
+    )
+    parser.add_argument(
         "--stop-timeout",
         default="30",
         metavar="SECONDS",
         help="what running requests get when it stops, 1 to 3600 (default: %(default)s)",
     )
     parser.add_argument(
-        "--fresh", action="store_true", help="delete the state folder first and start over"
+        "--fresh",
+        action="store_true",
+        help="delete the state folder first and start over; what is in --database stays",
     )
 
 
@@ -73,20 +82,22 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     target = os.environ.get(application.TARGET_VARIABLE) or application.default_target()
     check_target(target)
     lineups.check(server)
+    chosen = database.read(arguments.database) if arguments.database else None
     if not arguments.fresh:
         folder.check()
+    if chosen is not None:
+        database.look(chosen)
     port = claim(arguments.listen, host, port)
     reach = supervisor.connect_host(host)
     endpoint = f"http://{supervisor.hostname_port(reach, port)}/v3"
 
     progress = Progress(out)
-    keystone = importlib.metadata.version("keystone")
-    progress.line(f"keyfront {__version__} serves Keystone {keystone} with {server}")
+    progress.line(f"keyfront {__version__} serves Keystone {series.installed()} with {server}")
     with folder.locked():
         if arguments.fresh:
             folder.remove()
         # looked at again: another one may have made it just now
-        _prepare(folder, folder.check(), endpoint, progress)
+        _prepare(folder, folder.check(), endpoint, chosen, progress)
         runtime = Path(tempfile.mkdtemp(prefix="keyfront-"))
         try:
             # a web server's own user has to reach the socket inside
@@ -150,9 +161,21 @@ def check_target(target: str) -> None:
         sys.path.remove(here)
 
 
-def _prepare(folder: state.State, usable: bool, endpoint: str, progress: Progress) -> None:
+def _prepare(
+    folder: state.State,
+    usable: bool,
+    endpoint: str,
+    chosen: database.Database | None,
+    progress: Progress,
+) -> None:
+    if chosen is not None and usable and not folder.uses(chosen):
+        raise OptionError(
+            database.OPTION, chosen,
+            f"the one of {folder.config}, which this state was made with; name another folder with "
+            "--state, or start over with --fresh",
+        )  # fmt: skip
     if not usable:
-        steps = folder.create(endpoint)
+        steps = folder.create(endpoint, chosen)
         text = next(steps, None)
         while text is not None:
             with progress.step(text):

@@ -269,6 +269,8 @@ def test_a_keystone_that_tells_its_policy_other_things_is_left_alone(
     validated: list[Any] = []
     manager = SimpleNamespace(validate_token=validated.append, issue_token=None)
     original = manager.validate_token
+    # as of a Keystone that was loaded
+    cfg.CONF([], project="keystone", default_config_files=[], default_config_dirs=[])
     monkeypatch.setattr(enforcer, "RBACEnforcer", Other)
     monkeypatch.setattr(enforcer, "PROVIDER_APIS", SimpleNamespace(token_provider_api=manager))
     with caplog.at_level(logging.WARNING):

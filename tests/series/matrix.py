@@ -1,0 +1,153 @@
+"""Runs the tests that tell most with the libraries of each OpenStack series, and writes the table.
+
+    python tests/series/matrix.py                                # all; docs/compatibility.md
+    python tests/series/matrix.py --series 2025.1 --python 3.11  # one environment
+    python tests/series/matrix.py --table                        # only the table, of earlier runs
+
+Which series, Pythons and tests there are stands in series.toml. Each environment is one of tox's
+(``tox -e 2025.1-py312``); what it found is kept in ``.tox/series``. Ends with 1 if a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RESULTS = ROOT / ".tox" / "series"
+DOCUMENT = ROOT / "docs" / "compatibility.md"
+START, END = "<!-- series -->", "<!-- /series -->"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A series on a Python.
+
+    :ivar series: such as ``2025.1``
+    :ivar python: such as ``3.12``
+    """
+
+    series: str
+    python: str
+
+    @property
+    def name(self) -> str:
+        """Its name for tox."""
+        return f"{self.series}-py{self.python.replace('.', '')}"
+
+    def report(self, part: str) -> Path:
+        """Return where the report of a part lies."""
+        return RESULTS / f"{self.name}-{part.replace(' ', '-')}.xml"
+
+
+def listed() -> dict[str, Any]:
+    """Return what series.toml holds: ``series``, a list of tables, and ``parts``."""
+    return tomllib.loads((HERE / "series.toml").read_text(encoding="utf-8"))
+
+
+def environments(series: list[str] | None, pythons: list[str] | None) -> list[Environment]:
+    """Return the environments that were asked for, newest series first.
+
+    :raises SystemExit: none is of that name
+    """
+    found = [
+        Environment(one["name"], python)
+        for one in listed()["series"]
+        for python in one["pythons"]
+        if (not series or one["name"] in series) and (not pythons or python in pythons)
+    ]
+    if not found:
+        raise SystemExit("series.toml lists no such series with such a Python")
+    return found
+
+
+def run(environment: Environment, parts: dict[str, list[str]], tox: str) -> None:
+    """Install an environment and run its parts, each of which leaves a report.
+
+    What does not install leaves no report, and is said by tox.
+    """
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        environment.report(part).unlink(missing_ok=True)
+    installed = subprocess.run([tox, "run", "--notest", "-e", environment.name], cwd=ROOT)
+    if installed.returncode:
+        return
+    for part, tests in parts.items():
+        words = ["--skip-pkg-install", "-e", environment.name, "--"]
+        report = f"--junitxml={environment.report(part)}"
+        subprocess.run([tox, "run", *words, "-q", report, *tests], cwd=ROOT)
+
+
+def cell(report: Path) -> str:
+    """Return what a part found, for the table: empty if it was not run."""
+    if not report.exists():
+        return ""
+    passed = failed = 0
+    for suite in ET.parse(report).getroot().iter("testsuite"):
+        bad = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        failed += bad
+        passed += int(suite.get("tests", 0)) - bad - int(suite.get("skipped", 0))
+    return f"**{failed} failed**, {passed}" if failed else str(passed)
+
+
+def table(found: list[Environment], parts: dict[str, list[str]]) -> str:
+    """Return the table in Markdown: a row for each environment run, a column for each part."""
+    rows = [
+        (one, [cell(one.report(part)) for part in parts])
+        for one in found
+        if any(one.report(part).exists() for part in parts)
+    ]
+    majors = {one["name"]: one["keystone"] for one in listed()["series"]}
+    lines = [
+        f"| OpenStack | Keystone | Python | {' | '.join(parts)} |",
+        "|---" * 3 + "|---:" * len(parts) + "|",
+    ]
+    for one, cells in rows:
+        where = [one.series, str(majors[one.series]), one.python]
+        lines.append(f"| {' | '.join(where + cells)} |")
+    return "\n".join(lines)
+
+
+def put_in(text: str, document: Path) -> None:
+    """Write the table between the markers of a document.
+
+    :raises SystemExit: it has no such markers
+    """
+    before, start, rest = document.read_text(encoding="utf-8").partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise SystemExit(f"{document.name} has no {START} with an {END} behind it")
+    document.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def main() -> int:
+    """Run what is asked for; returns 1 if a test failed or could not be run."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--series", action="append", help="one series; may be repeated")
+    parser.add_argument("--python", action="append", help="one Python; may be repeated")
+    parser.add_argument("--part", action="append", help="one part; may be repeated")
+    parser.add_argument("--tox", default="tox", help="the tox to run (default: %(default)s)")
+    parser.add_argument("--table", action="store_true", help="write the table of earlier runs")
+    arguments = parser.parse_args()
+    parts: dict[str, list[str]] = listed()["parts"]
+    chosen = {name: parts[name] for name in arguments.part or parts if name in parts}
+    if not chosen:
+        raise SystemExit(f"--part is one of {', '.join(parts)}")
+    asked = environments(arguments.series, arguments.python)
+    if not arguments.table:
+        for environment in asked:
+            run(environment, chosen, arguments.tox)
+    put_in(table(environments(None, None), parts), DOCUMENT)
+    reports = [cell(one.report(part)) for one in asked for part in chosen]
+    return 1 if any("failed" in found or not found for found in reports) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

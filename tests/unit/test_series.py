@@ -1,0 +1,120 @@
+"""The series of OpenStack: that the list, tox's environments, the names and the page are one."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+
+from keyfront.gateway.keystone import series
+from series import matrix
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "tests" / "series"
+LISTED = matrix.listed()["series"]
+DOCUMENT = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+
+
+def test_the_names_are_those_of_the_list() -> None:
+    assert {one["keystone"]: one["name"] for one in LISTED} == series.SERIES
+
+
+def test_each_has_its_constraints() -> None:
+    assert {one["name"] for one in LISTED} == {path.stem for path in FOLDER.glob("*.txt")}
+    for one in LISTED:
+        text = (FOLDER / f"{one['name']}.txt").read_text(encoding="utf-8")
+        assert re.search(r"^keystonemiddleware===", text, re.MULTILINE)
+        # upper constraints name libraries, and never the service that is tested
+        assert not re.search(r"^(keystone|glance|openstack-placement|keyfront)===", text, re.M)
+
+
+def test_each_has_its_environments() -> None:
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    (section,) = [name for name in tox.sections() if name.startswith("testenv:{20")]
+    names, pythons = re.findall(r"\{([^}]*)\}", section)
+    assert names.split(",") == sorted(one["name"] for one in LISTED)
+    wanted = {f"-py{python.replace('.', '')}" for one in LISTED for python in one["pythons"]}
+    assert {*pythons.split(",")} == {"", *wanted}
+    lines = tox[section]["deps"].split("\n")
+    for one in LISTED:
+        packages = {"keystone": "keystone", "glance": "glance", "placement": "openstack-placement"}
+        for service, package in packages.items():
+            assert f"{one['name']}: {package}~={one[service]}.0" in lines
+        assert f"{one['name']}: -ctests/series/{one['name']}.txt" in lines
+
+
+def test_the_tests_of_each_part_exist() -> None:
+    for part in matrix.listed()["parts"].values():
+        for name in part:
+            assert (ROOT / name).exists(), name
+
+
+def test_the_page_has_each_series() -> None:
+    for one in LISTED:
+        assert re.search(rf"^\| {one['name']}\b[^|]*\| {one['keystone']} \|", DOCUMENT, re.M)
+
+
+def hooked() -> set[str]:
+    """The modules of others that the product asks for by name, to look at or to change."""
+    found = set()
+    for folder in ("gateway/keystone", "gateway/heartbeat", "middleware/ldap/keystone"):
+        for path in (ROOT / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and node.args:
+                    name, argument = ast.unparse(node.func), node.args[0]
+                    asked = name in {"import_keystone", "importlib.import_module"}
+                    if asked and isinstance(argument, ast.Constant):
+                        found.add(str(argument.value))
+                module = isinstance(node, ast.ImportFrom) and node.module
+                if module and module.startswith("keystone.identity."):
+                    found |= {f"{module}.{one.name}" for one in node.names}
+    return found - {"keystone", "xmlschema"}
+
+
+def test_the_page_names_each_module_that_is_hooked() -> None:
+    modules = hooked()
+    assert len(modules) > 20
+    absent = sorted(name for name in modules if f"`{name}`" not in DOCUMENT)
+    assert not absent
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("30.0.0", "30.0.0 (OpenStack 2026.2)"),
+        ("27.1.0.dev3", "27.1.0.dev3 (OpenStack 2025.1)"),
+        ("25.0.0", "25.0.0 (of no tested series)"),
+        ("unknown", "unknown (of no tested series)"),
+    ],
+)
+def test_a_version_is_told_with_its_series(version: str, said: str) -> None:
+    assert series.described(version) == said
+
+
+def test_the_table_is_made_of_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "RESULTS", tmp_path)
+    (one,) = matrix.environments(["2025.1"], ["3.11"])
+    report = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="1"/></testsuites>'
+    one.report("serve").write_text(report.format(5, 0))
+    one.report("units").write_text(report.format(9, 2))
+    made = matrix.table([one], {"serve": [], "holes": [], "units": []})
+    assert made.splitlines()[-1] == "| 2025.1 | 27 | 3.11 | 4 |  | **2 failed**, 6 |"
+    document = tmp_path / "page.md"
+    document.write_text("before\n<!-- series -->\nold\n<!-- /series -->\nafter\n")
+    matrix.put_in(made, document)
+    text = document.read_text()
+    assert text.startswith("before\n<!-- series -->\n\n| OpenStack |")
+    assert text.endswith("|\n\n<!-- /series -->\nafter\n")
+    assert "old" not in text
+    document.write_text("no markers\n")
+    with pytest.raises(SystemExit, match=r"page\.md has no <!-- series -->"):
+        matrix.put_in(made, document)
+
+
+def test_what_is_not_listed_is_refused() -> None:
+    with pytest.raises(SystemExit, match="lists no such series"):
+        matrix.environments(["2019.1"], None)
