@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from keyfront.errors import ServerError
+from keyfront.gateway.serve.database import Database
 from keyfront.gateway.serve.state import State
 
 PROJECTS, VALIDATION, VERSION = "/v3/projects", "/v3/auth/tokens", "/v3"
@@ -31,24 +32,6 @@ _PATIENCE = 60
 _DEFAULT = {"id": "default"}
 
 
-class _DatabaseState(State):
-    """A state folder whose Keystone is on another database than its own SQLite.
-
-    :param url: the URL of the database
-    """
-
-    def __init__(self, path: Path, url: str) -> None:
-        super().__init__(path)
-        self._url = url
-
-    def write_configuration(self, endpoint: str) -> None:
-        super().write_configuration(endpoint)
-        lines = self.config.read_text(encoding="utf-8").splitlines()
-        connection = f"connection = {_with_plugin(escaped(self._url))}"
-        lines = [connection if line.startswith("connection =") else line for line in lines]
-        self.write("keystone.conf", "\n".join(lines) + "\n")
-
-
 class Keystone:
     """A Keystone to be served.
 
@@ -60,7 +43,8 @@ class Keystone:
     def __init__(
         self, path: Path, *, database: str | None = None, routes: tuple[str, ...] = (PROJECTS,)
     ) -> None:
-        self.state = _DatabaseState(path, database) if database else State(path)
+        self.state = State(path)
+        self._database = Database.of(database) if database else None
         self._routes = routes
         sqlite = f"sqlite:///{self.state.path / 'keystone.sqlite'}"
         self._connection = escaped(database or sqlite)
@@ -81,7 +65,7 @@ class Keystone:
         :raises ServerError: Keystone cannot be set up
         """
         if not self.state.check():
-            for step in self.state.create(url):
+            for step in self.state.create(url, self._database):
                 say(step)
 
     def configured(self, folder: Path, text: str) -> dict[str, str]:
@@ -110,7 +94,7 @@ class Keystone:
         """
         if shared is None:
             return self.configured(folder, self.without_keyfront())
-        text = _DATABASE.format(connection=_with_plugin(self._connection))
+        text = _DATABASE.format(connection=self.state.connection(self._database))
         routes = ", ".join(self._routes)
         text += _CACHE.format(shared=escaped(str(shared)), routes=routes)
         return self.configured(folder, text)
@@ -161,10 +145,6 @@ class Keystone:
 def escaped(text: str) -> str:
     """Return a value for keystone.conf, where oslo.config substitutes ``$name``."""
     return text.replace("$", "$$")
-
-
-def _with_plugin(connection: str) -> str:
-    return f"{connection}{'&' if '?' in connection else '?'}plugin=keyfront"
 
 
 def login(

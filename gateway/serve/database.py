@@ -36,6 +36,17 @@ class Database(NamedTuple):
     url: URL
     text: str
 
+    @classmethod
+    def of(cls, text: str) -> Database:
+        """Return the database of a URL.
+
+        :raises sqlalchemy.exc.ArgumentError: it is no URL
+        :raises ValueError: its port is no number
+        """
+        from sqlalchemy import make_url
+
+        return cls(make_url(text), text)
+
     def __repr__(self) -> str:
         """Return it without the password."""
         return self.url.render_as_string()
@@ -65,7 +76,6 @@ def read(text: str) -> Database:
     :raises MissingPartError: Keystone or the driver is not installed
     """
     try:
-        from sqlalchemy import make_url
         from sqlalchemy.exc import ArgumentError
 
         version = importlib.metadata.version("keystone")
@@ -75,9 +85,10 @@ def read(text: str) -> Database:
     shown = text if text.startswith("@") else "(a URL)"
     given = _first_line(Path(text[1:])) if text.startswith("@") else text
     try:
-        url = make_url(given)
+        database = Database.of(given)
     except (ArgumentError, ValueError):
         raise OptionError(OPTION, shown, _FORM) from None
+    url = database.url
     if url.password is not None and not text.startswith("@"):
         raise OptionError(
             OPTION, "(a URL with a password)",
@@ -95,7 +106,7 @@ def read(text: str) -> Database:
             OPTION, shown, "without %: keystone-manage of Keystone "
             f"{series.described(version)} takes none; give its user a password that needs none",
         )  # fmt: skip
-    return Database(url, given)
+    return database
 
 
 def _first_line(path: Path) -> str:

@@ -21,7 +21,7 @@ pytest.importorskip("redis")
 
 import support
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.coordinator.mark_owners import UNKNOWN_SECONDS
+from keyfront.middleware.tokens.coordinator.mark_owners import COMMIT_TIMEOUT
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis.contact import SETTLE_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
@@ -351,7 +351,7 @@ def test_a_mark_is_no_older_than_it_was_seen_to_be(
 
     def settled(owner: str, age: float) -> bool:
         ages.append(age)
-        return age > UNKNOWN_SECONDS
+        return age > COMMIT_TIMEOUT
 
     other.settled = settled
     epoch = other.now()
@@ -360,7 +360,7 @@ def test_a_mark_is_no_older_than_it_was_seen_to_be(
     for _ in range(3):
         assert other.recover() == 0
         assert not other.fresh(epoch, ENTRY)
-    assert max(ages) < UNKNOWN_SECONDS
+    assert max(ages) < COMMIT_TIMEOUT
     wall.set(-3600)
     assert other.recover() == 0
     keystone.stamp(mark)
