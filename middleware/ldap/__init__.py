@@ -32,7 +32,7 @@ from keyfront.errors import (
 
 from .diagnose import ServerReport
 from .directory import LDAPPool
-from .names import Identity
+from .logins import Identity
 from .protocol.tls import TLS
 
 __all__ = [

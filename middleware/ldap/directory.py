@@ -36,8 +36,8 @@ from . import published, ranges
 from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
 from .diagnose import ServerReport, Terms, examine
 from .login_limit import LoginLimit
+from .logins import Identity, Names, SlowBinds, octets
 from .monitor import Monitor
-from .names import Identity, Names, octets
 from .pool import ConnectionPool, Lease
 from .protocol.connection import Connection, SearchAnswer
 from .protocol.responses import Limits
@@ -47,7 +47,6 @@ from .protocol.urls import ServerURL
 from .secret_file import read_secret
 from .servers import ServerSet, ServerState
 from .service_account import ServiceAccount
-from .slow_binds import SlowBinds
 
 _COUNTS = (
     *("searches", "searches_retried", "searches_failed"),

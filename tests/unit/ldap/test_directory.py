@@ -39,7 +39,7 @@ from keyfront.errors import (
     Verdict,
 )
 from keyfront.middleware.ldap import LDAPPool, monitor, refusals, service_account
-from keyfront.middleware.ldap.names import Names, escape_dn, octets
+from keyfront.middleware.ldap.logins import Names, escape_dn, octets
 from keyfront.middleware.ldap.protocol.ber import (
     element,
     number,

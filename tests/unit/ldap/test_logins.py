@@ -7,8 +7,8 @@ import types
 import pytest
 
 from keyfront.errors import CredentialsError, DirectoryTimeoutError, PoolFullError, Verdict
-from keyfront.middleware.ldap import slow_binds as module
-from keyfront.middleware.ldap.slow_binds import SLOW_SECONDS, Attempt, SlowBinds
+from keyfront.middleware.ldap import logins as module
+from keyfront.middleware.ldap.logins import SLOW_SECONDS, Attempt, SlowBinds
 
 PEOPLE, REMOTE = "ou=People,dc=x", "ou=Remote,dc=x"
 SIZE = 10
