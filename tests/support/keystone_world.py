@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from oauthlib import oauth1
 
+from keyfront.middleware.tokens import tags_header
 from support.served import PATIENCE
 
 VALIDATE = "/auth/tokens"
@@ -110,6 +112,17 @@ class World:
         user = {"name": "admin", "domain": {"id": "default"}, "password": self._password}
         scope = {"project": {"name": "admin", "domain": {"id": "default"}}}
         return self._issue({"methods": ["password"], "password": {"user": user}}, scope)
+
+    def wait_until_kept(self) -> None:
+        """Wait until the token cache keeps what it is asked.
+
+        In a new folder it does so when the database has no transaction from before left.
+        """
+        own = {"X-Subject-Token": self.admin, tags_header.NAME: tags_header.ASK}
+        deadline = time.monotonic() + PATIENCE
+        while self.call("GET", VALIDATE, headers=own).headers[tags_header.NAME] == tags_header.NONE:
+            assert time.monotonic() < deadline, "nothing is kept"
+            time.sleep(0.02)
 
     def call(
         self, method: str, path: str, body: object = None, *, token: str | None = None,

@@ -75,7 +75,7 @@ def measuring(tmp_path: Path) -> Iterator[Measuring]:
 @pytest.mark.slow
 def test_what_waits_gets_threads(measuring: Measuring) -> None:
     status, out, err = measuring.run(
-        "sleeping_app:sleeping", "--headers-file", str(measuring.headers), "--seconds", "12",
+        "sleeping_app:sleeping", "--headers-file", str(measuring.headers), "--seconds", "24",
         "--json",
     )
     assert (status, err) == (0, "")

@@ -216,6 +216,7 @@ def keystones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keystones]:
         people = People(world, state / "fernet-keys")
         counters = Counters(shared / "counters", FileLock(shared / "node-lock"))
         world_of_one = World(f"http://127.0.0.1:{port_of_one}/v3", password)
+        world_of_one.wait_until_kept()
         yield Keystones(stock, (one, two), people, counters, world_of_one)
 
 

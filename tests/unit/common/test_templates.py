@@ -46,7 +46,7 @@ VALUES: dict[str, object] = {
     "mod_wsgi": "/opt/keyfront/mod_wsgi.so",
     "script": "/run/keyfront/keyfront.wsgi",
     "environment": {"OS_KEYSTONE_CONFIG_DIR": '/srv/a "b"', "OS_KEYSTONE_CONFIG_FILES": ""},
-    "database": "sqlite:////srv/keystone.sqlite",
+    "connection": "sqlite:////srv/keystone.sqlite?plugin=keyfront",
     "state": "/srv",
     "endpoint": "http://127.0.0.1:5000/v3",
     "url": "http://127.0.0.1:5000/",
