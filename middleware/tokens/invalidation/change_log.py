@@ -46,6 +46,9 @@ PATH_PARAMETER = "keyfront_path"
 
 _ALL = Slots((ALL_SLOT,))
 
+#: Where a service has its folder otherwise: in the first one into which it may write.
+BASES = (Path("/dev/shm"), Path("/tmp"))
+
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _PORTS = {"mysql": 3306, "mariadb": 3306, "postgresql": 5432}
 
@@ -58,7 +61,8 @@ def default_folder(url: Any) -> Path:
 
     In :data:`PLACE`, if root has made it for the service's user: nobody else can make anything
     there, or have it be found elsewhere. Else in /dev/shm, where a mapped file is memory and
-    nothing else, but where anybody may make the folder first. Named after the database, without
+    nothing else, but where anybody may make the folder first; or in /tmp, where the service may not
+    write into that. Named after the database, without
     user and password. A folder that is there stays the one, for who has it and who comes later.
 
     :param url: a ``sqlalchemy.engine.URL``
@@ -98,10 +102,28 @@ def _usual(name: str) -> Path:
 
 
 def _shared(name: str) -> Path:
-    base = Path("/dev/shm")
-    if not os.access(base, os.W_OK | os.X_OK):
-        base = Path(tempfile.gettempdir())
-    return base / f"keyfront-{name}"
+    """Return the folder where the service makes it if it has no :data:`PLACE`.
+
+    Root, who may write everywhere, takes the place where everybody may, or what is there before.
+    """
+    folders = [base / f"keyfront-{name}" for base in BASES]
+    root = os.geteuid() == 0
+    for folder in folders:
+        if root and os.path.lexists(folder):
+            return folder
+        if _may_write(folder.parent, anybody=root):
+            return folder
+    usual = next((folder for folder in folders if _may_write(folder.parent)), None)
+    return usual or Path(tempfile.gettempdir()) / f"keyfront-{name}"
+
+
+def _may_write(base: Path, *, anybody: bool = False) -> bool:
+    """Whether this process may make something there, or anybody."""
+    try:
+        mode = base.stat().st_mode
+    except OSError:
+        return False
+    return mode & 0o003 == 0o003 if anybody else os.access(base, os.W_OK | os.X_OK)
 
 
 def _place_owner() -> int | None:
@@ -177,8 +199,9 @@ def folder_here(url: Any) -> Path:
 def trusted_users(url: Any, folder: Path) -> set[int] | None:
     """Return the users whose epoch table root takes part in: its own, and the service's.
 
-    Anybody may make a folder of that name in /dev/shm, and could hold its lock or cut its file
-    under root's ``keystone-manage``. What lies in :data:`PLACE` is of whom root made that for.
+    Anybody may make a folder of that name in one of :data:`BASES`, and could hold its lock or cut
+    its file under root's ``keystone-manage``. What lies in :data:`PLACE` is of whom root made that
+    for.
 
     :param url: of the database
     :param folder: of the table
