@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -51,6 +52,9 @@ BASES = (Path("/dev/shm"), Path("/tmp"))
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _PORTS = {"mysql": 3306, "mariadb": 3306, "postgresql": 5432}
+
+# A folder that is named after a database.
+_BY_DATABASE = re.compile("(tokens|keyfront)-[0-9a-f]{16}")
 
 # Parts of a URL's query that say which database it is, besides host and name.
 _WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
@@ -355,9 +359,7 @@ class Changes:
         coordinator = registry.get(self.folder, self._trusted)
         if coordinator is None:
             self._ended |= self._end_others()
-            if not self._said:
-                self._said = True
-                LOG.info("%s: there is no token cache to be told of changes", self.folder)
+            self._say_that_nobody_hears()
             return None
         self._known = True
         unstamped, self._unstamped = self._unstamped, []
@@ -436,6 +438,21 @@ class Changes:
         except CoordinatorError:
             return False  # there is none, or one in which nobody is believed
         return end_others(self.folder)
+
+    def _say_that_nobody_hears(self) -> None:
+        """Log it, once. Whoever has named a folder means that there is a cache."""
+        if self._said:
+            return
+        self._said = True
+        if _BY_DATABASE.fullmatch(self.folder.name):
+            LOG.info("%s: there is no token cache to be told of changes", self.folder)
+        else:
+            LOG.warning(
+                "%s: there is no token cache to be told of changes, though path names it: if "
+                "Keystone runs elsewhere, as in another container, it may go on with what was "
+                "before until its ttl ends",
+                self.folder,
+            )
 
     def _is_over(self, mark: Mark) -> None:
         owners = self._owners.pop(mark, [])

@@ -719,12 +719,18 @@ def test_whose_table_root_trusts(tmp_path: Path) -> None:
 def test_changes_that_nobody_hears_are_mentioned_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told_of = change_log.Changes(lambda: tmp_path / "none")
-    with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            told_of.end(told_of.begin(["users"]), ["users"])
-    said = [r.getMessage() for r in caplog.records if "no token cache" in r.getMessage()]
-    assert said == [f"{tmp_path / 'none'}: there is no token cache to be told of changes"]
+    usual = tmp_path / change_log.default_folder(sa.make_url("mysql://localhost/k")).name
+    for folder, level in ((usual, "INFO"), (tmp_path / "named", "WARNING")):
+        told_of = change_log.Changes(lambda folder=folder: folder)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            for _ in range(2):
+                told_of.end(told_of.begin(["users"]), ["users"])
+        (said,) = [r for r in caplog.records if "no token cache" in r.getMessage()]
+        assert said.levelname == level
+        assert said.getMessage().startswith(
+            f"{folder}: there is no token cache to be told of changes"
+        )
 
 
 @pytest.mark.parametrize("path", [True, False])
