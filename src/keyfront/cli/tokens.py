@@ -61,7 +61,7 @@ _LINES = (
 
 # What lies in a cache's folder.
 _FILES = re.compile(
-    r"(epochs|answers|refusals)-[\w.-]+|counters|(node-)?lock|followed(\.lock)?|follower\.\d"
+    r"(epochs|answers|refusals|subjects|listings|values)-[\w.-]+|counters|(node-)?lock|followed(\.lock)?|follower\.\d"
 )
 
 # A Keystone is reached by one worker a connection.

@@ -16,7 +16,7 @@ pytest.importorskip("sqlalchemy")
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import cache as keystone_filter
-from keyfront.middleware.tokens import epochs, request
+from keyfront.middleware.tokens import epochs, request, variants
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT
@@ -369,6 +369,64 @@ def test_lists_push_out_no_validation(tmp_path: Path) -> None:
     world.keystone.body = body
     world.get()
     assert world.keystone.asked == asked + 1
+    # Nor is it pushed out of what the workers share.
+    world.get(by=world.worker())
+    assert world.keystone.asked == asked + 1
+
+
+@pytest.mark.parametrize("name", ["QUERY_STRING", "HTTP_X_MINE", "HTTP_ACCEPT_LANGUAGE"])
+def test_one_caller_is_kept_few_answers_to_the_same(world: World, name: str) -> None:
+    """Each with another key, of which he can make as many as he likes."""
+
+    def asked(value: str, caller: str = "t") -> int:
+        before = world.keystone.asked
+        for _ in range(2):
+            assert world.get(caller, **{name: value})[0] == "200 OK"
+        return world.keystone.asked - before
+
+    known = ["nocatalog", "allow_expired=1"] if name == "QUERY_STRING" else list("abcdefgh")
+    assert [asked(value) for value in known] == [1] * len(known)
+    stored = world.cache._node.statistics()["answers_stored"]
+    for number in range(50):
+        assert asked(f"name={number}&allow_expired={number}") == 2
+    assert world.cache._node.statistics()["answers_stored"] == stored
+    assert len(world.cache.answers) == len(known)
+    assert world.counts["bypassed"] == 100
+    assert world.get("t", **{name: "name=1", "HTTP_X_KEYFRONT_EPOCHS": "1"})[1][
+        "X-Keyfront-Epochs"
+    ] == "none"
+    # others are not concerned, and what he asked before is there
+    assert [asked(value) for value in known] == [0] * len(known)
+    assert asked(known[-1], caller="u") == 1
+
+
+def test_a_way_of_asking_makes_room_when_it_is_not_used(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a service token, which is another one each hour."""
+    now = 1000.0
+    monkeypatch.setattr(variants.time, "monotonic", lambda: now)
+    for letter in "abcdefgh":
+        world.get(HTTP_X_MINE=letter)
+        now += 1.0
+    world.get(HTTP_X_MINE="a", REQUEST_METHOD="HEAD")  # it is in use
+    asked = world.keystone.asked
+    now = 1030.9
+    for _ in range(2):
+        world.get(HTTP_X_MINE="new")
+    assert world.keystone.asked == asked + 2
+    now = 1031.1
+    for _ in range(2):
+        world.get(HTTP_X_MINE="new")
+    assert world.keystone.asked == asked + 3
+
+
+def test_of_a_number_of_callers_is_known_how_they_ask(world: World) -> None:
+    made = variants.Variants(30.0)
+    for number in range(variants._CALLERS + 10):
+        made.note(variants.Way(b"%d" % number, b"x"))
+    assert len(made._callers) == variants._CALLERS
+    assert b"0" not in made._callers
 
 
 @pytest.mark.parametrize("context", [{}, {"user_id": "of a certificate"}, {"token": object()}, ""])
