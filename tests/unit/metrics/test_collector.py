@@ -20,13 +20,14 @@ from keyfront.gateway.metrics.collector import Ended, NodeCollector
 from keyfront.gateway.node.counters import GROWN, SHED, NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
 from keyfront.middleware.ldap import published
-from keyfront.middleware.tokens.counters import NAMES
+from keyfront.middleware.tokens.counters import CAUSES, NAMES
 
 DOCUMENT = Path(__file__).parents[3] / "docs/metrics.md"
 TOKENS = {
     **{name: 10 + place for place, name in enumerate(NAMES)},
     **dict.fromkeys(("changes", "changes_under_way", "changes_recovered", "flushes"), 1),
     **{f"{kind}_bytes{limit}": 5 for kind in ("answers", "refusals") for limit in ("", "_limit")},
+    **{f"ended_{cause}": 3 for cause in CAUSES},
     "processes": 2,
 }
 
