@@ -34,7 +34,7 @@ _FORGOTTEN = 60.0
 # The bounds of the histogram, in bits of microseconds: 1 ms to 33 s.
 _BITS = range(10, 26)
 # Counts of the token cache that are of no request.
-_NO_REQUESTS = frozenset({"changes_refused"})
+_NO_REQUESTS = frozenset({"changes_refused", "directory_changes"})
 _POOLS = ("search", "auth")
 _CHECKOUTS = (
     ("keyfront_ldap_checkouts", "requests"),
@@ -162,7 +162,10 @@ class NodeCollector(Collector):
         for name in tokens.NAMES:
             if name not in _NO_REQUESTS:
                 yield "keyfront_token_cache_requests", (name,), counts[name]
+        for cause in tokens.CAUSES:
+            yield "keyfront_token_cache_ended", (cause,), counts[f"ended_{cause}"]
         yield "keyfront_token_cache_changes_refused", (), counts["changes_refused"]
+        yield "keyfront_token_cache_directory_changes", (), counts["directory_changes"]
         yield "keyfront_token_cache_changes", (), counts["changes"]
         yield "keyfront_token_cache_changes_under_way", (), counts["changes_under_way"]
         yield "keyfront_token_cache_changes_recovered", (), counts["changes_recovered"]

@@ -85,6 +85,15 @@ FAMILIES = (
         (("result", "the counts of keyfront tokens stats: hits, node_hits, misses, bypassed, …"),),
     ),
     Family(
+        "keyfront_token_cache_ended", COUNTER,
+        "misses whose answer had been kept, by what had ended it", "tokens",
+        (("cause", "time, rows, all, and the families of tables of keyfront tokens stats"),),
+    ),
+    Family(
+        "keyfront_token_cache_directory_changes", COUNTER,
+        "changes that directories told of which are followed", "tokens",
+    ),
+    Family(
         "keyfront_token_cache_changes", COUNTER, "committed changes that made answers stale",
         "tokens",
     ),

@@ -28,9 +28,19 @@ from keyfront.errors import CoordinatorError, MissingPartError
 from . import tags_header
 from .coordinator.factory import coordinator_of
 from .coordinator.local import SharedMemory, check_folder
-from .counters import BYPASSED, HITS, KNOWN, MISSES, NODE_HITS, NOT_FOLLOWED, NOT_KEPT
+from .counters import (
+    BYPASSED,
+    CAUSES,
+    ENDED,
+    HITS,
+    KNOWN,
+    MISSES,
+    NODE_HITS,
+    NOT_FOLLOWED,
+    NOT_KEPT,
+)
 from .entries import AUTH_CONTEXT, Entry, FollowedEntry, Headers, Keys, Lifetime, entry_of
-from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, slots
+from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, changed, slots
 from .first_validations import Decide, FirstValidations, Question
 from .first_validations import registry as policies
 from .invalidation.change_log import folder_of, registry
@@ -171,7 +181,7 @@ class TokenCache:
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
             return [body]
-        return self._miss(environ, start_response, key)
+        return self._miss(environ, start_response, key, entry)
 
     def _write(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
@@ -216,7 +226,12 @@ class TokenCache:
         environ: dict[str, Any],
         start_response: Callable[..., Any],
         key: bytes,
+        former: Entry | None,
     ) -> Iterable[bytes]:
+        """Answer what does not stand in this process.
+
+        :param former: what was kept here of it
+        """
         self._node.check()
         asked = tags_header.ENVIRON_KEY in environ
         listing = environ["PATH_INFO"] != TOKENS  # Keystone takes the path apart
@@ -235,7 +250,7 @@ class TokenCache:
                 key = self._keys.key(environ) or key
             entry = self._node.find(key, listing=listing)
             if entry is None or not stands(entry):
-                entry = None
+                former, entry = entry or former, None
                 if self._first is not None:
                     question = self._first.question(environ, self._keys)
                     if question is not None:
@@ -259,7 +274,7 @@ class TokenCache:
             start_response(entry.status, headers)
             return [body]
         try:
-            return self._ask(environ, start_response, key, way, question)
+            return self._ask(environ, start_response, key, way, question, former)
         finally:
             if asking:
                 self._node.answered(key)
@@ -271,9 +286,12 @@ class TokenCache:
         key: bytes,
         way: Way | None,
         question: Question | None,
+        former: Entry | None,
     ) -> Iterable[bytes]:
         """Let Keystone answer, and keep the answer if it is one to be kept."""
         self._count(MISSES)
+        if former is not None:
+            self._count_end(former)
         listing = way is None
         epoch: Epoch | None = None
         with suppress(CoordinatorError):
@@ -414,6 +432,15 @@ class TokenCache:
         self._node.start(secret)
         self._keys = Keys(secret, self._callers)
         self._generation = generation
+
+    def _count_end(self, entry: Entry) -> None:
+        """Count why what was kept had to be asked of Keystone again."""
+        cause: str | None = "time"
+        if time.monotonic() < entry.deadline and time.time() < entry.expires:
+            with suppress(CoordinatorError):
+                cause = changed(entry.epoch, entry.slots, *self.coordinator.snapshot())
+        if cause is not None:
+            self._count(ENDED + CAUSES.index(cause))
 
     def _count(self, place: int) -> None:
         self._node.counters.count(place)

@@ -19,6 +19,7 @@ from keyfront.middleware.tokens import cache as keystone_filter
 from keyfront.middleware.tokens import epochs, request, variants
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
+from keyfront.middleware.tokens.counters import CAUSES
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.epochs import slots
 from support.token_worlds import World, model
@@ -66,6 +67,38 @@ def test_a_change_of_what_it_depends_on_ends_an_answer(world: World, tag: str) -
     assert world.keystone.asked == 2
     world.get()
     assert world.keystone.asked == 2
+
+
+@pytest.mark.parametrize(
+    ("tag", "cause"),
+    [
+        *(("all", "all"), ("catalog", "catalog"), ("grants:group", "grants:group")),
+        *(("user:user-t", "rows"), ("audit:audit-t", "rows"), ("project:project", "rows")),
+    ],
+)
+def test_what_ended_an_answer_is_counted_when_keystone_is_asked_again(
+    world: World, tag: str, cause: str
+) -> None:
+    other = world.worker()
+    world.get()
+    world.get(by=other)
+    world.change(tag)
+    world.get()
+    world.get(by=other)  # it finds what the first has asked for
+    assert _ended(world) == {cause: 1}
+
+
+def test_under_a_change_its_family_is_counted(world: World) -> None:
+    world.get()
+    mark = world.coordinator.mark(slots(["catalog"], world.coordinator.slot_count))
+    world.get()
+    world.coordinator.stamp(mark)
+    assert _ended(world) == {"catalog": 1}
+
+
+def _ended(world: World) -> dict[str, int]:
+    ended = {cause: world.counts[f"ended_{cause}"] for cause in CAUSES}
+    return {cause: count for cause, count in ended.items() if count}
 
 
 @pytest.mark.parametrize("tag", ["any", "content", "users", "audit:other", "user:user-u", "oauth"])
@@ -249,6 +282,7 @@ def test_an_answer_ends_with_its_ttl(world: World, clock: SimpleNamespace) -> No
     clock.monotonic += 0.2
     world.get()
     assert world.keystone.asked == 2
+    assert _ended(world) == {"time": 1}
 
 
 @pytest.mark.parametrize("whose", ["t", "admin"])

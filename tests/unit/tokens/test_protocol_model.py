@@ -98,7 +98,7 @@ SMALL: dict[str, tuple[dict[str, int], Programs, bool]] = {
         {**changes("w0"), **KILLED, **LOST, **BARE_FILL},
         False,
     ),
-    "an upgrade": (MIXED, {**changes("w0"), **changes("w1"), **FILL}, False),
+    "an upgrade": (MIXED, {**changes("w0"), **changes("w1"), **BARE_FILL}, False),
     "a writer is killed between two words": (
         TWO,
         {**changes("w0"), **KILLED, **LATE, **BARE_FILL},
@@ -124,6 +124,11 @@ LARGE: dict[str, tuple[dict[str, int], Programs, bool]] = {
     "two changes, an issue and two first validations": (
         TWO,
         {**changes("w0"), **changes("w1"), **ISSUE, **FIRST, "w1 first": first},
+        False,
+    ),
+    "an upgrade, with a fill that looks into Keystone's caches": (
+        MIXED,
+        {**changes("w0"), **changes("w1"), **FILL},
         False,
     ),
     "an upgrade, with a fill by each version": (
