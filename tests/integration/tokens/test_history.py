@@ -2,7 +2,8 @@
 
 Users, projects and domains are renamed, an endpoint is moved, roles are taken away and tokens
 revoked, at both nodes, and read at both nodes and both services, while workers are killed, they and
-a whole node frozen, Redis is killed, frozen and cut off and the database is killed and frozen;
+a whole node frozen, Redis is killed, frozen and cut off, its clock is set and the database killed
+and frozen;
 meanwhile people log in, and their tokens are validated. Everything is written down, and
 ``history.py`` judges it. A longer run::
 
@@ -40,6 +41,7 @@ from support.history import History
 from support.keystone_world import VALIDATE, Client, Person, World, grant, random_name
 from support.redis_servers import RedisServer, redis_server
 from support.served import PATIENCE, Served, stats
+from support.set_clock import SetClock
 
 pytest.importorskip("keystone")
 pytest.importorskip("keystonemiddleware")
@@ -121,13 +123,15 @@ class Run:
     :param redis: the server whose faults they are
     :param proxy: by which nodes and services get to it
     :param database: kills and starts the nodes' own
+    :param clock: of the server, on the wall
     """
 
     def __init__(
-        self, served: Cluster, redis: RedisServer, proxy: FaultProxy, database: servers.Restarts
+        self, served: Cluster, redis: RedisServer, proxy: FaultProxy, database: servers.Restarts,
+        clock: SetClock,
     ) -> None:
         self.served, self.redis, self.proxy = served, redis, proxy
-        self.database = database
+        self.database, self.clock = database, clock
         self.history = History()
         self.began = time.monotonic()
         self.over = threading.Event()
@@ -400,6 +404,7 @@ class Run:
             "database killed": self.database,
             "Redis frozen": lambda: self.freeze(1.5, redis.pid),
             "Redis killed": redis.restart,
+            "Redis' clock set": lambda: self.clock.set(random.uniform(-3600, 3600)),
             "Redis emptied": redis.client.flushall,
             "Redis cut off": lambda: self.cut_off(proxy.cut),
             "Redis silent": lambda: self.cut_off(proxy.stall),
@@ -479,7 +484,7 @@ class Run:
         )
 
 
-FAULTS = 13
+FAULTS = 14
 KINDS = 6
 # What of a Keystone under faults comes of asking it once for something that has to succeed.
 _UNANSWERED = (Unanswered, AssertionError, OSError, HTTPException)
@@ -539,7 +544,11 @@ def _url() -> str:
 
 
 def run(folder: Path, reads: int, service_options: str = "") -> Run:
-    with redis_server(folder / "redis") as redis, FaultProxy(redis.port) as proxy:
+    clock = SetClock(folder)
+    with (
+        redis_server(folder / "redis", environment=clock.environment) as redis,
+        FaultProxy(redis.port) as proxy,
+    ):
         url = f"redis://127.0.0.1:{proxy.port}/0"
         with cluster(
             folder, coordinator=url, service_options=service_options,
@@ -547,7 +556,7 @@ def run(folder: Path, reads: int, service_options: str = "") -> Run:
         ) as served:  # fmt: skip
             assert served.database is not None
             with servers.Restarts(served.database) as database:
-                made = Run(served, redis, proxy, database)
+                made = Run(served, redis, proxy, database, clock)
                 made.go(reads)
             return made
 
