@@ -110,15 +110,19 @@ def _shared(name: str) -> Path:
 
     Root, who may write everywhere, takes the place where everybody may, or what is there before.
     """
-    folders = [base / f"keyfront-{name}" for base in BASES]
+    folders = _anybodys(name)
     root = os.geteuid() == 0
     for folder in folders:
         if root and os.path.lexists(folder):
             return folder
         if _may_write(folder.parent, anybody=root):
             return folder
-    usual = next((folder for folder in folders if _may_write(folder.parent)), None)
-    return usual or Path(tempfile.gettempdir()) / f"keyfront-{name}"
+    return next((folder for folder in folders if _may_write(folder.parent)), folders[-1])
+
+
+def _anybodys(name: str) -> list[Path]:
+    """Return the folders of a database where anybody may have made them."""
+    return [base / f"keyfront-{name}" for base in (*BASES, Path(tempfile.gettempdir()))]
 
 
 def _may_write(base: Path, *, anybody: bool = False) -> bool:
@@ -211,7 +215,8 @@ def trusted_users(url: Any, folder: Path) -> set[int] | None:
     :param folder: of the table
     :returns: ``None``, all of them, of a folder that only root and the service can have made
     """
-    if folder != _shared(_name(url)):
+    # Wherever it would lie now: a folder that was found stays the one.
+    if folder not in _anybodys(_name(url)):
         return None
     keystone: Any = sys.modules.get("keystone.conf")
     found = {0}

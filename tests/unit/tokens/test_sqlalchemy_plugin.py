@@ -711,6 +711,9 @@ def test_whose_table_root_trusts(tmp_path: Path) -> None:
     url = sa.make_url(f"sqlite:///{database}")
     assert change_log.trusted_users(url, change_log.default_folder(url)) == {0, os.geteuid()}
     assert change_log.trusted_users(url, tmp_path) is None
+    name = f"keyfront-{change_log._name(url)}"
+    for base in change_log.BASES:  # wherever it would lie now
+        assert change_log.trusted_users(url, base / name) == {0, os.geteuid()}
     server = sa.make_url("mysql://localhost/keystone")
     trusted = change_log.trusted_users(server, change_log.default_folder(server))
     assert trusted is not None and 0 in trusted
