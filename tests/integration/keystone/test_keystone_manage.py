@@ -331,7 +331,14 @@ def test_without_the_plugin_an_answer_lives_as_long_as_ttl(tmp_path: Path) -> No
 def test_where_nobody_serves(tmp_path: Path, parameters: str) -> None:
     folder = tmp_path / "shared"
     place = Place(_state(tmp_path, parameters=parameters.format(folder)), folder)
+    log = place.state / "log" / "keystone.log"
+    log.unlink()
     place.bootstrap("--bootstrap-public-url", "http://127.0.0.1:1/moved")
+    assert len(NOBODY_HEARS.findall(log.read_text())) == 1
+    # keyfront serve knows it: this is how it makes a Keystone.
+    with KeystoneManage(place.config, place.state) as place.imported:
+        place.bootstrap("--bootstrap-public-url", "http://127.0.0.1:1/moved-again")
+    assert len(NOBODY_HEARS.findall(log.read_text())) == 1
     assert not folder.exists()
     assert not _usual_folder(place.state).exists()
 
