@@ -28,7 +28,7 @@ from keystone.i18n import _
 from keystone.identity.backends import base
 from keystone.identity.backends.ldap import common, core
 
-from keyfront.common.request_phases import DIRECTORY, timed
+from keyfront.common.request_phases import DIRECTORY, NOBODY, current, timed
 from keyfront.errors import (
     CredentialsError,
     DirectoryError,
@@ -318,7 +318,7 @@ class Identity(core.Identity):
             raise AssertionError(refused) from None
         failure: DirectoryError | None = None
         try:
-            with timed(DIRECTORY):
+            with timed(DIRECTORY) if current.get() else NOBODY:
                 identity = self.pool.get().authenticate(user["dn"], secret, address=_address())
         except DirectoryError as error:
             # Without its frames, which hold the password, and raised below outside of them.
@@ -413,7 +413,7 @@ def _asked(call: Callable[[], T]) -> T:
     :raises keystone.exception.Error: as :meth:`Handler.search_s`
     """
     try:
-        with timed(DIRECTORY):
+        with timed(DIRECTORY) if current.get() else NOBODY:
             return call()
     except ldap.SIZELIMIT_EXCEEDED:
         raise exception.LDAPSizeLimitExceeded() from None
