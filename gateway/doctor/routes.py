@@ -38,6 +38,9 @@ SOCKETS = ("socket", "http-socket", "http11-socket", "https-socket", "http", "ht
 def address(text: str) -> str:
     """Return an address in one spelling: a path, or ``127.0.0.1:PORT`` for this machine."""
     text = text.removeprefix("unix:").partition(",")[0].rstrip("/")
+    if text.startswith("/"):
+        # /var/run is a link to /run; the charms write unix:///var/...
+        return re.sub(r"^/+(var/run/|)", lambda x: "/run/" if x[1] else "/", text)
     return re.sub(r"^(0\.0\.0\.0|localhost|\*|\[::1?\])?:", "127.0.0.1:", text)
 
 
@@ -275,6 +278,33 @@ def haproxy_lines(section: Directive) -> Iterator[Directive]:
 def in_http_mode(section: Directive) -> bool:
     """Tell whether HAProxy reads HTTP in a section; in TCP mode it writes no header."""
     return next((x.value for x in haproxy_lines(section) if x.name == "mode"), "tcp") == "http"
+
+
+def writes_header(found: Found, section: Directive) -> bool:
+    """Tell whether HAProxy writes X-Forwarded-For of all requests to a section."""
+    if not in_http_mode(section):
+        return False
+    fronts = frontends(found, section)
+    said = [any(_says(x) for x in haproxy_lines(front)) for front in fronts]
+    return any(_says(x) for x in haproxy_lines(section)) or bool(said and all(said))
+
+
+def _says(directive: Directive) -> bool:
+    text = directive.value.lower()
+    return "forwardfor" in text or ("set-header x-forwarded-for" in text)
+
+
+def leads(found: Found, server: str) -> bool:
+    """Tell whether a web server leads to Keystone, or may do so: where nothing is seen to.
+
+    :param server: ``nginx`` or ``apache``
+    """
+    nginx = bool(nginx_passes(found))
+    apache = bool(apache_passes(found) or aliases(found))
+    other = apache if server == "nginx" else nginx
+    # A balancer leads to uWSGI by itself, and the web server beside it serves the dashboard.
+    other |= bool(found.uwsgi) and bool(backends(found)) and not (nginx or apache)
+    return (nginx if server == "nginx" else apache) or not other
 
 
 def has_front(found: Found) -> bool:

@@ -357,13 +357,22 @@ def uwsgi_protocol_exposed(found: Found) -> Iterator[Finding]:
     source="devstack writes chmod-socket = 666; uWSGI, core/socket.c",
 )
 def chmod_socket(found: Found) -> Iterator[Finding]:
-    """Whoever opens the socket speaks the uwsgi protocol, see U13. A group that web server and
-    service share is enough. A uWSGI that systemd starts as root gives the socket away itself
+    """Whoever opens the socket speaks the uwsgi protocol, see U13. It is about unix sockets in
+    folders that others may enter. A group that web server and service share is enough. A uWSGI that systemd starts as root gives the socket away itself
     (chown-socket); one that is started as its own user may not, and the web server joins its
     group."""
     web = "www-data" if found.debian else ("nginx" if found.nginx else "apache")
     for conf in found.uwsgi:
         mode = conf.settings.last("chmod-socket")
+        unix = [
+            x
+            for x in conf.settings.all("socket", "uwsgi-socket", "http-socket")
+            if x.value.startswith("/") and _may_be_entered(found, x.value)
+        ]
+        if not unix:
+            continue
+        # HTTP has no variables of the server's: who opens the socket only passes the front by.
+        http = all(x.name == "http-socket" for x in unix)
         if mode is not None and re.fullmatch(r"0?[0-7]{2}[2367]", mode.value or "666"):
             unit = found.unit_of_uwsgi(conf)
             user = unit.service.last("User") if unit else None
@@ -377,7 +386,23 @@ def chmod_socket(found: Found) -> Iterator[Finding]:
                 named = group.value if group else user.value
                 said = f"chmod-socket = {mode.value}; {web} needs group {named} instead"
                 lines += (f"; and run: usermod -a -G {named} {web}",)
-            yield Finding(what=said, where=(mode.place,), lines=lines)
+            yield Finding(
+                what=said,
+                where=(mode.place,),
+                lines=lines,
+                level=INFO if http else "",
+                harm="Every user of the machine reaches Keystone past the web server's limits."
+                if http
+                else "",
+            )
+
+
+def _may_be_entered(found: Found, path: str) -> bool:
+    """Tell whether others may enter a socket's folder; one that is not there yet may be."""
+    try:
+        return bool(found.files.resolved(path).parent.stat().st_mode & 0o001)
+    except OSError:
+        return True
 
 
 @check(
@@ -510,9 +535,9 @@ def script_is_there(found: Found) -> Iterator[Finding]:
                 continue
             name = path.rpartition("/")[2]
             project, since, module = DEAD.get(name, ("", 0, ""))
-            gone = project and found.at_least(project, since)
+            gone = project and found.at_least(project, since) and not found.files.exists(path)
             tested = path.startswith("/") and not found.is_of_a_container(conf.path)
-            if gone or (tested and "%" not in path and not found.files.exists(path)):
+            if gone or (tested and "%" not in path and found.files.lacks(path)):
                 yield Finding(
                     what=f"{setting.name} = {setting.value} is not there"
                     + (f": gone since {project} {since}" if gone else ""),
@@ -649,23 +674,29 @@ def log_addresses(found: Found) -> Iterator[Finding]:
     "uwsgi",
     holds="The folders that uWSGI is told of are there",
     harm="uWSGI does not start.",
-    source="uWSGI, plugins/python: !!! Python Home is not a directory",
+    source="uWSGI, plugins/python: !!! Python Home is not a directory; measured: 2.0.31 with a "
+    "plugins-dir that is not there, with plugins and with need-plugin",
 )
 def folders_are_there(found: Found) -> Iterator[Finding]:
-    """A virtualenv that was moved, a folder of plugins of another distribution, a working
-    folder."""
+    """A virtualenv that was moved, a working folder. A folder of plugins that is not there ends
+    the start with need-plugin only; uWSGI goes on with what is built into it otherwise."""
     for conf in found.uwsgi:
         for setting in conf.settings.all("virtualenv", "chdir", "plugins-dir", "plugin-dir"):
             path = setting.value
             plugins = setting.name.startswith("plugin")
             if found.is_of_a_container(conf.path):
                 continue  # of the host: paths in there are the container's
-            if path.startswith("/") and "%" not in path and not found.files.exists(path):
+            if path.startswith("/") and "%" not in path and found.files.lacks(path):
+                spared = plugins and not conf.settings.last("need-plugin", "need-plugins")
                 yield Finding(
                     what=f"{setting.name} = {path} is not there",
                     where=(setting.place,),
                     lines=(f"(make {path}, or correct {setting.name})",),
-                    level=WARNING if plugins else "",
+                    level=INFO if spared else "",
+                    harm="None where Python is built into uWSGI, as in that of PyPI; otherwise "
+                    "nothing is served."
+                    if spared
+                    else "",
                 )
 
 

@@ -393,7 +393,8 @@ CASES: dict[str, tuple[Machine, Machine]] = {
     "A11": (
         DEVSTACK.append(
             _STACK,
-            "<Proxy balancer://keystone>\n    BalancerMember uwsgi://127.0.0.1:35358\n</Proxy>\n",
+            "<Proxy balancer://keystone>\n    BalancerMember uwsgi://127.0.0.1:35358\n"
+            "    ProxySet forcerecovery=Off\n</Proxy>\n",
         ),
         DEVSTACK.append(
             _STACK,

@@ -109,8 +109,8 @@ TOLD = [
             '  RequestHeader set X-Forwarded-For "expr=%{REMOTE_ADDR}"\n',
             "",
         ),
-        "A15",
-        "your balancer's address",
+        "H01",
+        "without option forwardfor",
     ),
     # The chain of timeouts.
     (RDO_PUPPET.swap(_PUPPET, "request-timeout=45", "request-timeout=300"), "X03", "Timeout 60"),
