@@ -107,8 +107,16 @@ class Live:
     installed: float | None = None
     #: Milliseconds of each phase of a login; empty if none was tried.
     login: Mapping[str, float] = field(default_factory=dict)
+    #: Milliseconds of the phases of the login and of the validations, as far as they came.
+    phases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    #: What the server says of its own time (Server-Timing), in milliseconds.
+    timings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    #: By which ids the requests are found in Keystone's log.
+    request_ids: Mapping[str, str] = field(default_factory=dict)
     #: Why the login failed; empty if it did not.
     refused: str = ""
+    #: The phase in which it failed; empty if it was answered.
+    waited_for: str = ""
     #: Seconds by which this machine's clock is ahead of others, by whose they are.
     clocks: dict[str, float] = field(default_factory=dict)
     #: The logs that were read.

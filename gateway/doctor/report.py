@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from . import advice
 from .checks.keystone import node_part
 from .diagnosis import Diagnosis, Result
 from .found import Found
+from .live import Live
 from .registry import ERROR, INFO, LAYERS, LEVELS, WARNING, Check
 from .settings import Place
 from .shown import shown, shown_line
@@ -64,10 +65,9 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
     )
     for group in _grouped(made.results):
         _finding(page, group)
-    if found.live is not None and found.live.login:
-        page.head("A login and a validation")
-        for name, value in found.live.login.items():
-            page.lines.append(f"  {name.replace('_', ' '):<20} {value:9.1f} ms")
+    if found.live is not None and found.live.phases:
+        page.head("A login and a validation, in milliseconds")
+        page.lines += _table(found.live)
     if made.right:
         page.head("Found right")
         for layer, checks in _by_layer(made.right):
@@ -88,6 +88,43 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
     if made.results:
         page.lines += ["", "Why, and where that is said: keyfront doctor --explain CODE"]
     return "\n".join(page.lines) + "\n"
+
+
+#: The columns of the phases: a step, and what it is called.
+_STEPS = {
+    "login": "login",
+    "first_validation": "validation",
+    "repeated_validation": "repeated",
+}
+
+
+def _table(live: Live) -> Iterator[str]:
+    """Give the lines of the phases: those that follow each other, their sum, the server's word."""
+    steps = {step: name for step, name in _STEPS.items() if live.phases.get(step)}
+    yield " " * 22 + "".join(f"{name:>12}" for name in steps.values())
+
+    def row(name: str, values: list[float | None]) -> str:
+        said = "".join(f"{'-' if x is None else format(x, '.1f'):>12}" for x in values)
+        return f"  {name:<20}{said}"
+
+    for name in dict.fromkeys(x for step in steps for x in live.phases[step]):
+        yield row(name, [live.phases[step].get(name) for step in steps])
+    yield row("together", [sum(live.phases[step].values()) for step in steps])
+    for name in dict.fromkeys(x for step in steps for x in live.timings.get(step, ())):
+        yield row(
+            f"of it: {name[:12]}", [live.timings.get(step, {}).get(name) for step in steps]
+        )
+    if live.timings:
+        yield "  (of it: as the server says by Server-Timing)"
+    if "login" in live.request_ids:
+        yield f"  the login in Keystone's log: {live.request_ids['login']}"
+
+
+def _rounded(steps: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {
+        step: {name: round(value, 2) for name, value in phases.items()}
+        for step, phases in steps.items()
+    }
 
 
 def _grouped(results: list[Result]) -> list[list[Result]]:
@@ -218,6 +255,7 @@ _COMMANDS = frozenset(
         "dnf",
         "printf",
         "usermod",
+        "grep",
     )
 )
 
@@ -243,6 +281,9 @@ def as_json(made: Diagnosis, found: Found) -> str:
         "right": [check.code for check in made.right],
         "not_looked_at": [{"what": shown(x.what), "why": shown(x.why)} for x in made.unread],
         "login_milliseconds": dict(found.live.login) if found.live else {},
+        "login_phases": _rounded(found.live.phases) if found.live else {},
+        "server_timing": _rounded(found.live.timings) if found.live else {},
+        "request_ids": dict(found.live.request_ids) if found.live else {},
         "node": node_part(found),
     }
     return json.dumps(content, indent=2) + "\n"

@@ -358,9 +358,9 @@ def uwsgi_protocol_exposed(found: Found) -> Iterator[Finding]:
 )
 def chmod_socket(found: Found) -> Iterator[Finding]:
     """Whoever opens the socket speaks the uwsgi protocol, see U13. It is about unix sockets in
-    folders that others may enter. A group that web server and service share is enough. A uWSGI that systemd starts as root gives the socket away itself
-    (chown-socket); one that is started as its own user may not, and the web server joins its
-    group."""
+    folders that others may enter. A group that web server and service share is enough. A uWSGI
+    that systemd starts as root gives the socket away itself (chown-socket); one that is started as
+    its own user may not, and the web server joins its group."""
     web = "www-data" if found.debian else ("nginx" if found.nginx else "apache")
     for conf in found.uwsgi:
         mode = conf.settings.last("chmod-socket")

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - the lines of others' files are as long as they are
 """What deployment tools write and an expert would leave: nothing is said of it, or it is a note."""
 
 from __future__ import annotations
