@@ -93,7 +93,7 @@ def diagnose(found: Found, codes: Iterable[str] | None = None) -> Diagnosis:
         made.unread.append(
             Unread(
                 ", ".join(sorted(found.files.apart)),
-                "whether they are there: the folder of --root is a part of a machine",
+                "not told: the folder of --root has a part of the machine's files only",
             )
         )
     for layer in absent:

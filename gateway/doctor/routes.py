@@ -32,6 +32,8 @@ _OTHERS = re.compile(
 NGINX_PASSES = ("uwsgi_pass", "proxy_pass")
 APACHE_PASSES = ("proxypass", "proxypassmatch")
 ALIASES = ("wsgiscriptalias", "wsgiscriptaliasmatch")
+#: The options of uWSGI that name an application.
+SERVED = ("module", "wsgi-file", "mount", "callable")
 SOCKETS = ("socket", "http-socket", "http11-socket", "https-socket", "http", "https")
 
 
@@ -56,12 +58,18 @@ def is_others(text: str) -> bool:
 
 def serves_keystone(conf: UwsgiConf) -> bool:
     """Tell whether a uWSGI serves Keystone; one that does not say what it serves may do so."""
-    served = [x.value for x in conf.settings.all("module", "wsgi-file", "mount", "callable")]
+    served = [x.value for x in conf.settings.all(*SERVED)]
     if any(_NAMES.search(x) for x in served):
         return True
     if any(_OTHERS.search(x) for x in served):
         return False
     return not is_others(f"{conf.path.rpartition('/')[2]} {conf.unit}")
+
+
+def names_keystone(conf: UwsgiConf) -> bool:
+    """Tell whether a uWSGI's application, file or unit has Keystone's name."""
+    served = [x.value for x in conf.settings.all(*SERVED)]
+    return any(_NAMES.search(x) for x in (*served, conf.path.rpartition("/")[2], conf.unit))
 
 
 def _sockets(found: Found) -> set[str]:

@@ -80,13 +80,13 @@ def buffer_size(found: Found) -> Iterator[Finding]:
 )
 def die_on_term(found: Found) -> Iterator[Finding]:
     """systemd, docker and Kubernetes stop a service by SIGTERM, which for uWSGI means: reload at
-    once, without waiting for requests."""
+    once, without waiting for requests. An emperor ends its vassals without a signal."""
     for conf in found.uwsgi:
         unit = found.unit_of_uwsgi(conf)
         signal = unit.service.last("KillSignal") if unit else None
         if signal is not None and signal.value in ("SIGQUIT", "SIGINT", "3", "2"):
             continue
-        if not conf.settings.on("die-on-term") and not _hook(conf):
+        if not conf.settings.on("die-on-term") and not _hook(conf) and not conf.vassal:
             yield Finding(
                 what="die-on-term is not set",
                 where=(conf.settings.place("die-on-term"),),
@@ -114,7 +114,7 @@ def graceful_hook(found: Found) -> Iterator[Finding]:
     """die-on-term ends uWSGI at once. With the hook the master lets workers finish first; then
     something has to bound it, see X06."""
     for conf in found.uwsgi:
-        if conf.settings.on("die-on-term") and not _hook(conf):
+        if conf.settings.on("die-on-term") and not _hook(conf) and not conf.vassal:
             lost = conf.settings.last("hook-master-start")
             if lost is not None and "unix_signal:15" in lost.value:
                 continue

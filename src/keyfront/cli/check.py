@@ -298,7 +298,10 @@ class _Server:
             taken = self.ask("GET", headers).milliseconds
             if taken < best:
                 best, kept = taken, (report.phases[name], report.timings.get(name, {}))
-        report.phases[name], report.timings[name] = kept
+        report.phases[name], timings = kept
+        report.timings.pop(name, None)
+        if timings:
+            report.timings[name] = timings
         return best
 
     def _phase(self, ends: str, begins: str) -> None:

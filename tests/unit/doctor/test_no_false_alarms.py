@@ -251,7 +251,7 @@ def test_what_a_part_of_a_machine_leaves_out_is_named(tmp_path: Path) -> None:
     machine = replace(OSA, whole=False).without("/openstack/venvs/keystone-31.0.0/bin/uwsgi")
     made = machine.diagnosis(tmp_path)
     (said,) = [x for x in made.unread if x.what.startswith("/openstack/venvs/")]
-    assert "a part of a machine" in said.why
+    assert "a part of the machine's files" in said.why
     assert made.status == 0
     # A folder beside it is there, so this one is really gone.
     beside = machine.put("/openstack/venvs/keystone-30.0.0/bin/uwsgi", "")
