@@ -44,7 +44,12 @@ _UWSGI = (
 # What an emperor looks for in a folder.
 _VASSALS = ("*.ini", "*.yml", "*.yaml", "*.json", "*.js")
 _NGINX = ("/etc/nginx/nginx.conf", "/usr/local/etc/nginx/nginx.conf")
-_APACHE = ("/etc/apache2/apache2.conf", "/etc/httpd/conf/httpd.conf")
+_APACHE = (
+    "/etc/apache2/apache2.conf",
+    "/etc/httpd/conf/httpd.conf",
+    # Of federated logins, where uWSGI serves all others.
+    "/etc/kolla/keystone-httpd/httpd-keystone.conf",
+)
 _HAPROXY = ("/etc/haproxy/haproxy.cfg", "/etc/kolla/haproxy/haproxy.cfg")
 _MYSQL = ("/etc/mysql/my.cnf", "/etc/my.cnf", "/etc/kolla/mariadb/galera.cnf")
 _MEMCACHED = ("/etc/memcached.conf", "/etc/sysconfig/memcached")

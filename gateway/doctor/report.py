@@ -68,6 +68,8 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
     if found.live is not None and found.live.phases:
         page.head("A login and a validation, in milliseconds")
         page.lines += _table(found.live)
+    if found.live is not None:
+        _what_runs(page, found, found.live)
     if made.right:
         page.head("Found right")
         for layer, checks in _by_layer(made.right):
@@ -88,6 +90,47 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
     if made.results:
         page.lines += ["", "Why, and where that is said: keyfront doctor --explain CODE"]
     return "\n".join(page.lines) + "\n"
+
+
+# Processes that are printed.
+_PROCESSES = 20
+
+
+def _what_runs(page: _Page, found: Found, live: Live) -> None:
+    """Print Keystone's processes and the age of its keys."""
+    if live.processes:
+        page.head("Keystone's processes")
+        page.lines.append(f"  {'pid':>8}  {'program':<16}{'MiB':>6}{'open files':>18}{'up':>10}")
+        largest = sorted(live.processes, key=lambda one: -one.rss)
+        for one in largest[:_PROCESSES]:
+            files = f"{one.files[0]} of {one.files[1]}" if one.files else "-"
+            up = _span(found.now - one.begun) if one.begun else "-"
+            name = shown(one.name)[:15]
+            page.lines.append(f"  {one.pid:>8}  {name:<16}{one.rss:>6}{files:>18}{up:>10}")
+        if len(largest) > _PROCESSES:
+            page.lines.append(
+                f"  and {len(largest) - _PROCESSES} more of at most {largest[_PROCESSES].rss} MiB"
+            )
+    if any(repository.keys for repository in found.keys):
+        page.head("Keys")
+        for repository in found.keys:
+            primary = repository.primary
+            if primary is not None:
+                age = _span(found.now - primary.changed)
+                page.wrapped(
+                    f"{shown(repository.path)}: {len(repository.keys)} keys, the primary "
+                    f"{primary.number} is {age} old",
+                    "  ",
+                    "    ",
+                )
+
+
+def _span(seconds: float) -> str:
+    """Return a span of time in its largest unit: ``12 s``, ``3.5 h``, ``40 d``."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 #: The columns of the phases: a step, and what it is called.
@@ -284,6 +327,20 @@ def as_json(made: Diagnosis, found: Found) -> str:
         "login_phases": _rounded(found.live.phases) if found.live else {},
         "server_timing": _rounded(found.live.timings) if found.live else {},
         "request_ids": dict(found.live.request_ids) if found.live else {},
+        "processes": [
+            {
+                "pid": one.pid,
+                "name": shown(one.name),
+                "mebibytes": one.rss,
+                "open_files": one.files[0] if one.files else None,
+                "most_files": one.files[1] if one.files else None,
+                "begun": round(one.begun, 1) or None,
+            }
+            for one in (found.live.processes if found.live else ())
+        ],
+        "key_ages": {
+            x.path: round(found.now - x.primary.changed, 1) for x in found.keys if x.primary
+        },
         "node": node_part(found),
     }
     return json.dumps(content, indent=2) + "\n"

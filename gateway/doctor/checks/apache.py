@@ -442,7 +442,7 @@ def field_size(found: Found) -> Iterator[Finding]:
         for x in tree.all("loadmodule")
         if x.args[:1] and x.args[0] in ("auth_openidc_module", "auth_mellon_module", "mod_shib")
     ]
-    federated += tree.all("oidcprovidermetadataurl", "mellonenable")
+    federated += _federated(tree)
     served = next(iter([*routes.apache_passes(found), *routes.aliases(found)]), None)
     known = (
         tree.last("limitrequestfieldsize")
@@ -590,6 +590,16 @@ def secrets_in_log(found: Found) -> Iterator[Finding]:
             )
 
 
+def _federated(tree: Tree) -> list[Directive]:
+    """Return what says that a module logs users in, and takes its own headers from clients."""
+    modules = ("openid-connect", "auth-openidc", "oauth20", "mellon", "shibboleth")
+    return [
+        *tree.all("oidcprovidermetadataurl", "oidcproviderissuer", "oidcmetadatadir"),
+        *tree.all("mellonenable"),
+        *(x for x in tree.all("authtype") if x.value.lower() in modules),
+    ]
+
+
 def _unsaid(directive: Directive) -> str:
     """Return a directive without what is secret."""
     if directive.is_("dumpioinput"):
@@ -609,10 +619,11 @@ def _unsaid(directive: Directive) -> str:
 )
 def federation_headers(found: Found) -> Iterator[Finding]:
     """A remote_id_attribute that begins with HTTP_ is a header of the request. mod_auth_openidc
-    removes a client's OIDC- headers where it authenticates; without it RequestHeader unset does."""
+    removes a client's OIDC- headers where it authenticates (AuthType openid-connect, or
+    auth-openidc); without it RequestHeader unset does."""
     tree = _tree(found)
     served = [*routes.apache_passes(found), *routes.aliases(found)]
-    if tree.all("oidcprovidermetadataurl", "oidcproviderissuer", "mellonenable"):
+    if _federated(tree):
         return
     if not served:
         raise UnknownError("nothing of Apache leads to Keystone")

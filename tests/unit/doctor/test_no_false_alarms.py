@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.doctor.deployments import (
     DEVSTACK,
     DEVSTACK_WHOLE,
     KOLLA,
+    KOLLA_HOST,
     LOOPBACK,
     NGINX_COHOSTED,
     OPENSTACK_HELM,
@@ -69,6 +71,30 @@ def _balancer(*lines: str, members: int = 1) -> Machine:
     )
     return DEVSTACK.put(_STACK, text)
 
+
+#: kolla-ansible's httpd-keystone.conf for federated logins, on its host.
+_KOLLA_HTTPD = """\
+LoadModule proxy_module /usr/lib/apache2/modules/mod_proxy.so
+LoadModule proxy_uwsgi_module /usr/lib/apache2/modules/mod_proxy_uwsgi.so
+Listen 192.0.2.21:5000
+TimeOut 60
+KeepAliveTimeout 60
+LimitRequestFieldSize 16380
+<VirtualHost *:5000>
+    LogFormat "%{X-Forwarded-For}i %l %u %t \\"%r\\" %>s %b %D" logformat
+    CustomLog "/var/log/kolla/keystone/keystone-apache-public-access.log" logformat
+    ProxyPass / "uwsgi://localhost:5001/"
+    OIDCClaimPrefix "OIDC-"
+    OIDCMetadataDir /etc/apache2/metadata
+    <Location /v3/auth/OS-FEDERATION/websso/openid>
+      Require valid-user
+      AuthType openid-connect
+    </Location>
+</VirtualHost>
+"""
+_KOLLA_FEDERATED = KOLLA_HOST.append(
+    "/etc/kolla/keystone/keystone.conf", "[openid]\nremote_id_attribute = HTTP_OIDC_ISS\n"
+).put("/etc/kolla/keystone-httpd/httpd-keystone.conf", _KOLLA_HTTPD)
 
 #: What it is, the codes that have nothing to say of it, the machine.
 QUIET = [
@@ -162,6 +188,8 @@ QUIET = [
         .without("/var/www/cgi-bin/keystone/keystone")
         .append(_PUPPET, "SSLCertificateFile /opt/stack/data/CA/int-ca/devstack-cert.crt\n"),
     ),
+    # mod_auth_openidc with several providers, as kolla has it, takes its headers from clients.
+    ("kolla's federated logins", "A14 A15 A18 H07", _KOLLA_FEDERATED),
     ("other services' ways", "A02 A03 A06 A11 A15", PUPPET_COHOSTED),
     ("other services' passes", "N01 N03 N06 U14 X12 X18", NGINX_COHOSTED),
 ]  # fmt: skip
@@ -226,6 +254,10 @@ SAID = [
      KOLLA.append(_INI, "plugins-dir = /usr/lib/uwsgi/plugins\nplugins = python3\n")),
     ("U24", "error", "plugins-dir = /usr/lib/uwsgi/plugins is not there",
      KOLLA.append(_INI, "plugins-dir = /usr/lib/uwsgi/plugins\nneed-plugin = python3\n")),
+    # Nothing logs in there, so nothing takes the header away.
+    ("A18", "error", "HTTP_OIDC_ISS is what the client sends",
+     _KOLLA_FEDERATED.put("/etc/kolla/keystone-httpd/httpd-keystone.conf", re.sub(
+         r"    (OIDC|<Loc|  Req|  Auth|</Loc).*\n", "", _KOLLA_HTTPD))),
     ("U14", "info", "chmod-socket = 666",
      LOOPBACK.append(_INI, "http-socket = /run/uwsgi/k.sock\nchmod-socket = 666\n")),
     ("A02", "warning", "MaxConnectionsPerChild 128",

@@ -181,6 +181,21 @@ TOLD = [
     ),
     # The chain of timeouts.
     (RDO_PUPPET.swap(_PUPPET, "request-timeout=45", "request-timeout=300"), "X03", "Timeout 60"),
+    # Of the server or host that serves Keystone, whatever is said around it.
+    (
+        DEBIAN_NGINX.swap(_SITE, "        uwsgi_read_timeout 75s;\n", "")
+        .swap(_SITE, "    location", "    uwsgi_read_timeout 30s;\n    location")
+        .swap("/etc/nginx/nginx.conf", "    sendfile on;", "    uwsgi_read_timeout 300s;"),
+        "X03",
+        "uwsgi_read_timeout of 30 s",
+    ),
+    (
+        OSA.append("/etc/apache2/apache2.conf", "ProxyTimeout 300\n").swap(
+            "/etc/apache2/sites-enabled/keystone.conf", "LogLevel info", "ProxyTimeout 20"
+        ),
+        "X03",
+        "ProxyTimeout of 20 s",
+    ),
     (
         CHARM.swap(
             "/etc/apache2/sites-enabled/wsgi-openstack-api.conf",
@@ -302,6 +317,13 @@ def test_it_is_told(machine: Machine, code: str, said: str, tmp_path: Path) -> N
 
 #: A machine, the code that has nothing to say of it.
 QUIET = [
+    (
+        OSA.swap(
+            "/etc/apache2/sites-enabled/keystone.conf", "LogLevel info", "ProxyTimeout 300"
+        ).append("/etc/apache2/sites-enabled/keystone.conf", "ProxyTimeout 20\n"),
+        "X03",
+    ),
+    (NGINX_COHOSTED, "X03"),
     # Reserved for Keystone.
     (
         CASES["S01"][1].put(
