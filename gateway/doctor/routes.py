@@ -302,6 +302,26 @@ def _says(directive: Directive) -> bool:
     return "forwardfor" in text or ("set-header x-forwarded-for" in text)
 
 
+def sends_proxy(section: Directive) -> bool:
+    """Tell whether HAProxy tells all servers of a section the address by its own protocol."""
+    servers = [x for x in section.inside or () if x.is_("server")]
+    defaults = [x for x in haproxy_lines(section) if x.is_("default-server")]
+
+    def sends(one: Directive) -> bool:
+        return any(word.startswith("send-proxy") for word in one.args)
+
+    return any(map(sends, defaults)) or bool(servers and all(map(sends, servers)))
+
+
+def appends_address(found: Found) -> bool:
+    """Tell whether a HAProxy of this machine writes the client's address, or is told to by H01.
+
+    One that tells it by the PROXY protocol leaves the client's own header as it is.
+    """
+    sections = backends(found)
+    return bool(sections) and not any(map(sends_proxy, sections))
+
+
 def leads(found: Found, server: str) -> bool:
     """Tell whether a web server leads to Keystone, or may do so: where nothing is seen to.
 

@@ -11,7 +11,6 @@ from ..found import Found
 from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
 from ..settings import Directive, Place, Tree, seconds
 from .cross_layer import _mpm, _of_host, _quoted, _without, daemon_line
-from .haproxy import sends_proxy
 from .nginx import remote_ids
 from .uwsgi import DEAD
 
@@ -481,7 +480,7 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
     served = [*passes, *routes.aliases(found)]
     if not served:
         raise UnknownError("nothing of Apache leads to Keystone's uWSGI or mod_wsgi")
-    if _balancer_says(found):
+    if routes.appends_address(found):
         return
     for directive in served[:1]:
         hosts = (routes.host_of(directive), None)
@@ -525,7 +524,7 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
 def _sign_of_balancer(found: Found, hosts: tuple[Directive | None, ...]) -> Place | None:
     """Return what says that a balancer appends the address; ``None`` if nothing does."""
     protocol = [x for x in _tree(found).all("remoteipproxyprotocol") if x.value.lower() == "on"]
-    if protocol or any(map(sends_proxy, routes.backends(found))):
+    if protocol or any(map(routes.sends_proxy, routes.backends(found))):
         return None  # by the PROXY protocol, which leaves the client's header as it is
     for directive in _tree(found).all("logformat", "customlog", "setenvif", "setenvifnocase"):
         if routes.host_of(directive) in hosts and "x-forwarded-" in directive.value.lower():
@@ -539,12 +538,6 @@ def _host_of_pass(directive: Directive) -> str:
     """Return the address that a pass of Apache to itself goes to, and comes from."""
     match = re.search(r"http://\[?([\d.a-fA-F:]+?|localhost)\]?:\d+", directive.value)
     return match[1].replace("localhost", "127.0.0.1") if match else ""
-
-
-def _balancer_says(found: Found) -> bool:
-    """Tell whether a HAProxy of this machine writes the address, or is to be told to (H01)."""
-    sections = routes.backends(found)
-    return bool(sections) and not any(sends_proxy(x) for x in sections)
 
 
 @check(

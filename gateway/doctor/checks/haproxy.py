@@ -10,7 +10,7 @@ from .. import routes
 from ..advice import instead, within
 from ..found import Found
 from ..registry import ERROR, WARNING, Finding, check
-from ..routes import haproxy_lines, in_http_mode, writes_header
+from ..routes import haproxy_lines, in_http_mode, sends_proxy, writes_header
 from ..settings import Directive
 from .nginx import remote_ids
 
@@ -77,17 +77,6 @@ def _tls_behind(found: Found) -> bool:
         for host in _hosts(found)
         for x in host.inside or ()
     )
-
-
-def sends_proxy(section: Directive) -> bool:
-    """Tell whether HAProxy tells all servers of a section the address by its own protocol."""
-    servers = [x for x in section.inside or () if x.is_("server")]
-    defaults = [x for x in haproxy_lines(section) if x.is_("default-server")]
-
-    def sends(one: Directive) -> bool:
-        return any(word.startswith("send-proxy") for word in one.args)
-
-    return any(map(sends, defaults)) or bool(servers and all(map(sends, servers)))
 
 
 @check(

@@ -9,14 +9,7 @@ from dataclasses import replace
 from ..advice import around, at_the_end, instead, within
 from ..found import Found
 from ..registry import ERROR, INFO, WARNING, Finding, check
-from ..routes import (
-    backends,
-    concerns,
-    leads,
-    nginx_passes,
-    nginx_targets,
-    writes_header,
-)
+from ..routes import appends_address, concerns, leads, nginx_passes, nginx_targets
 from ..settings import Directive, Place, Setting, Tree, size
 
 _OIDC = re.compile(r"\b(openid|saml2|mapped)\b")
@@ -186,9 +179,8 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
     """Keystone believes the last X-Forwarded-For. uwsgi_pass and proxy_pass hand a client's header
     on unless it is set; $proxy_add_x_forwarded_for appends the address and is right as well.
     Behind a balancer that appends it, whose addresses set_real_ip_from names, it is right for all
-    who come by it, and a note for the others."""
-    sections = backends(found)
-    if sections and all(writes_header(found, x) for x in sections):
+    who come by it, and a note for the others; of a HAProxy of this machine H01 tells."""
+    if appends_address(found):
         return
     for directive in nginx_passes(found):
         uwsgi = directive.is_("uwsgi_pass")

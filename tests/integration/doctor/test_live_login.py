@@ -1,4 +1,4 @@
-"""``--live`` logs in once and says how long each phase took: a served Keystone, and silent ports."""
+"""``--live`` logs in once and tells its phases: a served Keystone, and silent ports."""
 
 from __future__ import annotations
 
@@ -117,6 +117,16 @@ def test_a_frozen_port(
     assert "no answer within 0.2 s" in words
     assert f"it ended while waiting for: {phase} (before: name lookup" in words
     assert "TCP" in words
+    assert _PASSWORD not in page
+
+
+def test_a_name_that_nobody_knows(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    openrc(monkeypatch, "http://keystone.invalid:5000", _PASSWORD)
+    status, page = told(root, capsys)
+    assert status == 1
+    assert "it ended while waiting for: name lookup" in " ".join(page.split())
     assert _PASSWORD not in page
 
 

@@ -144,6 +144,17 @@ QUIET = [
              "    option forwardfor\n    server one 127.0.0.1:5001 check\n"},
         ),
     ),
+    # To name the balancer for everybody would be the wrong remedy.
+    (
+        "HAProxy of this machine is told by H01",
+        "N06",
+        _with(
+            DEBIAN_NGINX.swap(_SITE, _FORWARDED, ""),
+            {_HAPROXY: "defaults\n    mode http\nlisten keystone\n    bind *:5000\n"
+             "    server one 127.0.0.1:5001 check\n"},
+        ),
+    ),
+    ("verified TLS to the database", "D05", LOOPBACK.swap(_CONF, "mysql+pymysql", "postgresql+psycopg2").swap(_CONF, "ssl_ca=/etc/ssl/ca.pem", "sslmode=verify-full")),
     (
         "the address is appended",
         "N06",
@@ -258,6 +269,11 @@ SAID = [
     ("A18", "error", "HTTP_OIDC_ISS is what the client sends",
      _KOLLA_FEDERATED.put("/etc/kolla/keystone-httpd/httpd-keystone.conf", re.sub(
          r"    (OIDC|<Loc|  Req|  Auth|</Loc).*\n", "", _KOLLA_HTTPD))),
+    # TLS that takes any certificate.
+    ("D05", "warning", "sslmode=require: whoever answers",
+     LOOPBACK.swap(_CONF, "mysql+pymysql", "postgresql+psycopg2").swap(_CONF, "ssl_ca=/etc/ssl/ca.pem", "sslmode=require")),
+    ("D05", "warning", "ssl_verify_cert=false: whoever answers",
+     LOOPBACK.swap(_CONF, "ssl_ca=/etc/ssl/ca.pem", "ssl_ca=/etc/ssl/ca.pem&ssl_verify_cert=false")),
     ("U14", "info", "chmod-socket = 666",
      LOOPBACK.append(_INI, "http-socket = /run/uwsgi/k.sock\nchmod-socket = 666\n")),
     ("A02", "warning", "MaxConnectionsPerChild 128",
