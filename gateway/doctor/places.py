@@ -39,6 +39,8 @@ _UWSGI = (
     "/etc/uwsgi/apps-enabled/keystone*",
     "/etc/uwsgi/sites/keystone*",
     "/etc/uwsgi.d/keystone*.ini",
+    "/etc/uwsgi/vassals/keystone*",
+    "/etc/uwsgi-emperor/vassals/keystone*",
     "/etc/kolla/keystone/*uwsgi*.ini",
 )
 # What an emperor looks for in a folder.
@@ -230,7 +232,8 @@ def _uwsgi(found: Found, given: Given) -> None:
         if conf is None:
             _denied(found, "uwsgi", path)
             continue
-        conf.unit, conf.vassal = name, path in vassals
+        conf.unit = name
+        conf.vassal = path in vassals or re.search(r"/(vassals|uwsgi\.d)/", path) is not None
         if not given.uwsgi and not serves_keystone(conf):
             continue
         if conf.settings.last("emperor") and not conf.settings.last(*SERVED):

@@ -25,7 +25,7 @@ _PORT = re.compile(rf"(?<![\d.])(?:{'|'.join(sorted(_PORTS))})(?!\d)")
 _OTHERS = re.compile(
     r"nova|glance|neutron|cinder|placement|heat|horizon|dashboard|swift|ironic|octavia|barbican|"
     r"designate|manila|magnum|aodh|gnocchi|ceilometer|trove|zun|mistral|grafana|prometheus|kibana|"
-    r"skyline|rabbitmq|stats",
+    r"skyline|rabbitmq|stats|galera|mariadb|mysql|postgres|pgsql|redis|memcache|proxysql|etcd|vault",
     re.IGNORECASE,
 )
 #: The directives of nginx and of Apache that hand a request on.

@@ -146,9 +146,9 @@ def _takes_anybody(name: str, values: list[str]) -> bool:
     value = values[-1].lower()
     if name == "sslmode":
         return value in ("disable", "allow", "prefer", "require")
-    return (
-        name in ("ssl_verify_cert", "ssl_verify_identity") and value in ("false", "0", "no", "off")
-    ) or (name == "ssl_disabled" and value in ("true", "1"))
+    if name == "ssl_disabled":
+        return value in ("true", "1")
+    return name == "ssl_verify_cert" and value in ("false", "0", "no", "none")
 
 
 @check(
@@ -167,6 +167,8 @@ def encrypted(found: Found) -> Iterator[Finding]:
     setting, driver, host, query = _url(found)
     local = host in ("", "localhost", "127.0.0.1", "::1")
     anybody = next((x for x in query.items() if _takes_anybody(*x)), None)
+    if anybody == ("sslmode", ["require"]) and "sslrootcert" in query:
+        anybody = None  # libpq verifies where it is told of an authority
     if anybody is not None and not local:
         name = anybody[0]
         right = "verify-full" if name == "sslmode" else "true"

@@ -154,6 +154,11 @@ QUIET = [
              "    server one 127.0.0.1:5001 check\n"},
         ),
     ),
+    ("libpq verifies by an authority", "D05", LOOPBACK.swap(_CONF, "mysql+pymysql", "postgresql+psycopg2").swap(_CONF, "ssl_ca=/etc/ssl/ca.pem", "sslmode=require&sslrootcert=/etc/ssl/ca.pem")),
+    ("HAProxy before the database alone", "H01 H03 H05 X04 X16", _with(
+        DEBIAN_NGINX, {_HAPROXY: "listen galera\n    bind 127.0.0.1:3306\n    mode tcp\n    server db1 192.0.2.10:3306\n"},
+    )),
+    ("Debian's vassals", "U02 U03", LOOPBACK.without(_INI).put("/etc/uwsgi-emperor/vassals/keystone.ini", "[uwsgi]\nmodule = keystone.wsgi.api:application\n")),
     ("verified TLS to the database", "D05", LOOPBACK.swap(_CONF, "mysql+pymysql", "postgresql+psycopg2").swap(_CONF, "ssl_ca=/etc/ssl/ca.pem", "sslmode=verify-full")),
     (
         "the address is appended",

@@ -451,6 +451,10 @@ FRONTS = [
         LOOPBACK.put(_HAPROXY, "listen rabbitmq\n    bind *:5672\n    server a 192.0.2.1:5672\n"),
         False,
     ),
+    (
+        LOOPBACK.put(_HAPROXY, "listen mariadb\n    bind *:3306\n    server a 192.0.2.1:3306\n"),
+        False,
+    ),
 ]
 
 
