@@ -125,6 +125,8 @@ class Live:
     loading: tuple[float, str] | None = None
     #: The most requests that came within that time, and the log; ``None`` if none tells.
     busiest: tuple[int, str] | None = None
+    #: A log of requests in which Kubernetes' probes stand; empty if none does.
+    probed: str = ""
 
 
 def look(found: Found) -> Live:
@@ -144,6 +146,14 @@ def look(found: Found) -> Live:
             free = known.f_bavail * known.f_frsize
             live.disks[folder] = free, known.f_bavail / known.f_blocks
     live.lines = _lines(found, live)
+    live.probed = next(
+        (
+            path
+            for path in found.files.glob(*_ACCESS, *_uwsgi_logs(found))
+            if b"kube-probe/" in (_tail(found, path) or b"")
+        ),
+        "",
+    )
     live.loading = _loading(found)
     if live.loading is not None:
         live.busiest = _busiest(found, max(1, round(live.loading[0])))

@@ -1043,3 +1043,42 @@ def headers_fit(found: Found) -> Iterator[Finding]:
                 where=(setting.place, known.place if known else Place(found.nginx.path)),
                 lines=("buffer-size = 65535",),
             )
+
+
+@check(
+    "X23",
+    INFO,
+    "uwsgi",
+    holds="Kubernetes' probes do not wait in the queue of the workers",
+    harm="If it is the liveness probe: under load all pods are restarted, one after the other.",
+    source="Kubernetes, livenessProbe: killed after failureThreshold (3) answers later than "
+    "timeoutSeconds (1); SAP's helm charts: route-user-agent = ^kube-probe donotlog:",
+)
+def probed_by_kubelet(found: Found) -> Iterator[Finding]:
+    """What a probe asks of uWSGI is answered by a worker, behind all other requests. A readiness
+    probe may do so, with patience; a liveness probe that does kills what is only busy. It is seen
+    by a rule of uWSGI's for kube-probe, or with --live by the logs of requests. keyfront's /livez
+    waits in no queue."""
+    for conf in found.uwsgi:
+        module = conf.settings.last("module")
+        if module is not None and module.value.startswith("keyfront."):
+            continue
+        rule = next(
+            (
+                x
+                for x in conf.settings.settings
+                if x.name.startswith("route-") and "kube-probe" in x.value
+            ),
+            None,
+        )
+        log = found.live.probed if found.live else ""
+        place = rule.place if rule else Place(log) if log else None
+        if place is not None:
+            yield Finding(
+                what="kube-probe asks the workers" + (f", {rule.name} says so" if rule else ""),
+                where=(place,),
+                lines=(
+                    "(livenessProbe: tcpSocket, or keyfront's /livez; readinessProbe: "
+                    "timeoutSeconds 10, failureThreshold 5)",
+                ),
+            )

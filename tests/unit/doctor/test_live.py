@@ -385,3 +385,20 @@ def test_what_the_server_says_of_its_time_is_printed(tmp_path: Path) -> None:
     page = report.text(made, found)
     assert "  of it: db                   41.2\n" in page
     assert "  the login in Keystone's log: req-1\n" in page
+
+
+def test_probes_of_kubernetes_are_seen_in_logs(tmp_path: Path) -> None:
+    line = (
+        '10.0.0.1 - - [24/Nov/2026:14:00:00 +0000] "GET /healthcheck HTTP/1.1" 200 5 "-" '
+        '"kube-probe/1.31"\n'
+    )
+    machine = LOOPBACK.put("/var/log/nginx/access.log", line)
+    found = machine.found(tmp_path / "a")
+    found.live = live.look(found)
+    (result,) = diagnose(found, ["X23"]).results
+    assert result.finding.where == (Place("/var/log/nginx/access.log"),)
+    found = machine.put("/var/log/nginx/access.log", line.replace("kube-probe", "curl")).found(
+        tmp_path / "b"
+    )
+    found.live = live.look(found)
+    assert [x.code for x in diagnose(found, ["X23"]).right] == ["X23"]
