@@ -646,15 +646,18 @@ def built_in(found: Found) -> Iterator[Finding]:
     source="uWSGI, core/logging.c: log-x-forwarded-for",
 )
 def log_addresses(found: Found) -> Iterator[Finding]:
-    """log-x-forwarded-for is right behind a server that sets the header (X21, N06), and a lie
-    without one. With disable-logging the web server's log has the addresses."""
+    """Of HTTP uWSGI knows the address of the connection alone; by the uwsgi protocol nginx and
+    Apache tell it the client's (REMOTE_ADDR). log-x-forwarded-for is right behind a server that
+    sets the header (X21, N06), and a lie without one. With disable-logging the web server's log has
+    the addresses."""
     for conf in found.uwsgi:
         logs = not conf.settings.on("disable-logging") and not conf.settings.last(
             "log-format", "logformat"
         )
         front = has_front(found)
         trusted = conf.settings.on("log-x-forwarded-for")
-        if front and logs and not trusted:
+        http = conf.settings.all("http-socket", "http", "https", "https-socket")
+        if front and logs and http and not trusted:
             yield Finding(
                 what="log-x-forwarded-for is not set behind a proxy",
                 where=(Place(conf.path),),

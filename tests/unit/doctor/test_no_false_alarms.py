@@ -154,6 +154,8 @@ QUIET = [
              "    server one 127.0.0.1:5001 check\n"},
         ),
     ),
+    # nginx and Apache tell uWSGI the client's address by its own protocol.
+    ("logs behind the uwsgi protocol", "U23", DEBIAN_NGINX.swap(_INI, "disable-logging = true\n", "")),
     ("libpq verifies by an authority", "D05", LOOPBACK.swap(_CONF, "mysql+pymysql", "postgresql+psycopg2").swap(_CONF, "ssl_ca=/etc/ssl/ca.pem", "sslmode=require&sslrootcert=/etc/ssl/ca.pem")),
     ("HAProxy before the database alone", "H01 H03 H05 X04 X16", _with(
         DEBIAN_NGINX, {_HAPROXY: "listen galera\n    bind 127.0.0.1:3306\n    mode tcp\n    server db1 192.0.2.10:3306\n"},
