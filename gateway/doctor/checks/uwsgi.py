@@ -643,8 +643,8 @@ def built_in(found: Found) -> Iterator[Finding]:
     "uwsgi",
     holds="uWSGI's log names clients, not the proxy",
     harm="The log says 127.0.0.1 of everybody, and nobody sees who floods the logins.",
-    source="uWSGI, core/logging.c: log-x-forwarded-for; measured: 2.0.31 behind uwsgi_pass of nginx "
-    "1.22 logs the client",
+    source="uWSGI, core/logging.c: log-x-forwarded-for; measured: 2.0.31 behind uwsgi_pass of "
+    "nginx 1.22 logs the client",
 )
 def log_addresses(found: Found) -> Iterator[Finding]:
     """Of HTTP uWSGI knows the address of the connection alone; by the uwsgi protocol nginx and
