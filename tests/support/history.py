@@ -109,6 +109,11 @@ class History:
                 self._reads[place] = first, last
 
     @property
+    def registers(self) -> int:
+        """How many registers there are."""
+        return len(self._first)
+
+    @property
     def operations(self) -> list[Operation]:
         """The changes, and of the reads those that a fault can be seen by."""
         kept = (read for both in self._reads.values() for read in dict.fromkeys(both))

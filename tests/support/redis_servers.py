@@ -12,7 +12,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class RedisServer:
         tls: Certificates | None = None,
         kind: str = "server",
         socket: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         program = folder / "redis-server"
         program.unlink(missing_ok=True)
@@ -69,6 +70,7 @@ class RedisServer:
         self.port = port or free_port()
         self.tls = tls
         self.socket = socket or folder / "socket"
+        self._environment = dict(environment or {})
         self._config = folder / "redis.conf"
         lines = [
             "bind 127.0.0.1",
@@ -118,7 +120,9 @@ class RedisServer:
         """Start it, and wait until it answers and has loaded what it saved."""
         stack = contextlib.ExitStack()
         process = stack.enter_context(
-            programs.running(self._command, self._log, signal.SIGKILL)
+            programs.running(
+                self._command, self._log, signal.SIGKILL, environment=self._environment
+            )
         )
         self._running, self.pid = stack, process.pid
         try:
@@ -184,12 +188,14 @@ def redis_server(
     acl: Sequence[str] = (),
     replica_of: RedisServer | None = None,
     config: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[RedisServer]:
     """Run a server until the block ends.
 
     :param folder: for its files, made if missing; by default one of its own in /tmp
     :param acl: users, as in ``user NAME on >PASSWORD ~keyfront:* +hmget``
     :param config: more lines of its configuration
+    :param environment: more of its environment
     """
     with contextlib.ExitStack() as stack:
         # A socket's path must be short.
@@ -198,7 +204,10 @@ def redis_server(
         lines = [*acl, *config]
         if replica_of is not None:
             lines.append(f"replicaof 127.0.0.1 {replica_of.port}")
-        server = RedisServer(folder or own, lines, port=port, tls=tls, socket=own / "socket")
+        server = RedisServer(
+            folder or own, lines, port=port, tls=tls, socket=own / "socket",
+            environment=environment,
+        )  # fmt: skip
         stack.callback(server.close)
         server.start()
         if replica_of is not None:

@@ -13,18 +13,22 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg2
 
 from keyfront.benchmarks.worlds.mariadb import MariaDB
 from keyfront.benchmarks.worlds.mariadb import mariadb as _mariadb
 from keyfront.benchmarks.worlds.memcached import Memcached
 from keyfront.benchmarks.worlds.memcached import memcached as _memcached
+from support.processes import command_line
 from support.programs import or_skip as _or_skip
 from support.programs import own_folder as _own_folder
 from support.programs import program as _program
@@ -100,6 +104,63 @@ def mariadb(
         )  # fmt: skip
         with _or_skip(world) as server:
             yield server
+
+
+#: Options of a MariaDB whose commits outlive it: they are handed to the kernel.
+OUTLIVES: Mapping[str, object] = {
+    "skip-log-bin": 1, "innodb-flush-method": "fsync", "innodb-flush-log-at-trx-commit": 2,
+}  # fmt: skip
+
+
+class Restarts:
+    """Kills a MariaDB and starts it with what it has written; a context manager.
+
+    :param server: one with :data:`OUTLIVES`
+    """
+
+    def __init__(self, server: MariaDB) -> None:
+        self._server = server
+        self._lives = contextlib.ExitStack()
+        self._process = self._find()
+        # What a new one has of itself in no file yet it would not find again.
+        server.ask("SET GLOBAL innodb_log_checkpoint_now = 1")
+
+    def __enter__(self) -> Restarts:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lives.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def __call__(self) -> None:
+        command = self._process.cmdline()
+        self._process.kill()
+        while self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        log = self._server.log.with_suffix(".again.log")
+        process = self._lives.enter_context(_running(command, log, signal.SIGKILL))
+        self._process = psutil.Process(process.pid)
+        _ready(self._greeting, process, log, (OSError,))
+
+    def _greeting(self) -> bytes:
+        # pymysql leaves a socket open if it is not answered
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(self._server.socket))
+            greeting = probe.recv(5)
+        if not greeting:
+            raise ConnectionError("it ended the connection")
+        return greeting
+
+    def _find(self) -> psutil.Process:
+        option = f"--socket={self._server.socket}"
+        for process in psutil.Process().children(recursive=True):
+            if option in command_line(process):
+                return process
+        raise AssertionError(f"nobody listens at {self._server.socket}")
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -46,8 +47,14 @@ PATH_PARAMETER = "keyfront_path"
 
 _ALL = Slots((ALL_SLOT,))
 
+#: Where a service has its folder otherwise: in the first one into which it may write.
+BASES = (Path("/dev/shm"), Path("/tmp"))
+
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _PORTS = {"mysql": 3306, "mariadb": 3306, "postgresql": 5432}
+
+# A folder that is named after a database.
+_BY_DATABASE = re.compile("(tokens|keyfront)-[0-9a-f]{16}")
 
 # Parts of a URL's query that say which database it is, besides host and name.
 _WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
@@ -58,7 +65,8 @@ def default_folder(url: Any) -> Path:
 
     In :data:`PLACE`, if root has made it for the service's user: nobody else can make anything
     there, or have it be found elsewhere. Else in /dev/shm, where a mapped file is memory and
-    nothing else, but where anybody may make the folder first. Named after the database, without
+    nothing else, but where anybody may make the folder first; or in /tmp, where the service may not
+    write into that. Named after the database, without
     user and password. A folder that is there stays the one, for who has it and who comes later.
 
     :param url: a ``sqlalchemy.engine.URL``
@@ -98,10 +106,32 @@ def _usual(name: str) -> Path:
 
 
 def _shared(name: str) -> Path:
-    base = Path("/dev/shm")
-    if not os.access(base, os.W_OK | os.X_OK):
-        base = Path(tempfile.gettempdir())
-    return base / f"keyfront-{name}"
+    """Return the folder where the service makes it if it has no :data:`PLACE`.
+
+    Root, who may write everywhere, takes the place where everybody may, or what is there before.
+    """
+    folders = _anybodys(name)
+    root = os.geteuid() == 0
+    for folder in folders:
+        if root and os.path.lexists(folder):
+            return folder
+        if _may_write(folder.parent, anybody=root):
+            return folder
+    return next((folder for folder in folders if _may_write(folder.parent)), folders[-1])
+
+
+def _anybodys(name: str) -> list[Path]:
+    """Return the folders of a database where anybody may have made them."""
+    return [base / f"keyfront-{name}" for base in (*BASES, Path(tempfile.gettempdir()))]
+
+
+def _may_write(base: Path, *, anybody: bool = False) -> bool:
+    """Whether this process may make something there, or anybody."""
+    try:
+        mode = base.stat().st_mode
+    except OSError:
+        return False
+    return mode & 0o003 == 0o003 if anybody else os.access(base, os.W_OK | os.X_OK)
 
 
 def _place_owner() -> int | None:
@@ -177,14 +207,16 @@ def folder_here(url: Any) -> Path:
 def trusted_users(url: Any, folder: Path) -> set[int] | None:
     """Return the users whose epoch table root takes part in: its own, and the service's.
 
-    Anybody may make a folder of that name in /dev/shm, and could hold its lock or cut its file
-    under root's ``keystone-manage``. What lies in :data:`PLACE` is of whom root made that for.
+    Anybody may make a folder of that name in one of :data:`BASES`, and could hold its lock or cut
+    its file under root's ``keystone-manage``. What lies in :data:`PLACE` is of whom root made that
+    for.
 
     :param url: of the database
     :param folder: of the table
     :returns: ``None``, all of them, of a folder that only root and the service can have made
     """
-    if folder != _shared(_name(url)):
+    # Wherever it would lie now: a folder that was found stays the one.
+    if folder not in _anybodys(_name(url)):
         return None
     keystone: Any = sys.modules.get("keystone.conf")
     found = {0}
@@ -332,9 +364,7 @@ class Changes:
         coordinator = registry.get(self.folder, self._trusted)
         if coordinator is None:
             self._ended |= self._end_others()
-            if not self._said:
-                self._said = True
-                LOG.info("%s: there is no token cache to be told of changes", self.folder)
+            self._say_that_nobody_hears()
             return None
         self._known = True
         unstamped, self._unstamped = self._unstamped, []
@@ -413,6 +443,21 @@ class Changes:
         except CoordinatorError:
             return False  # there is none, or one in which nobody is believed
         return end_others(self.folder)
+
+    def _say_that_nobody_hears(self) -> None:
+        """Log it, once. Whoever has named a folder means that there is a cache."""
+        if self._said:
+            return
+        self._said = True
+        if _BY_DATABASE.fullmatch(self.folder.name):
+            LOG.info("%s: there is no token cache to be told of changes", self.folder)
+        else:
+            LOG.warning(
+                "%s: there is no token cache to be told of changes, though path names it: if "
+                "Keystone runs elsewhere, as in another container, it may go on with what was "
+                "before until its ttl ends",
+                self.folder,
+            )
 
     def _is_over(self, mark: Mark) -> None:
         owners = self._owners.pop(mark, [])

@@ -73,6 +73,9 @@ _FILES = re.compile(
     r"(epochs|answers|refusals|subjects|listings|values)-[\w.-]+|counters|(node-)?lock|followed(\.lock)?|follower\.\d"
 )
 
+# Ends the name of a folder that is named after its database.
+_DIGEST = "[0-9a-f]" * 16
+
 # A Keystone is reached by one worker a connection.
 _CONNECTIONS = 8
 _SECONDS = 10.0
@@ -222,8 +225,8 @@ def cache(
         from keyfront.middleware.tokens.coordinator.local import PLACE
 
         raise CoordinatorError(
-            f"no token cache in {PLACE} or /dev/shm, and none of keyfront serve; is the service "
-            "running? If its option path names another folder, give it with --path or "
+            f"no token cache in {PLACE}, /dev/shm or /tmp, and none of keyfront serve; is the "
+            "service running? If its option path names another folder, give it with --path or "
             "--config-file"
         )
     dead = [one for one in found if _is_dead(one.folder)]
@@ -248,8 +251,10 @@ _DEAD = "no process uses it any more; remove it with keyfront tokens prune"
 def caches() -> list[Cache]:
     """Return the caches of this machine."""
     from keyfront.middleware.tokens.coordinator.local import PLACE
+    from keyfront.middleware.tokens.invalidation.change_log import BASES
 
-    names = [*glob.glob("/dev/shm/keyfront-*"), *glob.glob(f"{PLACE}/tokens-*")]
+    places = [f"{PLACE}/tokens-", *(f"{base}/keyfront-" for base in BASES)]
+    names = [name for place in places for name in glob.glob(f"{place}{_DIGEST}")]
     found = [Cache(Path(name)) for name in names if _is_cache(Path(name))]
     served = _served()
     if served is not None and served.folder not in [one.folder for one in found]:

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ class Place:
     world: World | None = None
     #: Runs its commands with one import of Keystone; ``None``: each is a program of its own.
     imported: KeystoneManage | None = None
+    #: The command by which such a program is started.
+    before: tuple[str, ...] = ()
 
     @property
     def config(self) -> Path:
@@ -83,7 +86,10 @@ class Place:
             assert "Truncating password" not in output, "in a process of ours"
             return output
         done = subprocess.run(
-            [sys.executable, "-c", MANAGE, "--config-file", config or self.config, *arguments],
+            [
+                *(*self.before, sys.executable, "-c", MANAGE),
+                *("--config-file", config or self.config, *arguments),
+            ],
             env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
@@ -265,6 +271,42 @@ def test_trust_flush(place: Place, world: World) -> None:
 
 # Without it, and elsewhere
 
+# In a mount namespace, as a container or a second pod is.
+OWN_SHM = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs keyfront-test /dev/shm && exec "$@"', "sh")
+NOBODY_HEARS = re.compile(r" (INFO|WARNING) keyfront\S+ .*: (there is no token cache to be .*)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [False, True], ids=["by the database", "path"])
+def test_a_container_with_a_dev_shm_of_its_own_says_that_nobody_hears(
+    place: Place, world: World, tmp_path: Path, path: bool
+) -> None:
+    """As one for ``bootstrap`` beside the service's: what it changes is seen after ``ttl``."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount may be made here")
+    config = tmp_path / "keystone.conf"
+    config.write_text(place.config.read_text())
+    if path:
+        with config.open("a") as more:
+            more.write(f"[keyfront_token_cache]\npath = /dev/shm/{tmp_path.name}\n")
+    token, before = world.person().token, place.changes()
+    place.cached(token)
+    container = replace(place, before=OWN_SHM)
+    url = f"http://127.0.0.1:1/{uuid.uuid4().hex}"
+    log = place.state / "log" / "keystone.log"
+    known = len(log.read_text())
+    container.bootstrap("--bootstrap-public-url", url, config=config)
+    said = NOBODY_HEARS.findall(log.read_text()[known:])
+    ((level, text),) = said  # once, however much it changes
+    assert level == ("WARNING" if path else "INFO")
+    assert ("path names it" in text) is path
+    assert place.changes() == before
+    assert not any(catalog_has(url)(answer) for answer in place.cached(token))
+    # What is heard ends that.
+    place.bootstrap("--bootstrap-admin-url", url)
+    assert all(catalog_has(url)(answer) for answer in place.cached(token))
+
+
 
 @pytest.mark.slow
 def test_without_the_plugin_an_answer_lives_as_long_as_ttl(tmp_path: Path) -> None:
@@ -289,7 +331,14 @@ def test_without_the_plugin_an_answer_lives_as_long_as_ttl(tmp_path: Path) -> No
 def test_where_nobody_serves(tmp_path: Path, parameters: str) -> None:
     folder = tmp_path / "shared"
     place = Place(_state(tmp_path, parameters=parameters.format(folder)), folder)
+    log = place.state / "log" / "keystone.log"
+    log.unlink()
     place.bootstrap("--bootstrap-public-url", "http://127.0.0.1:1/moved")
+    assert len(NOBODY_HEARS.findall(log.read_text())) == 1
+    # keyfront serve knows it: this is how it makes a Keystone.
+    with KeystoneManage(place.config, place.state) as place.imported:
+        place.bootstrap("--bootstrap-public-url", "http://127.0.0.1:1/moved-again")
+    assert len(NOBODY_HEARS.findall(log.read_text())) == 1
     assert not folder.exists()
     assert not _usual_folder(place.state).exists()
 

@@ -5,6 +5,7 @@ The service's user, root and a stranger are real users here; only ``/run/keyfron
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -63,13 +64,15 @@ class Machine:
     """A database of the service's, and where its folder may lie.
 
     :param place: stands for ``/run/keyfront``
-    :param shared: the folder in /dev/shm
+    :param shared: the folder where anybody may make one: in /dev/shm
+    :param before: the command by which a process is started
     """
 
     base: Path
     place: Path
     url: str
     shared: Path
+    before: tuple[str, ...] = ()
 
     @property
     def private(self) -> Path:
@@ -88,8 +91,9 @@ class Machine:
             os.chown(path, STRANGER, STRANGER)
 
     def start(self, user: int, deed: str) -> subprocess.Popen[str]:
+        actor = [sys.executable, "-c", _ACTOR, str(user), str(self.place), self.url, deed]
         return subprocess.Popen(
-            [sys.executable, "-c", _ACTOR, str(user), str(self.place), self.url, deed],
+            [*self.before, *actor],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -145,11 +149,24 @@ def machine() -> Iterator[Machine]:
         os.chown(path, SERVICE, SERVICE)
     url = f"sqlite:///{file}"
     shared = change_log._shared(change_log._name(make_url(url)))
+    made = Machine(base, base / "place", url, shared)
     try:
-        yield Machine(base, base / "place", url, shared)
+        yield made
     finally:
         shutil.rmtree(base)
-        shutil.rmtree(shared, ignore_errors=True)
+        for folder in (shared, made.shared):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def closed(machine: Machine) -> Machine:
+    """A machine on which only root may write into /dev/shm."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount may be made here")
+    mount = 'mount -t tmpfs -o mode=0755 keyfront-test /dev/shm && exec "$@"'
+    machine.before = ("unshare", "-m", "sh", "-c", mount, "sh")
+    machine.shared = Path("/tmp") / machine.shared.name
+    return machine
 
 
 def test_the_place_is_one_that_only_root_makes() -> None:
@@ -220,3 +237,39 @@ def test_another_users_service_does_not_go_its_own_way(machine: Machine) -> None
     with machine.worker() as worker:
         assert worker.folder == machine.private
         assert f"{machine.private}: belongs to user {SERVICE}" in machine.refusal(STRANGER)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["usual TMPDIR", "another TMPDIR"])
+def test_root_finds_what_the_service_has_where_it_may_write(
+    closed: Machine, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """Root may write everywhere, and have another folder for temporary files."""
+    with closed.worker() as worker:
+        assert worker.folder == closed.shared
+        if elsewhere:
+            monkeypatch.setenv("TMPDIR", str(closed.base))
+        for user in (SERVICE, ROOT):
+            with closed.worker() as fresh:
+                assert closed.change(user) == ""
+                assert not fresh.hears_nothing()
+        assert not worker.hears_nothing()
+
+
+def test_a_stranger_who_is_first_there_is_seen(closed: Machine) -> None:
+    closed.squat()
+    assert f"{closed.shared}: belongs to user {STRANGER}" in closed.refusal()
+    for user in (ROOT, SERVICE):
+        assert f"belongs to user {STRANGER}" in closed.change(user)
+
+
+def test_a_stranger_who_holds_a_lock_is_not_waited_for(machine: Machine) -> None:
+    """Nor is his file looked into: who is cut off from it in the middle ends by SIGBUS."""
+    machine.squat()
+    with (machine.shared / "lock").open("w") as lock, (machine.shared / NAME).open("w") as table:
+        table.truncate(1 << 20)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for user in (ROOT, SERVICE):
+            said = machine.change(user)
+            assert f"{machine.shared}: belongs to user {STRANGER}" in said
+            assert "not free within" not in said
+        assert f"{machine.shared}: belongs to user {STRANGER}" in machine.refusal()

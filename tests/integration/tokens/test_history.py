@@ -1,9 +1,11 @@
 """Two nodes and two services under faults, and whether what clients saw may have happened.
 
-Users and projects are renamed, roles taken away and tokens revoked, at both nodes, and read at both
-nodes and both services, while workers are killed and frozen, Redis is killed, frozen and cut off
-and the database is frozen; meanwhile people log in, and their tokens are validated. Everything is
-written down, and ``history.py`` judges it. A longer run::
+Users, projects and domains are renamed, an endpoint is moved, roles are taken away and tokens
+revoked, at both nodes, and read at both nodes and both services, while workers are killed, they and
+a whole node frozen, Redis is killed, frozen and cut off, its clock is set and the database killed
+and frozen;
+meanwhile people log in, and their tokens are validated. Everything is written down, and
+``history.py`` judges it. A longer run::
 
     KEYFRONT_HISTORY_READS=1000000 pytest -s tests/integration/tokens/test_history.py
 
@@ -30,31 +32,31 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
+from support import servers
 from support.cluster import Cluster, cluster
 from support.fault_proxy import FaultProxy
 from support.history import History
 from support.keystone_world import VALIDATE, Client, Person, World, grant, random_name
-from support.processes import command_line
 from support.redis_servers import RedisServer, redis_server
 from support.served import PATIENCE, Served, stats
+from support.set_clock import SetClock
 
 pytest.importorskip("keystone")
 pytest.importorskip("keystonemiddleware")
 pytestmark = pytest.mark.slow
 
 #: Answers that are read at least.
-READS = int(os.environ.get("KEYFRONT_HISTORY_READS", "1000"))
+READS = int(os.environ.get("KEYFRONT_HISTORY_READS", "800"))
 SECONDS = float(os.environ.get("KEYFRONT_HISTORY_SECONDS", "inf"))
 PEOPLE = 2
 #: Seconds after which who waits for a change gives up; it may be made later.
 ANSWERED = 1.5
 #: Answers that are read between two changes of a kind, unless something breaks, and two faults. A
 #: change costs Keystone as much as hundreds of answers from the cache.
-CHANGES_EVERY = max(40, READS // 250)
-FAULTS_EVERY = 2 * CHANGES_EVERY
+CHANGES_EVERY = max(60, READS // 250)
+FAULTS_EVERY = max(60, READS // 125)
 #: Seconds between looks whether it is time.
 PAUSE = 0.02
 ROLES = 3
@@ -63,14 +65,16 @@ READERS = 2
 
 @dataclass
 class Subject:
-    """A person whose user and project are renamed and whose roles are taken away.
+    """A person whose user, project and domain are renamed and whose roles are taken away.
 
+    :param endpoint: one that is moved, in the catalog of all tokens
     :param tokens: those that are read, with their registers
     :param roles: in the order in which they are taken away; none is given back
     :param taken: how many of them were
     """
 
     person: Person
+    endpoint: str
     tokens: dict[str, str] = field(default_factory=dict)
     roles: list[str] = field(default_factory=list)
     taken: int = 0
@@ -84,6 +88,10 @@ class Subject:
         return f"project {self.person.project}"
 
     @property
+    def domain(self) -> str:
+        return f"domain {self.person.user.domain}"
+
+    @property
     def role(self) -> str:
         return f"first role of {self.person.user.id}"
 
@@ -95,6 +103,13 @@ class Subject:
             (self.user, token["user"]["name"]),
             (self.project, token["project"]["name"]),
             (self.role, first),
+            *((self.domain, token[kind]["domain"]["name"]) for kind in ("user", "project")),
+            *(
+                (_moved(endpoint["id"]), endpoint["url"])
+                for service in token["catalog"]
+                for endpoint in service["endpoints"]
+                if endpoint["id"] == self.endpoint
+            ),
         ]
 
 
@@ -107,11 +122,18 @@ class Run:
 
     :param redis: the server whose faults they are
     :param proxy: by which nodes and services get to it
+    :param database: kills and starts the nodes' own
+    :param clock: of the server, on the wall
     """
 
-    def __init__(self, served: Cluster, redis: RedisServer, proxy: FaultProxy) -> None:
+    def __init__(
+        self, served: Cluster, redis: RedisServer, proxy: FaultProxy, database: servers.Restarts,
+        clock: SetClock,
+    ) -> None:
         self.served, self.redis, self.proxy = served, redis, proxy
+        self.database, self.clock = database, clock
         self.history = History()
+        self.began = time.monotonic()
         self.over = threading.Event()
         self.failures: list[BaseException] = []
         self.answers: Counter[str] = Counter()
@@ -126,13 +148,19 @@ class Run:
         first = served.nodes[0]
         self.world = World(first.url, first.password)
         self.admin = self.world.admin
+        service = self.world.make("service", "/services", name=random_name(), type=random_name())
+        self.endpoint = self.world.make(
+            "endpoint", "/endpoints", service_id=service, interface="public", url=_url()
+        )
         # The change of a project takes time with what is in it, so each has its own.
         self.subjects = [self._subject() for _ in range(PEOPLE)]
 
     def _subject(self) -> Subject:
         world = self.world
         roles = [world.role() for _ in range(ROLES)]
-        made = Subject(world.person(*roles, project=world.project()), roles=roles)
+        domain = world.domain()
+        person = world.person(*roles, domain=domain, project=world.project(domain))
+        made = Subject(person, self.endpoint, roles=roles)
         answer = world.call("GET", VALIDATE, headers={"X-Subject-Token": made.person.token})
         for register, value in made.shown(answer.token()):
             self.history.start(register, value)
@@ -281,12 +309,18 @@ class Run:
         return done
 
     def rename(self, kind: str, collection: str, subject: Subject) -> None:
-        """Give a user or project a name that nothing has had."""
+        """Give a user, project or domain a name that nothing has had."""
         name = random_name()
         register = getattr(subject, kind)
         path = f"/{collection}/{register.partition(' ')[2]}"
         make = partial(self.send, "PATCH", path, (200,), **{kind: {"name": name}})
         self._change(f"{kind} renamed", register, name, make)
+
+    def move(self) -> None:
+        """Give the endpoint a URL that nothing has had."""
+        url, path = _url(), f"/endpoints/{self.endpoint}"
+        make = partial(self.send, "PATCH", path, (200,), endpoint={"url": url})
+        self._change("endpoint moved", _moved(self.endpoint), url, make)
 
     def take_role(self, subject: Subject) -> None:
         """Take away the first of a person's roles that are left, and give another."""
@@ -336,17 +370,17 @@ class Run:
 
     def kill(self, served: Served) -> None:
         """Kill a worker; its master starts another."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(_worker(served), signal.SIGKILL)
+        _send(_worker(served), signal.SIGKILL)
 
-    def freeze(self, pid: int, longest: float) -> None:
-        """Have a process do nothing for a while."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                self.over.wait(random.uniform(0.1, longest))
-            finally:
-                os.kill(pid, signal.SIGCONT)
+    def freeze(self, longest: float, *pids: int) -> None:
+        """Have processes do nothing for a while."""
+        try:
+            for pid in pids:
+                _send(pid, signal.SIGSTOP)
+            self.over.wait(random.uniform(0.1, longest))
+        finally:
+            for pid in pids:
+                _send(pid, signal.SIGCONT)
 
     def cut_off(self, fault: Callable[[], None]) -> None:
         """Have nodes and services not get to Redis for a while."""
@@ -360,15 +394,17 @@ class Run:
         """One of the faults that were had least."""
         proxy, redis = self.proxy, self.redis
         services, nodes = self.served.services, self.served.nodes
-        database = _child("mariadbd")
         faults: dict[str, Callable[[], None]] = {
             "node's worker killed": lambda: self.kill(random.choice(nodes)),
-            "node's worker frozen": lambda: self.freeze(_worker(random.choice(nodes)), 2.5),
+            "node's worker frozen": lambda: self.freeze(2.5, _worker(random.choice(nodes))),
+            "node frozen": lambda: self.freeze(2.5, *_all(random.choice(nodes))),
             "service's worker killed": lambda: self.kill(random.choice(services)),
-            "service's worker frozen": lambda: self.freeze(_worker(random.choice(services)), 2.5),
-            "database frozen": lambda: self.freeze(database, 0.8),
-            "Redis frozen": lambda: self.freeze(redis.pid, 1.5),
+            "service's worker frozen": lambda: self.freeze(2.5, _worker(random.choice(services))),
+            "database frozen": lambda: self.freeze(0.8, self.database.pid),
+            "database killed": self.database,
+            "Redis frozen": lambda: self.freeze(1.5, redis.pid),
             "Redis killed": redis.restart,
+            "Redis' clock set": lambda: self.clock.set(random.uniform(-3600, 3600)),
             "Redis emptied": redis.client.flushall,
             "Redis cut off": lambda: self.cut_off(proxy.cut),
             "Redis silent": lambda: self.cut_off(proxy.stall),
@@ -390,14 +426,17 @@ class Run:
         for node in self.served.nodes:
             name = f"node {node.port}"
             threads.append(self.thread(partial(self.log_in, name, node.url, random.Random(name))))
-        for subject in self.subjects:
-            for work in (
-                partial(self.rename, "user", "users", subject),
-                partial(self.rename, "project", "projects", subject),
-                partial(self.take_role, subject),
-                partial(self.revoke, subject),
-            ):
-                threads.append(self.thread(work))
+        # Of each kind one: a change ends most answers, and Keystone makes them anew.
+        first, second = self.subjects
+        for work in (
+            partial(self.rename, "user", "users", first),
+            partial(self.rename, "project", "projects", second),
+            partial(self.rename, "domain", "domains", first),
+            *(partial(self.take_role, subject) for subject in self.subjects),
+            partial(self.revoke, second),
+            self.move,
+        ):
+            threads.append(self.thread(work))
         for thread in threads:
             thread.start()
         end = time.monotonic() + SECONDS
@@ -416,6 +455,19 @@ class Run:
             raise self.failures[0]
         assert not any(thread.is_alive() for thread in threads), "something hangs"
 
+    def summary(self, faults: int) -> str:
+        """All of it in one line.
+
+        :param faults: what the checker found that cannot have happened
+        """
+        return (
+            f"{self.total} answers with {self.history.reads} values of {self.history.registers}"
+            f" registers, {self.logins.total()} logins, {self.made.total()} changes of"
+            f" {len(self.made)} kinds, {self.doubtful.total()} without a good answer,"
+            f" {self.faults.total()} faults of {len(self.faults)} kinds in"
+            f" {time.monotonic() - self.began:.0f} s: {faults} that cannot have happened"
+        )
+
     def __str__(self) -> str:
         def told(counts: Counter[str]) -> str:
             return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()))
@@ -432,8 +484,8 @@ class Run:
         )
 
 
-FAULTS = 11
-KINDS = 4
+FAULTS = 14
+KINDS = 6
 # What of a Keystone under faults comes of asking it once for something that has to succeed.
 _UNANSWERED = (Unanswered, AssertionError, OSError, HTTPException)
 
@@ -473,27 +525,46 @@ def _worker(served: Served) -> int:
     return int(random.choice(workers)["pid"])
 
 
-def _child(name: str) -> int:
-    """The process of this name that the test has started."""
-    for process in psutil.Process().children(recursive=True):
-        if any(Path(word).name == name for word in command_line(process)[:1]):
-            return process.pid
-    raise AssertionError(f"no {name} runs")
+def _all(served: Served) -> list[int]:
+    """A server's processes, as when its machine stands still."""
+    return [process.pid for process in served.processes()]
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _moved(endpoint: str) -> str:
+    return f"endpoint {endpoint}"
+
+
+def _url() -> str:
+    return f"http://127.0.0.1:1/{random_name()}"
 
 
 def run(folder: Path, reads: int, service_options: str = "") -> Run:
-    with redis_server(folder / "redis") as redis, FaultProxy(redis.port) as proxy:
+    clock = SetClock(folder)
+    with (
+        redis_server(folder / "redis", environment=clock.environment) as redis,
+        FaultProxy(redis.port) as proxy,
+    ):
         url = f"redis://127.0.0.1:{proxy.port}/0"
-        with cluster(folder, coordinator=url, service_options=service_options) as served:
-            made = Run(served, redis, proxy)
-            made.go(reads)
+        with cluster(
+            folder, coordinator=url, service_options=service_options,
+            database_options=servers.OUTLIVES,
+        ) as served:  # fmt: skip
+            assert served.database is not None
+            with servers.Restarts(served.database) as database:
+                made = Run(served, redis, proxy, database, clock)
+                made.go(reads)
             return made
 
 
 def test_what_clients_see_under_faults_may_have_happened(tmp_path: Path) -> None:
     found = run(tmp_path, READS)
-    print(found)
     faults = found.history.faults()
+    print(found.summary(len(faults)), found, sep="\n")
     assert not faults, "\n".join([f"{len(faults)} faults", *faults[:5], str(found)])
     assert min(found.answers.values()) > 20
     assert len(found.answers) == 4

@@ -5,21 +5,15 @@ The server is the same all the time and in the same life: nothing but the number
 
 from __future__ import annotations
 
-import shutil
-import struct
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
 
-import support
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.mark_owners import COMMIT_TIMEOUT
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
@@ -30,6 +24,7 @@ from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
 from support.redis_epochs import KEY, SLOTS, RedisClock, address, head, set_head
 from support.redis_servers import RedisServer, redis_server
 from support.served import wait_for
+from support.set_clock import SetClock
 
 Make = Callable[..., Redis]
 Deed = Callable[[RedisServer], None]
@@ -274,41 +269,15 @@ def test_a_number_that_is_too_high_is_none(server: RedisServer, make: Make) -> N
 # The clock of the server
 
 
-class SetClock:
-    """The wall clock of a program that is started with it, set while that runs."""
-
-    def __init__(self, folder: Path) -> None:
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            pytest.skip("no C compiler; on Debian: apt-get install gcc libc6-dev")
-        library, self._file = folder / "set_clock.so", folder / "clock"
-        source = Path(support.__file__).with_name("set_clock.c")
-        subprocess.run(
-            [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source],
-            check=True,
-        )
-        self._file.write_bytes(bytes(8))
-        self.environment = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(self._file)}
-
-    def set(self, seconds: float) -> None:
-        """Set it to so many seconds ahead of the machine's."""
-        with self._file.open("r+b") as file:
-            file.write(struct.pack("=q", round(seconds * 1e6)))
-
-
 @pytest.fixture(scope="module")
 def wall(tmp_path_factory: pytest.TempPathFactory) -> SetClock:
     return SetClock(tmp_path_factory.mktemp("clock"))
 
 
 @pytest.fixture
-def stepped(wall: SetClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+def stepped(wall: SetClock) -> Iterator[RedisServer]:
     wall.set(0)
-    with monkeypatch.context() as patched, ExitStack() as stack:
-        for name, value in wall.environment.items():
-            patched.setenv(name, value)
-        server = stack.enter_context(redis_server())
-        patched.undo()
+    with redis_server(environment=wall.environment) as server:
         wall.set(1000)
         assert abs(server.client.time()[0] - time.time() - 1000) < 100, "its clock is not set"
         wall.set(0)

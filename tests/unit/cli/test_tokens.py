@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,13 @@ from keyfront.middleware.tokens.counters import CAUSES, ENDED, HITS, MISSES
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.node_cache import Node
 
-INNER = "/run/keyfront/tokens-*"
+DIGEST = "[0-9a-f]" * 16
+SHARED, INNER = f"/dev/shm/keyfront-{DIGEST}", f"/run/keyfront/tokens-{DIGEST}"
+
+
+def _globs(folders: dict[str, list[str]]) -> Callable[[str], list[str]]:
+    """Finds these folders by their pattern, and nothing else."""
+    return lambda pattern: folders.get(pattern, [])
 
 
 @pytest.fixture
@@ -86,7 +92,7 @@ def test_no_cache_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], acti
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("place", ["/dev/shm/keyfront-*", INNER])
+@pytest.mark.parametrize("place", [SHARED, INNER, f"/tmp/keyfront-{DIGEST}"])
 def test_the_only_cache_is_found(
     folder: Path,
     tmp_path: Path,
@@ -97,7 +103,7 @@ def test_the_only_cache_is_found(
     found: list[str] = []
     folders = {place: found}
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
-    monkeypatch.setattr(token_commands.glob, "glob", lambda pattern: folders.get(pattern, []))
+    monkeypatch.setattr(token_commands.glob, "glob", _globs(folders))
     assert cli.main(["tokens", "stats"]) == 2
     assert "is the service running?" in capsys.readouterr().err
     found.append(str(folder))
@@ -144,7 +150,7 @@ def all_caches(
     """A cache in use and one that is dead are all there are on this machine."""
     found = [str(folder), str(dead)]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
-    monkeypatch.setattr(token_commands.glob, "glob", {"/dev/shm/keyfront-*": found, INNER: []}.get)
+    monkeypatch.setattr(token_commands.glob, "glob", _globs({SHARED: found}))
     return found
 
 
@@ -210,7 +216,7 @@ def test_a_folder_of_another_part_is_no_cache(
     (tmp_path / "file").touch()
     found = [str(folder), str(tmp_path / "keyfront-heartbeat-1000"), str(tmp_path / "file")]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
-    monkeypatch.setattr(token_commands.glob, "glob", {"/dev/shm/keyfront-*": found, INNER: []}.get)
+    monkeypatch.setattr(token_commands.glob, "glob", _globs({SHARED: found}))
     assert cli.main(["tokens", "stats"]) == 0
     assert str(folder) in capsys.readouterr().out
     counts.close()
@@ -224,7 +230,7 @@ def test_a_cache_of_another_user_is_named(
 
     found = [str(tmp_path / name) for name in ("keyfront-1234", "keyfront-heartbeat-1000")]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
-    monkeypatch.setattr(token_commands.glob, "glob", {"/dev/shm/keyfront-*": found, INNER: []}.get)
+    monkeypatch.setattr(token_commands.glob, "glob", _globs({SHARED: found}))
     monkeypatch.setattr(token_commands.Path, "stat", refused)
     assert token_commands.cache(path=None, config_file=None).folder == tmp_path / "keyfront-1234"
 

@@ -711,6 +711,9 @@ def test_whose_table_root_trusts(tmp_path: Path) -> None:
     url = sa.make_url(f"sqlite:///{database}")
     assert change_log.trusted_users(url, change_log.default_folder(url)) == {0, os.geteuid()}
     assert change_log.trusted_users(url, tmp_path) is None
+    name = f"keyfront-{change_log._name(url)}"
+    for base in change_log.BASES:  # wherever it would lie now
+        assert change_log.trusted_users(url, base / name) == {0, os.geteuid()}
     server = sa.make_url("mysql://localhost/keystone")
     trusted = change_log.trusted_users(server, change_log.default_folder(server))
     assert trusted is not None and 0 in trusted
@@ -719,12 +722,18 @@ def test_whose_table_root_trusts(tmp_path: Path) -> None:
 def test_changes_that_nobody_hears_are_mentioned_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told_of = change_log.Changes(lambda: tmp_path / "none")
-    with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            told_of.end(told_of.begin(["users"]), ["users"])
-    said = [r.getMessage() for r in caplog.records if "no token cache" in r.getMessage()]
-    assert said == [f"{tmp_path / 'none'}: there is no token cache to be told of changes"]
+    usual = tmp_path / change_log.default_folder(sa.make_url("mysql://localhost/k")).name
+    for folder, level in ((usual, "INFO"), (tmp_path / "named", "WARNING")):
+        told_of = change_log.Changes(lambda folder=folder: folder)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            for _ in range(2):
+                told_of.end(told_of.begin(["users"]), ["users"])
+        (said,) = [r for r in caplog.records if "no token cache" in r.getMessage()]
+        assert said.levelname == level
+        assert said.getMessage().startswith(
+            f"{folder}: there is no token cache to be told of changes"
+        )
 
 
 @pytest.mark.parametrize("path", [True, False])
