@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from keyfront.errors import KeyfrontError
-from keyfront.middleware.ldap import published as ldap
+from keyfront.middleware.ldap import pool_counters as ldap
 from keyfront.middleware.tokens import counters as tokens
 
 from ..heartbeat import counters as heartbeat

@@ -32,7 +32,7 @@ from keyfront.errors import (
     OptionError,
 )
 
-from . import published, ranges
+from . import pool_counters, ranges
 from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
 from .diagnose import ServerReport, Terms, examine
 from .login_limit import LoginLimit
@@ -261,7 +261,7 @@ class LDAPPool:
         auth_pool = self._auth_pool
         self._slow_binds = SlowBinds(auth_max_size, lambda: auth_pool.is_waited_for)
         self._counts = dict.fromkeys(_COUNTS, 0)
-        self._is_published = False
+        self._is_counted = False
         self._counts_lock = threading.Lock()
         self._pid = os.getpid()
         # By process: locks that no thread of a parent has held.
@@ -530,10 +530,10 @@ class LDAPPool:
 
     def _count(self, name: str) -> None:
         self._enter()
-        if not self._is_published:
+        if not self._is_counted:
             # At the first use: a server that forks has no thread before.
-            self._is_published = True
-            published.thread.start()
+            self._is_counted = True
+            pool_counters.thread.start()
         with self._counts_lock:
             self._counts[name] += 1
 
@@ -567,7 +567,7 @@ class LDAPPool:
                 self._pid = pid
 
     def _after_fork(self) -> None:
-        self._is_published = False
+        self._is_counted = False
         self._servers.after_fork()
         self._monitor.after_fork()
         self._search_connector.after_fork()

@@ -17,7 +17,7 @@ from keyfront.errors import (
     DirectoryUnavailableError,
 )
 
-from .race import STAGGER_SECONDS, Connected, Race
+from .happy_eyeballs import STAGGER_SECONDS, Connected, HappyEyeballs
 from .transport import Address
 from .urls import ServerURL
 
@@ -103,7 +103,7 @@ class Addresses:
         The name's lookup is part of the time.
 
         :param call: called with the URL, an address and the seconds it may take; the address may be
-            a :class:`.race.Connected`, whose socket it may take
+            a :class:`.happy_eyeballs.Connected`, whose socket it may take
         :param seconds: time for all of it
         :raises PassedOver: no address is of use, and one at least answered
         :raises DirectoryUnavailableError: no address answers, with the reason of each; or the
@@ -172,7 +172,7 @@ class Addresses:
                     return
                 yield address, share(len(addresses) - number)
             return
-        with Race(named, min(STAGGER_SECONDS, seconds / len(named))) as race:
+        with HappyEyeballs(named, min(STAGGER_SECONDS, seconds / len(named))) as race:
             while True:
                 found = race.next(deadline - self._clock())
                 for address, error in race.failed:

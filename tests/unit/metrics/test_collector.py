@@ -19,7 +19,7 @@ from keyfront.gateway.metrics import families
 from keyfront.gateway.metrics.collector import Ended, NodeCollector
 from keyfront.gateway.node.counters import GROWN, SHED, NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
-from keyfront.middleware.ldap import published
+from keyfront.middleware.ldap import pool_counters
 from keyfront.middleware.tokens.counters import NAMES
 
 DOCUMENT = Path(__file__).parents[3] / "docs/metrics.md"
@@ -35,7 +35,9 @@ class Pool:
     """What the publisher asks of an LDAP pool."""
 
     def __init__(self) -> None:
-        self.stats: dict[str, int | float] = dict.fromkeys((*published.PRESENT, *published.SUMS), 0)
+        self.stats: dict[str, int | float] = dict.fromkeys(
+            (*pool_counters.PRESENT, *pool_counters.SUMS), 0
+        )
 
     def get_stats(self) -> dict[str, int | float]:
         return dict(self.stats)
@@ -63,8 +65,8 @@ class World:
         return self.tokens
 
     @cached_property
-    def publisher(self) -> published.Publisher:
-        return published.Publisher(self.folder)
+    def publisher(self) -> pool_counters.Publisher:
+        return pool_counters.Publisher(self.folder)
 
     def publish(self, *pools: Any) -> None:
         self.publisher.publish(list(pools or (self.pool,)))
@@ -231,8 +233,8 @@ def test_nothing_is_published_without_a_folder(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("KEYFRONT_NODE", raising=False)
     started: list[object] = []
     monkeypatch.setattr(
-        published, "threading",
-        SimpleNamespace(Thread=lambda **_: started.append(1), Lock=published.threading.Lock),
+        pool_counters, "threading",
+        SimpleNamespace(Thread=lambda **_: started.append(1), Lock=pool_counters.threading.Lock),
     )  # fmt: skip
-    published._Thread().start()
+    pool_counters._Thread().start()
     assert not started
