@@ -23,8 +23,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
-from keyfront.middleware.ldap.protocol import requests as messages
-from keyfront.middleware.ldap.protocol import responses
+from keyfront.middleware.ldap.protocol import messages
 from keyfront.middleware.ldap.protocol import search_filter as filters
 
 from .goals import MET, MISSED
@@ -93,11 +92,11 @@ def _framed(operation: bytes) -> bytes:
 
 def read(wire: bytes) -> list[dict[str, list[bytes]]]:
     """Return the attributes of all entries, by ours."""
-    decoder = responses.Decoder()
+    decoder = messages.Decoder()
     decoder.feed(wire)
     found = []
     while (message := decoder.next()) is not None:
-        if message.tag == responses.ENTRY:
+        if message.tag == messages.ENTRY:
             found.append(message.attributes)
     return found
 

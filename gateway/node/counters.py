@@ -18,9 +18,8 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keyfront.common.counters import CounterRow
+from keyfront.common.counters import VARIABLE, CounterRow, Layout, NodeCounters, claim_all
 from keyfront.common.file_lock import FileLock
-from keyfront.common.node_counters import VARIABLE, Layout, NodeCounters, claim_all
 from keyfront.common.process import started
 from keyfront.errors import CoordinatorError
 

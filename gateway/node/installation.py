@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keyfront.common.node_counters import node_folder
+from keyfront.common.counters import node_folder
 from keyfront.errors import ServerError
 
 from ..application import FailedApplication, describe

@@ -21,7 +21,7 @@ from keyfront.errors import (
 
 from .monitor import Monitor
 from .protocol.connection import FAST_BIND, Connection
-from .protocol.responses import DEFAULT_LIMITS, Limits
+from .protocol.messages import DEFAULT_LIMITS, Limits
 from .protocol.tls import TLS
 from .protocol.transport import Address
 from .protocol.urls import ServerURL

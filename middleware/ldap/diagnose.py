@@ -20,7 +20,7 @@ from .connector import Dialer
 from .protocol.addresses import Addresses
 from .protocol.connection import FAST_BIND, TAKEN, BindAnswer, Connection
 from .protocol.controls import PAGED_RESULTS, PASSWORD_POLICY
-from .protocol.requests import START_TLS
+from .protocol.messages import START_TLS
 from .protocol.transport import Address, Transport
 from .protocol.urls import ServerURL
 from .service_account import ServiceAccount

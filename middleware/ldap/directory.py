@@ -40,7 +40,7 @@ from .logins import Identity, Names, SlowBinds, octets
 from .monitor import Monitor
 from .pool import ConnectionPool, Lease
 from .protocol.connection import Connection, SearchAnswer
-from .protocol.responses import Limits
+from .protocol.messages import Limits
 from .protocol.tls import TLS
 from .protocol.transport import Address
 from .protocol.urls import ServerURL

@@ -34,7 +34,7 @@ from keyfront.errors import (
 
 from .protocol import search_filter as filters
 from .protocol.connection import SearchAnswer
-from .protocol.requests import never_sent, password_octets
+from .protocol.messages import never_sent, password_octets
 
 _SIZE_LIMIT_EXCEEDED = 4
 # More than RFC 4514 section 2.4 asks for: "=", which may be, and controls, since libldap and slapd

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keyfront.common.counters import Layout, NodeCounters, node_folder, owners
 from keyfront.common.file_lock import FileLock
-from keyfront.common.node_counters import Layout, NodeCounters, node_folder, owners
 from keyfront.errors import CoordinatorError, KeyfrontError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from keyfront.errors import CredentialsError, DirectoryTimeoutError, OptionError
 
 from .protocol.addresses import PassedOver, is_numeric
 from .protocol.connection import Connection
-from .protocol.requests import password_octets
+from .protocol.messages import password_octets
 from .protocol.urls import ServerURL
 from .refusals import Refusals
 

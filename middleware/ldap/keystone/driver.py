@@ -35,7 +35,7 @@ from keyfront.errors import (
     OptionError,
 )
 
-from ..protocol.requests import password_octets
+from ..protocol.messages import password_octets
 from . import options
 from .handler import DriverPool, PoolHandler
 

@@ -29,13 +29,20 @@ from keyfront.errors import (
     Verdict,
 )
 
-from . import controls, responses
-from . import requests as messages
+from . import controls, messages
 from . import result_codes as verdicts
 from . import search_filter as filters
 from .ber import MAX_INT, ProtocolError, TooLargeError
-from .requests import START_TLS, password_octets
-from .responses import DEFAULT_LIMITS, MAX_MESSAGE, Budget, Decoder, Limits, Message
+from .messages import (
+    DEFAULT_LIMITS,
+    MAX_MESSAGE,
+    START_TLS,
+    Budget,
+    Decoder,
+    Limits,
+    Message,
+    password_octets,
+)
 from .tls import TLS
 from .transport import Address, Transport
 from .urls import ServerURL
@@ -246,7 +253,7 @@ class Connection:
             self._begin(timeout)
             self.binds += 1
             self.transport.send(request)
-            message = self._answer(responses.BIND, patience)
+            message = self._answer(messages.BIND, patience)
             if message.code or message.controls:
                 refused, answer = self._judge(message, secret, password_policy)
             else:
@@ -288,7 +295,7 @@ class Connection:
         finally:
             # it may be a change of a password
             del request, value
-        message = self._answer(responses.EXTENDED)
+        message = self._answer(messages.EXTENDED)
         self._refuse(verdicts.refusal(message, self.server) if message.code else None)
         return message.oid, message.value
 
@@ -512,7 +519,7 @@ class Connection:
             )
         # late answers to what was abandoned, and notices of a kind we do not know (section 4.4)
         if not (
-            0 < message.id < self._id or (message.id == 0 and message.tag == responses.EXTENDED)
+            0 < message.id < self._id or (message.id == 0 and message.tag == messages.EXTENDED)
         ):
             raise ProtocolError(f"{message!r} answers nothing that was asked")
 
@@ -575,20 +582,20 @@ class Connection:
                     decoder.feed(data)
                 elif message.id != target:
                     self.check_unasked(message)
-                elif message.tag == responses.ENTRY:
+                elif message.tag == messages.ENTRY:
                     if not left:
                         break
                     left -= 1
                     if budget.counting:
                         budget.entry(message)
                     items.append((message.dn, message.attributes))
-                elif message.tag == responses.DONE:
+                elif message.tag == messages.DONE:
                     if budget.entries >= 0:
                         budget.entries -= allowed - left
                     return message
-                elif message.tag == responses.REFERENCE:
+                elif message.tag == messages.REFERENCE:
                     items.append((None, message.urls))
-                elif message.tag != responses.INTERMEDIATE:
+                elif message.tag != messages.INTERMEDIATE:
                     raise ProtocolError(f"a search was answered by {message!r}")
         except TooLargeError as error:
             large = str(error)
@@ -628,7 +635,7 @@ class Connection:
                     self.check_unasked(message)
                 elif message.tag == tag:
                     return message
-                elif message.tag != responses.INTERMEDIATE:
+                elif message.tag != messages.INTERMEDIATE:
                     raise ProtocolError(f"{message!r} came instead of tag {tag}")
         except ProtocolError as error:
             broken = str(error)
@@ -655,7 +662,7 @@ class Connection:
     def _start_tls(self) -> None:
         """Ask for TLS (RFC 4511 section 4.14); nothing else is outstanding."""
         self.transport.send(messages.extended_request(self.next_id(), START_TLS))
-        message = self._answer(responses.EXTENDED)
+        message = self._answer(messages.EXTENDED)
         if message.code:
             refused = verdicts.refusal(message, "").message
             raise DirectoryTLSError(f"StartTLS was refused: {refused}", server=self.server)

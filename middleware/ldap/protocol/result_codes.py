@@ -20,7 +20,7 @@ from keyfront.errors import (
 )
 
 from .controls import Control, password_policy
-from .responses import Message
+from .messages import Message
 
 #: Names of result codes (RFC 4511 section 4.1.9, RFC 3909, RFC 4528, RFC 4531).
 NAMES = {

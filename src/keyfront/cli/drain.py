@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from keyfront.common.node_counters import VARIABLE
+from keyfront.common.counters import VARIABLE
 from keyfront.errors import OptionError, ServerError
 from keyfront.gateway.node import drain
 

@@ -19,8 +19,7 @@ from ldap3.utils.asn1 import encode
 
 from keyfront.benchmarks.compare import ldap_codec
 from keyfront.errors import OptionError
-from keyfront.middleware.ldap.protocol import controls
-from keyfront.middleware.ldap.protocol import requests as messages
+from keyfront.middleware.ldap.protocol import controls, messages
 from keyfront.middleware.ldap.protocol import search_filter as filters
 from keyfront.middleware.ldap.protocol.ber import MAX_INT, ProtocolError
 from keyfront.middleware.ldap.protocol.controls import PASSWORD_POLICY

@@ -12,7 +12,7 @@ from keyfront.errors import (
 )
 from keyfront.middleware.ldap.protocol import result_codes as verdicts
 from keyfront.middleware.ldap.protocol.controls import PASSWORD_POLICY
-from keyfront.middleware.ldap.protocol.responses import Message
+from keyfront.middleware.ldap.protocol.messages import Message
 
 SERVER = "ldap://a:389"
 EXPIRED = "2.16.840.1.113730.3.4.4"

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from keyfront.errors import CoordinatorError
 from keyfront.gateway.heartbeat import counters as heartbeat
-from keyfront.gateway.metrics import families
+from keyfront.gateway.metrics import collector
 from keyfront.gateway.metrics.collector import Ended, NodeCollector
 from keyfront.gateway.node.counters import GROWN, SHED, NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
@@ -203,19 +203,19 @@ def test_every_name_is_in_the_list_and_bounded(world: World) -> None:
     """Labels are ours: nothing of a request, a user or a process becomes one."""
     _serve(world)
     world.publish()
-    known = {label for family in families.FAMILIES for label, _ in family.labels}
+    known = {label for family in collector.FAMILIES for label, _ in family.labels}
     assert known <= {"source", "statistic", "part", "result", "kind", "state", "outcome", "pool",
                      "reason"}  # fmt: skip
     text = generate_latest(world.registry).decode()
     told = {family.name for family in text_string_to_metric_families(text)}
-    assert told <= set(families.BY_NAME)
+    assert told <= set(collector.BY_NAME)
     # what is left is of parts that nobody has asked yet
-    assert set(families.BY_NAME) - told == {"keyfront_part_ok"}
+    assert set(collector.BY_NAME) - told == {"keyfront_part_ok"}
     assert len(text.splitlines()) < 300
 
 
 def test_the_document_has_the_list() -> None:
-    assert families.table() in DOCUMENT.read_text(encoding="utf-8")
+    assert collector.table() in DOCUMENT.read_text(encoding="utf-8")
 
 
 def test_a_node_that_is_not_there(tmp_path: Path) -> None:
