@@ -14,7 +14,6 @@ unless set. A process that is not patched may have found out by itself meanwhile
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from . import heartbeat_worker, paired
 from .heartbeat_publish import SIDES
 from .heartbeat_worker import PATCHES, Task
 from .paired import say
+from .ratios import Spread
 
 ROUNDS = 5
 
@@ -110,9 +110,8 @@ def table(times: Times) -> str:
     """Return the result as text of at most 100 columns."""
     lines = [f"{'ms of the first message':<26}{'median':>10}{'lowest':>10}{'highest':>10}"]
     for name, rounds in times.items():
-        lines.append(
-            f"{name:<26}{statistics.median(rounds):>10.1f}{min(rounds):>10.1f}{max(rounds):>10.1f}"
-        )
+        middle, low, high = Spread.of(rounds)
+        lines.append(f"{name:<26}{middle:>10.1f}{low:>10.1f}{high:>10.1f}")
     return "\n".join(lines)
 
 

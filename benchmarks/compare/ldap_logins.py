@@ -55,7 +55,9 @@ from ..worlds.fault_proxy import ProxyProcess, proxy_process
 from . import paired
 from .goals import MET, MISSED, ONE_BIND, Goal
 from .ldap_keystones import CACHES, CANDIDATES, Keystones, Server, local_login, login
-from .paired import Ratio, say
+from .paired import say
+from .ratios import Ratio, ratios
+from .ratios import judge as judge_ratios
 
 TITLE = "Logins of LDAP users through Keystone, by the driver"
 DISTRIBUTIONS = ("keystone", "python-ldap", "ldappool", "gevent")
@@ -214,7 +216,7 @@ class Settings(NamedTuple):
 
 def judge(samples: Samples) -> dict[Goal, str]:
     """Say of each goal how it was met."""
-    verdicts = paired.judge(paired.ratios(samples, RATIOS))
+    verdicts = judge_ratios(ratios(samples, RATIOS))
     uneven = sum(
         sample.uneven
         for name, each in samples.items()
@@ -229,7 +231,7 @@ def judge(samples: Samples) -> dict[Goal, str]:
 def _rows(samples: Samples) -> Iterator[tuple[Case, Row, Ratio | None]]:
     """Each case with its time, and how many times as fast it was as without a pool."""
     against: dict[str, Ratio] = {}
-    for (one,) in paired.ratios(samples, RATIOS):
+    for (one,) in ratios(samples, RATIOS):
         if one.second.startswith("unpooled"):
             against[one.first] = one
     for name, each in samples.items():
@@ -260,7 +262,7 @@ def table(samples: Samples) -> str:
             f"{one.connects:>10.2f}{one.binds:>8.2f}{one.searches:>10.2f}"
         )
     lines += ["", f"{'times as fast: median of the rounds (lowest to highest)':<70}{'':>20}"]
-    for (ratio,) in paired.ratios(samples, RATIOS):
+    for (ratio,) in ratios(samples, RATIOS):
         names = f"{ratio.first} / {ratio.second}"
         lines.append(f"{names:<70}{ratio.spread(1):>24}")
     lines.append("")
@@ -292,7 +294,7 @@ def tables(samples: Samples, settings: Settings) -> list[Table]:
             each.spread(1),
             f"{each.goal}: {verdicts[each.goal]}" if each.goal else None,
         ]
-        for (each,) in paired.ratios(samples, RATIOS)
+        for (each,) in ratios(samples, RATIOS)
     ]
     columns = [
         "added per round trip", "logins", "by", f"{PUBLISHED} tokens", "per token", "of it CPU",

@@ -42,6 +42,7 @@ from ..load.cloud_round import Settings
 from . import cloud_mix, paired, token_servers
 from .cloud_mix import AGAINST, changed
 from .paired import say
+from .ratios import Spread, by_round
 from .token_servers import CANDIDATES, DATABASES, Servers, check
 
 NAMES = (AGAINST, "keyfront", "keyfront no routes")
@@ -125,11 +126,9 @@ def table(samples: dict[str, list[Sample]]) -> str:
         cells = []
         for path in PATHS:
             rate = statistics.median(sample[path] for sample in own)
-            times = statistics.median(
-                sample[path] / other[path]
-                for sample, other in zip(own, samples[AGAINST], strict=True)
-            )
-            cells.append(f"{rate:.0f} ({times:.2g} times)")
+            against = [sample[path] for sample in samples[AGAINST]]
+            times = Spread.of(by_round([sample[path] for sample in own], against))
+            cells.append(f"{rate:.0f} ({times.median:.2g} times)")
         lines.append(f"| {CANDIDATES[name].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -41,7 +41,9 @@ from ..load import wrk
 from ..results import Table
 from . import paired
 from .goals import Goal
-from .paired import Ratio, Sample, Samples, in_rounds, row, say, thousands
+from .paired import Sample, Samples, in_rounds, row, say, thousands
+from .ratios import Ratio, ratios
+from .ratios import judge as judge_ratios
 from .service_servers import CANDIDATES, SERVICES, Services
 from .token_servers import CONNECTIONS, check
 
@@ -166,7 +168,7 @@ def measure_once(services: Services, case: Case, seconds: int) -> Sample:
 
 def judge(samples: Samples) -> dict[Goal, str]:
     """Say of each goal how it was met."""
-    return paired.judge(paired.ratios(samples, RATIOS, FIGURES))
+    return judge_ratios(ratios(samples, RATIOS, FIGURES))
 
 
 def table(samples: Samples) -> str:
@@ -182,7 +184,7 @@ def table(samples: Samples) -> str:
         "",
         f"{'ratio of each pair (lowest to highest)':<42}{'requests/s':>22}{'CPU per request':>22}",
     ]
-    for rate, cpu in paired.ratios(samples, RATIOS, FIGURES):
+    for rate, cpu in ratios(samples, RATIOS, FIGURES):
         names = f"{rate.first} / {rate.second}"
         lines.append(f"{names:<42}{_spread(rate):>22}{_spread(cpu):>22}")
     lines.append("")
@@ -205,7 +207,7 @@ def tables(samples: Samples, settings: Settings) -> list[Table]:
         )
     verdicts = judge(samples)
     found: list[list[results.Cell]] = []
-    for both in paired.ratios(samples, RATIOS, FIGURES):
+    for both in ratios(samples, RATIOS, FIGURES):
         names = " / ".join(CASES[one].label for one in both[0][:2])
         wanted = [
             f"{one.goal.figure} {one.goal}: {verdicts[one.goal]}" for one in both if one.goal

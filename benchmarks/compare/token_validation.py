@@ -54,7 +54,9 @@ from ..load import wrk
 from ..results import Table
 from . import paired
 from .goals import Goal
-from .paired import Ratio, Sample, Samples, in_rounds, milliseconds, row, say, thousands
+from .paired import Sample, Samples, in_rounds, milliseconds, row, say, thousands
+from .ratios import Ratio, ratios
+from .ratios import judge as judge_ratios
 from .token_servers import CANDIDATES, CONNECTIONS, Servers, check
 
 TITLE = "Validations of a token by Keystone, with and without keyfront's token cache"
@@ -254,7 +256,7 @@ def table(samples: Samples) -> str:
         )
     lines.append("")
     lines.append(f"{'ratio of each pair (lowest to highest)':<54}{'answers/s':>22}{'p99':>22}")
-    for rate, p99 in paired.ratios(samples, RATIOS, FIGURES):
+    for rate, p99 in ratios(samples, RATIOS, FIGURES):
         name = f"{rate.first} / {rate.second}"
         lines.append(f"{name:<54}{_spread(rate):>22}{_spread(p99):>22}")
     lines.append("")
@@ -279,7 +281,7 @@ def tables(samples: Samples, settings: Settings) -> list[Table]:
             ]
         )
     found: list[list[results.Cell]] = []
-    for rate, p99 in paired.ratios(samples, RATIOS, FIGURES):
+    for rate, p99 in ratios(samples, RATIOS, FIGURES):
         names = " / ".join(ALL_CASES[one].label for one in rate[:2])
         wanted = [f"{one.figure} {one.goal}" for one in (rate, p99) if one.goal is not None]
         found.append([names, _spread(rate), _spread(p99), ", ".join(wanted)])
@@ -312,7 +314,7 @@ def raw(samples: Samples) -> list[results.Sample]:
 
 def judge(samples: Samples) -> dict[Goal, str]:
     """Say of each goal how it was met."""
-    return paired.judge(paired.ratios(samples, RATIOS, FIGURES))
+    return judge_ratios(ratios(samples, RATIOS, FIGURES))
 
 
 def _spread(ratio: Ratio) -> str:

@@ -17,7 +17,7 @@ from .. import results
 from ..compare import ldap_logins
 from ..compare.ldap_keystones import DOMAIN, Server, login
 from ..compare.ldap_logins import CASES, Sample, Samples, Settings, name_of, row
-from ..compare.paired import ratio
+from ..compare.ratios import ratio
 from ..worlds import slapd as directory
 from ..worlds.fault_proxy import proxy_process
 from . import counters
