@@ -17,7 +17,7 @@ from .versions import Versions
 from .writer import SYSTEM, File, fill, with_header
 
 if TYPE_CHECKING:
-    from ..plan.compute import Plan
+    from ..plan import Plan
 
 #: The names of ``--server``.
 SERVERS = (

@@ -27,7 +27,7 @@ from keyfront.common import templates
 from keyfront.errors import OptionError
 
 if TYPE_CHECKING:
-    from ..plan.numbers import Number
+    from ..plan import Number
 
 NEW = "new"
 CHANGED = "changed"

@@ -6,3 +6,17 @@ and the kernel's limits), :mod:`.programs` (servers installed on this machine), 
 (values of oslo.config and of paste files), :mod:`.templates` (Jinja). Each is imported by itself:
 some need a library that others do without.
 """
+
+__all__ = [
+    "condition",
+    "counters",
+    "file_lock",
+    "fork",
+    "machine",
+    "mmap_file",
+    "options",
+    "process",
+    "programs",
+    "signals",
+    "templates",
+]
