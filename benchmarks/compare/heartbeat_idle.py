@@ -34,10 +34,10 @@ from ..load import wrk
 from ..load.measured import Load
 from ..worlds import rabbitmq
 from ..worlds.processes import HOST, free_port
-from . import heartbeat_worker, paired
+from . import comparison, heartbeat_worker
+from .comparison import say
 from .goals import HEARTBEAT_PERCENT, HEARTBEAT_REQUESTS, MET, MISSED
 from .heartbeat_worker import PATCHES, Task
-from .paired import say
 from .ratios import Spread, by_round, in_words
 
 ROUNDS = 12
@@ -219,13 +219,13 @@ def judge(results: Results) -> list[tuple[str, str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     parser.add_argument(
-        "--rounds", type=paired.at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
+        "--rounds", type=comparison.at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
     )
     parser.add_argument(
         "--seconds",
-        type=paired.at_least_one,
+        type=comparison.at_least_one,
         metavar="N",
         help=f"that the thread is looked at ({IDLE})",
     )
@@ -233,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, {QUICK_IDLE} s"
     )
     options = parser.parse_args(arguments)
-    return paired.finish(
+    return comparison.finish(
         "heartbeat_idle",
         lambda: measure(
             options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS),

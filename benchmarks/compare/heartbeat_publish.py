@@ -32,10 +32,10 @@ from typing import NamedTuple
 from keyfront.errors import OptionError
 
 from ..worlds import rabbitmq
-from . import heartbeat_worker, paired
+from . import comparison, heartbeat_worker
+from .comparison import say
 from .goals import HEARTBEAT_GOALS
 from .heartbeat_worker import PATCHES, Task
-from .paired import say
 from .ratios import in_words, ratio
 
 ROUNDS = 12
@@ -156,9 +156,9 @@ def judge(samples: Samples) -> list[tuple[str, str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     parser.add_argument(
-        "--rounds", type=paired.at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
+        "--rounds", type=comparison.at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
     )
     parser.add_argument(
         "--only", default="", metavar="TEXT", help='cases with this in their names, e.g. "one, "'
@@ -175,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise OptionError("--only", options.only, "in the name of a case: kept, one, gevent")
         return measure(rounds, cases, part=10 if options.quick else 1)
 
-    return paired.finish(
+    return comparison.finish(
         "heartbeat_publish", measured, lambda found: table(*found), lambda found: judge(found[0])
     )
 

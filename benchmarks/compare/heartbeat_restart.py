@@ -24,10 +24,10 @@ from pathlib import Path
 from keyfront.errors import ServerError
 
 from ..worlds import rabbitmq
-from . import heartbeat_worker, paired
+from . import comparison, heartbeat_worker
+from .comparison import say
 from .heartbeat_publish import SIDES
 from .heartbeat_worker import PATCHES, Task
-from .paired import say
 from .ratios import Spread
 
 ROUNDS = 5
@@ -117,16 +117,16 @@ def table(times: Times) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     parser.add_argument(
         "--rounds",
-        type=paired.at_least_one,
+        type=comparison.at_least_one,
         default=ROUNDS,
         metavar="N",
         help=f"restarts ({ROUNDS})",
     )
     options = parser.parse_args(arguments)
-    return paired.finish("heartbeat_restart", lambda: measure(options.rounds), table)
+    return comparison.finish("heartbeat_restart", lambda: measure(options.rounds), table)
 
 
 if __name__ == "__main__":

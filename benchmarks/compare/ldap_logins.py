@@ -52,10 +52,10 @@ from .. import results
 from ..results import Table
 from ..worlds import slapd as directory
 from ..worlds.fault_proxy import ProxyProcess, proxy_process
-from . import paired
+from . import comparison
+from .comparison import say
 from .goals import MET, MISSED, ONE_BIND, Goal
 from .ldap_keystones import CACHES, CANDIDATES, Keystones, Server, local_login, login
-from .paired import say
 from .ratios import Ratio, ratios
 from .ratios import judge as judge_ratios
 
@@ -266,7 +266,7 @@ def table(samples: Samples) -> str:
         names = f"{ratio.first} / {ratio.second}"
         lines.append(f"{names:<70}{ratio.spread(1):>24}")
     lines.append("")
-    return "\n".join([*lines, *paired.verdict_lines(judge(samples))])
+    return "\n".join([*lines, *comparison.verdict_lines(judge(samples))])
 
 
 def tables(samples: Samples, settings: Settings) -> list[Table]:
@@ -415,14 +415,14 @@ def measure(settings: Settings) -> dict[str, list[Sample]]:
 
 
 def _settings(arguments: list[str] | None) -> tuple[Settings, argparse.Namespace]:
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     for name, meaning in (
         ("--tokens", f"of each case, in all (default {TOKENS})"),
         ("--rounds", f"that they are divided over (default {ROUNDS})"),
         ("--logins", f"at once, of keyfront, in each round (default {LOGINS})"),
         ("--stock-logins", f"the same of the stock driver (default {STOCK_LOGINS})"),
     ):
-        parser.add_argument(name, type=paired.at_least_one, metavar="N", help=meaning)
+        parser.add_argument(name, type=comparison.at_least_one, metavar="N", help=meaning)
     parser.add_argument(
         "--cache", choices=CACHES, default="off", help="Keystone's own caches (default off)"
     )
@@ -434,7 +434,7 @@ def _settings(arguments: list[str] | None) -> tuple[Settings, argparse.Namespace
         action="store_true",
         help=f"{QUICK_TOKENS} tokens in {QUICK_ROUNDS} rounds, a tenth of the logins at once",
     )
-    paired.add_results(parser)
+    comparison.add_results(parser)
     options = parser.parse_args(arguments)
     part = 10 if options.quick else 1
     settings = Settings(
@@ -462,13 +462,13 @@ def _check(settings: Settings) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
     settings, options = _settings(arguments)
-    paired.ends_in_order()
+    comparison.ends_in_order()
 
     def checked(settings: Settings) -> Samples:
         _check(settings)
         return measure(settings)
 
-    return paired.run(checked, settings, options, sys.modules[__name__])
+    return comparison.run(checked, settings, options, sys.modules[__name__])
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from keyfront.middleware.ldap.protocol.urls import ServerURL
 
 from ..worlds.processes import HOST
 from ..worlds.slapd import PEOPLE, Slapd, slapd, user_dn, user_name, user_password
-from . import paired
+from . import comparison
 from .goals import LDAP_BIND_MICROSECONDS, LDAP_SEARCH_MICROSECONDS, LDAPS_CONNECT, MET, MISSED
 from .ratios import Spread, by_round, in_words
 
@@ -226,9 +226,9 @@ def judge(times: Times) -> list[tuple[str, str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 1 if the ratio was missed, 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     parser.add_argument(
-        "--rounds", type=paired.at_least_one, default=ROUNDS, help=f"an even number ({ROUNDS})"
+        "--rounds", type=comparison.at_least_one, default=ROUNDS, help=f"an even number ({ROUNDS})"
     )
     options = parser.parse_args(arguments)
     try:

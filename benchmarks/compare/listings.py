@@ -39,9 +39,9 @@ from ..lineups.lineup import memory_folder
 from ..load import cloud_users
 from ..load.cloud_client import Client
 from ..load.cloud_round import Settings
-from . import cloud_mix, paired, token_servers
+from . import cloud_mix, comparison, token_servers
 from .cloud_mix import AGAINST, changed
-from .paired import say
+from .comparison import say
 from .ratios import Spread, by_round
 from .token_servers import CANDIDATES, DATABASES, Servers, check
 
@@ -162,20 +162,23 @@ def _check_world(parser: ArgumentParser, given: Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     for option, default, text in (
         ("--rounds", 3, "besides the first"),
         ("--users", 30, "of the cloud"),
         ("--requests", 100, "of each kind in a round"),
     ):
         parser.add_argument(
-            option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
+            option,
+            type=comparison.at_least_one,
+            default=default,
+            help=f"{text} (default {default})",
         )
     _add_world(parser)
     given = parser.parse_args(arguments)
     _check_world(parser, given)
-    paired.ends_in_order()
-    return paired.finish(
+    comparison.ends_in_order()
+    return comparison.finish(
         "listings",
         lambda: measure(
             given.rounds,

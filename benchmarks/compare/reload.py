@@ -37,8 +37,8 @@ from ..lineups import lineup
 from ..lineups.keystone import VERSION, Keystone
 from ..lineups.lineup import SERVE, TOPOLOGIES, TUNED, Lineup, Served
 from ..worlds.processes import HOST, family, status
+from .comparison import at_least_one, say
 from .goals import MET, MISSED, UNCLEAR
-from .paired import at_least_one, say
 
 CLIENTS, RELOADS = 50, 2
 PAUSE = 0.2

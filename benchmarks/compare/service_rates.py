@@ -39,9 +39,9 @@ from ..lineups.lineup import memory_folder
 from ..lineups.uwsgi import PROCESSES
 from ..load import wrk
 from ..results import Table
-from . import paired
+from . import comparison
+from .comparison import Sample, Samples, in_rounds, row, say, thousands
 from .goals import Goal
-from .paired import Sample, Samples, in_rounds, row, say, thousands
 from .ratios import Ratio, ratios
 from .ratios import judge as judge_ratios
 from .service_servers import CANDIDATES, SERVICES, Services
@@ -188,7 +188,7 @@ def table(samples: Samples) -> str:
         names = f"{rate.first} / {rate.second}"
         lines.append(f"{names:<42}{_spread(rate):>22}{_spread(cpu):>22}")
     lines.append("")
-    return "\n".join([*lines, *paired.verdict_lines(judge(samples))])
+    return "\n".join([*lines, *comparison.verdict_lines(judge(samples))])
 
 
 def tables(samples: Samples, settings: Settings) -> list[Table]:
@@ -249,13 +249,13 @@ def _spread(found: Ratio) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
-    paired.add_rounds(parser, ROUNDS, SECONDS)
-    paired.add_results(parser)
+    parser = comparison.parser(__doc__)
+    comparison.add_rounds(parser, ROUNDS, SECONDS)
+    comparison.add_results(parser)
     options = parser.parse_args(arguments)
-    paired.ends_in_order()
+    comparison.ends_in_order()
     settings = Settings(options.rounds, options.seconds)
-    return paired.run(measure, settings, options, sys.modules[__name__])
+    return comparison.run(measure, settings, options, sys.modules[__name__])
 
 
 if __name__ == "__main__":

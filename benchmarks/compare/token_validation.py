@@ -52,9 +52,9 @@ from ..lineups.lineup import memory_folder
 from ..lineups.uwsgi import PROCESSES
 from ..load import wrk
 from ..results import Table
-from . import paired
+from . import comparison
+from .comparison import Sample, Samples, in_rounds, milliseconds, row, say, thousands
 from .goals import Goal
-from .paired import Sample, Samples, in_rounds, milliseconds, row, say, thousands
 from .ratios import Ratio, ratios
 from .ratios import judge as judge_ratios
 from .token_servers import CANDIDATES, CONNECTIONS, Servers, check
@@ -260,7 +260,7 @@ def table(samples: Samples) -> str:
         name = f"{rate.first} / {rate.second}"
         lines.append(f"{name:<54}{_spread(rate):>22}{_spread(p99):>22}")
     lines.append("")
-    return "\n".join([*lines, *paired.verdict_lines(judge(samples))])
+    return "\n".join([*lines, *comparison.verdict_lines(judge(samples))])
 
 
 def tables(samples: Samples, settings: Settings) -> list[Table]:
@@ -324,22 +324,23 @@ def _spread(ratio: Ratio) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
-    paired.add_rounds(parser, ROUNDS, SECONDS, f", {SLOW} times that where Keystone itself answers")
+    parser = comparison.parser(__doc__)
+    more = f", {SLOW} times that where Keystone itself answers"
+    comparison.add_rounds(parser, ROUNDS, SECONDS, more)
     parser.add_argument(
         "--threads",
-        type=paired.at_least_one,
+        type=comparison.at_least_one,
         default=1,
         help="of each uWSGI process (default 1; keyfront serve has 2)",
     )
     parser.add_argument(
         "--token-caching", action="store_true", help="also without Keystone's own token cache"
     )
-    paired.add_results(parser)
+    comparison.add_results(parser)
     options = parser.parse_args(arguments)
     settings = Settings(options.rounds, options.seconds, options.token_caching, options.threads)
-    paired.ends_in_order()
-    return paired.run(measure, settings, options, sys.modules[__name__])
+    comparison.ends_in_order()
+    return comparison.run(measure, settings, options, sys.modules[__name__])
 
 
 if __name__ == "__main__":

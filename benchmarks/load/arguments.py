@@ -25,26 +25,6 @@ def add_state(parser: ArgumentParser) -> None:
     )
 
 
-def whole(option: str, text: str, low: int, high: int) -> int:
-    """Return a whole number.
-
-    :raises OptionError: it is none, or not within ``low`` and ``high``
-    """
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
-        raise OptionError(option, text, f"a whole number, {low} to {high}")
-    return int(text)
-
-
-def decimal(option: str, text: str, low: float, high: float) -> float:
-    """Return a number.
-
-    :raises OptionError: it is none, or not within ``low`` and ``high``
-    """
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not low <= float(text) <= high:
-        raise OptionError(option, text, f"a number, {low:g} to {high:g}")
-    return float(text)
-
-
 def points(option: str, text: str, high: int) -> list[int]:
     """Ascending whole numbers: ``10,50,100`` or ranges with a step, ``10-100/10``.
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+from keyfront.common import ranges
 from keyfront.errors import BenchmarkError, MissingPartError, OptionError, StateError
 
 from .. import results
@@ -392,10 +393,10 @@ def run(arguments: Namespace, out: TextIO) -> int:
 
     :raises KeyfrontError: it cannot be replayed here, or an argument is wrong
     """
-    speed = given.decimal("--speed", arguments.speed, 0.01, 1000)
+    speed = ranges.decimal("--speed", arguments.speed, 0.01, 1000)
     seconds = None
     if arguments.seconds:
-        seconds = given.decimal("--seconds", arguments.seconds, 0.1, 86400)
+        seconds = ranges.decimal("--seconds", arguments.seconds, 0.1, 86400)
     targets = [target(text) for text in arguments.target or TARGETS]
     names = [one.name for one in targets]
     for name in names:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from keyfront.common import ranges
 from keyfront.errors import BenchmarkError, OptionError, ServerError
 
 from .. import results, surroundings
@@ -636,8 +637,8 @@ def read(arguments: Namespace) -> Settings:
         points=points,
         rates=rates,
         request=arguments.request,
-        seconds=given.whole("--seconds", numbers["seconds"], 1, 3600),
-        warm_up=given.whole("--warm-up", numbers["warm_up"], 1, 3600),
-        pause=given.decimal("--pause", numbers["pause"], 0, 600),
+        seconds=ranges.whole("--seconds", numbers["seconds"], 1, 3600),
+        warm_up=ranges.whole("--warm-up", numbers["warm_up"], 1, 3600),
+        pause=ranges.decimal("--pause", numbers["pause"], 0, 600),
         generator=arguments.generator,
     )

@@ -24,6 +24,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from keyfront.common import ranges
 from keyfront.errors import (
     CredentialsError,
     DirectoryAnswerError,
@@ -32,7 +33,7 @@ from keyfront.errors import (
     OptionError,
 )
 
-from . import pool_counters, ranges
+from . import pool_counters
 from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
 from .diagnose import ServerReport, Terms, examine
 from .login_limit import LoginLimit

@@ -32,10 +32,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
+from keyfront.common import ranges
 from keyfront.common.condition import Condition, raise_if, take_surely
 from keyfront.errors import PoolClosedError, PoolFullError, PoolTimeoutError
 
-from . import maintenance, ranges
+from . import maintenance
 from .maintenance import Worker, Workers
 
 LOG = logging.getLogger(__name__)

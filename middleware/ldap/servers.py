@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from keyfront.common import ranges
 from keyfront.common.condition import Condition
 from keyfront.errors import (
     DirectoryAnswerError,
@@ -26,7 +27,6 @@ from keyfront.errors import (
     OptionError,
 )
 
-from . import ranges
 from .protocol.addresses import Addresses, PassedOver, Resolve, look_up
 from .protocol.transport import Address
 from .protocol.urls import ServerURL

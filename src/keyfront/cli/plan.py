@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from keyfront import __version__
+from keyfront.common import ranges
 from keyfront.errors import OptionError, StateError
 from keyfront.gateway import application as loading
 from keyfront.gateway.plan import GROUPS, Conflict, Number, Plan, plan
@@ -341,12 +342,11 @@ def _measure(arguments: argparse.Namespace, plan: Plan, err: TextIO) -> Measured
     :raises KeyfrontError: the application cannot be served
     """
     seconds = str(rounds.DEFAULT_SECONDS if arguments.seconds is None else arguments.seconds)
-    allowed = "a number of seconds, 10 to 3600"
-    if not re.fullmatch(r"[0-9]{1,4}", seconds) or int(seconds) not in rounds.SECONDS:
-        raise OptionError("--seconds", seconds, allowed)
+    bounds = rounds.SECONDS[0], rounds.SECONDS[-1]
+    length = ranges.whole("--seconds", seconds, *bounds, "a number of seconds, 10 to 3600")
     application = _application(arguments)
     with _progress(err) as progress, _interrupted_by_sigterm():
-        made = rounds.measure(candidates(plan), application, int(seconds), progress)
+        made = rounds.measure(candidates(plan), application, length, progress)
     return Measured(
         path=application.path,
         latency=plan.workload.latency,

@@ -2,9 +2,9 @@
 
 :mod:`.counters` (counts in mapped memory), :mod:`.file_lock`, :mod:`.mmap_file`, :mod:`.fork` (what
 a child must not share), :mod:`.process` (whether another one lives), :mod:`.machine` (cores, memory
-and the kernel's limits), :mod:`.programs` (servers installed on this machine), :mod:`.options`
-(values of oslo.config and of paste files), :mod:`.templates` (Jinja). Each is imported by itself:
-some need a library that others do without.
+and the kernel's limits), :mod:`.programs` (servers installed on this machine), :mod:`.ranges` (of
+options), :mod:`.options` (values of oslo.config and of paste files), :mod:`.templates` (Jinja).
+Each is imported by itself: some need a library that others do without.
 """
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "options",
     "process",
     "programs",
+    "ranges",
     "signals",
     "templates",
 ]

@@ -8,8 +8,8 @@ import pytest
 
 from keyfront.benchmarks import results
 from keyfront.benchmarks.compare import goals, ratios, token_validation
+from keyfront.benchmarks.compare.comparison import Sample, Samples
 from keyfront.benchmarks.compare.goals import MET, MISSED, UNCLEAR, Goal
-from keyfront.benchmarks.compare.paired import Sample, Samples
 from keyfront.benchmarks.compare.token_validation import CASES, RATIOS
 from keyfront.benchmarks.load.measured import CLOSED, Load
 

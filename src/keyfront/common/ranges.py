@@ -1,8 +1,9 @@
-"""Checks of options against their ranges; the errors name option, value and range."""
+"""Checks options against their ranges, or reads them from text; an error names all three."""
 
 from __future__ import annotations
 
 import math
+import re
 
 from keyfront.errors import OptionError
 
@@ -58,6 +59,29 @@ def count(option: str, value: int) -> int:
     if not _is_count(value) or value < 0:
         raise OptionError(option, value, "a whole number, 0 or more")
     return value
+
+
+def whole(option: str, text: str, low: int, high: int, allowed: str = "") -> int:
+    """Return the whole number that a text is.
+
+    :param low: the smallest, at least 0
+    :param high: the largest, below 10 ** 9
+    :param allowed: says what is allowed, in an error; default: the range
+    :raises OptionError: it is none, or out of the range
+    """
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise OptionError(option, text, allowed or f"a whole number, {low} to {high}")
+    return int(text)
+
+
+def decimal(option: str, text: str, low: float, high: float) -> float:
+    """Return the number that a text is, with at most nine digits before and behind the point.
+
+    :raises OptionError: it is none, or not within ``low`` and ``high``
+    """
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not low <= float(text) <= high:
+        raise OptionError(option, text, f"a number, {low:g} to {high:g}")
+    return float(text)
 
 
 def one_of(option: str, value: object, *allowed: object) -> None:
