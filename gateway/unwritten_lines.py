@@ -20,7 +20,7 @@ _GUARDED = "keyfront_unwritten"
 
 
 class Stream(Protocol):
-    """What WSGI's ``wsgi.errors`` and ``sys.stderr`` have in common."""
+    """A stream such as WSGI's ``wsgi.errors`` and ``sys.stderr``."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
@@ -37,7 +37,7 @@ class UnwrittenLines:
     def note(self, count: int, reason: str) -> None:
         """Count lines that were not written.
 
-        :param reason: what the system said, ``No space left on device``
+        :param reason: the system's words, ``No space left on device``
         """
         with self._lock:
             self._count += count

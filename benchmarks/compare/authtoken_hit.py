@@ -141,7 +141,7 @@ def service(environ: dict[str, Any], start_response: Callable[..., Any]) -> list
 
 
 def pipeline(case: str, keystone: Keystone, memcached: str) -> Any:
-    """One of the candidates, which does not know any token yet."""
+    """Return one of the candidates, which does not know any token yet."""
     conf = cfg.ConfigOpts()
     conf([], project="authtoken_hit", default_config_files=[], default_config_dirs=[])
     options = {

@@ -1,4 +1,4 @@
-"""What comparisons by wrk have in common: samples in rounds, tables, and how they end.
+"""Runs a comparison: samples in rounds, its tables and goals, its result and exit status.
 
 In each round every case is measured once, in the next round in the reverse order, so that what the
 machine does meanwhile meets both sides of a ratio (``ratios.py``).

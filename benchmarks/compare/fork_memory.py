@@ -118,7 +118,7 @@ def memory(master: int, counts: list[int]) -> Memory:
 
 
 def measure(app: str, workers: int, requests: int) -> dict[str, Memory]:
-    """Memory by way of loading: ``before fork`` and ``after fork (lazy-apps)``.
+    """Return the memory by way of loading: ``before fork`` and ``after fork (lazy-apps)``.
 
     :raises MissingPartError: uWSGI or Keystone is not installed next to this Python
     :raises ServerError: a part did not start

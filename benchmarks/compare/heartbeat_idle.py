@@ -1,4 +1,4 @@
-"""What it takes to keep 300 AMQP connections alive: CPU of the thread, requests of the service.
+"""Measures the cost of 300 AMQP connections kept alive: CPU of the thread, the service's requests.
 
     python -m keyfront.benchmarks.compare.heartbeat_idle [--rounds 12] [--seconds 120]
 
@@ -76,7 +76,7 @@ class Results(NamedTuple):
 
 
 def look_at(port: int, patch: str, *, seconds: float, fast_seconds: float) -> tuple[Idle, Idle]:
-    """The thread of a process with idle connections, at the interval and at a hundredth of it."""
+    """Measure the thread of idle connections, at the interval and at a hundredth of it."""
     task = Task(port, patch=patch, connections=CONNECTIONS, interval=INTERVAL, seconds=seconds)
     direct = Idle(**heartbeat_worker.run("idle", task))
     fast = task._replace(interval=INTERVAL / FASTER, seconds=fast_seconds)

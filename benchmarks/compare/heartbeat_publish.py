@@ -46,13 +46,13 @@ WRITES = 40_000
 
 
 class Case(NamedTuple):
-    """What is measured with and without the heartbeat."""
+    """A case that is measured with and without the heartbeat."""
 
     over: str
     patch: str
 
     def name(self, side: str) -> str:
-        """As goals and tables call it: ``kept, eight, gevent``."""
+        """Return its name in goals and tables: ``kept, eight, gevent``."""
         return f"{side}, {self.over}, {self.patch}"
 
 

@@ -194,7 +194,7 @@ def row(samples: Sequence[Sample]) -> Row:
 
 
 class Settings(NamedTuple):
-    """How it was measured; see the options of ``ldap_logins``."""
+    """The settings of a measurement; see the options of ``ldap_logins``."""
 
     tokens: int
     rounds: int
@@ -205,7 +205,7 @@ class Settings(NamedTuple):
 
     @property
     def command(self) -> str:
-        """What measures the same again."""
+        """The command that measures the same again."""
         more = f' --only "{self.only}"' if self.only else ""
         return (
             f"python -m keyfront.benchmarks.compare.ldap_logins --tokens {self.tokens} --rounds "
@@ -229,7 +229,7 @@ def judge(samples: Samples) -> dict[Goal, str]:
 
 
 def _rows(samples: Samples) -> Iterator[tuple[Case, Row, Ratio | None]]:
-    """Each case with its time, and how many times as fast it was as without a pool."""
+    """Yield each case with its time, and how many times as fast it was as without a pool."""
     against: dict[str, Ratio] = {}
     for (one,) in ratios(samples, RATIOS):
         if one.second.startswith("unpooled"):

@@ -1,4 +1,4 @@
-"""What is read of an unchanged cloud: projects, users and role assignments.
+"""Measures reads of an unchanged cloud: projects, users and role assignments.
 
     python -m keyfront.benchmarks.compare.listings [--rounds 3] [--users 30] [--requests 100]
         [--changes 10] [--database mariadb] [--database-delay 1]
@@ -55,8 +55,8 @@ Sample = dict[str, float]
 def ask_everything(url: str, token: str, users: list[str], requests: int) -> Sample:
     """Read everything so often.
 
-    :param url: of the server
-    :param token: of an administrator
+    :param url: the server's URL, without a path
+    :param token: an administrator's token
     :param users: the identifiers of the users that are asked for
     :param requests: how often each path is asked
     :raises ServerError: something was not answered as it should

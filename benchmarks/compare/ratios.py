@@ -53,7 +53,7 @@ class Ratio(NamedTuple):
 
     @property
     def goal(self) -> Goal | None:
-        """What it has to reach, if anything."""
+        """The goal that it has to reach, if there is one."""
         return goals.find(self.first, self.second, self.figure)
 
     def spread(self, digits: int) -> str:

@@ -59,14 +59,14 @@ PAUSE = 1.5
 
 
 class Settings(NamedTuple):
-    """How it was measured."""
+    """The settings of a measurement."""
 
     rounds: int
     seconds: int
 
     @property
     def command(self) -> str:
-        """What measures the same again."""
+        """The command that measures the same again."""
         return (
             f"python -m keyfront.benchmarks.compare.service_rates --rounds {self.rounds} "
             f"--seconds {self.seconds}"
@@ -84,7 +84,7 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For a table."""
+        """Return its words in a table."""
         label = CANDIDATES[self.candidate].label
         if CANDIDATES[self.candidate].kept:
             label += ", kept connections"

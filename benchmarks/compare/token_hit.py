@@ -61,7 +61,7 @@ MEMORY = Path("/dev/shm")
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A folder in memory, where the shared files are by default."""
+    """Make a folder in memory, where the shared files are by default, for the block."""
     place = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="token-hit-", dir=place) as name:
         yield Path(name) / "shared"
@@ -87,7 +87,7 @@ def fill(cache: Pipeline, count: int) -> None:
 
 
 def call(pipeline: Pipeline, environ: dict[str, Any]) -> bytes:
-    """One request, to the last byte of its answer."""
+    """Make one request, to the last byte of its answer."""
     answer = pipeline(environ, _ignore)
     body = b"".join(answer)
     close = getattr(answer, "close", None)

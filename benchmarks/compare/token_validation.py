@@ -75,7 +75,7 @@ CHANGE_EVERY = 0.005
 
 
 class Settings(NamedTuple):
-    """How it was measured."""
+    """The settings of a measurement."""
 
     rounds: int
     seconds: int
@@ -84,7 +84,7 @@ class Settings(NamedTuple):
 
     @property
     def command(self) -> str:
-        """What measures the same again."""
+        """The command that measures the same again."""
         more = " --token-caching" if self.token_caching else ""
         more += f" --threads {self.threads}" if self.threads > 1 else ""
         return (
@@ -108,7 +108,7 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For a table."""
+        """Return its words in a table."""
         kind = "kept connections" if CANDIDATES[self.candidate].kept else ""
         if self.vary:
             kind = "misses, changes" if self.changes else "misses"

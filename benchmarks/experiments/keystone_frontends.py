@@ -76,7 +76,7 @@ class Setting(NamedTuple):
 
     @property
     def stock(self) -> bool:
-        """Whether there is nothing of keyfront in it."""
+        """True if there is nothing of keyfront in it."""
         return self.lineup.tuning != SERVE
 
 

@@ -66,7 +66,7 @@ _PAGES = 200
 
 
 def schedule(rate: float, seconds: float, sources: int) -> list[tuple[float, int]]:
-    """When each request is due and which page it is for: each source sends the same, at its times.
+    """Return when each request is due and its page: each source sends the same, at its times.
 
     Arrivals are those of clients that know nothing of each other; the seed makes them the same in
     each run.
@@ -298,7 +298,7 @@ def _front_cpu(one: results.Sample | None) -> float:
 
 
 def changes(samples: Sequence[results.Sample]) -> list[Change]:
-    """What keyfront's line-up changes at the most sources, against the better of the others."""
+    """Return the change by keyfront's line-up at the most sources, against the better other one."""
     most = max(one["sources"] for one in samples)
     at_most = [one for one in samples if one["sources"] == most and one["kernel"] == DEFAULT]
     stock = [one for one in at_most if one["target"] != KEYFRONT]

@@ -258,7 +258,7 @@ def findings(samples: list[results.Sample], refused: dict[str, str]) -> list[Fin
 
 
 def changes(samples: list[results.Sample]) -> list[Change]:
-    """What keyfront's line-up changes for the dynamic endpoint, against the better other one."""
+    """Return the change of the dynamic endpoint by keyfront, against the better other one."""
     found = []
     for kept in (False, True):
         rates = {

@@ -21,7 +21,7 @@ Value = int | Mapping[str, int] | None
 
 
 class Tally:
-    """How often something happened in a block; an integer when the block is over.
+    """The number of times something happened in a block; an integer when the block is over.
 
     :ivar count: until now
     """
@@ -31,7 +31,7 @@ class Tally:
 
 
 class Counted:
-    """What the fixture gives; it is called once in a test."""
+    """The value of the fixture, to be called once in a test."""
 
     def __init__(self, session: GateSession, item: pytest.Item) -> None:
         self._session = session

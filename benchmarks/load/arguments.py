@@ -26,7 +26,7 @@ def add_state(parser: ArgumentParser) -> None:
 
 
 def points(option: str, text: str, high: int) -> list[int]:
-    """Ascending whole numbers: ``10,50,100`` or ranges with a step, ``10-100/10``.
+    """Return ascending whole numbers, read of ``10,50,100`` or ranges with a step, ``10-100/10``.
 
     :raises OptionError: it is not of that form, or beyond 1 and ``high``
     """
@@ -59,7 +59,7 @@ def choices(option: str, given: Sequence[str] | None, known: Sequence[str]) -> l
 
 @contextmanager
 def keystone(arguments: Namespace, say: Callable[[str], None]) -> Iterator[Keystone]:
-    """The Keystone of ``--state``, or one for the block alone.
+    """Make the Keystone of ``--state``, or one for the block alone.
 
     :raises StateError: the folder is in use or not ours to use
     """

@@ -49,7 +49,7 @@ _READY = 2.0
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go.
+    """A server that requests go to.
 
     :param name: as results call it
     :param where: a line-up that is started for the replay, or ``http://HOST:PORT``
@@ -60,7 +60,7 @@ class Target:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is another host's."""
+        """True if it is another host's."""
         if isinstance(self.where, Lineup):
             return False
         host = urlsplit(self.where).hostname or ""
@@ -94,7 +94,7 @@ def target(text: str) -> Target:
 
 @dataclass
 class Job:
-    """What a log asks for, once it is made ready.
+    """The requests of a log, once it is made ready.
 
     :ivar requests: seconds after the beginning, and the entry
     :ivar left_out: requests that would have changed the target

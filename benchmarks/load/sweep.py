@@ -40,7 +40,7 @@ _SIEGE_CONNECTIONS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a sweep does.
+    """The settings of a sweep.
 
     :param name: the name of the result
     :param lineups: in this order
@@ -272,7 +272,7 @@ def told(loop: str, value: float, outcome: Load) -> str:
 
 
 class _Clock:
-    """How much time is left: by what points and starts have taken until now."""
+    """The time that is left, by what points and starts have taken until now."""
 
     def __init__(self, settings: Settings) -> None:
         self._each = len(settings.points) + len(settings.rates)

@@ -119,7 +119,7 @@ def _ids(chance: random.Random, count: int) -> list[str]:
 
 
 def _popular(chance: random.Random, ids: list[str]) -> str:
-    """One of them: the n-th about 1/n as often as the first."""
+    """Choose one of them: the n-th about 1/n as often as the first."""
     return ids[min(int(len(ids) ** chance.random()) - 1, len(ids) - 1)]
 
 

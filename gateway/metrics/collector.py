@@ -38,7 +38,7 @@ class Family(NamedTuple):
 
     :param name: with its unit at the end; a counter's sample adds ``_total``
     :param kind: :data:`COUNTER`, :data:`GAUGE` or :data:`HISTOGRAM`
-    :param text: what it tells
+    :param text: its help text, as Prometheus shows it
     :param labels: names of its labels, each with its values in words
     :param source: the part that counts it, one of :data:`SOURCES`
     """
@@ -252,8 +252,8 @@ Sample = tuple[str, tuple[str, ...], float]
 class Ended:
     """Sums over processes whose counts end with them: a sum never falls while this process lives.
 
-    :ivar last: what each process counted when it was last seen, by its file and number
-    :ivar seen: whether there ever was one
+    :ivar last: the counts of each process when it was last seen, by its file and number
+    :ivar seen: true if there ever was one
     """
 
     last: dict[tuple[str, int], Mapping[str, int]] = field(default_factory=dict)
@@ -280,7 +280,7 @@ class Ended:
 class NodeCollector(Collector):
     """The metrics of a node.
 
-    :param folder: of the node; ``None`` without one
+    :param folder: the node's folder; ``None`` without one
     :param tokens_of: returns the counts of the token cache by name; ``None`` if none is in use
     :param heartbeats: the folders of heartbeats' counts
     """

@@ -52,7 +52,7 @@ _READS = ("GET", "HEAD")
 
 
 class Count(NamedTuple):
-    """What the processes of a node counted.
+    """The counts of a node's processes.
 
     :param requests: those that began, but for questions for health
     :param under_way: those that have not ended
@@ -64,8 +64,8 @@ class Count(NamedTuple):
     :param grown: processes replaced as they had grown
     :param workers: the numbers of the processes that serve
     :param loaded: when the last of them began to, in seconds since 1970; 0 without any
-    :param found: of each part in the order of health's: seconds since 1970 when a worker last asked
-        it, 0 for never, and whether it was there
+    :param found: for each part, in the order of health's, the seconds since 1970 when a worker last
+        asked it, 0 for never, and true if it was there
     """
 
     requests: int

@@ -24,7 +24,7 @@ _LONGEST = 300
 
 
 class Node:
-    """What this process shares with the others of its node.
+    """The parts that this process shares with the others of its node.
 
     Make it before the application is loaded; :meth:`install` comes after ``registry.install()``.
 

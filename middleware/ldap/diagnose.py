@@ -86,7 +86,7 @@ class ServerReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed. What a server does not offer, such as paging, is no failure."""
+        """True if nothing failed. What a server does not offer, such as paging, is no failure."""
         return all(check.state != FAILED for check in self.checks)
 
     @property
@@ -101,7 +101,7 @@ class ServerReport:
 
     @property
     def reachable(self) -> bool:
-        """Whether it could be connected to, TLS included."""
+        """True if it could be connected to, TLS included."""
         return self._worked("connect") is True and self._worked("TLS") is not False
 
     @property
@@ -124,22 +124,22 @@ class ServerReport:
 
     @property
     def certificate_expires(self) -> datetime.datetime | None:
-        """When the server's certificate ends; only known if it was verified."""
+        """The end of the server's certificate; only known if it was verified."""
         return self._found("certificate", "until", datetime.datetime)
 
     @property
     def bind(self) -> bool | None:
-        """Whether the identity was taken; ``None`` also if there is none, and so no BIND."""
+        """True if the identity was taken; ``None`` also if there is none, and so no BIND."""
         return self._worked("bind")
 
     @property
     def search(self) -> bool | None:
-        """Whether the base could be searched."""
+        """True if the base could be searched."""
         return self._worked("search")
 
     @property
     def paging(self) -> bool | None:
-        """Whether results come by pages (RFC 2696)."""
+        """True if results come by pages (RFC 2696)."""
         offered = self._found("paged results", "offered", bool)
         return self._worked("page") if offered else offered
 

@@ -444,7 +444,7 @@ class LDAPPool:
 
     @property
     def closed(self) -> bool:
-        """Whether it cannot be used: after :meth:`close`, and before :meth:`open`."""
+        """True if it cannot be used: after :meth:`close`, and before :meth:`open`."""
         return self._search_pool.closed
 
     def open(self) -> None:

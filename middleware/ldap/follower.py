@@ -90,7 +90,7 @@ METHODS: Final[dict[Method, str]] = {
 
 
 class Change(NamedTuple):
-    """What has become of an entry."""
+    """A change of an entry."""
 
     dn: str
     attributes: dict[str, list[bytes]]
@@ -100,7 +100,7 @@ class Listener(Protocol):
     """Is told what a follower finds. What it raises ends the connection."""
 
     def begins(self, server: str) -> None:
-        """All may have changed; from now on :meth:`changed` and :meth:`everything` tell of it.
+        """Take all for changed; from now on :meth:`changed` and :meth:`everything` tell of it.
 
         :param server: as ``Connection.source``
         """
@@ -126,16 +126,16 @@ class Listener(Protocol):
         ...
 
     def alive(self, server: str, moment: float) -> None:
-        """All that changed before a moment of the monotonic clock has been told."""
+        """Note that all that changed before a moment of the monotonic clock has been told."""
         ...
 
     def impossible(self, server: str, reason: str) -> None:
-        """The server offers no way to follow it; said again and again, as long as that is so."""
+        """Note that the server offers no way to follow it; repeated as long as that is so."""
         ...
 
 
 class Terms(NamedTuple):
-    """What is followed, and how."""
+    """The trees and attributes to follow, and the methods to try."""
 
     #: DNs of the trees' roots.
     trees: tuple[str, ...]
@@ -148,10 +148,10 @@ class Terms(NamedTuple):
 class Follower:
     """A thread that follows one address of one server until it is stopped.
 
-    :param name: of the server, for messages
+    :param name: the server's name, for messages
     :param connect: opens a connection that is bound as the service, within so many seconds
-    :param terms: what is followed
-    :param listener: is told
+    :param terms: the trees and attributes that are followed
+    :param listener: the object that is told of changes
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Follower:
 
     @property
     def running(self) -> bool:
-        """Whether its thread lives."""
+        """True if its thread lives."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -261,7 +261,7 @@ class Follower:
 
 
 class _Session:
-    """What is done over one connection."""
+    """The work over one connection."""
 
     def __init__(self, follower: Follower, connection: Connection, method: Method) -> None:
         self._follower = follower
@@ -632,7 +632,7 @@ class _Polling(_Session):
 
 
 def _is_below(dn: str, roots: Sequence[str]) -> bool:
-    """Whether an entry is one of these, or below one."""
+    """Tell whether an entry is one of these, or below one."""
     below = _folded(dn)
     return any(below == root or below.endswith(f",{root}") for root in map(_folded, roots))
 
@@ -666,7 +666,7 @@ class _Known:
         return int.from_bytes(digest, "little") % len(self._words)
 
     def has(self, name: bytes) -> bool:
-        """Whether anything is known of an entry, or of another one at its place."""
+        """Tell whether anything is known of an entry, or of another one at its place."""
         return bool(self._words[self._place(name)])
 
     def forget(self, name: bytes) -> None:

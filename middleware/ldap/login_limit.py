@@ -46,7 +46,7 @@ class LoginLimit:
 
     :param most: refusals of one user at one address, from 1, after which no more are sent
     :param seconds: the time within which they count, from the first one on; above 0
-    :param directory: what tells the directory from others; ``None`` to share with nobody
+    :param directory: the texts that tell the directory from others; ``None`` to share with nobody
     """
 
     def __init__(self, most: int, seconds: float, directory: Sequence[str] | None) -> None:

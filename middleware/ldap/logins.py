@@ -263,7 +263,7 @@ class SlowBinds:
     """The BINDs that are under way in a pool.
 
     :param places: how many may be
-    :param waited_for: whether somebody waits for a place
+    :param waited_for: tells whether somebody waits for a place
     """
 
     def __init__(self, places: int, waited_for: Callable[[], bool]) -> None:

@@ -209,7 +209,7 @@ class Handler(common.KeystoneLDAPHandler):
 
 
 class _Again:
-    """What this request has found before, in place of a search that is under way."""
+    """The results that this request has found before, in place of a search that is under way."""
 
     def __init__(self, found: Found) -> None:
         self.found = found

@@ -189,7 +189,7 @@ class PagedSearch:
 
     @property
     def over(self) -> bool:
-        """Whether the connection was returned."""
+        """True if the connection was returned."""
         return not self._release.alive
 
     def page(self) -> tuple[Any, bytes | None]:

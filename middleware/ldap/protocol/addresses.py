@@ -253,7 +253,7 @@ def _words(error: Exception) -> str:
 
 
 def is_numeric(host: str) -> bool:
-    """Whether a host is an address, and no name."""
+    """Tell whether a host is an address, and no name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

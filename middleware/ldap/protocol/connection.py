@@ -81,7 +81,7 @@ class Patience(Protocol):
 
 
 class BindAnswer(NamedTuple):
-    """What the server said about a password it took (draft-behera-ldap-password-policy)."""
+    """The server's remarks on a password it took (draft-behera-ldap-password-policy)."""
 
     #: Seconds until it expires, if that is soon.
     password_expiring: int | None = None
@@ -142,7 +142,7 @@ class Connection:
         leaves the connection anonymous
     :ivar binds: BINDs sent
     :ivar searches: searches sent, each page counted
-    :ivar heard: whether any part of the answer to the last search has come
+    :ivar heard: true if any part of the answer to the last search has come
     """
 
     __slots__ = (
@@ -377,8 +377,8 @@ class Connection:
         :meth:`search`, and must be the same for each page.
 
         :param page_size: entries at most; 0 with a cookie lets the server forget the rest
-        :param budget: what :meth:`budget` returned for the first page, for all of them to count as
-            one answer
+        :param budget: the result of :meth:`budget` for the first page, for all of them to count
+            as one answer
         :return: what was found, and the cookie for the next page, which is empty after the last
         """
         request = messages.search_request(

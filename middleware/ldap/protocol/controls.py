@@ -170,7 +170,7 @@ def persistent_control() -> bytes:
 
 
 class EntryState(NamedTuple):
-    """What an entry that comes has to do with what was known."""
+    """The state of an entry that comes, against what was known."""
 
     #: :data:`PRESENT`, :data:`ADDED`, :data:`MODIFIED` or :data:`DELETED`.
     state: int
@@ -205,10 +205,10 @@ def entry_state(controls: Iterable[Control]) -> EntryState | None:
 
 
 def ends_refresh(oid: str | None, value: bytes | None) -> bool:
-    """Whether an intermediate answer says that only changes come from now on.
+    """Tell whether an intermediate answer says that only changes come from now on.
 
-    :param oid: of the answer
-    :param value: of the answer, a Sync Info Message (RFC 4533 section 2.5)
+    :param oid: the answer's OID
+    :param value: the answer's value, a Sync Info Message (RFC 4533 section 2.5)
     :raises ProtocolError: it is broken
     """
     if oid != SYNC_INFO or not value:

@@ -39,7 +39,7 @@ class HappyEyeballs:
     The next one is begun when one has failed, or after ``stagger`` seconds; none is given up before
     the end of the block, where all that nobody took is closed.
 
-    :param addresses: of ``socket.getaddrinfo``, in the order of preference
+    :param addresses: results of ``socket.getaddrinfo``, in the order of preference
     :param stagger: seconds, above 0
     :ivar failed: the addresses that failed so far, with the error
     """

@@ -265,7 +265,7 @@ class Message:
 
     @property
     def is_notice(self) -> bool:
-        """Whether the server says that it closes the connection (RFC 4511 section 4.4.1)."""
+        """True if the server says that it closes the connection (RFC 4511 section 4.4.1)."""
         return self.id == 0 and self.tag == EXTENDED and self.oid == NOTICE_OF_DISCONNECTION
 
     def __repr__(self) -> str:
@@ -384,10 +384,10 @@ DEFAULT_LIMITS = Limits()
 
 
 class Budget:
-    """What is left of the limits, for one search.
+    """The rest of the limits, for one search.
 
     :param limits: at its beginning
-    :ivar counting: whether entries have to be counted by :meth:`entry`, too
+    :ivar counting: true if entries have to be counted by :meth:`entry`, too
     """
 
     __slots__ = ("_limits", "_received", "_size", "counting", "entries")
@@ -514,7 +514,7 @@ def _read_entry(message: Message, data: bytes, at: int, end: int) -> None:
 def _read_large_entry(
     message: Message, data: bytes, at: int, end: int, max_memory: int
 ) -> None:
-    """As :func:`_read_entry`, and no further than the memory that it may take."""
+    """Read as :func:`_read_entry`, and no further than the memory that it may take."""
     left = max_memory - (end - at)
     name, at = read_element(data, at, end, OCTETS)
     message.dn = read_text(name)

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
 
 @dataclass
 class Report:
-    """What came back."""
+    """The answers that came back."""
 
     url: str
     #: Milliseconds of each step, in its order.
@@ -110,7 +110,7 @@ class Report:
 
     @property
     def cached(self) -> bool:
-        """Whether a repeated validation was answered by a cache.
+        """True if a repeated validation was answered by a cache.
 
         keyfront's says so. Of another one, or where a proxy takes that header away, the times tell.
         """

@@ -1,4 +1,4 @@
-"""What every layer stands on, each idea once.
+"""The parts that every layer stands on, each idea once.
 
 :mod:`.counters` (counts in mapped memory), :mod:`.file_lock`, :mod:`.mmap_file`, :mod:`.fork` (what
 a child must not share), :mod:`.process` (whether another one lives), :mod:`.machine` (cores, memory

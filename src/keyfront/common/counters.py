@@ -68,7 +68,7 @@ def words_in_memory(length: int) -> memoryview[int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What lies where in a file.
+    """The layout of a file of counts.
 
     :param row: words of a row, the first of which is the number of its process
     :param rows: processes that may count at a time, besides the first row, which is nobody's
