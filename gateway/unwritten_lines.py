@@ -64,7 +64,11 @@ class UnwrittenLines:
 
 
 def sentence(count: int, reason: str) -> str:
-    """Return what an operator is told."""
+    """Return what an operator is told.
+
+    :param count: the number of lines that were lost, at least 1
+    :param reason: the system's words
+    """
     return f"{count} lines of this log could not be written when they came: {reason}"
 
 

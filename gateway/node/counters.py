@@ -117,7 +117,11 @@ class NodeCounts(CounterRow):
         self.row[_BORN] = started(os.getpid()) or 0
 
     def found(self, place: int, ok: bool) -> None:
-        """Note whether a part is there, by its place in the order of health's."""
+        """Note whether a part is there, by its place in the order of health's.
+
+        :param place: the part's place in the order of health's :data:`PARTS`, from 0
+        :param ok: true if it is there
+        """
         self.row[_FOUND + place] = int(time.time() * 1000) << 1 | ok
 
     def queued(self, seconds: float) -> None:

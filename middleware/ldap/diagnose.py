@@ -187,7 +187,12 @@ class Terms:
 
     @classmethod
     def of_pool(cls, dialer: Dialer, account: ServiceAccount, base: str | None) -> Terms:
-        """Return the terms of a pool: a BIND that is refused counts as one of the pool's own."""
+        """Return the terms of a pool: a BIND that is refused counts as one of the pool's own.
+
+        :param dialer: opens the connections
+        :param account: the service's account
+        :param base: the DN below which a search is tried; ``None``: none is
+        """
 
         def bind(connection: Connection) -> BindAnswer | None:
             if not account.dn:
@@ -200,7 +205,11 @@ class Terms:
 
 
 def examine(url: ServerURL, terms: Terms) -> ServerReport:
-    """Examine one server over connections of its own; what does not work is in the report."""
+    """Examine one server over connections of its own; what does not work is in the report.
+
+    :param url: the server's URL
+    :param terms: how to connect, as whom, and where to search
+    """
     report = ServerReport(url)
     connection = _connect(report, terms.dialer)
     if connection is None:

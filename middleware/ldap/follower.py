@@ -126,7 +126,11 @@ class Listener(Protocol):
         ...
 
     def alive(self, server: str, moment: float) -> None:
-        """Note that all that changed before a moment of the monotonic clock has been told."""
+        """Note that all that changed before a moment of the monotonic clock has been told.
+
+        :param server: the server's name, as ``Connection.source``
+        :param moment: seconds of ``time.monotonic``
+        """
         ...
 
     def impossible(self, server: str, reason: str) -> None:

@@ -139,7 +139,11 @@ class Refusals:
         self._update(change)
 
     def forget(self, secret: bytes, server: str) -> None:
-        """Note that a server took a password; empty: which one was noted already."""
+        """Note that a server took a password.
+
+        :param secret: the password
+        :param server: the server, with its address; empty if it has been noted already
+        """
         if not self._read()["refused"]:
             return
 

@@ -302,6 +302,8 @@ class Identity(core.Identity):
     def authenticate(self, user_id: str, password: str) -> dict[str, Any]:
         """Check a password with exactly one BIND and return the user.
 
+        :param user_id: the user's id in the directory, without the domain
+        :param password: the password, which is kept nowhere
         :raises AssertionError: the server refused the user or the password, either is empty, or
             there is no such user
         :raises DirectoryUnavailable: nobody answered; it says nothing of the password

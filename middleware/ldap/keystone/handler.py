@@ -109,7 +109,11 @@ class DriverPool:
         return pool
 
     def is_service(self, who: str, password: str) -> bool:
-        """Return whether these are what the pool binds with before it searches."""
+        """Return whether these are what the pool binds with before it searches.
+
+        :param who: a DN
+        :param password: a password
+        """
         ldap = self._conf.ldap
         if not (ldap.user and ldap.password):
             return not who

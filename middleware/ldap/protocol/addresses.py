@@ -48,6 +48,8 @@ class PassedOver(DirectoryUnavailableError):
 def look_up(host: str, port: int) -> list[tuple[Any, ...]]:
     """Return a name's addresses, in the order in which the system prefers them (RFC 6724).
 
+    :param host: a name or an address
+    :param port: the port, 1 to 65535
     :raises OSError: there are none, or the resolver does not answer
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -470,6 +470,8 @@ class Connection:
 
         It is asked until it has told.
 
+        :param oid: the OID of the control, operation or feature
+        :param timeout: seconds to wait for the answer, ``None`` for the connection's own
         :raises DirectoryAnswerError: it refuses to tell
         """
         if self._abilities is None:

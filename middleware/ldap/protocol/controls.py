@@ -51,7 +51,12 @@ Control = tuple[str, bool, bytes | None]
 
 
 def control(oid: str, critical: bool = False, value: bytes | None = None) -> bytes:
-    """Encode one control, for :func:`encode` (RFC 4511 section 4.1.11)."""
+    """Encode one control, for :func:`encode` (RFC 4511 section 4.1.11).
+
+    :param oid: its OID
+    :param critical: true if a server that does not know it has to refuse the request
+    :param value: its value, ``None`` for none
+    """
     parts = [element(OCTETS, text(oid, "OID"))]
     if critical:
         parts.append(TRUE)
@@ -87,6 +92,8 @@ _PASSWORD_POLICY_CONTROL = control(PASSWORD_POLICY)
 def find(controls: Iterable[Control], oid: str) -> tuple[bytes, int, int] | None:
     """Return the value of a control, and the offsets of its sequence's content in it.
 
+    :param controls: the controls of an answer
+    :param oid: the OID of the one that is looked for
     :returns: ``None`` if there is no such control
     :raises ProtocolError: its value is no sequence
     """

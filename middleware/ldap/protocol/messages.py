@@ -170,14 +170,24 @@ def unbind_request(message_id: int) -> bytes:
 
 
 def abandon_request(message_id: int, target: int) -> bytes:
-    """Encode giving up the operation ``target`` (RFC 4511 section 4.11); nothing answers it."""
+    """Encode giving up the operation ``target`` (RFC 4511 section 4.11); nothing answers it.
+
+    :param message_id: the number of this message
+    :param target: the number of the request that is given up
+    """
     return _message(message_id, b"\x50", number(target), b"")
 
 
 def extended_request(
     message_id: int, oid: str, value: bytes | None = None, controls: bytes = b""
 ) -> bytes:
-    """Encode an extended operation (RFC 4511 section 4.12)."""
+    """Encode an extended operation (RFC 4511 section 4.12).
+
+    :param message_id: the number of this message
+    :param oid: the operation's OID
+    :param value: its value, ``None`` for none
+    :param controls: controls encoded by :func:`.controls.encode`
+    """
     body = element(0x80, text(oid, "OID"))
     if value is not None:
         body += element(0x81, value)

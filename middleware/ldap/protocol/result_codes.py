@@ -154,6 +154,9 @@ def refusal(message: Message, server: str) -> DirectoryError:
     """Return the error for a result other than success, of anything but a BIND.
 
     ``busy`` and ``unavailable`` are an outage; the rest is an answer.
+
+    :param message: the result
+    :param server: the server as messages name it
     """
     if message.code in _UNAVAILABLE:
         return _outage(message, server)

@@ -138,6 +138,8 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
 def choose(made: Plan, groups: Sequence[str]) -> list[Number]:
     """Return the numbers of some groups, ``uwsgi`` for example, or all; a name chooses one number.
 
+    :param made: the plan
+    :param groups: names of groups, or of single numbers; empty for all
     :raises OptionError: there is no such group
     """
     for group in groups:
@@ -161,7 +163,12 @@ def refusal(conflict: Conflict) -> str:
 def as_json(
     made: Plan, numbers: Sequence[Number], measured: Measured | None = None
 ) -> str:
-    """Return the plan for programs, in JSON; keys are only ever added."""
+    """Return the plan for programs, in JSON; keys are only ever added.
+
+    :param made: the plan
+    :param numbers: those of its numbers that are told
+    :param measured: the result of ``--measure``, if there is one
+    """
     content: dict[str, Any] = {
         "keyfront": __version__,
         "machine": dataclasses.asdict(made.machine),

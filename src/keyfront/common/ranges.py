@@ -11,6 +11,7 @@ from keyfront.errors import OptionError
 def above_zero(option: str, value: float) -> float:
     """Return a number of seconds above 0, ``math.inf`` included.
 
+    :param option: the option's name, for the error
     :raises OptionError: it is no number above 0
     """
     if not _is_number(value) or not value > 0:
@@ -21,6 +22,7 @@ def above_zero(option: str, value: float) -> float:
 def zero_or_more(option: str, value: float) -> float:
     """Return a number of seconds from 0, ``math.inf`` included.
 
+    :param option: the option's name, for the error
     :raises OptionError: it is no number, or below 0
     """
     if not _is_number(value) or not value >= 0:
@@ -31,6 +33,7 @@ def zero_or_more(option: str, value: float) -> float:
 def finite(option: str, value: float) -> float:
     """Return a number of seconds above 0 that is not infinite.
 
+    :param option: the option's name, for the error
     :raises OptionError: it is no number above 0, or infinite
     """
     if above_zero(option, value) == math.inf:
@@ -54,6 +57,7 @@ def sizes(minimum: int, maximum: int, prefix: str = "") -> None:
 def count(option: str, value: int) -> int:
     """Return a whole number from 0.
 
+    :param option: the option's name, for the error
     :raises OptionError: it is no whole number, or below 0
     """
     if not _is_count(value) or value < 0:
@@ -77,6 +81,9 @@ def whole(option: str, text: str, low: int, high: int, allowed: str = "") -> int
 def decimal(option: str, text: str, low: float, high: float) -> float:
     """Return the number that a text is, with at most nine digits before and behind the point.
 
+    :param option: the option's name, for the error
+    :param low: the smallest number, at least 0
+    :param high: the largest number
     :raises OptionError: it is none, or not within ``low`` and ``high``
     """
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not low <= float(text) <= high:
@@ -87,6 +94,8 @@ def decimal(option: str, text: str, low: float, high: float) -> float:
 def one_of(option: str, value: object, *allowed: object) -> None:
     """Check a choice.
 
+    :param option: the option's name, for the error
+    :param allowed: the values that may be chosen
     :raises OptionError: it is none of these
     """
     if value not in allowed:
