@@ -22,7 +22,7 @@ from ..lineups import lineup, servers
 from ..load import generators, sender
 from ..load.measured import Load
 from ..worlds.processes import HOST, Process, free_port
-from . import counters, isolation, tiny_application
+from . import isolation, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, alike, number, verdict
 
@@ -199,7 +199,7 @@ def measure(world: World, record: results.Record) -> None:
                     replay(port, schedule(rate, 0.5, 1), 1, 0.5)
                     lost = []
                     for sources in QUICK_SOURCES if quick else SOURCES:
-                        with counters.Watch(start) as watch:
+                        with timelines.Watch(start) as watch:
                             load = replay(port, schedule(rate, seconds, sources), sources, seconds)
                         record.samples.append(
                             {

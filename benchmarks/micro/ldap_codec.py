@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from keyfront.errors import MissingPartError, ServerError
-from keyfront.middleware.ldap.protocol import messages
-from keyfront.middleware.ldap.protocol import search_filter as filters
+from keyfront.middleware.ldap.protocol import messages, search_filter
 
 DN = "uid=user1,ou=People,dc=example,dc=org"
 PASSWORD = "correct horse battery staple"
@@ -79,7 +78,7 @@ def write_bind() -> bytes:
 
 def write_search() -> bytes:
     """Return a search, by ours."""
-    return messages.search_request(2, BASE, 2, filters.encode(FILTER), WANTED)
+    return messages.search_request(2, BASE, 2, search_filter.encode(FILTER), WANTED)
 
 
 def cases() -> list[Case]:

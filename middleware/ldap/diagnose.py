@@ -191,7 +191,7 @@ class Terms:
 
         :param dialer: opens the connections
         :param account: the service's account
-        :param base: the DN below which a search is tried; ``None``: none is
+        :param base: the DN to search; ``None``: the first that the server names
         """
 
         def bind(connection: Connection) -> BindAnswer | None:

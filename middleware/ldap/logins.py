@@ -32,7 +32,7 @@ from keyfront.errors import (
     Verdict,
 )
 
-from .protocol import search_filter as filters
+from .protocol import search_filter
 from .protocol.connection import SearchAnswer
 from .protocol.messages import never_sent, password_octets
 
@@ -123,7 +123,7 @@ class Names:
             return self._user_dn.replace("{}", escape_dn(name) if is_dn else name), name
         if self._search_base is None:
             return name, name
-        text = self._user_filter.replace("{}", filters.escape(name))
+        text = self._user_filter.replace("{}", search_filter.escape(name))
         try:
             # A second one is enough to know that it is not unique.
             wanted = self._name_attribute or "1.1"
@@ -213,7 +213,7 @@ def _check_filter(text: str) -> None:
     if "{}" not in text:
         raise OptionError("user_filter", text, allowed)
     try:
-        filters.encode(text.replace("{}", "x"))
+        search_filter.encode(text.replace("{}", "x"))
     except FilterError as error:
         raise OptionError("user_filter", text, f"{allowed} ({error})") from None
 

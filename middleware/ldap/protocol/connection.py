@@ -29,9 +29,7 @@ from keyfront.errors import (
     Verdict,
 )
 
-from . import controls, messages
-from . import result_codes as verdicts
-from . import search_filter as filters
+from . import controls, messages, result_codes, search_filter
 from .ber import MAX_INT, ProtocolError, TooLargeError
 from .messages import (
     DEFAULT_LIMITS,
@@ -50,7 +48,7 @@ from .urls import ServerURL
 #: Active Directory's fast bind (MS-ADTS 3.1.1.3.4.2.2).
 FAST_BIND = "1.2.840.113556.1.4.1781"
 
-_ANYTHING = filters.encode("(objectClass=*)")
+_ANYTHING = search_filter.encode("(objectClass=*)")
 _POLICY = controls.encode(controls.password_policy_control())
 # What a server says it can do (RFC 4512 section 5.1; the last one is Microsoft's).
 _ABILITIES = (
@@ -296,7 +294,7 @@ class Connection:
             # it may be a change of a password
             del request, value
         message = self._answer(messages.EXTENDED)
-        self._refuse(verdicts.refusal(message, self.server) if message.code else None)
+        self._refuse(result_codes.refusal(message, self.server) if message.code else None)
         return message.oid, message.value
 
     def search(
@@ -328,7 +326,7 @@ class Connection:
         :raises DirectoryAnswerError: refused, or a limit was reached; what came is not kept
         """
         self.heard = False
-        encoded = filters.encode(filter)
+        encoded = search_filter.encode(filter)
         options: dict[str, Any] = {
             "attrs_only": attrs_only,
             "size_limit": size_limit,
@@ -385,7 +383,7 @@ class Connection:
             self.next_id(),
             base,
             scope,
-            filters.encode(filter),
+            search_filter.encode(filter),
             attributes,
             attrs_only=attrs_only,
             size_limit=size_limit,
@@ -421,7 +419,7 @@ class Connection:
         :raises FilterError: ``filter`` is not one
         """
         request = messages.search_request(
-            self.next_id(), base, scope, filters.encode(filter), attributes,
+            self.next_id(), base, scope, search_filter.encode(filter), attributes,
             controls=encoded_controls,
         )  # fmt: skip
         self.usable = False
@@ -515,7 +513,7 @@ class Connection:
         :raises ProtocolError: it answers nothing that was ever asked
         """
         if message.is_notice:
-            said = verdicts.refusal(message, "").message
+            said = result_codes.refusal(message, "").message
             raise DirectoryUnavailableError(
                 f"the server ends the connection: {said}", server=self.server
             )
@@ -612,10 +610,10 @@ class Connection:
             # Half of an answer is none.
             items.clear()
             raise DirectoryAnswerError(
-                4, verdicts.name_of(4), f"the answer is too large: {large}", server=self.server
+                4, result_codes.name_of(4), f"the answer is too large: {large}", server=self.server
             )
         raise DirectoryAnswerError(
-            4, verdicts.name_of(4), f"more than {size_limit} entries came", server=self.server
+            4, result_codes.name_of(4), f"more than {size_limit} entries came", server=self.server
         )
 
     def _answer(self, tag: int, patience: Patience | None = None) -> Message:
@@ -666,7 +664,7 @@ class Connection:
         self.transport.send(messages.extended_request(self.next_id(), START_TLS))
         message = self._answer(messages.EXTENDED)
         if message.code:
-            refused = verdicts.refusal(message, "").message
+            refused = result_codes.refusal(message, "").message
             raise DirectoryTLSError(f"StartTLS was refused: {refused}", server=self.server)
         if self._decoder.pending:
             # somebody in between would have it taken for a part of what is encrypted
@@ -711,7 +709,7 @@ class Connection:
                 self._abandon()
             raise
         self.heard = True
-        self._refuse(verdicts.refusal(done, self.server) if done.code else None)
+        self._refuse(result_codes.refusal(done, self.server) if done.code else None)
         return done
 
     def _fetch_rest(
@@ -780,7 +778,7 @@ class Connection:
         del secret, shown
         broken = ""
         try:
-            refused = verdicts.bind_refusal(message, self.server, quote=quote)
+            refused = result_codes.bind_refusal(message, self.server, quote=quote)
             policy = controls.password_policy(message.controls) if password_policy else None
             return refused, BindAnswer(policy.expiring, policy.grace) if policy else TAKEN
         except ProtocolError as error:

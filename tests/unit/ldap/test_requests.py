@@ -19,8 +19,7 @@ from ldap3.utils.asn1 import encode
 
 from keyfront.benchmarks.micro import ldap_codec
 from keyfront.errors import OptionError
-from keyfront.middleware.ldap.protocol import controls, messages
-from keyfront.middleware.ldap.protocol import search_filter as filters
+from keyfront.middleware.ldap.protocol import controls, messages, search_filter
 from keyfront.middleware.ldap.protocol.ber import MAX_INT, ProtocolError
 from keyfront.middleware.ldap.protocol.controls import PASSWORD_POLICY
 from support.ldap_samples import blobs, ids, long_texts, texts, triples, whole
@@ -86,7 +85,7 @@ def test_search_is_that_of_ldap3(
         message_id,
         base,
         scope,
-        filters.encode(text),
+        search_filter.encode(text),
         attributes,
         attrs_only=attrs_only,
         size_limit=size_limit,
@@ -140,7 +139,8 @@ def test_requests_are_those_of_libldap() -> None:
     text = "(&(objectClass=person)(uid=č*))"
     for wanted in (None, [], ["1.1"], ["cn", "mail"]):
         number, sent = of_libldap(lambda c, w=wanted: c.search_ext("dc=x", 2, text, w))
-        assert sent == messages.search_request(number, "dc=x", 2, filters.encode(text), wanted)
+        ours = messages.search_request(number, "dc=x", 2, search_filter.encode(text), wanted)
+        assert sent == ours
 
     page = [SimplePagedResultsControl(True, size=100, cookie=b"\x00c")]
     number, sent = of_libldap(
@@ -150,7 +150,7 @@ def test_requests_are_those_of_libldap() -> None:
         number,
         "dc=x",
         3,
-        filters.encode(text),
+        search_filter.encode(text),
         ("*", "+"),
         attrs_only=True,
         size_limit=2000,
