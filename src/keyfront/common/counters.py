@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from keyfront.errors import CoordinatorError, OptionError
 
@@ -66,8 +65,7 @@ def words_in_memory(length: int) -> memoryview[int]:
     return memoryview(bytearray(length * 8)).cast("Q")
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """The layout of a file of counts.
 
     :param row: words of a row, the first of which is the number of its process
