@@ -213,13 +213,13 @@ def _changes(folder: Path) -> Iterator[None]:
     """Make all that Keystone keeps in its own caches stale, over and over."""
     from keyfront.middleware.tokens.coordinator.local import SharedMemory
     from keyfront.middleware.tokens.epochs import slots
-    from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT
+    from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT
 
     coordinator = SharedMemory(folder, create=False)
     stop = threading.Event()
 
     def change() -> None:
-        found = slots((ANY, CONTENT), coordinator.slot_count)
+        found = slots((ALL, ANY, CONTENT), coordinator.slot_count)
         while not stop.wait(CHANGE_EVERY):
             coordinator.touch(found)
 

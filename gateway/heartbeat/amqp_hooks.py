@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import native
-from .kept_connection import FRAME
+from .kept_connection import FRAME, KeptConnection
 from .registry import ConnectionRegistry, writer_of
 
 
@@ -96,12 +96,20 @@ class AmqpHooks:
     :param amqp: the module ``amqp``
     :param registry: keeps the connections
     :param connected: called after each connect; by then all that uses py-amqp is imported
+    :param overdue: called for a connection that has lain in its pool for too long, in the thread
+        that would send its heartbeats
     """
 
     def __init__(
-        self, amqp: Any, registry: ConnectionRegistry, *, connected: Callable[[], object]
+        self,
+        amqp: Any,
+        registry: ConnectionRegistry,
+        *,
+        connected: Callable[[], object],
+        overdue: Callable[[KeptConnection], object],
     ) -> None:
         self._connected = connected
+        self._overdue = overdue
         self._forced: type[Exception] = amqp.exceptions.ConnectionForced
         self._registry = registry
         self._classes = (amqp.connection.Connection, amqp.transport._AbstractTransport)
@@ -172,7 +180,7 @@ class AmqpHooks:
 
     def _tick(self, original: Any) -> Any:
         """Replace ``heartbeat_tick``: it learns what lies unread and what the thread has sent."""
-        registry, forced = self._registry, self._forced
+        registry, forced, overdue = self._registry, self._forced, self._overdue
 
         def heartbeat_tick(connection: Any, *args: Any, **kwargs: Any) -> Any:
             transport = connection._transport
@@ -188,9 +196,19 @@ class AmqpHooks:
                 heard = now - state.silent_data if state.room else now
                 if heard > connection.last_heartbeat_received:
                     connection.last_heartbeat_received = heard
+            if kept.expired or (kept.pooled is not None and kept.pooled.is_overdue(now)):
+                overdue(kept)
+            if kept.expired:
+                # Read no more: its owner would take the answer to our goodbye for a lost
+                # connection, and make a new one.
+                connection.blocking_read = _nothing_to_read
+                return None
             if not kept.stopped and not kept.dead:
+                # Sent by whomever. Where nobody beats the original goes by it, and sends.
                 connection.prev_sent = connection.bytes_sent
-                connection.last_heartbeat_sent = now
+                connection.last_heartbeat_sent = (
+                    now if registry.is_beaten(kept, now) else max(kept.written, kept.tried)
+                )
             try:
                 return original(connection, *args, **kwargs)
             except forced:
@@ -199,3 +217,7 @@ class AmqpHooks:
                 raise
 
         return heartbeat_tick
+
+
+def _nothing_to_read(timeout: float | None = None) -> None:
+    raise TimeoutError("this connection has expired and was closed")

@@ -34,6 +34,8 @@ NAMES: Final = (
     "stopped",  # connections no longer kept alive after a write that was interrupted
     "dead_peers",  # connections whose peer was found gone or silent
     "reconnections",  # connections that were replaced
+    "failures",  # times the thread could not start, ended, or failed at a beat
+    "expired",  # connections hung up that lay in a pool for longer than it keeps them
 )
 CONNECTIONS: Final = 0
 OPENED: Final = 1
@@ -43,6 +45,8 @@ FULL: Final = 4
 STOPPED: Final = 5
 DEAD_PEERS: Final = 6
 RECONNECTIONS: Final = 7
+FAILURES: Final = 8
+EXPIRED: Final = 9
 
 # Then the lateness in microseconds: the worst, and how many were of each length in bits.
 _WORST: Final = len(NAMES)
@@ -51,7 +55,7 @@ _LONGEST: Final = 40  # bits; twelve days
 _LIMIT: Final = 1e6  # seconds; fits
 
 # The file, in words of 8 bytes: what it is, whose it is, the row, and JSON text.
-_LAYOUT: Final = int.from_bytes(b"kfbeat\x00\x01", "big")  # the last byte is the version
+_LAYOUT: Final = int.from_bytes(b"kfbeat\x00\x02", "big")  # the last byte is the version
 _MAGIC, _PID, _STARTED, _NAMESPACE, _TEXT = range(5)
 _ROW: Final = 8
 _ROW_WORDS: Final = 56

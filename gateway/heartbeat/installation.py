@@ -62,9 +62,13 @@ class _Installation:
             threaded=threaded,
         )
         if not threaded and not uwsgi_timer.start(registry.turn):
-            registry.say("this uWSGI has no threads and no timer for its workers: nobody can beat")
+            registry.cannot_beat(
+                "this uWSGI has no threads and no timer for its workers: nobody can beat"
+            )
         borrow = BorrowHooks(registry)
-        hooks = AmqpHooks(amqp, registry, connected=borrow.put_in)
+        hooks = AmqpHooks(
+            amqp, registry, connected=borrow.put_in, overdue=borrow.expire
+        )
         try:
             hooks.put_in()
             borrow.put_in()

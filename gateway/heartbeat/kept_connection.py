@@ -12,12 +12,18 @@ import os
 import socket
 from typing import Final
 
-from .counters import BEATS, FLOWING, FULL, STOPPED
-from .native import Lock, allocate_lock, monotonic
+from .counters import BEATS, CONNECTIONS, EXPIRED, FLOWING, FULL, STOPPED
+from .native import Mark, TryLock, monotonic, sleep
+from .native import mark as make_mark
+from .pooled import Pooled
 from .tcp import State, look_at, plain_socket
 
 #: A heartbeat frame: type 8, channel 0, no payload, the end octet (AMQP 0-9-1, section 4.2.7).
 FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+
+#: A goodbye: connection.close (10, 50) with the code 200, "idle" and no method to blame, in a frame
+#: of type 1 on channel 0 (AMQP 0-9-1, section 1.4.2.6).
+GOODBYE: Final = b"\x01\x00\x00\x00\x00\x00\x0f\x00\x0a\x00\x32\x00\xc8\x04idle\x00\x00\x00\x00\xce"
 
 _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
@@ -25,6 +31,12 @@ _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _EARLY: Final = 0.1
 # Seconds: how long whoever ends a connection waits for a beat that is being sent.
 _LONGEST_BEAT: Final = 0.1
+_BEAT: Final = 0.00005
+# The part of an interval by which a beat may be late before somebody else has to send it.
+_SLACK: Final = 0.5
+# Seconds that a broker has for ending its channels after a goodbye: RabbitMQ takes a connection
+# that ends before that for a client that vanished.
+_ANSWER: Final = 1.0
 
 
 class KeptConnection:
@@ -34,10 +46,11 @@ class KeptConnection:
     :param interval: seconds between beats while nothing else is sent
     :param timeout: seconds of the heartbeat that the connection negotiated
     :param row: the counts to add beats to (see :mod:`.counters`)
+    :param mark: the process's (:func:`.native.mark`)
     :raises OSError: the descriptor is not open, or not a socket
 
-    ``lock`` is held by whoever sends. Whoever finds ``closed`` set when he has let it go closes the
-    duplicate, so that it is never closed while somebody is sending on it.
+    ``lock`` is held by whoever sends. Whoever finds ``closed`` set when he has let it go calls
+    :meth:`close`, so that the duplicate is never closed while somebody is sending on it.
     """
 
     __slots__ = (
@@ -46,66 +59,94 @@ class KeptConnection:
         "closed",
         "dead",
         "early",
+        "expired",
         "interval",
         "lock",
+        "mark",
         "pending",
-        "pid",
+        "pooled",
         "row",
         "sock",
         "stopped",
         "timeout",
+        "tried",
+        "wanted",
         "written",
     )
 
-    def __init__(self, fd: int, *, interval: float, timeout: float, row: memoryview[int]) -> None:
-        self.lock: Lock = allocate_lock()
+    def __init__(
+        self,
+        fd: int,
+        *,
+        interval: float,
+        timeout: float,
+        row: memoryview[int],
+        mark: Mark | None = None,
+    ) -> None:
+        self.lock = TryLock()
         self.interval = interval
         self.early = interval * _EARLY
         self.timeout = timeout
         self.row = row
-        self.pid = os.getpid()
+        self.mark: Mark = make_mark() if mark is None else mark
         #: The rest of a beat that was sent in part.
         self.pending = b""
-        #: The times of the owner's last write and of the last beat (``time.monotonic``).
+        #: The times of the owner's last write, and for which the last beat was due
+        #: (``time.monotonic``).
         self.written: float = monotonic()
         self.beaten: float = self.written
+        #: When a beat was last sent, or not taken as bytes of ours fill the buffer.
+        self.tried: float = self.written
         #: True while the native thread holds the lock.
         self.beating = False
+        #: True while a writer waits for a beat to end: no other one is to come before him.
+        self.wanted = False
         #: A write was interrupted, perhaps in the middle of a frame: nothing may be put after it.
         self.stopped = False
         #: Sending showed that the peer is gone.
         self.dead = False
         self.closed = False
+        #: Its place in a pool that keeps it for a limited time, once it has lain in one.
+        self.pooled: Pooled | None = None
+        #: It was hung up, as that time was over.
+        self.expired = False
         self.sock: _socket.socket = plain_socket(os.dup(fd))
 
     def beat(self, now: float) -> float | None:
         """Send a beat, unless bytes were sent within the interval; in the native thread only.
 
-        It waits for nobody, logs nothing and raises nothing.
+        It waits for nobody, logs nothing and raises nothing. The next one is due an interval after
+        this one *was*, so that being late does not add up.
 
         :returns: when to call again (``time.monotonic``); ``None`` if never
         """
         lock = self.lock
-        if not lock.acquire(False):
-            # Somebody is writing at this moment.
+        if self.wanted or not lock.acquire():
+            # Somebody is writing at this moment, or about to.
             self.row[FLOWING] += 1
             return now + self.interval
         self.beating = True
         try:
             if self.stopped or self.dead or self.closed:
                 return None
+            if self.expired:
+                self._hang_up()
+                return None
+            if self.pooled is not None and self.pooled.claim(now - self.interval):
+                self._expire()
+                return now + min(self.interval, _ANSWER)
             due = max(self.written, self.beaten) + self.interval
             if due - self.early > now and not self.pending:
                 self.row[FLOWING] += 1
                 return due
-            return self._send(now)
+            return self._send(now, due if now - self.interval < due < now else now)
         finally:
             self.beating = False
-            lock.release()
+            lock.give(None)
             if self.closed:
-                self.shut()
+                self.close()
 
-    def _send(self, now: float) -> float | None:
+    def _send(self, now: float, due: float) -> float | None:
         data = self.pending or FRAME
         try:
             sent = self.sock.send(data, _FLAGS)
@@ -116,15 +157,41 @@ class KeptConnection:
             return None
         else:
             self.pending = data[sent:]
-            self.beaten = now
+            self.beaten = due
             self.row[BEATS] += 1
-        return now + self.interval
+        self.tried = now
+        return due + self.interval
+
+    def _expire(self) -> None:
+        """Say goodbye on a connection that has lain in its pool for too long."""
+        self.expired = True
+        try:
+            self._say_goodbye()
+        except OSError:
+            pass  # it is down already
+        self.row[EXPIRED] += 1
+        self.row[CONNECTIONS] -= 1
+
+    def _hang_up(self) -> None:
+        """End it, after the broker could answer the goodbye; it is left to be closed."""
+        try:
+            # More may still come in: shut for reading as well, it would be answered by RST.
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it is down already
+
+    def _say_goodbye(self) -> None:
+        self.sock.send(self.pending + GOODBYE, _FLAGS)
+
+    def is_beaten(self, now: float) -> bool:
+        """Tell whether bytes went out lately enough for nobody else to have to send any."""
+        return now < max(self.written, self.tried) + self.interval * (1 + _SLACK)
 
     def stop(self) -> None:
         """Never beat again: a write was interrupted. The holder of the lock calls it."""
         if not self.stopped:
             self.stopped = True
-            if not self.closed and not self.dead:
+            if not self.closed and not self.dead and not self.expired:
                 self.row[STOPPED] += 1
 
     def state(self) -> State | None:
@@ -136,20 +203,27 @@ class KeptConnection:
         return state.room and state.silent_data > 2 * self.timeout
 
     def close(self) -> None:
-        """Stop beating and give the duplicate back; as often as wanted, in any thread."""
+        """Stop beating and give back what it holds; as often as wanted, in any thread."""
         self.closed = True
         if self.inherited():
             # The lock may be held by a thread that does not exist in this process.
-            self.shut()
+            self._shut()
+            return
         # A beat that has begun takes microseconds. A writer may take longer: he closes it himself.
-        elif self.lock.acquire(True, _LONGEST_BEAT) if self.beating else self.lock.acquire(False):
-            self.lock.release()
-            self.shut()
+        deadline = monotonic() + _LONGEST_BEAT
+        while not self.lock.acquire():
+            if not self.beating or monotonic() > deadline:
+                return
+            sleep(_BEAT)
+        try:
+            self._shut()
+        finally:
+            self.lock.give(None)
 
     def inherited(self) -> bool:
         """Tell whether another process made the connection, from which this one was forked."""
-        return self.pid != os.getpid()
+        return not self.mark[0]
 
-    def shut(self) -> None:
+    def _shut(self) -> None:
         """Close the duplicate; only where nobody sends."""
         self.sock.close()

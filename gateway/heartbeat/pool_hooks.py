@@ -11,12 +11,14 @@ import gc
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from . import concurrency, native
 from .amqp_hooks import Replacements
-from .registry import ConnectionRegistry, writer_of
+from .kept_connection import KeptConnection
+from .registry import ConnectionRegistry, kept_by, writer_of
 
 # Seconds: a connection that was written to so lately is lent without a look, which would cost more
 # than the pool itself. Whoever writes all the time finds out by writing.
@@ -45,6 +47,7 @@ class BorrowHooks:
         """Replace the methods that lend; again when another library has been imported."""
         for module, name, method, make in (
             ("oslo_messaging._drivers.pool", "ConnectionPool", "get", self._get),
+            ("oslo_messaging._drivers.pool", "ConnectionPool", "put", self._put),
             ("kombu.connection", "ConnectionPool", "prepare", self._prepare),
         ):
             owner: Any = getattr(sys.modules.get(module), name, None)
@@ -68,37 +71,110 @@ class BorrowHooks:
             _end_heartbeat(item)
 
     def _get(self, original: Any) -> Any:
+        registry = self._registry
+
         def get(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            if registry.has_inherited:
+                for inherited in _inherited(pool):
+                    _disown(inherited)
+            if registry.has_hung_up(pool):
+                self._drop_expired(pool)
             item = original(pool, *args, **kwargs)
-            connection = getattr(getattr(item, "connection", None), "_connection", None)
-            transport: Any = getattr(connection, "_transport", None)
-            writer = writer_of(transport)
-            if (
-                writer is not None
-                and native.monotonic() - writer.kept.written < _RECENT
-                and transport.connected
-                and not writer.kept.inherited()
-            ):
-                return item
             if not hasattr(item, "_connection_lock"):
                 return item  # another driver's
-            return self._looked_at(item, lambda: pool.create(**_retry(args, kwargs)))
+            connection = getattr(item.connection, "_connection", None)
+            transport: Any = getattr(connection, "_transport", None)
+            writer = writer_of(transport)
+            kept = None if writer is None else writer.kept
+            there = registry.take_out_of_pool(item, kept)
+            if (
+                there
+                and kept is not None
+                and native.monotonic() - kept.written < _RECENT
+                and transport.connected
+                and not kept.inherited()
+            ):
+                return item
+            return self._looked_at(item, there, lambda: pool.create(**_retry(args, kwargs)))
 
         return get
 
-    def _looked_at(self, item: Any, create: Callable[[], Any]) -> Any:
-        """Return an item of oslo.messaging's pool that may be used, repaired or new if need be."""
+    def _put(self, original: Any) -> Any:
+        registry = self._registry
+
+        def put(pool: Any, item: Any) -> Any:
+            # Before it lies there: after that, another thread may have borrowed it.
+            try:
+                if hasattr(item, "_connection_lock") and pool._item_ttl is not None:
+                    registry.put_into_pool(pool, item, ttl=pool._item_ttl, keep=pool._min_size)
+            except Exception as error:
+                registry.say(
+                    f"a pool's connections are kept without an end: {type(error).__name__}:"
+                    f" {error}; use a keyfront that knows this oslo.messaging"
+                )
+            return original(pool, item)
+
+        return put
+
+    def expire(self, kept: KeptConnection) -> None:
+        """Have a pool close what has lain in it for too long, in a thread of the process's kind."""
+        pooled = kept.pooled
+        if pooled is None:
+            return
+        record = pooled.record
+        pool, item = record.pool(), pooled.item()
+        if kept.expired and item is not None:
+            _end_heartbeat(item)
+        if record.being_expired:
+            return
+
+        def close() -> None:
+            failure = None
+            try:
+                if pool is not None:
+                    self._drop_expired(pool)
+                elif item is not None:
+                    item.close()  # its pool was dropped, and it was not closed
+            except Exception as error:
+                failure = error
+            finally:
+                record.being_expired = False
+            if failure is not None:
+                LOG.debug("heartbeat: an idle connection: %s", type(failure).__name__)
+
+        record.being_expired = True
+        try:
+            threading.Thread(target=close, daemon=True, name="keyfront-expire").start()
+        except RuntimeError:
+            record.being_expired = False  # at the next heartbeat, then
+
+    def _drop_expired(self, pool: Any) -> None:
+        """Have a pool close what has lain in it for too long, and nobody connect it again."""
+        for item in _items(pool):
+            kept = kept_by(getattr(item, "connection", None))
+            if kept is not None and kept.expired:
+                _end_heartbeat(item)
+        pool.expire()
+
+    def _looked_at(self, item: Any, there: bool, create: Callable[[], Any]) -> Any:
+        """Return an item of oslo.messaging's pool that may be used, repaired or new if need be.
+
+        :param there: false if it was hung up, even if that is still on its way
+        """
+        self._registry.watch_thread()
         self._warn_of_native_heartbeats(item)
         connection = getattr(item.connection, "_connection", None)
         if getattr(item, "_initial_pid", None) not in (None, os.getpid()):
             # The parent's: what is left of it here falls silent.
-            _end_heartbeat(item)
+            _disown(item)
             return create()
         if not self._is_amqp(connection):
             return item
         try:
+            if not there:
+                self._give_up(connection)
             if not self._is_usable(connection) or not self._is_quiet(item, connection):
-                self._replace(item)
+                self._replace(item, hung_up=not there)
         except Exception as error:
             self._cannot_look(error)
         return item
@@ -145,6 +221,13 @@ class BorrowHooks:
         self._registry.sever(transport, kept)
         return False
 
+    def _give_up(self, connection: Any) -> None:
+        """Give up a connection that was hung up, and have nobody read what came of it."""
+        transport = getattr(connection, "_transport", None)
+        writer = writer_of(transport)
+        if writer is not None:
+            self._registry.sever(transport, writer.kept)
+
     def _is_quiet(self, item: Any, connection: Any) -> bool:
         """Read what lies unread, which may be the broker's goodbye; returns false if it was."""
         writer = writer_of(connection._transport)
@@ -167,8 +250,11 @@ class BorrowHooks:
             self._registry.sever(connection._transport, writer.kept)
         return False
 
-    def _replace(self, item: Any) -> None:
-        """Connect again, trying each broker once; if none answers, sending tells why."""
+    def _replace(self, item: Any, *, hung_up: bool) -> None:
+        """Connect again, trying each broker once; if none answers, sending tells why.
+
+        :param hung_up: oslo.messaging's own heartbeats were ended with the old connection
+        """
         brokers = max(len(item.connection.alt or ()), 1)
         patience = {name: getattr(item, name) for name in _PATIENCE}
         vars(item).update(zip(_PATIENCE, (brokers, 0, 0), strict=True))
@@ -181,6 +267,9 @@ class BorrowHooks:
             failure = error
         finally:
             vars(item).update(patience)
+        if hung_up:
+            item._heartbeat_stop()
+            item._heartbeat_start()
         if failure is None:
             LOG.info(
                 "heartbeat: replaced a connection to %s:%s that was lost while it lay idle",
@@ -199,6 +288,31 @@ class BorrowHooks:
                     f" {around.patching}: the whole process stands still while the broker is away;"
                     " set it to false, it is not needed any more"
                 )
+
+
+def _items(pool: Any) -> list[Any]:
+    """Return what lies in oslo.messaging's pool."""
+    return [entry[-1] for entry in list(getattr(pool, "_items", ()))]
+
+
+def _inherited(pool: Any) -> list[Any]:
+    """Return what lies in a pool and was made before this process was forked."""
+    pid = os.getpid()
+    return [item for item in _items(pool) if getattr(item, "_initial_pid", pid) != pid]
+
+
+def _disown(item: Any) -> None:
+    """End the heartbeats of the parent's connection in a forked process.
+
+    Without waking their thread, if it is eventlet's: it would go on in the parent's hub, and never
+    come back. And nobody is to wait for it, as oslo.messaging does when it closes what has expired.
+    """
+    ended: Any = getattr(item, "_heartbeat_exit_event", None)
+    if hasattr(ended, "_flag"):
+        ended._flag = True
+    else:
+        _end_heartbeat(item)
+    item._heartbeat_thread = None
 
 
 def _end_heartbeat(item: Any) -> None:

@@ -15,9 +15,18 @@ from typing import Any
 
 from keyfront.errors import HeartbeatError
 
-from . import concurrency, tls
-from .counters import CONNECTIONS, DEAD_PEERS, OPENED, RECONNECTIONS, Counts, default_folder
+from . import concurrency, native, tls
+from .counters import (
+    CONNECTIONS,
+    DEAD_PEERS,
+    FAILURES,
+    OPENED,
+    RECONNECTIONS,
+    Counts,
+    default_folder,
+)
 from .kept_connection import KeptConnection
+from .pooled import Pooled, PoolRecord
 from .thread import HeartbeatThread
 from .writer import Writer, make_writer
 
@@ -51,11 +60,14 @@ class ConnectionRegistry:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
+        self._mark = native.mark()
         self._kept: dict[KeptConnection, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
         # By kombu's connection, which outlives those of py-amqp.
         self._by_client: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
             weakref.WeakKeyDictionary()
         )
+        self._pooled: weakref.WeakKeyDictionary[Any, Pooled] = weakref.WeakKeyDictionary()
+        self._records: weakref.WeakKeyDictionary[Any, PoolRecord] = weakref.WeakKeyDictionary()
         self._around: concurrency.Surroundings | None = None
         self._shown = False
         self.counts = Counts(None)
@@ -142,29 +154,68 @@ class ConnectionRegistry:
             )
             return
         self._count_client(connection, transport)
+        self._find_place(connection, kept)
         gone = weakref.ref(transport, lambda _: self.let_go(kept))
         self._kept[kept] = (gone, weakref.ref(connection))
         self.counts.count(OPENED)
-        self.counts.row[CONNECTIONS] = len(self._kept)
+        self._count_kept()
         try:
             self._thread.add(kept)
         except RuntimeError as error:
-            self.say(f"the thread that beats cannot be started: {error}")
-        if self._thread.failure is not None:
-            self.say(f"the thread that beats was ended by a {self._thread.failure}")
+            self._say_no_thread(error)
+        self._say_failure()
+
+    def _count_kept(self) -> None:
+        self.counts.row[CONNECTIONS] = sum(not kept.expired for kept in list(self._kept))
+
+    def is_beaten(self, kept: KeptConnection, now: float) -> bool:
+        """Tell whether the thread beats on a connection; one that has ended is started again.
+
+        While it does not, whoever else sends heartbeats has to.
+        """
+        self.watch_thread()
+        return self._thread.runs and kept.is_beaten(now)
+
+    def watch_thread(self) -> None:
+        """Start the thread again if it has ended, and say what failed there."""
+        if not self._thread.runs:
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self._say_no_thread(error)
+        self._say_failure()
+
+    def cannot_beat(self, line: str) -> None:
+        """Note that nobody beats in this process."""
+        self.counts.count(FAILURES)
+        self.say(line)
+
+    def _say_no_thread(self, error: RuntimeError) -> None:
+        self.say(
+            f"the thread that beats cannot be started: {error}; until it can, connections depend on"
+            " the heartbeats of those who use them"
+        )
+
+    def _say_failure(self) -> None:
+        failure, self._thread.failure = self._thread.failure, None
+        if failure is not None:
+            self.say(failure)
 
     def let_go(self, kept: KeptConnection) -> None:
         """Stop beating on a connection; as often as wanted."""
         kept.close()
+        if kept.pooled is not None:
+            kept.pooled.leave()
         if self._kept.pop(kept, None) is not None:
-            self.counts.row[CONNECTIONS] = len(self._kept)
+            self._count_kept()
 
     def sever(self, transport: Any, kept: KeptConnection) -> None:
         """Give up a connection whose peer is gone: everybody who waits on it wakes up.
 
         It is left to its owner to close it and to connect again.
         """
-        self.counts.count(DEAD_PEERS)
+        if not kept.expired:
+            self.counts.count(DEAD_PEERS)
         transport.connected = False
         try:
             # Without it a goodbye over TLS would wait for an answer.
@@ -221,14 +272,16 @@ class ConnectionRegistry:
         """Put a writer into a transport; ``None`` if the transport looks different."""
         if connection.frame_writer_cls is not self._amqp.method_framing.frame_writer:
             return None  # the service's own, which may write a frame in parts
-        sock, row = transport.sock, self.counts.row
+        sock, row, mark = transport.sock, self.counts.row, self._mark
         interval = self._interval(timeout)
         kinds = self._amqp.transport
         reference = weakref.ref(transport)
         kept: KeptConnection
         if type(transport) is kinds.TCPTransport and transport._write == sock.sendall:
             send = transport._write
-            kept = KeptConnection(sock.fileno(), interval=interval, timeout=timeout, row=row)
+            kept = KeptConnection(
+                sock.fileno(), interval=interval, timeout=timeout, row=row, mark=mark
+            )
         elif type(transport) is kinds.SSLTransport and "_write" not in vars(transport):
             real = getattr(sock, "_sslobj", None)
             if not tls.is_known(real):
@@ -245,6 +298,7 @@ class ConnectionRegistry:
                 interval=interval,
                 timeout=timeout,
                 row=row,
+                mark=mark,
             )
             sock._sslobj = tls.GuardedTLS(real, kept.reading, sock)
         else:
@@ -284,6 +338,62 @@ class ConnectionRegistry:
             return half
         return self.interval
 
+    def put_into_pool(self, pool: Any, item: Any, *, ttl: float, keep: int) -> None:
+        """Note that a connection is about to lie in a pool, where it may for a limited time.
+
+        :param pool: oslo.messaging's pool
+        :param item: oslo.messaging's connection
+        :param ttl: seconds
+        :param keep: how many may lie there for longer
+        """
+        kept = kept_by(item.connection)
+        if kept is None or kept.inherited():
+            return
+        pooled = kept.pooled
+        if pooled is None or pooled.record.pool() is not pool:
+            pooled = Pooled(self._record(pool, ttl, keep), weakref.ref(item))
+            self._pooled[item.connection] = kept.pooled = pooled
+        pooled.put(native.monotonic())
+
+    def take_out_of_pool(self, item: Any, kept: KeptConnection | None) -> bool:
+        """Note that a connection was borrowed; returns false if it was hung up or closed before.
+
+        :param item: oslo.messaging's connection
+        :param kept: what is kept of it, if it is connected and kept
+        """
+        pooled = kept.pooled if kept is not None else self._pooled.get(item.connection)
+        return pooled is None or pooled.lend()
+
+    def has_hung_up(self, pool: Any) -> bool:
+        """Tell, once, whether the native thread has hung up what still lies in a pool."""
+        record = self._records.get(pool)
+        if record is None or not record.hung_up:
+            return False
+        record.hung_up = False
+        return True
+
+    def _record(self, pool: Any, ttl: float, keep: int) -> PoolRecord:
+        record = self._records.get(pool)
+        if record is None:
+
+            def gone(_: object) -> None:
+                made.keep = 0  # nobody will borrow from it again
+
+            record = made = PoolRecord(ttl, keep, weakref.ref(pool, gone))
+            self._records[pool] = record
+        return record
+
+    def _find_place(self, connection: Any, kept: KeptConnection) -> None:
+        """Have a connection that was made again lie in its pool no longer for that."""
+        client = getattr(connection, "client", None)
+        try:
+            pooled = self._pooled.get(client)
+        except TypeError:
+            return
+        if pooled is not None:
+            kept.pooled = pooled
+            pooled.come_back()
+
     def _count_client(self, connection: Any, transport: Any) -> None:
         client = getattr(connection, "client", None)
         if client is None:
@@ -311,6 +421,13 @@ def _named() -> dict[str, str]:
     config: Any = sys.modules.get("oslo_config.cfg")
     project = getattr(getattr(config, "CONF", None), "project", None)
     return {"command": project} if isinstance(project, str) and project else {}
+
+
+def kept_by(client: Any) -> KeptConnection | None:
+    """Return what is kept of a connection of kombu's, if it is connected and kept."""
+    connection = getattr(client, "_connection", None)
+    writer = writer_of(getattr(connection, "_transport", None))
+    return None if writer is None else writer.kept
 
 
 def writer_of(transport: Any) -> Writer | None:

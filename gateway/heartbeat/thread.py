@@ -12,8 +12,11 @@ import os
 from collections import deque
 
 from . import native
-from .counters import Counts
+from .counters import FAILURES, Counts
 from .kept_connection import KeptConnection
+
+# Seconds after which the thread goes on when it could not even look what is due.
+_AGAIN = 1.0
 
 
 class HeartbeatThread:
@@ -35,15 +38,27 @@ class HeartbeatThread:
         self._bell.acquire(False)
         self._running = False
         self._ending = False
-        #: The name of an error that ended the thread, if one did; it cannot be logged there.
+        #: What failed in the thread last, for its owner to say: it cannot be logged there.
         self.failure: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        """True if the thread is there, or if somebody calls :meth:`turn` instead."""
+        return self._running or not self._threaded
 
     def add(self, kept: KeptConnection) -> None:
         """Beat on a connection from now on.
 
-        :raises RuntimeError: the thread cannot be started
+        :raises RuntimeError: the thread cannot be started; :meth:`start` tries it again
         """
         self._new.append(kept)
+        self.start()
+
+    def start(self) -> None:
+        """Start the thread unless it runs; what it beat on before, it beats on again.
+
+        :raises RuntimeError: it cannot be started
+        """
         if not self._threaded:
             return
         if not self._running:
@@ -52,6 +67,7 @@ class HeartbeatThread:
                 native.start_new_thread(self._run, ())
             except BaseException:
                 self._running = False
+                self._counts.count(FAILURES)
                 raise
         self._ring()
 
@@ -78,6 +94,10 @@ class HeartbeatThread:
                 # Somebody wrote junk into the counts: that is no reason to stop.
                 self._counts.repair()
                 again = now + kept.interval
+            except Exception as error:
+                # This beat is lost; the others are not.
+                self._failed(f"the thread that beats lost a beat by a {type(error).__name__}")
+                again = now + kept.interval
             if again is None:
                 heapq.heappop(due)
                 continue
@@ -89,12 +109,21 @@ class HeartbeatThread:
     def _run(self) -> None:
         try:
             while not self._ending:
-                seconds = self.turn()
+                seconds: float | None = _AGAIN
+                try:
+                    seconds = self.turn()
+                except Exception as error:
+                    self._failed(f"the thread that beats lost a turn by a {type(error).__name__}")
                 self._bell.acquire(True, -1 if seconds is None else seconds)
         except BaseException as error:
-            # A thread of the interpreter's own kind: nobody could be told of it from here.
-            self.failure = type(error).__name__
+            self._failed(f"the thread that beats was ended by a {type(error).__name__}")
+        finally:
             self._running = False
+
+    def _failed(self, line: str) -> None:
+        # A thread of the interpreter's own kind: nobody could be told of it from here.
+        self.failure = line
+        self._counts.count(FAILURES)
 
     def _ring(self) -> None:
         if self._bell.locked():

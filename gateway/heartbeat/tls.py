@@ -20,7 +20,8 @@ from typing import Any
 
 from . import native
 from .counters import BEATS, FLOWING, FULL
-from .kept_connection import FRAME, KeptConnection
+from .kept_connection import FRAME, GOODBYE, KeptConnection
+from .native import Mark
 
 # The part of an interval after which a beat is tried again that found somebody reading.
 _AGAIN = 0.25
@@ -48,13 +49,14 @@ class KeptTLSConnection(KeptConnection):
         interval: float,
         timeout: float,
         row: memoryview[int],
+        mark: Mark | None = None,
     ) -> None:
-        super().__init__(fd, interval=interval, timeout=timeout, row=row)
+        super().__init__(fd, interval=interval, timeout=timeout, row=row, mark=mark)
         self._tls = tls
         self._blocks = blocks
         self.reading: native.Lock = native.allocate_lock()
 
-    def _send(self, now: float) -> float | None:
+    def _send(self, now: float, due: float) -> float | None:
         if not self.reading.acquire(False):
             # Bytes are coming in, which says nothing of bytes going out.
             self.row[FLOWING] += 1
@@ -62,7 +64,8 @@ class KeptTLSConnection(KeptConnection):
         try:
             if self._blocks and self._crowded():
                 self.row[FULL] += 1
-                return now + self.interval
+                self.tried = now
+                return due + self.interval
             self._tls.write(self.pending or FRAME)
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
             # OpenSSL has made the record of it: the next write must be of the same bytes.
@@ -73,11 +76,27 @@ class KeptTLSConnection(KeptConnection):
             return None
         else:
             self.pending = b""
-            self.beaten = now
+            self.beaten = due
             self.row[BEATS] += 1
         finally:
             self.reading.release()
-        return now + self.interval
+        self.tried = now
+        return due + self.interval
+
+    def _say_goodbye(self) -> None:
+        # What OpenSSL has begun to send would have to be sent first: then it goes without.
+        if self.pending or not self.reading.acquire(False):
+            return
+        try:
+            if not self._blocks or not self._crowded():
+                self._tls.write(GOODBYE)
+        finally:
+            self.reading.release()
+
+    def _shut(self) -> None:
+        """Let go of OpenSSL's object as well, which holds 80 kB."""
+        self._tls = None
+        super()._shut()
 
     def _crowded(self) -> bool:
         waiting = fcntl.ioctl(self.sock.fileno(), termios.TIOCOUTQ, bytes(4))

@@ -6,15 +6,14 @@ its place, so that a beat can never come between the bytes of a frame.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import native
 from .kept_connection import KeptConnection
 
-# Seconds after which a beat is over, and for which a greenlet waits at a time for another's frame.
-_LONGEST_BEAT = 0.002
+# Seconds to wait at a time for a beat, which takes microseconds, and for another writer's frame.
+_BEAT = 0.00005
 _PAUSE = 0.0005
 
 
@@ -48,15 +47,19 @@ def make_writer(
     :param inherited: makes the error to raise in a process that was forked from the connection's
     """
     # Each message of the service goes through here: all that can be looked up is looked up now.
-    lock, pid = kept.lock, kept.pid
-    acquire, release = lock.acquire, lock.release
-    getpid, monotonic = os.getpid, native.monotonic
+    mark, take, give = kept.mark, kept.lock.take, kept.lock.give
+    monotonic = native.monotonic
 
     def write(data: Any) -> None:
-        if getpid() != pid:
+        if not mark[0]:
             raise inherited()
-        if not acquire(False):
-            _wait(kept, pause)
+        busy = False
+        try:
+            take()
+        except IndexError:
+            busy = True
+        if busy:
+            wait_for_turn(kept, pause)
         try:
             if kept.pending:
                 send(kept.pending)
@@ -67,9 +70,9 @@ def make_writer(
             raise
         finally:
             kept.written = monotonic()
-            release()
+            give(None)
             if kept.closed:
-                kept.shut()
+                kept.close()
 
     writer: Any = write
     writer.kept = kept
@@ -77,13 +80,14 @@ def make_writer(
     return made
 
 
-def _wait(kept: KeptConnection, pause: Callable[[float], object]) -> None:
+def wait_for_turn(kept: KeptConnection, pause: Callable[[float], object]) -> None:
     """Take the lock from a beat, or from another writer, without stopping the hub."""
-    lock = kept.lock
-    while not lock.acquire(False):
+    while not kept.lock.acquire():
         if kept.beating:
-            # The native thread needs no hub: it is done before this returns.
-            if lock.acquire(True, _LONGEST_BEAT):
-                return
+            kept.wanted = True
+            try:
+                native.sleep(_BEAT)  # the native thread needs no hub
+            finally:
+                kept.wanted = False
         else:
             pause(_PAUSE)

@@ -242,11 +242,11 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> Key
     application = core.initialize_application(
         name="public", config_files=core._get_config_files(environment)
     )
-    names = token_cache.connect(database)
+    views = token_cache.connect(database)
     application = refuse_deep(application, limit=_largest_body())
     loss = DatabaseLoss()
     loss.watch()
-    return KeystoneApplication(application, request_store, names.begin, loss)
+    return KeystoneApplication(application, request_store, views.begin, loss)
 
 
 def _largest_body() -> int:

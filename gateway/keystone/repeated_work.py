@@ -19,7 +19,7 @@ from types import BuiltinFunctionType, MethodType
 from typing import Any, NamedTuple
 
 from keyfront.middleware.tokens.invalidation.reads import Reads
-from keyfront.middleware.tokens.invalidation.rules import ANY, tag
+from keyfront.middleware.tokens.invalidation.rules import ANY, REVOKED, tag
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import inactivity_counts
 from keyfront.middleware.tokens.request import Request, current
 
@@ -532,7 +532,7 @@ def skip_empty_lists(backend: Any, sql: Any, ttl: float) -> None:
         """Return the last moment up to which what was issued may have been revoked."""
         nonlocal kept
         # A write that revokes nothing makes it no later.
-        name = name_of(request, "revocations")
+        name = name_of(request, REVOKED)
         if request is None or not name:
             return datetime.max  # who knows how old what is kept would be
         found = kept

@@ -29,7 +29,7 @@ from .directories import Directories
 from .imports import import_keystone, incompatible
 
 if TYPE_CHECKING:
-    from .cache_regions import CacheNames
+    from .cache_regions import CacheViews
     from .worker_memory import KeystoneMemory
 
 
@@ -51,6 +51,13 @@ class Database:
         from keyfront.middleware.tokens.invalidation.change_log import registry
 
         return registry.get(self.folder())
+
+    def has_no_epochs(self) -> bool:
+        """Whether the token cache is not in use."""
+        try:
+            return self.coordinator() is None
+        except CoordinatorError:
+            return False
 
     def folder(self) -> Path:
         """Return the folder of its token cache, whether or not there is one."""
@@ -101,15 +108,15 @@ def watch_database() -> Database:
     return database
 
 
-def connect(database: Database) -> CacheNames:
+def connect(database: Database) -> CacheViews:
     """Connect what needs a Keystone that is loaded.
 
-    :returns: what names the values of its caches, to be told of the beginning of each request
+    :returns: what looks which state each request begins in, to be told of its beginning
     :raises IncompatibleError: this Keystone does not look as needed
     """
     from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import is_attached
 
-    from .cache_regions import CacheNames
+    from .cache_regions import CacheViews
     from .repeated_work import leave_out
     from .unheard_changes import leave_out_unheard
     from .validation_policy import tell_of_validations
@@ -122,8 +129,8 @@ def connect(database: Database) -> CacheNames:
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
     regions = list(_cache_regions())
     values = _options()
-    memory = _keep_in_memory(regions, database.node, values)
-    names = CacheNames(regions, database.coordinator, values["settle"])
+    memory = _keep_in_memory(regions, database, values)
+    views = CacheViews(regions, database.coordinator, values["settle"])
     if values["reuse"]:
         leave_out(values["ttl"], memory)
     leave_out_unheard()
@@ -138,15 +145,14 @@ def connect(database: Database) -> CacheNames:
         if decide is not None:
             with suppress(CoordinatorError):  # of who has no folder there is no token cache
                 policies[database.folder()] = decide
-    return names
+    return views
 
 
 def _keep_in_memory(
-    regions: list[Any], node: Callable[[], Node | None], values: Mapping[str, Any]
+    regions: list[Any], database: Database, values: Mapping[str, Any]
 ) -> KeystoneMemory | None:
     """Give Keystone's caches the memory of this worker, where they have no backend of their own.
 
-    :param node: returns what the workers share
     :param values: of the options
     :returns: the memory; ``None`` if Keystone caches nothing, or elsewhere
     """
@@ -155,11 +161,11 @@ def _keep_in_memory(
     from .worker_memory import KeystoneMemory, use
 
     if not values["reuse"]:
-        use(regions, None)
+        use(regions, None, database.has_no_epochs)
         return None
     limit = int((values["memory"] << 20) * KEYSTONE_SHARE)
-    memory = KeystoneMemory(limit, values["ttl"], node, _form())
-    used = use(regions, memory)
+    memory = KeystoneMemory(limit, values["ttl"], database.node, _form())
+    used = use(regions, memory, database.has_no_epochs)
     return memory if used and import_keystone("keystone.conf").CONF.cache.enabled else None
 
 

@@ -24,7 +24,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dogpile.cache.api import NO_VALUE, CacheBackend, CachedValue, CacheMutex
 from dogpile.cache.backends.null import NullBackend
@@ -39,7 +39,8 @@ from keyfront.middleware.tokens.lru_cache import Memory
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.request import Fill, Request, current, token_tags
 
-from .cache_regions import View
+from .cache_regions import View, own_mangler, without_own_name
+from .values_by_rows import ByRows, emptied_by_others
 
 _FIXED = {tag: place for place, tag in enumerate(FIXED)}
 
@@ -50,7 +51,7 @@ FUNCTIONS = frozenset(
     {
         *(_CORE.format("identity", x) for x in ("get_user", "get_user_by_name", "get_group")),
         *(_CORE.format("identity", x) for x in ("_get_public_id", "get_id_mapping")),
-        # It makes a user who is new to Keystone: then the request has names of its own.
+        # It makes a user who is new to Keystone: then the request is alone.
         _CORE.format("identity", "_shadow_nonlocal_user"),
         *(_CORE.format("resource", x) for x in ("get_domain", "get_domain_by_name")),
         *(_CORE.format("resource", x) for x in ("get_project", "get_project_by_name")),
@@ -190,9 +191,6 @@ class KeystoneMemory(CacheBackend):
     :param form: tells workers whose values are of one form from others
     """
 
-    #: Whether values are found by the rows they were made of, and not by names.
-    by_rows: ClassVar[bool] = True
-
     def __init__(
         self,
         limit: int,
@@ -328,8 +326,7 @@ class KeystoneMemory(CacheBackend):
         request = current.get()
         if request is not None:
             request.values.pop(key, None)
-            if request.own_name:
-                key = key.removesuffix(f":{request.own_name}")
+        key = without_own_name(key)
         # In its place, so that it is not taken from what the workers share either.
         deadline = time.monotonic() + self._ttl
         nothing = _Value(b"", deadline, Epoch(0, 0), Reads(frozenset(), frozenset()), Slots((0,)))
@@ -399,24 +396,46 @@ class Noting(ProxyBackend):
     def get(self, key: Any) -> Any:
         """Return a value, and count what it was made of; or expect it to be computed."""
         value = self.proxied.get(key)
+        self._looked_for(key, value)
+        return value
+
+    def get_serialized(self, key: Any) -> Any:
+        """The same of a backend that takes bytes."""
+        value = self.proxied.get_serialized(key)
+        self._looked_for(key, value)
+        return value
+
+    def set(self, key: Any, value: Any) -> None:
+        """Store a value that was computed, with what it was made of."""
+        self._computed(key)
+        self.proxied.set(key, value)
+
+    def set_serialized(self, key: Any, value: Any) -> None:
+        """The same of a backend that takes bytes."""
+        self._computed(key)
+        self.proxied.set_serialized(key, value)
+
+    @staticmethod
+    def _looked_for(key: Any, value: Any) -> None:
         request = current.get()
-        if request is not None:
+        if request is not None and not request.as_it_is:
             if value is not NO_VALUE:
                 request.note(request.kept.get(key, _UNKNOWN))
             elif not request.fills or request.fills[-1].key != key:
                 # dogpile.cache looks twice.
                 request.fills.append(Fill(key))
-        return value
 
-    def set(self, key: Any, value: Any) -> None:
-        """Store a value that was computed, with what it was made of."""
+    @staticmethod
+    def _computed(key: Any) -> None:
         request = current.get()
-        if request is not None:
+        if request is not None and not request.as_it_is:
             reads = _end_fill(request, key)
             if reads is not None:
                 request.kept[key] = reads
                 request.note(reads)
-        self.proxied.set(key, value)
+            else:
+                # What is known is of a value that it had before.
+                request.kept.pop(key, None)
 
 
 def _end_fill(request: Request, key: str) -> Reads | None:
@@ -446,7 +465,7 @@ def _end_fill(request: Request, key: str) -> Reads | None:
 class Vouched(ProxyBackend):
     """Stores nothing for a request that may have read the past; it stands before a backend.
 
-    What the request has read before that it has stored already. The name of a value is taken
+    What the request has read before that it has stored already. The number of a value is taken
     before the value is read, so that it cannot tell.
     """
 
@@ -476,16 +495,30 @@ def _vouched() -> bool:
     return request is None or not request.unvouched
 
 
-def use(regions: Iterable[Any], memory: KeystoneMemory | None) -> bool:
+def _made_of(payload: Any, reads: Reads | None) -> Reads | None:
+    return _of_token(payload, reads) if _is_token(payload) else reads
+
+
+def _reads_rows_only(function: str) -> bool:
+    return function in FUNCTIONS or function in LEFT_OUT
+
+
+def use(
+    regions: Iterable[Any],
+    memory: KeystoneMemory | None,
+    is_absent: Callable[[], bool] = lambda: False,
+) -> bool:
     """Let Keystone's regions keep their values in ``memory`` where their backend keeps nothing.
 
     Their keys are then mangled by us only: a hash shows no function, and the random name by which
     Keystone empties a region would be another one in each request.
 
-    Whatever the backend is, it is given nothing that may be from the past.
+    Whatever the backend is, it is given nothing that may be from the past, and nothing that it has
+    is believed longer than the rows stand that it was made of.
 
     :param regions: cache regions that are configured
     :param memory: ``None``: where nothing is kept, nothing is
+    :param is_absent: whether there is no token cache, so that other backends stay as they are
     :returns: whether any of them uses ``memory``
     """
     used = False
@@ -493,16 +526,49 @@ def use(regions: Iterable[Any], memory: KeystoneMemory | None) -> bool:
         outer: Any = getattr(region, "backend", None)
         while hasattr(getattr(outer, "proxied", None), "proxied"):
             outer = outer.proxied
-        backend = getattr(outer, "proxied", None)
-        if memory is not None and isinstance(backend, NullBackend):
-            used = True
-            _use(region, memory)
-        elif backend is not None:
-            # Right before it: what Keystone keeps for one request only goes on.
-            outer.proxied = Vouched().wrap(backend)
-        elif outer is not None:
-            region.backend = Vouched().wrap(outer)
+        if outer is None:
+            continue
+        # Right before it: what Keystone keeps for one request only goes on.
+        wrapped = getattr(outer, "proxied", None) is not None
+        backend: Any = outer.proxied if wrapped else outer
+        if isinstance(backend, NullBackend):
+            if memory is not None:
+                used = True
+                _use(region, memory)
+            continue
+        name = emptied_by_others(region)
+        rows = ByRows(
+            region.key_mangler, name, is_absent, _made_of, _reads_rows_only,
+            region._parse_serialized_from_backend,
+        )  # fmt: skip
+        vouched = Vouched().wrap(rows.wrap(backend))
+        if wrapped:
+            outer.proxied, vouched = vouched, region.backend
+        region.backend = Noting().wrap(vouched)
+        _note_anew(region)
     return used
+
+
+def _note_anew(region: Any) -> None:
+    """Let a region note what a value is made of that is computed since the one there is too old."""
+    ask: Callable[..., Any] = region.get_or_create
+
+    @functools.wraps(ask)
+    def get_or_create(key: str, creator: Callable[..., Any], *values: Any, **named: Any) -> Any:
+        request = current.get()
+        if request is None or request.as_it_is:
+            return ask(key, creator, *values, **named)
+        mangled = own_mangler(key)
+
+        def create(*arguments: Any, **names: Any) -> Any:
+            # It was found, and so is not expected to be computed.
+            if all(fill.key != mangled for fill in request.fills):
+                request.fills.append(Fill(mangled))
+            return creator(*arguments, **names)
+
+        return ask(key, create, *values, **named)
+
+    region.get_or_create = get_or_create
 
 
 def _use(region: Any, memory: KeystoneMemory) -> None:

@@ -111,6 +111,15 @@ FAMILIES = (
         (("result", "the counts of keyfront tokens stats: hits, node_hits, misses, bypassed, …"),),
     ),
     Family(
+        "keyfront_token_cache_ended", COUNTER,
+        "misses whose answer had been kept, by what had ended it", "tokens",
+        (("cause", "time, rows, all, and the families of tables of keyfront tokens stats"),),
+    ),
+    Family(
+        "keyfront_token_cache_directory_changes", COUNTER,
+        "changes that directories told of which are followed", "tokens",
+    ),
+    Family(
         "keyfront_token_cache_changes", COUNTER, "committed changes that made answers stale",
         "tokens",
     ),
@@ -226,7 +235,7 @@ _FORGOTTEN = 60.0
 # The bounds of the histogram, in bits of microseconds: 1 ms to 33 s.
 _BITS = range(10, 26)
 # Counts of the token cache that are of no request.
-_NO_REQUESTS = frozenset({"changes_refused"})
+_NO_REQUESTS = frozenset({"changes_refused", "directory_changes"})
 _POOLS = ("search", "auth")
 _CHECKOUTS = (
     ("keyfront_ldap_checkouts", "requests"),
@@ -354,7 +363,10 @@ class NodeCollector(Collector):
         for name in tokens.NAMES:
             if name not in _NO_REQUESTS:
                 yield "keyfront_token_cache_requests", (name,), counts[name]
+        for cause in tokens.CAUSES:
+            yield "keyfront_token_cache_ended", (cause,), counts[f"ended_{cause}"]
         yield "keyfront_token_cache_changes_refused", (), counts["changes_refused"]
+        yield "keyfront_token_cache_directory_changes", (), counts["directory_changes"]
         yield "keyfront_token_cache_changes", (), counts["changes"]
         yield "keyfront_token_cache_changes_under_way", (), counts["changes_under_way"]
         yield "keyfront_token_cache_changes_recovered", (), counts["changes_recovered"]

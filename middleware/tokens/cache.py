@@ -28,9 +28,19 @@ from keyfront.errors import CoordinatorError, MissingPartError
 from . import tags_header
 from .coordinator.factory import coordinator_of
 from .coordinator.local import SharedMemory, check_folder
-from .counters import BYPASSED, HITS, KNOWN, MISSES, NODE_HITS, NOT_FOLLOWED, NOT_KEPT
+from .counters import (
+    BYPASSED,
+    CAUSES,
+    ENDED,
+    HITS,
+    KNOWN,
+    MISSES,
+    NODE_HITS,
+    NOT_FOLLOWED,
+    NOT_KEPT,
+)
 from .entries import AUTH_CONTEXT, Entry, FollowedEntry, Headers, Keys, Lifetime, entry_of
-from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, slots
+from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, changed, slots
 from .first_validations import Decide, FirstValidations, Question
 from .first_validations import registry as policies
 from .invalidation.change_log import folder_of, registry
@@ -41,6 +51,7 @@ from .node_cache import Node
 from .node_cache import registry as nodes
 from .request import ENVIRON_KEY, Request, expiry, tags
 from .routes import TOKENS, Routes
+from .variants import Variants, Way
 from .watched_files import WatchedFiles, of_keystone
 
 LOG = logging.getLogger(__name__)
@@ -120,6 +131,7 @@ class TokenCache:
             )
         self.refusals: Memory[Entry] = Memory(memory // 8)
         self.listings: Memory[Entry] = Memory(listings)
+        self._variants = Variants(ttl)
         self._warned = False
         self._generation = 0
         self._callers = callers
@@ -169,7 +181,7 @@ class TokenCache:
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
             return [body]
-        return self._miss(environ, start_response, key)
+        return self._miss(environ, start_response, key, entry)
 
     def _write(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
@@ -214,10 +226,20 @@ class TokenCache:
         environ: dict[str, Any],
         start_response: Callable[..., Any],
         key: bytes,
+        former: Entry | None,
     ) -> Iterable[bytes]:
+        """Answer what does not stand in this process.
+
+        :param former: what was kept here of it
+        """
         self._node.check()
         asked = tags_header.ENVIRON_KEY in environ
         listing = environ["PATH_INFO"] != TOKENS  # Keystone takes the path apart
+        way: Way | None = None
+        if not listing:
+            way = self._variants.way(environ, self._keys)
+            if way is None:
+                return self._bypass(environ, start_response)
         stands = self._stands_now if asked else self._stands
         lost, found = False, NODE_HITS
         question: Question | None = None
@@ -226,9 +248,9 @@ class TokenCache:
             if epoch.generation != self._generation:
                 self._start_generation(epoch.generation)
                 key = self._keys.key(environ) or key
-            entry = self._node.find(key)
+            entry = self._node.find(key, listing=listing)
             if entry is None or not stands(entry):
-                entry = None
+                former, entry = entry or former, None
                 if self._first is not None:
                     question = self._first.question(environ, self._keys)
                     if question is not None:
@@ -236,23 +258,23 @@ class TokenCache:
                 if entry is None:
                     asking, found = self._node.ask(key), NODE_HITS
                     if not asking:
-                        entry = self._node.wait(key, stands)
+                        entry = self._node.wait(key, stands, listing=listing)
             else:
-                self._node.renew(key, entry)
+                self._node.renew(key, entry, listing=listing)
         except CoordinatorError:
             lost = True
         if lost:  # not above: Keystone would log this error with each of its lines
             return self._bypass(environ, start_response)
         if entry is not None:
             self._count(found)
-            self._keep(key, entry, listing)
+            self._keep(key, entry, way)
             if asked:
                 return _tell(entry, environ, start_response)
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
             return [body]
         try:
-            return self._ask(environ, start_response, key, listing, question)
+            return self._ask(environ, start_response, key, way, question, former)
         finally:
             if asking:
                 self._node.answered(key)
@@ -262,11 +284,15 @@ class TokenCache:
         environ: dict[str, Any],
         start_response: Callable[..., Any],
         key: bytes,
-        listing: bool,
+        way: Way | None,
         question: Question | None,
+        former: Entry | None,
     ) -> Iterable[bytes]:
         """Let Keystone answer, and keep the answer if it is one to be kept."""
         self._count(MISSES)
+        if former is not None:
+            self._count_end(former)
+        listing = way is None
         epoch: Epoch | None = None
         with suppress(CoordinatorError):
             # Before anything is read that the answer will be made of.
@@ -284,9 +310,9 @@ class TokenCache:
         if entry is None:
             self._count(NOT_KEPT)
         else:
-            self._keep(key, entry, listing)
+            self._keep(key, entry, way)
             if not listing or len(body) <= _SHARED_LISTING:
-                self._node.keep(key, entry)
+                self._node.keep(key, entry, listing=listing)
             if self._first is not None and question is not None:
                 self._first.learn(question, environ, request, entry, settled)
             if asked:
@@ -382,10 +408,16 @@ class TokenCache:
 
         return self.application(environ, start)
 
-    def _keep(self, key: bytes, entry: Entry, listing: bool) -> None:
-        memory, other = self.listings if listing else self.answers, self.refusals
+    def _keep(self, key: bytes, entry: Entry, way: Way | None) -> None:
+        """Keep an entry in this process.
+
+        :param way: in which it was asked for; ``None`` for another route than validation
+        """
+        memory, other = self.listings if way is None else self.answers, self.refusals
         if entry.negative:
             memory, other = other, memory
+        elif way is not None:
+            self._variants.note(way)
         memory.put(key, entry)
         other.drop(key)  # what a yes was, a no is now, or the other way round
 
@@ -400,6 +432,15 @@ class TokenCache:
         self._node.start(secret)
         self._keys = Keys(secret, self._callers)
         self._generation = generation
+
+    def _count_end(self, entry: Entry) -> None:
+        """Count why what was kept had to be asked of Keystone again."""
+        cause: str | None = "time"
+        if time.monotonic() < entry.deadline and time.time() < entry.expires:
+            with suppress(CoordinatorError):
+                cause = changed(entry.epoch, entry.slots, *self.coordinator.snapshot())
+        if cause is not None:
+            self._count(ENDED + CAUSES.index(cause))
 
     def _count(self, place: int) -> None:
         self._node.counters.count(place)
@@ -542,26 +583,30 @@ def token_cache(
     # Where Keystone's caches have another backend, that is shared already.
     own = values["reuse"] and conf.cache.backend == _NULL
     computed = int(shared * options.KEYSTONE_SHARE) if own else 0
+    routes = Routes(values["routes"])
+    decide = policies.get(folder) if values["reuse"] and values["first_validations"] else None
     node = Node(
         folder,
         size=shared - computed,
         values=computed,
         flight_timeout=values["flight_timeout"],
         configured=_configured(conf),
+        subjects=decide is not None,
+        listings=bool(routes),
     )
     nodes[folder] = node
     return TokenCache(
         application,
         coordinator,
         node,
-        routes=Routes(values["routes"]),
+        routes=routes,
         ttl=values["ttl"],
         negative_ttl=values["negative_ttl"],
         memory=int((values["memory"] << 20) * (1 - options.KEYSTONE_SHARE)),
         callers=_caller_variables(conf),
         settle=values["settle"],
         files=WatchedFiles(of_keystone(conf), folder),
-        decide=policies.get(folder) if values["reuse"] and values["first_validations"] else None,
+        decide=decide,
     )
 
 

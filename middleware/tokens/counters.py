@@ -11,6 +11,8 @@ from pathlib import Path
 from keyfront.common.counters import Layout, NodeCounters, claim_all, owners
 from keyfront.common.file_lock import FileLock
 
+from .invalidation.rules import FIXED
+
 #: What is counted, in the order of a row.
 NAMES = (
     "hits",  # answered from this process's memory
@@ -28,11 +30,18 @@ NAMES = (
 HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT, KNOWN, ISSUED = range(1, 9)
 CHANGES_REFUSED, NOT_FOLLOWED, DIRECTORY_CHANGES = range(9, 1 + len(NAMES))
 
-_ROW = 16
+#: Why Keystone was asked again for what was kept: its time was over (``time``), a change of a
+#: family of tables (a tag of :data:`~.invalidation.rules.FIXED`), or a change of a row that it was
+#: made of (``rows``: one user, project or token).
+CAUSES = ("time", *FIXED, "rows")
+#: The place in a row of the first of them.
+ENDED = 1 + len(NAMES)
+
+_ROW = 48
 _ROWS = 256
 _LAYOUT = Layout(_ROW, _ROWS)
 
-__all__ = ["NAMES", "Counters", "claim_all", "processes", "read"]
+__all__ = ["CAUSES", "NAMES", "Counters", "claim_all", "processes", "read"]
 
 
 class Counters(NodeCounters):
@@ -70,5 +79,6 @@ def processes(path: Path) -> list[int]:
 
 
 def _sums(rows: list[list[int]]) -> dict[str, int]:
-    counts = {name: sum(row[place] for row in rows) for place, name in enumerate(NAMES, 1)}
+    names = (*NAMES, *(f"ended_{cause}" for cause in CAUSES))
+    counts = {name: sum(row[place] for row in rows) for place, name in enumerate(names, 1)}
     return {**counts, "processes": len(owners(rows))}

@@ -45,6 +45,12 @@ CORE = (
     "wsgi.url_scheme",
 )
 
+_OF_VARIANT = tuple(
+    name for name in CORE
+    if name not in
+    ("REQUEST_METHOD", "PATH_INFO", "QUERY_STRING", "HTTP_X_AUTH_TOKEN", "HTTP_X_SUBJECT_TOKEN")
+)
+
 _HARMLESS = """
     CONTENT_LENGTH CONTEXT_DOCUMENT_ROOT CONTEXT_PREFIX DOCUMENT_ROOT DOCUMENT_URI FCGI_ROLE
     GATEWAY_INTERFACE HTTPS PATH_TRANSLATED RAW_URI REMOTE_ADDR REMOTE_HOST REMOTE_PORT
@@ -85,8 +91,8 @@ _BLANKS = ("",) * len(CORE)
 #: Bytes of a key.
 KEY_BYTES = 16
 
-#: Raised when what a key is made of, or the form of a packed entry, changes.
-FORM = 3
+#: Raised when what a key is made of, the form of a packed entry, or which are apart changes.
+FORM = 4
 
 # Two bodies of one token must not have the same; nobody can choose them.
 _ETAG_BYTES = 12
@@ -148,6 +154,17 @@ class Keys:
     def knows(self, environ: Mapping[str, Any]) -> bool:
         """Whether a request that has a key has no variable that is not known."""
         return environ.keys() <= self._known
+
+    def variant(self, environ: Mapping[str, Any]) -> bytes:
+        """Return what tells apart the ways in which one caller may ask for the same thing.
+
+        :param environ: of a request that has a key
+        """
+        parts = [environ.get(name, "") for name in _OF_VARIANT]
+        if not environ.keys() <= self._known:
+            for name in self._others(environ):
+                parts += (name, environ[name])
+        return self.named("variant", *parts)
 
     def named(self, kind: str, *parts: str) -> bytes:
         """Return the key of something else than an answer.

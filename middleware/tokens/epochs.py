@@ -221,6 +221,25 @@ def _slot(tag: str, count: int) -> int:
     return len(_FIXED_SLOTS) + int.from_bytes(digest, "big") % (count - len(_FIXED_SLOTS))
 
 
+def changed(
+    epoch: Epoch, slots: Slots, generation: int, numbers: tuple[int, ...]
+) -> str | None:
+    """Return what has changed in ``slots`` since ``epoch``: a fixed tag, or ``rows``.
+
+    ``None`` if it cannot be told: it was another table. Nothing but counts goes by it.
+
+    :param generation: of the table now, with ``numbers`` as of :meth:`Coordinator.snapshot`
+    """
+    if generation != epoch.generation:
+        return None
+    for slot in slots:  # the fixed ones come first
+        if slot >= len(numbers):
+            return "rows"
+        if numbers[slot] > epoch.sequence:
+            return FIXED[slot]
+    return None
+
+
 def _digest() -> str:
     probes = [_slot(f"user:{number}", 65536) for number in range(16)]
     text = f"{_PROTOCOL} {fingerprint()} {probes}"

@@ -289,7 +289,7 @@ class FirstValidations:
             subject = Subject(target, entry.body, epoch, *stand[1])
             packed = _exactly(subject)
             if packed is not None:
-                self._node.keep_packed(question.subject, packed)
+                self._node.keep_packed(question.subject, packed, subject=True)
 
     def issued(
         self, environ: Mapping[str, Any], request: Request, headers: Headers, body: bytes,
@@ -318,7 +318,8 @@ class FirstValidations:
         subject = Subject(dict(issued.target), body, epoch, *life)
         packed = _exactly(subject)
         if packed is not None:
-            self._node.keep_packed(keys.named("subject", shown, token), packed)
+            name = keys.named("subject", shown, token)
+            self._node.keep_packed(name, packed, subject=True)
             self._node.counters.count(ISSUED)
 
     def _life(self, request: Request, token: str) -> tuple[Slots, Lifetime] | None:
@@ -348,7 +349,7 @@ class FirstValidations:
         """
         fact = None if anew else memory.get(key)
         if fact is None:
-            packed = self._node.packed(key)
+            packed = self._node.packed(key, subject=kind is Subject)
             if packed is not None:
                 fact = kind.unpack(packed)
                 memory.put(key, fact)

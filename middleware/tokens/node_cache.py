@@ -40,8 +40,11 @@ _DAMAGE = (ValueError, OverflowError, IndexError, TypeError, struct.error)
 # Files in the folder. Those with entries are of one form of entry, one size and one configuration
 # of Keystone: while workers are replaced by others with another one, each have their own.
 _ANSWERS, _REFUSALS, _VALUES = "answers", "refusals", "values"
+_SUBJECTS, _LISTINGS = "subjects", "listings"
 _COUNTERS, _LOCK = "counters", "node-lock"
-_RING_FILE = re.compile(rf"({_ANSWERS}|{_REFUSALS}|{_VALUES})-[0-9a-f]+-\d+-\d+")
+_RING_FILE = re.compile(
+    rf"({_ANSWERS}|{_REFUSALS}|{_SUBJECTS}|{_LISTINGS}|{_VALUES})-[0-9a-f]+-\d+-\d+"
+)
 
 # Seconds for which no values are shared after the lock was not to be had: a request has many.
 _PAUSE_SECONDS = 1.0
@@ -53,7 +56,11 @@ class Node:
     Nothing here is needed for a right answer: what fails is logged, and Keystone is asked.
 
     :param folder: of the epoch table
-    :param size: bytes of entries, an eighth of it for refusals
+    :param size: bytes of entries, an eighth of it for refusals, and of each of the following a part
+        that others cannot push out of it
+    :param subjects: whether a quarter is for what is known of tokens: anybody can issue many
+    :param listings: whether an eighth is for answers of other routes than validation: anybody can
+        ask for a list in as many ways as he likes
     :param values: bytes of what Keystone computes; 0: none of it is shared
     :param flight_timeout: seconds to wait for another request that asks the same
     :param configured: tells what the answers of this process are made by, besides what changes are
@@ -69,9 +76,17 @@ class Node:
         flight_timeout: float,
         values: int = 0,
         configured: bytes = b"",
+        subjects: bool = True,
+        listings: bool = True,
     ) -> None:
         self._folder = folder
         self._size = size
+        self._sizes = {_REFUSALS: size // 8}
+        if subjects:
+            self._sizes[_SUBJECTS] = size // 4
+        if listings:
+            self._sizes[_LISTINGS] = size // 8
+        self._sizes[_ANSWERS] = size - sum(self._sizes.values())
         self._values_size = values
         self._configured = configured
         self._left: list[Path] = []  # rings of others that were still in use
@@ -80,8 +95,8 @@ class Node:
         self._lock = FileLock(folder / _LOCK, seconds=_LOCK_SECONDS)
         self.counters = Counters(folder / _COUNTERS, FileLock(folder / _LOCK))
         self._secret = b""
-        self._answers: Store | None = None
-        self._refusals: Store | None = None
+        # All of them or none.
+        self._rings: dict[str, Store] = {}
         self._values: Store | None = None
         self._values_pause = 0.0
         self._checked = 0.0
@@ -93,18 +108,17 @@ class Node:
         """
         self._secret = secret
         with self._lock:
-            self._answers = self._refusals = self._values = None
-            refusals = self._size // 8
+            self._rings, self._values = {}, None
             # a keyed hash: the configuration has passwords, and a file's name is for everybody
             setup = hashlib.blake2b(self._configured, key=secret, digest_size=4).hexdigest()
-            form = f"{DIGEST}{setup}-{FORM}-{self._size}"
-            answers = Store(self._folder / f"{_ANSWERS}-{form}", self._size - refusals, secret)
-            self._refusals = Store(self._folder / f"{_REFUSALS}-{form}", refusals, secret)
+            form = f"{DIGEST}{setup}-{FORM}"
+            sizes = {**self._sizes, _VALUES: self._values_size}
+            paths = {name: self._folder / f"{name}-{form}-{size}" for name, size in sizes.items()}
+            made = {name: Store(paths[name], size, secret) for name, size in self._sizes.items()}
             if self._values_size:
-                values = self._folder / f"{_VALUES}-{form}"
-                self._values = Store(values, self._values_size, secret)
-            self._answers = answers
-            self._left = [path for path in rings(self._folder) if not path.name.endswith(form)]
+                self._values = Store(paths[_VALUES], self._values_size, secret)
+            self._rings = made
+            self._left = [path for path in rings(self._folder) if path not in paths.values()]
             self._drop_unused()
 
     def _drop_unused(self) -> None:
@@ -123,20 +137,23 @@ class Node:
         try:
             self.counters.claim()
             self._drop_unused()
-            values = [self._values] if self._values_size else []
-            for ring in (self._answers, self._refusals, *values):
-                if ring is None or not ring.is_whole():
-                    LOG.warning("%s: the shared answers are gone, and made anew", self._folder)
-                    self.start(self._secret)
-                    return
+            rings = [*self._rings.values(), *([self._values] if self._values else [])]
+            wanted = len(self._sizes) + bool(self._values_size)
+            if len(rings) < wanted or not all(ring.is_whole() for ring in rings):
+                LOG.warning("%s: the shared answers are gone, and made anew", self._folder)
+                self.start(self._secret)
         except CoordinatorError as error:
             LOG.warning("token cache: answers are not shared: %s", error)
 
-    def find(self, key: bytes) -> Entry | None:
-        """Return the entry that some worker stored, whether or not it still stands."""
+    def find(self, key: bytes, *, listing: bool = False) -> Entry | None:
+        """Return the entry that some worker stored, whether or not it still stands.
+
+        :param listing: whether it is of another route than validation
+        """
+        rings = self._rings
         try:
-            for ring in (self._answers, self._refusals):
-                packed = ring.get(key) if ring is not None else None
+            for name in (_LISTINGS if listing else _ANSWERS, _REFUSALS):
+                packed = rings[name].get(key) if name in rings else None
                 if packed is not None:
                     return Entry.unpack(packed)
         except _DAMAGE:
@@ -145,7 +162,7 @@ class Node:
 
     def ask(self, key: bytes) -> bool:
         """Say that this request asks Keystone; ``False`` if another is doing so."""
-        answers = self._answers
+        answers = self._rings.get(_ANSWERS)
         if answers is None or not self._flight_timeout:
             return True
         try:
@@ -156,7 +173,7 @@ class Node:
 
     def answered(self, key: bytes) -> None:
         """Say that asking has ended."""
-        answers = self._answers
+        answers = self._rings.get(_ANSWERS)
         try:
             if answers is not None and answers.asked(key):  # usually said by keep()
                 with self._lock:
@@ -164,14 +181,16 @@ class Node:
         except (CoordinatorError, *_DAMAGE):
             pass  # others wait for flight_timeout, no longer
 
-    def wait(self, key: bytes, stands: Callable[[Entry], bool]) -> Entry | None:
+    def wait(
+        self, key: bytes, stands: Callable[[Entry], bool], *, listing: bool = False
+    ) -> Entry | None:
         """Wait for the answer that another request asks for; ``None`` if it brings none."""
         self.counters.count(WAITS)
         deadline = time.monotonic() + self._flight_timeout
         pause = _FIRST_LOOK
         while True:
             asked = self._is_asked(key) and time.monotonic() < deadline
-            entry = self.find(key)
+            entry = self.find(key, listing=listing)
             if entry is not None and stands(entry):
                 return entry
             if not asked:
@@ -179,47 +198,53 @@ class Node:
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_LOOK)
 
-    def keep(self, key: bytes, entry: Entry) -> None:
+    def keep(self, key: bytes, entry: Entry, *, listing: bool = False) -> None:
         """Store an entry for all workers, and say that asking for it has ended."""
-        answers, refusals = self._answers, self._refusals
-        if answers is None or refusals is None:
+        rings = self._rings
+        good, refusals = rings.get(_LISTINGS if listing else _ANSWERS), rings.get(_REFUSALS)
+        if good is None or refusals is None:
             return
         packed = entry.pack()
-        ring, other = (refusals, answers) if entry.negative else (answers, refusals)
+        ring, other = (refusals, good) if entry.negative else (good, refusals)
         try:
             with self._lock:
                 ring.put(key, packed)
                 other.drop(key)
-                answers.answered(key)
+                rings[_ANSWERS].answered(key)
         except CoordinatorError as error:
             LOG.warning("token cache: an answer is not shared: %s", error)
         except _DAMAGE:
             self._checked = 0.0
 
-    def renew(self, key: bytes, entry: Entry) -> None:
+    def renew(self, key: bytes, entry: Entry, *, listing: bool = False) -> None:
         """Store an entry again if it is about to be overwritten though it is in use."""
-        ring = self._refusals if entry.negative else self._answers
+        good = _LISTINGS if listing else _ANSWERS
+        ring = self._rings.get(_REFUSALS if entry.negative else good)
         try:
             if ring is not None and ring.ages(key):
-                self.keep(key, entry)
+                self.keep(key, entry, listing=listing)
         except _DAMAGE:
             self._checked = 0.0
 
-    def packed(self, key: bytes) -> bytes | None:
-        """Return what some worker kept under a key that no entry has."""
-        ring = self._answers
+    def packed(self, key: bytes, *, subject: bool = False) -> bytes | None:
+        """Return what some worker kept under a key that no entry has.
+
+        :param subject: whether it is of a token
+        """
+        ring = self._rings.get(_SUBJECTS if subject else _ANSWERS)
         try:
             return ring.get(key) if ring is not None else None
         except _DAMAGE:
             self._checked = 0.0
         return None
 
-    def keep_packed(self, key: bytes, packed: bytes) -> None:
+    def keep_packed(self, key: bytes, packed: bytes, *, subject: bool = False) -> None:
         """Keep something for all workers, among the entries.
 
         :param key: that no entry has
+        :param subject: whether it is of a token, and kept apart
         """
-        ring = self._answers
+        ring = self._rings.get(_SUBJECTS if subject else _ANSWERS)
         if ring is None:
             return
         try:
@@ -268,7 +293,8 @@ class Node:
 
     def _is_asked(self, key: bytes) -> bool:
         try:
-            return self._answers is not None and self._answers.asked(key)
+            answers = self._rings.get(_ANSWERS)
+            return answers is not None and answers.asked(key)
         except _DAMAGE:
             return False
 

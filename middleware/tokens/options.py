@@ -124,8 +124,9 @@ TOKEN_CACHE = [
         max=65536,
         help="MiB that all workers of this node share, taken from the file system of path when "
         "the first of them starts. A quarter of it is for what Keystone computes, as in memory; "
-        "the rest is for answers, an eighth of that for refusals. Like path, it cannot be set in a "
-        "paste file.",
+        "the rest is for answers: an eighth of that for refusals, a quarter for what is known of "
+        "tokens from their issue and, with routes, an eighth for these, none of which can push out "
+        "good answers to validations. Like path, it cannot be set in a paste file.",
     ),
     cfg.FloatOpt(
         "flight_timeout",

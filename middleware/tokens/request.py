@@ -17,9 +17,6 @@ from typing import Any, NamedTuple
 from .invalidation.reads import Reads
 from .invalidation.rules import ALL, ANY, GRANTS_GROUP, tag
 
-#: A name for each kind of value that Keystone keeps.
-Names = tuple[str, ...]
-
 #: Where the filter leaves a :class:`Request` for the application below it.
 ENVIRON_KEY = "keyfront.token_cache"
 
@@ -54,10 +51,9 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "active", "checked", "created", "disk_failed", "enforced", "families"),
-        "fills",
-        *("followed", "found", "garbage", "issued", "issuing"),
-        *("kept", "last_active", "lost", "memory", "names", "own_name", "recorded"),
+        *("accepted", "active", "as_it_is", "checked", "created", "disk_failed", "enforced"),
+        *("families", "fills", "followed", "found", "garbage", "issued", "issuing"),
+        *("kept", "last_active", "lost", "memory", "own_name", "recorded"),
         *("recording", "reading", "reads", "refused", "since", "unknown_commit", "unsure"),
         *("until", "unvouched", "users", "values", "view", "windows"),
     )
@@ -99,18 +95,17 @@ class Request:
         self.values: dict[str, bytes] = {}
         #: Keystone's model of the token that it looks for among the revoked ones.
         self.checked: Any = None
-        #: The state that what it shares with others is from, see ``worker_memory.py``; ``None``:
+        #: The state that what it shares with others is from, see ``cache_regions.py``; ``None``:
         #: it shares nothing.
         self.view: Any = None
+        #: Whether Keystone's caches are left as they are, since there is no token cache.
+        self.as_it_is = False
         #: Whether what is read belongs to the answer. It does once the caller has been let in: what
         #: his token needs is noted by its rows, see :func:`tags`.
         self.reading = False
         #: Where Keystone keeps what it has once computed for this request.
         self.memory = types.SimpleNamespace()
-        #: Names for what Keystone's own caches hold, by kind; see ``cache_regions.py``.
-        #: ``None``: they go by :attr:`own_name`, as after a change of its own.
-        self.names: Names | None = None
-        #: A name that nobody else has.
+        #: A name that nobody else has, for what it keeps after a change of its own.
         self.own_name = ""
         #: When the first of the kept values ends that its answer was made of, in seconds of the
         #: monotonic clock.
@@ -153,7 +148,7 @@ class Request:
         What the caches hold from before is not for the rest of it either, and what it puts there
         may be from before another change that came in between.
         """
-        self.names = self.view = None
+        self.view = None
         self.own_name = secrets.token_hex(8)
 
     def writes(self) -> None:

@@ -357,12 +357,17 @@ class _Program:
         del self._things[name]
         gc.collect()
 
-    def do_churn(self, number: int, port: int, heartbeat: float) -> None:
+    def do_churn(self, number: int, port: int, heartbeat: float, tls: bool = False) -> None:
         """So many connections, one after the other."""
         for _ in range(number):
-            self.do_amqp("churned", port, heartbeat)
+            self.do_amqp("churned", port, heartbeat, tls)
             self.do_amqp_close("churned")
         gc.collect()
+
+    def do_tls_objects(self) -> int:
+        """How many objects of OpenSSL's there are, of 80 kB each."""
+        gc.collect()
+        return sum(type(x).__name__ == "_SSLSocket" for x in gc.get_objects())
 
     def do_kombu(self, name: str, url: str, heartbeat: float) -> None:
         """A pool of kombu's, with one connection."""

@@ -1,9 +1,9 @@
 """A world for ``explorer.py``: workers, their epoch tables, Keystone's caches and a database.
 
 The coordinators are :class:`SharedMemory` over the real :class:`Table`, with files that lie in this
-process, a clock that stands still and a lock that is never waited for. Names are those of
-:class:`CacheNames`. One row of the database has a version, and each change makes the next one; what
-is cached anywhere is the version that it was made from.
+process, a clock that stands still and a lock that is never waited for. What Keystone caches goes by
+the real :class:`CacheViews` and :class:`ByRows`. One row of the database has a version, and each
+change makes the next one; what is cached anywhere is the version that it was made from.
 
 A transaction that was sent is committed by a process of its own, however late, and whether or not
 its writer lives.
@@ -12,6 +12,7 @@ its writer lives.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,9 +21,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from dogpile.cache.api import NO_VALUE, CachedValue
+
 from keyfront.errors import CoordinatorError
-from keyfront.gateway.keystone import cache_regions
-from keyfront.gateway.keystone.cache_regions import CacheNames
+from keyfront.gateway.keystone import values_by_rows
+from keyfront.gateway.keystone.cache_regions import CacheViews, View
+from keyfront.gateway.keystone.values_by_rows import MADE_OF, ByRows
 from keyfront.middleware.tokens import epochs
 from keyfront.middleware.tokens.coordinator import local
 from keyfront.middleware.tokens.coordinator import table as table_module
@@ -30,26 +34,36 @@ from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, SharedMe
 from keyfront.middleware.tokens.coordinator.mark_owners import begins
 from keyfront.middleware.tokens.coordinator.table import Table
 from keyfront.middleware.tokens.epochs import MARK_SECONDS, Epoch, Mark, Slots
-from keyfront.middleware.tokens.request import Names, Request, current
+from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.request import Request, current
 from support.explorer import Again, Disabled, Step, Steps, Violation
 
 #: What a change of the row touches, and what an answer that shows it depends on.
 CHANGED = ("any", "content", "projects", "project:p")
 SHOWN = ("all", "project:p")
-#: Keys of Keystone's caches: of the token, which goes by every change, and of the row.
-TOKEN, ROW = "token", "keystone.resource.core:get_project|p"
+#: Keys of Keystone's caches: of the token and of the row.
+TOKEN, ROW = "token", "row"
+# What they are made of: that anything has changed since a token was kept says little.
+_MADE_OF = {
+    TOKEN: Reads(frozenset({"any"}), frozenset({"project:p"})),
+    ROW: Reads(frozenset({"projects"}), frozenset({"project:p"})),
+}
 _SLOTS = 48
 _PLACES = 4
 _TAGS = 5
 _OWNER_BYTES = 16
+
+# What a request began with: the numbers of the fixed tags, what it has seen, what has settled.
+_State = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+_ANEW: _State = ((), (), ())
 
 
 @dataclass(frozen=True)
 class Rules:
     """Which repairs are in force; all of them by default.
 
-    :param names_together: a request takes all its names at its beginning (hole 1)
-    :param own_names: after a commit of its own it shares none (hole 2)
+    :param from_the_beginning: what a request stores has the number of its beginning (hole 1)
+    :param alone: after a commit of its own it shares nothing (hole 2)
     :param asks_owner: a mark is recovered only if its transaction is over (hole 4)
     :param begins_marked: a new table begins under a mark of everything, until the transactions of
         before are over (hole 4, when the table is lost with its writer)
@@ -57,8 +71,8 @@ class Rules:
     :param late: the kind of request that keeps what it answers with the number of its end; none
     """
 
-    names_together: bool = True
-    own_names: bool = True
+    from_the_beginning: bool = True
+    alone: bool = True
     asks_owner: bool = True
     begins_marked: bool = True
     tables_apart: bool = True
@@ -189,6 +203,20 @@ class _Shared(SharedMemory):
             self._table = self.world.table(self.mapped)
 
 
+class _Backend:
+    """What memcached keeps."""
+
+    def __init__(self, world: Cloud) -> None:
+        self._world = world
+
+    def get(self, key: str) -> Any:
+        found = self._world._cache.get(key)
+        return NO_VALUE if found is None else CachedValue(found[0], {MADE_OF: found[1]})
+
+    def set(self, key: str, value: CachedValue) -> None:
+        self._world._cache[key] = (value.payload, value.metadata[MADE_OF])
+
+
 class Cloud:
     """The world.
 
@@ -213,8 +241,8 @@ class Cloud:
         self._killed: frozenset[str] = frozenset()
         #: Until when a process sleeps.
         self.waiting: dict[str, int] = {}
-        #: Requests by process: their names, and the least version they may show.
-        self._requests: dict[str, tuple[Names | None, str, int]] = {}
+        #: Requests by process: the state they share things of, and the least version they may show.
+        self._requests: dict[str, tuple[_State | None, int]] = {}
         self._database = 0
         #: Transactions by process: on their way (0), or the version they made.
         self._transactions: dict[str, int] = {}
@@ -228,13 +256,16 @@ class Cloud:
         self._told = 0
         #: The last version that was committed under a mark, by the mark's generation.
         self._under_mark: dict[int, int] = {}
-        #: What is in Keystone's caches, and what the filter keeps.
-        self._cache: dict[str, int] = {}
+        #: What is in Keystone's caches, with what it was made of, and what the filter keeps.
+        self._cache: dict[str, tuple[int, Any]] = {}
         self._kept: frozenset[tuple[int, int, tuple[int, ...], int]] = frozenset()
         self.workers: dict[str, _Shared] = {}
-        regions = [SimpleNamespace(name=x, key_mangler=None) for x in ("tokens", "shared default")]
-        self._regions = {TOKEN: regions[0], ROW: regions[1]}
-        self._names = CacheNames(regions, lambda: self._coordinator)
+        region = SimpleNamespace(key_mangler=None, actual_backend=None)
+        self._views = CacheViews([region], lambda: self._coordinator)
+        self._values: Any = ByRows(
+            None, bytes, lambda: False, lambda payload, reads: reads, lambda function: True
+        )
+        self._values.proxied = _Backend(self)
         self._coordinator: _Shared | None = None
 
     def start(self, workers: dict[str, int], *, by_word: bool) -> None:
@@ -378,19 +409,17 @@ class Cloud:
             return
         request = Request()
         try:
-            self._names.begin(request)
+            self._views.begin(request)
+            if request.view is None:
+                return
+            with self._as(request):
+                found = {key: self._values.get(key) for key in _MADE_OF}
         except Disabled:
             return
-        if not request.names:
-            return
-        with self._as(request):
-            for key in self._regions:
-                mangled = self._mangled(key)
-                generation = int(mangled.rpartition(":")[2].partition(".")[0], 16)
-                due = self._due(generation)
-                version = self._cache.get(mangled, due)
-                if version < due:
-                    raise Violation(f"{name} finds version {version} of {due} as {mangled!r}")
+        due = self._due(request.view.seen.generation)
+        for key, value in found.items():
+            if value is not NO_VALUE and value.payload < due:
+                raise Violation(f"{name} finds version {value.payload} of {due} as {key!r}")
 
     def _due(self, generation: int) -> int:
         """The least version that is shown by who goes by the table of a generation."""
@@ -425,10 +454,8 @@ class Cloud:
     def do_begin(self) -> None:
         """Begin a request in Keystone."""
         request = Request()
-        self._names.begin(request)
-        if request.names and not self.rules.names_together:
-            request.names = ("", *request.names[1:])  # that of tokens, the first, when needed
-        self._note(request, self._requests.get(self.acting, (None, "", self._told))[2])
+        self._views.begin(request)
+        self._note(request, self._requests.get(self.acting, (None, self._told))[1])
 
     def do_ask(self) -> tuple[int, int] | None:
         """Begin a request that the filter cannot answer."""
@@ -442,7 +469,8 @@ class Cloud:
     def do_look(self, key: str) -> int | None:
         """Look for a value in Keystone's caches."""
         with self._request():
-            return self._cache.get(self._mangled(key))
+            found = self._values.get(key)
+            return None if found is NO_VALUE else found.payload
 
     def do_read(self) -> int:
         """Read the row."""
@@ -450,8 +478,11 @@ class Cloud:
 
     def do_put(self, key: str, version: int) -> None:
         """Store what was made of the row in Keystone's caches."""
-        with self._request():
-            self._cache[self._mangled(key)] = version
+        with self._request() as request:
+            if key == TOKEN and not self.rules.from_the_beginning:
+                self._views.begin(request)
+            request.kept[key] = _MADE_OF[key]
+            self._values.set(key, CachedValue(version, {}))
 
     def do_keep(self, epoch: tuple[int, int] | None, version: int) -> None:
         """Answer, and keep the answer in the filter."""
@@ -482,7 +513,7 @@ class Cloud:
 
     def do_answer(self, version: int) -> None:
         """Answer with what was made of this version."""
-        due = self._requests[self.acting][2]
+        due = self._requests[self.acting][1]
         self._end()
         if version < due:
             raise Violation(f"answered with version {version}; when it began there was {due}")
@@ -522,7 +553,10 @@ class Cloud:
         generation, serial, numbers = mark
         self._here.stamp(Mark(generation, serial, Slots(numbers)))
         request = Request()
-        request.names = None if self.rules.own_names else ()
+        if not self.rules.alone:
+            self._requests[self.acting] = (_ANEW, 0)
+            return
+        request.end_sharing()
         self._note(request, 0)
 
     def do_respond(self, version: int) -> None:
@@ -575,37 +609,28 @@ class Cloud:
         return self._coordinator
 
     def _slots(self, tags: tuple[str, ...]) -> Slots:
-        if not self._here.version:
-            return epochs.slots(tags, _SLOTS)
-        # Of another version, in which other identifiers share a slot.
-        return epochs.slots([f"{tag}-" if ":" in tag else tag for tag in tags], _SLOTS)
+        return _slots_of(tags, self._here.version)
 
     def _end(self, process: str = "") -> None:
-        """Forget a request, and what nobody can find after it."""
-        own_name = self._requests.pop(process or self.acting)[1]
-        if own_name:
-            for key in [x for x in self._cache if x.endswith(own_name)]:
-                del self._cache[key]
-
-    def own_name(self, size: int) -> str:
-        """A name as of ``secrets.token_hex``, the same in all schedules."""
-        return f"{self.acting} after {self._transactions.get(self.acting, 'no')} commit"
+        """Forget a request."""
+        del self._requests[process or self.acting]
 
     def _note(self, request: Request, due: int) -> None:
-        self._requests[self.acting] = (request.names, request.own_name, due)
+        view: View | None = request.view
+        state = None if view is None else (view.numbers, tuple(view.seen), tuple(view.settled))
+        self._requests[self.acting] = (state, due)
 
     @contextlib.contextmanager
-    def _request(self) -> Iterator[None]:
-        names, own_name, due = self._requests[self.acting]
+    def _request(self) -> Iterator[Request]:
+        state, _ = self._requests[self.acting]
         request = Request()
-        request.names, request.own_name = names, own_name
-        if names is not None and names[:1] in ((), ("",)):  # a rule that is not in force
-            self._names.begin(request)
-            if names and request.names:
-                names = request.names = (request.names[0], *names[1:])
+        if state is _ANEW:  # a rule that is not in force
+            self._views.begin(request)
+        elif state is not None:
+            numbers, seen, settled = state
+            request.view = View(self._here, numbers, Epoch(*seen), Epoch(*settled))
         with self._as(request):
-            yield
-        self._requests[self.acting] = (names, request.own_name, due)
+            yield request
 
     @contextlib.contextmanager
     def _as(self, request: Request) -> Iterator[None]:
@@ -615,9 +640,13 @@ class Cloud:
         finally:
             current.reset(token)
 
-    def _mangled(self, key: str) -> str:
-        mangled: str = self._regions[key].key_mangler(key)
-        return mangled
+
+@functools.cache
+def _slots_of(tags: tuple[str, ...], version: int) -> Slots:
+    if not version:
+        return epochs.slots(tags, _SLOTS)
+    # Of another version, in which other identifiers share a slot.
+    return epochs.slots([f"{tag}-" if ":" in tag else tag for tag in tags], _SLOTS)
 
 
 def _worker(process: str) -> str:
@@ -637,9 +666,7 @@ def cloud(rules: Rules, workers: dict[str, int], *, by_word: bool = False) -> It
     clock = _Clock()
     times = itertools.count()
     made = Cloud(rules, clock)
-    random = SimpleNamespace(
-        randbelow=lambda limit: made.made, token_bytes=bytes, token_hex=lambda n: made.own_name(n)
-    )
+    random = SimpleNamespace(randbelow=lambda limit: made.made, token_bytes=bytes)
     first = table_module._HEADER_WORDS
     head = table_module._OWNER + _OWNER_BYTES // table_module.WORD
     last = first + _PLACES * (head + _TAGS)
@@ -651,7 +678,8 @@ def cloud(rules: Rules, workers: dict[str, int], *, by_word: bool = False) -> It
             (table_module, "_FIRST_SLOT", last),
             (table_module, "boot_word", lambda: 1),
             (table_module, "secrets", random),
-            (cache_regions, "secrets", random),
+            (values_by_rows, "_hashed", str),
+            (values_by_rows, "slots", lambda tags, count: made._slots(tuple(tags))),
             (local, "time", clock),
             (local, "_others", lambda folder, name: made.others(name)),
             # whose folder is never as it was, so that it is looked into each time
@@ -740,4 +768,5 @@ def change(*, stores: bool = False) -> Steps:
 
 def once(*steps: Any) -> Steps:
     """Does this."""
-    yield from steps
+    for step in steps:  # noqa: UP028  (what came of it can be sent to no tuple)
+        yield step

@@ -40,6 +40,8 @@ _LINES: Final = (
     ("stopped", "stopped", "connections given up after an interrupted write"),
     ("dead_peers", "dead peers", "found gone or silent"),
     ("reconnections", "reconnections", "connections that were replaced"),
+    ("expired", "expired", "hung up after they lay in a pool for too long"),
+    ("failures", "failures", "the thread could not start, ended, or lost a beat"),
 )
 
 

@@ -59,9 +59,18 @@ _LINES = (
     ("processes", "processes", "that share it, the master included"),
 )
 
+# What the causes mean that are no families of tables.
+_CAUSES = {
+    "time": "the option ttl, or the token's own end",
+    "all": "a flush, or a change that can be of anything",
+    "rows": "a change of a user, project, role or token in them",
+    "revocations": "a revocation of tokens of no one user",
+    "grants:group": "a grant to a group",
+}
+
 # What lies in a cache's folder.
 _FILES = re.compile(
-    r"(epochs|answers|refusals)-[\w.-]+|counters|(node-)?lock|followed(\.lock)?|follower\.\d"
+    r"(epochs|answers|refusals|subjects|listings|values)-[\w.-]+|counters|(node-)?lock|followed(\.lock)?|follower\.\d"
 )
 
 # A Keystone is reached by one worker a connection.
@@ -322,6 +331,7 @@ def stats(cache: Cache, out: TextIO, *, as_json: bool = False) -> int:
     :raises CoordinatorError: there is no cache in the folder
     """
     from keyfront.middleware.tokens import node_cache as node
+    from keyfront.middleware.tokens.counters import CAUSES
 
     counts = {**cache.coordinator.statistics(), **node.statistics(cache.folder)}
     if as_json:
@@ -341,6 +351,12 @@ def stats(cache: Cache, out: TextIO, *, as_json: bool = False) -> int:
     asked = hits + counts["misses"]
     if asked:
         out.write(f"{'hit ratio':<12}{100 * hits / asked:>12.2f} %  of what may be cached\n")
+    ended = {cause: counts[f"ended_{cause}"] for cause in CAUSES if counts[f"ended_{cause}"]}
+    if ended:
+        out.write("\nAnswers that were asked of Keystone again, by what had ended them:\n")
+    for cause in sorted(ended, key=ended.__getitem__, reverse=True):
+        text = _CAUSES.get(cause, f"any change of {cause}")
+        out.write(f"{cause:<12}{ended[cause]:>14}  {text}\n")
     return 0
 
 

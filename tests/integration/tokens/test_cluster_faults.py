@@ -149,7 +149,7 @@ class Cloud:
                     if status != 200:
                         failures.append(f"{place.name} answered {status}")
                     count += 1
-                    over.wait(0.01)
+                    over.wait(0.1)
             except (OSError, HTTPException) as error:
                 failures.append(f"{place.name}: {error!r}")
             finally:

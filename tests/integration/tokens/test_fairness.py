@@ -13,7 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -24,6 +24,7 @@ import pytest
 from keyfront.common.file_lock import FileLock
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.counters import NAMES, Counters
+from support import servers
 from support.keystone_world import VALIDATE, Answer, Client, Person, World, grant
 from support.keystones import keystone_state, serve_as_is
 from support.served import Served, stats, wait_for
@@ -131,12 +132,22 @@ class Fair:
 
 @pytest.fixture(scope="module")
 def fair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fair]:
+    with _fair(tmp_path_factory.mktemp("fairness")) as made:
+        yield made
+
+
+@contextmanager
+def _fair(folder: Path, more: str = "", memcached: str | None = None) -> Iterator[Fair]:
+    """Run a Keystone.
+
+    :param more: lines of ``[keyfront_token_cache]``
+    :param memcached: what it caches in, if anything
+    """
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("keyfront serve starts one worker per core, and there is one core")
-    folder = tmp_path_factory.mktemp("fairness")
     shared = folder / "shared"
-    extra = CONFIGURATION.format(shared=shared, flight_timeout=FLIGHT_TIMEOUT)
-    state = keystone_state(folder / "state", extra=extra)
+    extra = CONFIGURATION.format(shared=shared, flight_timeout=FLIGHT_TIMEOUT) + more
+    state = keystone_state(folder / "state", memcached=memcached, extra=extra)
     (folder / "slow_keystone.py").write_text(SLOW)
     (folder / "pipeline.ini").write_text(PIPELINE.format(folder=folder))
     environment = {
@@ -200,6 +211,154 @@ def test_user_who_changes_his_own_password(fair: Fair) -> None:
             password = new
 
     assert _hits_beside(fair, change_often) > 0.97
+
+
+# Who changes what is his own, with what Keystone keeps in memcached
+
+
+@pytest.fixture(scope="module")
+def cached(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Fair, servers.Memcached]]:
+    with ExitStack() as stack:
+        memcached = stack.enter_context(servers.memcached())
+        folder = tmp_path_factory.mktemp("memcached")
+        yield stack.enter_context(_fair(folder, memcached=memcached.address)), memcached
+
+
+def _application_credential(world: World, person: Person) -> None:
+    made = world.credential(person)
+    path = f"/users/{person.user.id}/application_credentials/{made['id']}"
+    world.call("DELETE", path, token=person.token)
+
+
+def _trust(world: World, person: Person) -> None:
+    made = world.trust(person, world.bystander.user, [world.still_role])
+    world.call("DELETE", f"/OS-TRUST/trusts/{made}", token=person.token)
+
+
+def _password(world: World, person: Person) -> None:
+    """There and back: the token goes with the password, so he has no other use of it."""
+    path, old, new = f"/users/{person.user.id}/password", person.user.password, uuid.uuid4().hex
+    for now, then in ((old, new), (new, old)):
+        body = {"user": {"original_password": now, "password": then}}
+        world.send("POST", path, {}, body)
+
+
+def _revocation(world: World, person: Person) -> None:
+    token = world.issue(person.user, project=person.project)
+    world.revoke(token, by=token)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change", [_application_credential, _trust, _password, _revocation]
+)
+def test_who_changes_his_own_empties_memcached_for_nobody(
+    cached: tuple[Fair, servers.Memcached], change: Callable[[World, Person], None]
+) -> None:
+    """What another's validation and login need is found there after each change."""
+    fair, memcached = cached
+    world = fair.world
+    person, other = world.person(), world.person()
+    # Which the filter leaves to Keystone.
+    headers = {
+        "X-Auth-Token": world.admin, "X-Subject-Token": other.token, "Authorization": "none",
+    }
+
+    def ask() -> Counter[str]:
+        """What Keystone looked up, found and stored for a validation and a login."""
+        before = Counter({name: int(value) for name, value in memcached.stats().items()
+                          if name in ("cmd_set", "get_hits", "get_misses")})
+        assert fair.send("GET", VALIDATE, headers).status == 200
+        world.issue(other.user, project=other.project)
+        after = memcached.stats()
+        return Counter({name: int(after[name]) - count for name, count in before.items()})
+
+    change(world, person)
+    for _ in range(6):
+        usual = ask()
+    counted: Counter[str] = Counter()
+    for _ in range(TURNS):
+        change(world, person)
+        counted += ask()
+    print(f"{change.__name__}: usually {dict(usual)}; {TURNS} times beside it {dict(counted)}")
+    share = counted["get_hits"] / (counted["get_hits"] + counted["get_misses"])
+    assert usual["get_hits"] > 4
+    assert share > 0.8 * usual["get_hits"] / (usual["get_hits"] + usual["get_misses"])
+    # What was found was believed as well: next to nothing is made anew but the login's own.
+    assert counted["cmd_set"] <= 1.3 * TURNS * max(usual["cmd_set"], 1)
+
+
+# Who asks for his own as he likes, and what the workers share
+
+# More than fits into what the workers share of answers.
+_OFTEN = 90
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fair]:
+    """A Keystone whose workers share little, with a catalog that takes much of it."""
+    more = "node_memory = 1\nroutes = /v3/auth/projects, /v3/auth/catalog\n"
+    with _fair(tmp_path_factory.mktemp("small"), more) as made:
+        service = made.world.make("service", "/services", name="large", type="large")
+        for number in range(24):
+            made.world.make(
+                "endpoint", "/endpoints", service_id=service, interface="public",
+                url=f"http://127.0.0.1/{number:0200}", region_id="RegionOne",
+            )
+        yield made
+
+
+def _asks(path: str, **headers: str) -> Callable[[Fair, Person], None]:
+    """Somebody asks about himself, each time otherwise."""
+
+    def ask(fair: Fair, person: Person) -> None:
+        for number in range(_OFTEN):
+            sent = {name: value.format(number) for name, value in headers.items()}
+            own = {"X-Auth-Token": person.token, "X-Subject-Token": person.token, **sent}
+            assert fair.send("GET", path.format(number), own).status == 200
+
+    return ask
+
+
+def _logs_in(fair: Fair, person: Person) -> None:
+    """Tokens that nobody validates."""
+    for _ in range(_OFTEN):
+        fair.world.rescope(person.token, person.project)
+
+
+FLOODS = {
+    "lists": _asks("/auth/catalog?name={}"),
+    "queries": _asks(f"{VALIDATE}?name={{}}"),
+    "values of a query": _asks(f"{VALIDATE}?allow_expired={{}}"),
+    "headers": _asks(VALIDATE, **{"X-Mine": "{}"}),
+    "headers that are known": _asks(VALIDATE, **{"Accept-Language": "en;q=0.{}"}),
+    "logins": _logs_in,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flood", FLOODS)
+def test_who_asks_in_many_ways_pushes_out_no_answer_of_others(small: Fair, flood: str) -> None:
+    """Workers that begin anew find what was answered by those before them."""
+    token, person = _unknown_token(small), small.world.person()
+    assert small.validate(token).status == 200
+    FLOODS[flood](small, person)
+    pids = {x["pid"] for x in _workers(small)}
+    for process in small.served.processes():
+        if process.pid in pids:
+            process.kill()
+    wait_for(lambda: not pids & {x["pid"] for x in _workers(small)}, "there are other workers")
+    before = small.counted()
+    assert small.validate(token).status == 200
+    assert (small.counted() - before) == {"node_hits": 1}
+
+
+def _workers(fair: Fair) -> list[dict[str, object]]:
+    found = stats(fair.served.state / "run" / "stats.sock")["workers"]
+    assert isinstance(found, list)
+    return found
 
 
 # Floods
@@ -287,8 +446,7 @@ def test_keystone_is_asked_once(fair: Fair) -> None:
     assert len(bodies) == 1
     counted = fair.counted() - before
     assert counted == {"misses": 1, "waits": AT_ONCE - 1, "node_hits": AT_ONCE - 1}
-    workers = stats(fair.served.state / "run" / "stats.sock")["workers"]
-    assert isinstance(workers, list) and len([x for x in workers if x["requests"]]) == 2
+    assert len([x for x in _workers(fair) if x["requests"]]) == 2
 
 
 @pytest.mark.slow

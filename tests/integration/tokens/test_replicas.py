@@ -8,6 +8,7 @@ revoked token is good as long as its database says so; that must end when the re
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -93,6 +94,14 @@ class Place:
         token = self.world.person().token
         self.pair.let_go()
         return token
+
+    def forget(self) -> None:
+        """Have everything read in the database that others have put into memcached."""
+        if self.memcached is not None:
+            host, _, port = self.memcached.rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=10) as connection:
+                connection.sendall(b"flush_all\r\n")
+                assert connection.recv(64) == b"OK\r\n"
 
     def status(self, node: Served, token: str) -> set[int]:
         """What several connections are told of a token: they reach both workers."""
@@ -199,8 +208,27 @@ def test_an_answer_from_the_past_is_kept_nowhere(place: Place) -> None:
 @pytest.mark.slow
 def test_a_service_is_told_that_it_does_not_stand(place: Place) -> None:
     token = place.token()
+    place.forget()
     assert place.told(place.b, token) == {"none"}
     assert "none" not in place.told(place.a, token)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["mariadb"], indirect=True)
+def test_what_others_put_into_memcached_stands_at_a_replica_as_well(place: Place) -> None:
+    """As long as it is all that an answer is made of."""
+    token = place.token()
+    assert "none" not in place.told(place.a, token)
+    assert "none" not in place.told(place.b, token)
+    place.pair.hold()
+    try:
+        place.world.revoke(token)
+        assert place.told(place.b, token) == {"none"}, "the replica is not behind"
+        assert place.status(place.b, token) == {200}
+        assert place.status(place.a, token) == {404}
+    finally:
+        place.pair.let_go()
+    assert place.status(place.b, token) == {404}
 
 
 @pytest.mark.slow
@@ -231,6 +259,7 @@ def test_a_service_keeps_nothing_of_the_past(place: Place, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_it_is_counted_and_logged_once(place: Place) -> None:
     token = place.token()
+    place.forget()
     before = place.hits(place.b)
     assert place.status(place.b, token) == {200}
     after = place.hits(place.b)

@@ -18,7 +18,7 @@ from keyfront.cli import tokens as token_commands
 from keyfront.gateway.heartbeat.counters import Counts
 from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
-from keyfront.middleware.tokens.counters import HITS, MISSES
+from keyfront.middleware.tokens.counters import CAUSES, ENDED, HITS, MISSES
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.node_cache import Node
 
@@ -35,24 +35,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     node.start(coordinator.secret)
     node.counters.row[HITS] += 3
     node.counters.row[MISSES] += 1
+    node.counters.row[ENDED + CAUSES.index("grants")] += 2
+    node.counters.row[ENDED + CAUSES.index("rows")] += 3
     yield folder
 
 
 def test_stats_as_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tokens", "stats", "--path", str(folder)]) == 0
     out = capsys.readouterr().out
-    lines = {line[:12].strip(): line[12:].split()[0] for line in out.splitlines()[1:]}
+    rows = out.partition("\n\n")[0].splitlines()[1:]
+    lines = {row[:12].strip(): row[12:].split()[0] for row in rows}
     assert lines["hits"] == "3"
     assert lines["misses"] == "1"
     assert lines["hit ratio"] == "75.00"
     assert lines["processes"] == "1"
     assert max(map(len, out.splitlines()[1:])) <= 80
+    assert [line.split()[:2] for line in out.splitlines()[-2:]] == [["rows", "3"], ["grants", "2"]]
 
 
 def test_stats_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tokens", "stats", "--json", "--path", str(folder)]) == 0
     counts = json.loads(capsys.readouterr().out)
     assert (counts["hits"], counts["misses"], counts["changes"]) == (3, 1, 0)
+    assert (counts["ended_grants"], counts["ended_users"]) == (2, 0)
 
 
 def test_stats_of_a_cache_that_nobody_asked(

@@ -509,8 +509,8 @@ def test_a_file_of_another_version_is_skipped_and_left(folder: Path) -> None:
     path = crafted(folder, "1.counts")
     assert pids(folder) == [os.getpid()]
     data = bytearray(path.read_bytes())
-    version = data.index(b"\x01", 0, 8)  # at the one end or at the other
-    data[version] = 2
+    version = data.index(b"\x02", 0, 8)  # at the one end or at the other
+    data[version] = 1
     path.write_bytes(data)
     assert pids(folder) == []
     made = Counts(folder)

@@ -72,7 +72,9 @@ def registry(tmp_path: Path) -> Iterator[ConnectionRegistry]:
 @pytest.fixture
 def hooks(registry: ConnectionRegistry) -> Iterator[amqp_hooks.AmqpHooks]:
     """Put the hooks in."""
-    put = amqp_hooks.AmqpHooks(amqp, registry, connected=lambda: None)
+    put = amqp_hooks.AmqpHooks(
+        amqp, registry, connected=lambda: None, overdue=lambda kept: None
+    )
     put.put_in()
     yield put
     put.take_out()
@@ -270,8 +272,10 @@ def test_a_forked_process_neither_reads_nor_writes_nor_hangs_up(
     pid = parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid)
     connection, transport = opened.connection, opened.transport
+    registry._mark = mark = bytearray([1])
     registry.keep(connection)
-    pid = parent + 1  # the fork
+    pid = parent + 1  # the fork, in which the kernel empties the mark
+    mark[0] = 0
     assert registry.is_inherited()
     registry.renew()
     hooks.forked()
@@ -340,6 +344,12 @@ def test_a_dead_connection_of_a_kombu_pool_is_not_lent(
             assert again._connection is None
     finally:
         put.take_out()
+
+
+def kept_by_writer(transport: Any) -> Any:
+    writer = writer_of(transport)
+    assert writer is not None
+    return writer.kept
 
 
 def opened_state(opened: Opened) -> Any:

@@ -73,7 +73,7 @@ def test_no_beat_while_bytes_are_flowing(pair: Pair, counts: Counts) -> None:
     now = kept.written + 20.0
     assert kept.beat(now) == now + 10.0
     assert counts.row[names.FLOWING] == 2
-    kept.lock.release()
+    kept.lock.give(None)
     assert read(pair[1], 4) == b"data"
     assert counts.row[names.BEATS] == 0
     kept.close()
@@ -180,14 +180,14 @@ def test_the_duplicate_is_closed_by_whoever_has_it_last(pair: Pair, counts: Coun
     # closed between two beats: the next one sees it and sends nothing
     third.lock.acquire()
     third.close()
-    third.lock.release()
+    third.lock.give(None)
     assert third.beat(third.written + 10.0) is None
     assert third.sock.fileno() == -1
 
 
 def test_a_forked_process_does_not_write(pair: Pair, counts: Counts) -> None:
     kept = kept_connection(pair, counts)
-    kept.pid += 1
+    kept.mark = bytes(1)  # as the kernel leaves it in a child
     with pytest.raises(OSError, match="the parent's"):
         writer_of(kept, pair)(b"x")
     kept.lock.acquire()  # by a thread that does not exist here
@@ -203,7 +203,7 @@ def test_a_writer_waits_for_another_without_holding_up_the_rest(
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
-        kept.lock.release()  # the other greenlet is done
+        kept.lock.give(None)  # the other greenlet is done
 
     kept.lock.acquire()
     make_writer(kept, pair[0].sendall, pause=pause, inherited=OSError)(b"x")
@@ -283,20 +283,76 @@ def test_a_thread_that_cannot_be_started_is_told(
     kept.close()
 
 
-def test_an_error_ends_the_thread_and_leaves_its_name(pair: Pair, counts: Counts) -> None:
-    failed = threading.Event()
-
+def test_an_error_costs_one_connection_one_beat(pair: Pair, counts: Counts) -> None:
     class Failing(KeptConnection):
         def beat(self, now: float) -> float | None:
-            failed.set()
             raise ZeroDivisionError
 
-    kept = Failing(pair[0].fileno(), interval=0.0, timeout=0.0, row=counts.row)
+    failing = Failing(pair[0].fileno(), interval=10.0, timeout=20.0, row=counts.row)
+    good = kept_connection(pair, counts)
+    native_thread = HeartbeatThread(counts, threaded=False)
+    for kept in (failing, good):
+        kept.written = kept.beaten = kept.written - 11.0
+        native_thread.add(kept)
+    assert native_thread.turn() is not None
+    assert read(pair[1], 8) == FRAME
+    assert native_thread.failure == "the thread that beats lost a beat by a ZeroDivisionError"
+    assert counts.row[names.FAILURES] == 1
+    for kept in (failing, good):
+        kept.close()
+
+
+def test_a_thread_that_ended_is_started_again_with_what_it_beat_on(
+    pair: Pair, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = kept_connection(pair, counts)
     native_thread = HeartbeatThread(counts, threaded=True)
-    native_thread.add(kept)
-    assert failed.wait(PATIENCE)
-    deadline = time.monotonic() + PATIENCE
-    while native_thread.failure is None:
-        assert time.monotonic() < deadline
-    assert native_thread.failure == "ZeroDivisionError"
+    with monkeypatch.context() as patched:
+
+        def end(_: object) -> None:
+            raise SystemExit
+
+        patched.setattr(HeartbeatThread, "turn", end)
+        native_thread.add(kept)
+        deadline = time.monotonic() + PATIENCE
+        while native_thread.runs:
+            assert time.monotonic() < deadline
+    assert native_thread.failure == "the thread that beats was ended by a SystemExit"
+    kept.written = kept.beaten = kept.written - 11.0
+    native_thread.start()
+    assert native_thread.runs
+    assert read(pair[1], 8) == FRAME
+    native_thread.end()
+    kept.close()
+
+
+def test_being_late_does_not_add_up(pair: Pair, counts: Counts) -> None:
+    kept = kept_connection(pair, counts)
+    due = first = kept.written + 10.0
+    for _ in range(5):
+        # as late as a busy machine makes it, each time
+        again = kept.beat(due + 4.0)
+        assert again is not None
+        due = again
+    assert due == first + 50.0
+    assert counts.row[names.BEATS] == 5
+    # after a standstill there is one beat, not one for each that was missed
+    assert kept.beat(due + 100.0) == due + 110.0
+    assert kept.beat(due + 101.0) == due + 110.0
+    assert counts.row[names.BEATS] == 6
+    kept.close()
+
+
+def test_who_depends_on_beats_is_told_when_there_are_none(pair: Pair, counts: Counts) -> None:
+    kept = kept_connection(pair, counts)
+    start = kept.written
+    assert kept.is_beaten(start + 14.0)
+    assert not kept.is_beaten(start + 16.0)
+    kept.beat(start + 16.0)
+    assert kept.is_beaten(start + 30.0)
+    # another's lock, held for ever, is no beat
+    kept.lock.acquire()
+    kept.beat(start + 40.0)
+    assert not kept.is_beaten(start + 40.0)
+    kept.lock.give(None)
     kept.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import os
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
@@ -31,6 +32,32 @@ def test_a_lock_is_the_interpreters_and_times_out() -> None:
     assert lock.acquire(False)
     assert not lock.acquire(True, 0.001)
     lock.release()
+
+
+def test_a_lock_that_is_tried() -> None:
+    lock = native.TryLock()
+    assert lock.acquire()
+    assert not lock.acquire()
+    with pytest.raises(IndexError):
+        lock.take()
+    lock.give(None)
+    lock.take()
+
+
+@pytest.mark.parametrize("make", [native.mark, native._NumberMark])
+def test_a_mark_tells_a_process_from_its_children(make: Any) -> None:
+    mark = make()
+    assert mark[0] == 1
+    child = os.fork()
+    if not child:
+        os._exit(7 if mark[0] == 0 and make()[0] == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert mark[0] == 1
+
+
+def test_a_mark_where_the_kernel_cannot_empty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_WIPE_ON_FORK", 9999)
+    assert type(native.mark()) is native._NumberMark
 
 
 def test_a_thread_is_started_that_nobody_joins() -> None:

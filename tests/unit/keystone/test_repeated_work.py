@@ -22,27 +22,23 @@ from sqlalchemy import event, orm
 
 from keyfront.errors import IncompatibleError
 from keyfront.gateway.keystone import repeated_work
-from keyfront.gateway.keystone.cache_regions import KINDS, View
+from keyfront.gateway.keystone.cache_regions import View
 from keyfront.gateway.keystone.worker_memory import KeystoneMemory
 from keyfront.middleware.tokens.epochs import Epoch
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, FIXED, REVOKED
-from keyfront.middleware.tokens.request import Fill, Names, Request, current
+from keyfront.middleware.tokens.request import Fill, Request, current
 
-SHARED = ("1.5",) * len(KINDS)
-LATER = ("1.6",) * len(KINDS)
-NEWEST = ("1.7",) * len(KINDS)
-# The worker's memory has a view, by which values are found.
-SHARED_BY_NONE = ("",) * len(KINDS)
+# The numbers of the last change before a request.
+SHARED, LATER, NEWEST = 5, 6, 7
 TODAY = datetime.date(2026, 11, 23)
 
 
 @contextlib.contextmanager
-def request(names: Names | None = SHARED) -> Iterator[Request]:
+def request(number: int | None = SHARED) -> Iterator[Request]:
+    """A request; one without a number shares nothing with others."""
     one = Request()
-    one.names = names
-    if names is not None and names[0]:
-        number = int(names[0].partition(".")[2])
+    if number is not None:
         coordinator: Any = SimpleNamespace(slot_count=65536, fresh_now=lambda epoch, slots: False)
         seen = Epoch(1, number)
         one.view = View(coordinator, (number,) * len(FIXED), seen, seen)
@@ -452,10 +448,10 @@ def test_what_is_the_same_for_all_users_is_kept(memory: KeystoneMemory) -> None:
     with request(LATER):
         assert roles.list_implied_roles("r") == ["other"]
     # what others do not share, or may be from the past, is nobody else's
-    for names, unvouched in ((None, False), (("",) * len(KINDS), False), (NEWEST, True)):
+    for number, unvouched in ((None, False), (NEWEST, True)):
         for _ in range(2):
             roles.asked.clear()
-            with request(names) as one:
+            with request(number) as one:
                 one.unvouched = unvouched
                 roles.list_implied_roles("r")
             assert roles.asked == ["r"]
@@ -611,7 +607,6 @@ def test_a_change_that_revokes_nothing_has_nothing_asked(stack: ExitStack) -> No
         numbers[revoked] = revocation
         seen = Epoch(1, other)
         one = Request()
-        one.names = SHARED_BY_NONE
         one.view = View(coordinator, tuple(numbers), seen, seen)
         token = current.set(one)
         try:
@@ -638,9 +633,8 @@ def test_what_is_known_of_revocations_goes_by_its_name(
     with request(LATER):
         assert revocations.looked_for(THEN)
     # of a state that is not known by a name others share, nothing is known
-    for names in (None, ("",) * len(KINDS)):
-        with request(names):
-            assert revocations.looked_for(THEN + 9 * SECOND)
+    with request(None):
+        assert revocations.looked_for(THEN + 9 * SECOND)
     assert revocations.looked_for(THEN + 9 * SECOND)
     now = time.monotonic()
     with request(LATER) as one:

@@ -20,7 +20,7 @@ from dogpile.cache.backends.memory import MemoryPickleBackend
 from dogpile.cache.proxy import ProxyBackend
 
 from keyfront.gateway.keystone import worker_memory
-from keyfront.gateway.keystone.cache_regions import CacheNames
+from keyfront.gateway.keystone.cache_regions import CacheViews
 from keyfront.gateway.keystone.worker_memory import (
     DRIVERS,
     FUNCTIONS,
@@ -64,7 +64,7 @@ class Caches:
         self.settle(0.0)
 
     def settle(self, seconds: float) -> None:
-        self._names = CacheNames([self.region], lambda: self.coordinator, seconds)
+        self._names = CacheViews([self.region], lambda: self.coordinator, seconds)
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Request]:
@@ -436,7 +436,7 @@ def test_nothing_is_kept_outside_of_requests(caches: Caches) -> None:
 def test_without_a_token_cache_nothing_is_kept(memory: KeystoneMemory) -> None:
     region = make_region().configure("dogpile.cache.null")
     worker_memory.use([region], memory)
-    names = CacheNames([region], lambda: None)
+    names = CacheViews([region], lambda: None)
     for _ in range(2):
         one = Request()
         names.begin(one)
@@ -626,7 +626,9 @@ def test_memory_is_bounded(caches: Caches) -> None:
 
 @contextlib.contextmanager
 def request() -> Iterator[Request]:
+    """A request of a Keystone without a token cache."""
     one = Request()
+    one.as_it_is = True
     token = current.set(one)
     try:
         yield one
@@ -640,7 +642,7 @@ def test_what_may_be_from_the_past_is_not_stored(wrapped: bool) -> None:
     region = make_region().configure("dogpile.cache.memory")
     if wrapped:
         region.wrap(ProxyBackend)
-    worker_memory.use([region], KeystoneMemory(1 << 20, 30.0))
+    worker_memory.use([region], KeystoneMemory(1 << 20, 30.0), lambda: True)
     kept = region.actual_backend._cache
     with request() as one:
         region.set("before", "x")

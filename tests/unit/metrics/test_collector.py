@@ -20,13 +20,14 @@ from keyfront.gateway.metrics.collector import Ended, NodeCollector
 from keyfront.gateway.node.counters import GROWN, SHED, NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
 from keyfront.middleware.ldap import pool_counters
-from keyfront.middleware.tokens.counters import NAMES
+from keyfront.middleware.tokens.counters import CAUSES, NAMES
 
 DOCUMENT = Path(__file__).parents[3] / "docs/metrics.md"
 TOKENS = {
     **{name: 10 + place for place, name in enumerate(NAMES)},
     **dict.fromkeys(("changes", "changes_under_way", "changes_recovered", "flushes"), 1),
     **{f"{kind}_bytes{limit}": 5 for kind in ("answers", "refusals") for limit in ("", "_limit")},
+    **{f"ended_{cause}": 3 for cause in CAUSES},
     "processes": 2,
 }
 
@@ -129,7 +130,9 @@ def test_the_queue(world: World) -> None:
 def test_tokens(world: World) -> None:
     told = world.told()
     assert told["keyfront_token_cache_changes_refused_total"] == TOKENS["changes_refused"]
-    for name in set(NAMES) - {"changes_refused"}:
+    assert told["keyfront_token_cache_directory_changes_total"] == TOKENS["directory_changes"]
+    assert told["keyfront_token_cache_ended_total cause=catalog"] == TOKENS["ended_catalog"]
+    for name in set(NAMES) - {"changes_refused", "directory_changes"}:
         assert told[f"keyfront_token_cache_requests_total result={name}"] == TOKENS[name]
     assert told["keyfront_source_up source=tokens"] == 1
     world.tokens = None
@@ -205,7 +208,7 @@ def test_every_name_is_in_the_list_and_bounded(world: World) -> None:
     world.publish()
     known = {label for family in collector.FAMILIES for label, _ in family.labels}
     assert known <= {"source", "statistic", "part", "result", "kind", "state", "outcome", "pool",
-                     "reason"}  # fmt: skip
+                     "reason", "cause"}  # fmt: skip
     text = generate_latest(world.registry).decode()
     told = {family.name for family in text_string_to_metric_families(text)}
     assert told <= set(collector.BY_NAME)

@@ -16,9 +16,10 @@ pytest.importorskip("sqlalchemy")
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import cache as keystone_filter
-from keyfront.middleware.tokens import epochs, request
+from keyfront.middleware.tokens import epochs, request, variants
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
+from keyfront.middleware.tokens.counters import CAUSES
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.epochs import slots
 from support.token_worlds import World, model
@@ -66,6 +67,38 @@ def test_a_change_of_what_it_depends_on_ends_an_answer(world: World, tag: str) -
     assert world.keystone.asked == 2
     world.get()
     assert world.keystone.asked == 2
+
+
+@pytest.mark.parametrize(
+    ("tag", "cause"),
+    [
+        *(("all", "all"), ("catalog", "catalog"), ("grants:group", "grants:group")),
+        *(("user:user-t", "rows"), ("audit:audit-t", "rows"), ("project:project", "rows")),
+    ],
+)
+def test_what_ended_an_answer_is_counted_when_keystone_is_asked_again(
+    world: World, tag: str, cause: str
+) -> None:
+    other = world.worker()
+    world.get()
+    world.get(by=other)
+    world.change(tag)
+    world.get()
+    world.get(by=other)  # it finds what the first has asked for
+    assert _ended(world) == {cause: 1}
+
+
+def test_under_a_change_its_family_is_counted(world: World) -> None:
+    world.get()
+    mark = world.coordinator.mark(slots(["catalog"], world.coordinator.slot_count))
+    world.get()
+    world.coordinator.stamp(mark)
+    assert _ended(world) == {"catalog": 1}
+
+
+def _ended(world: World) -> dict[str, int]:
+    ended = {cause: world.counts[f"ended_{cause}"] for cause in CAUSES}
+    return {cause: count for cause, count in ended.items() if count}
 
 
 @pytest.mark.parametrize("tag", ["any", "content", "users", "audit:other", "user:user-u", "oauth"])
@@ -249,6 +282,7 @@ def test_an_answer_ends_with_its_ttl(world: World, clock: SimpleNamespace) -> No
     clock.monotonic += 0.2
     world.get()
     assert world.keystone.asked == 2
+    assert _ended(world) == {"time": 1}
 
 
 @pytest.mark.parametrize("whose", ["t", "admin"])
@@ -369,6 +403,64 @@ def test_lists_push_out_no_validation(tmp_path: Path) -> None:
     world.keystone.body = body
     world.get()
     assert world.keystone.asked == asked + 1
+    # Nor is it pushed out of what the workers share.
+    world.get(by=world.worker())
+    assert world.keystone.asked == asked + 1
+
+
+@pytest.mark.parametrize("name", ["QUERY_STRING", "HTTP_X_MINE", "HTTP_ACCEPT_LANGUAGE"])
+def test_one_caller_is_kept_few_answers_to_the_same(world: World, name: str) -> None:
+    """Each with another key, of which he can make as many as he likes."""
+
+    def asked(value: str, caller: str = "t") -> int:
+        before = world.keystone.asked
+        for _ in range(2):
+            assert world.get(caller, **{name: value})[0] == "200 OK"
+        return world.keystone.asked - before
+
+    known = ["nocatalog", "allow_expired=1"] if name == "QUERY_STRING" else list("abcdefgh")
+    assert [asked(value) for value in known] == [1] * len(known)
+    stored = world.cache._node.statistics()["answers_stored"]
+    for number in range(50):
+        assert asked(f"name={number}&allow_expired={number}") == 2
+    assert world.cache._node.statistics()["answers_stored"] == stored
+    assert len(world.cache.answers) == len(known)
+    assert world.counts["bypassed"] == 100
+    assert world.get("t", **{name: "name=1", "HTTP_X_KEYFRONT_EPOCHS": "1"})[1][
+        "X-Keyfront-Epochs"
+    ] == "none"
+    # others are not concerned, and what he asked before is there
+    assert [asked(value) for value in known] == [0] * len(known)
+    assert asked(known[-1], caller="u") == 1
+
+
+def test_a_way_of_asking_makes_room_when_it_is_not_used(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a service token, which is another one each hour."""
+    now = 1000.0
+    monkeypatch.setattr(variants.time, "monotonic", lambda: now)
+    for letter in "abcdefgh":
+        world.get(HTTP_X_MINE=letter)
+        now += 1.0
+    world.get(HTTP_X_MINE="a", REQUEST_METHOD="HEAD")  # it is in use
+    asked = world.keystone.asked
+    now = 1030.9
+    for _ in range(2):
+        world.get(HTTP_X_MINE="new")
+    assert world.keystone.asked == asked + 2
+    now = 1031.1
+    for _ in range(2):
+        world.get(HTTP_X_MINE="new")
+    assert world.keystone.asked == asked + 3
+
+
+def test_of_a_number_of_callers_is_known_how_they_ask(world: World) -> None:
+    made = variants.Variants(30.0)
+    for number in range(variants._CALLERS + 10):
+        made.note(variants.Way(b"%d" % number, b"x"))
+    assert len(made._callers) == variants._CALLERS
+    assert b"0" not in made._callers
 
 
 @pytest.mark.parametrize("context", [{}, {"user_id": "of a certificate"}, {"token": object()}, ""])

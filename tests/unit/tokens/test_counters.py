@@ -19,7 +19,7 @@ from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.counters import HITS, MISSES, NAMES, Counters
 from keyfront.middleware.tokens.invalidation import change_log
 
-WORDS_OF_A_ROW = 16
+WORDS_OF_A_ROW = 48
 
 
 @pytest.fixture

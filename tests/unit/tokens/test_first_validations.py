@@ -151,6 +151,19 @@ def test_an_issued_token_is_known_to_a_service_that_is(cloud: Cloud) -> None:
     assert (counts["issued"], counts["known"], counts["hits"]) == (1, 1, 1)
 
 
+def test_logins_push_out_no_answer(tmp_path: Path) -> None:
+    """Of tokens that nobody validates; whoever may log in may do so again and again."""
+    cloud = Cloud(tmp_path / "shared")
+    cloud.known()
+    last = ""
+    for _ in range(1500):
+        last = cloud.login()
+    other = cloud.worker()
+    assert cloud.asked("admin", "t", by=other)[0] == 0
+    assert cloud.asked("nova", "t", by=other)[0] == 0
+    assert cloud.asked("admin", last)[0] == 0
+
+
 def test_what_another_service_was_answered_is_known(cloud: Cloud) -> None:
     assert cloud.asked("admin", "u")[0] == 1
     asked, answer = cloud.asked("nova", "u")

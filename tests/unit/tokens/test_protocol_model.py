@@ -89,7 +89,7 @@ SMALL: dict[str, tuple[dict[str, int], Programs, bool]] = {
     ),
     "a writer is killed, a login and a fill": (
         TWO,
-        {**changes("w0"), **KILLED, **LATE, **FILL, **LOGIN},
+        {**changes("w0"), **KILLED, **LATE, **BARE_FILL, **LOGIN},
         False,
     ),
     "the table is lost": (TWO, {**changes("w0"), **LOST, **FILL}, False),
@@ -98,7 +98,7 @@ SMALL: dict[str, tuple[dict[str, int], Programs, bool]] = {
         {**changes("w0"), **KILLED, **LOST, **BARE_FILL},
         False,
     ),
-    "an upgrade": (MIXED, {**changes("w0"), **changes("w1"), **FILL}, False),
+    "an upgrade": (MIXED, {**changes("w0"), **changes("w1"), **BARE_FILL}, False),
     "a writer is killed between two words": (
         TWO,
         {**changes("w0"), **KILLED, **LATE, **BARE_FILL},
@@ -106,6 +106,11 @@ SMALL: dict[str, tuple[dict[str, int], Programs, bool]] = {
     ),
 }
 LARGE: dict[str, tuple[dict[str, int], Programs, bool]] = {
+    "a writer is killed, a login and a fill that looks into Keystone's caches": (
+        TWO,
+        {**changes("w0"), **KILLED, **LATE, **FILL, **LOGIN},
+        False,
+    ),
     "two changes, one of which stores late, a fill and a login": (
         TWO,
         {**changes("w0", stores=True), **changes("w1"), **FILL, **LOGIN},
@@ -119,6 +124,11 @@ LARGE: dict[str, tuple[dict[str, int], Programs, bool]] = {
     "two changes, an issue and two first validations": (
         TWO,
         {**changes("w0"), **changes("w1"), **ISSUE, **FIRST, "w1 first": first},
+        False,
+    ),
+    "an upgrade, with a fill that looks into Keystone's caches": (
+        MIXED,
+        {**changes("w0"), **changes("w1"), **FILL},
         False,
     ),
     "an upgrade, with a fill by each version": (
@@ -165,14 +175,14 @@ def test_no_schedule_shows_what_a_change_has_replaced(bound: str) -> None:
 # The protocol as it was
 
 HOLES: dict[str, tuple[Rules, dict[str, int], Programs, str]] = {
-    "1: a login takes a name at its end": (
-        Rules(names_together=False),
+    "1: what a login stores has the number of its end": (
+        Rules(from_the_beginning=False),
         TWO,
         {**changes("w0"), **LOGIN},
-        "finds version 0 of 1 as 'token:",
+        "finds version 0 of 1 as 'token'",
     ),
-    "2: after its own change a request takes its names anew": (
-        Rules(own_names=False),
+    "2: after its own change a request goes on sharing": (
+        Rules(alone=False),
         TWO,
         {**changes("w0", stores=True), **changes("w1")},
         "finds version 1 of 2 as ",

@@ -424,10 +424,27 @@ def test_what_cannot_be_read(path: Path, content: bytes | None) -> None:
         module.read(path)
 
 
-def _node(folder: Path, configured: bytes) -> Node:
-    node = Node(folder, size=SIZE, flight_timeout=1, configured=configured)
+def _node(folder: Path, configured: bytes, **parts: bool) -> Node:
+    node = Node(folder, size=SIZE, flight_timeout=1, configured=configured, **parts)
     node.start(SECRET)
     return node
+
+
+def test_workers_with_other_parts_do_not_make_each_others_files_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where ``routes`` of one pipeline are others, in its section of the paste file."""
+    monkeypatch.setattr(module, "_CHECK_SECONDS", -1.0)
+    nodes = [
+        _node(tmp_path, b"same", subjects=subjects, listings=listings)
+        for subjects in (True, False) for listings in (True, False)
+    ]  # fmt: skip
+    for node in nodes:
+        node.keep_packed(key(1), packed(1))
+    for node in nodes:
+        node.check()
+    assert [node.packed(key(1)) for node in nodes] == [packed(1)] * len(nodes)
+    assert not caplog.records
 
 
 def test_workers_of_two_configurations_have_entries_of_their_own(
@@ -447,7 +464,7 @@ def test_workers_of_two_configurations_have_entries_of_their_own(
     for node in (former, new, another):
         node.check()
     assert another.find(key(1)) is not None, "a ring in use was taken away"
-    assert len(rings(tmp_path)) == 4
+    assert len(rings(tmp_path)) == 8
     del former, another, node
     new.check()
-    assert len(rings(tmp_path)) == 2
+    assert len(rings(tmp_path)) == 4

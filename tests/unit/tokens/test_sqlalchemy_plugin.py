@@ -654,11 +654,13 @@ def test_what_keystone_caches_is_found_anew_after_a_change(
     def change() -> None:
         request = current.get()
         assert request is not None
-        request.names = ("old",)
+        request.view = "old"
         with engine.begin() as connection:
             connection.execute(sa.insert(SERVICE).values(id="s"))
 
-    assert in_request(change).names is None
+    done = in_request(change)
+    assert done.view is None
+    assert done.own_name
 
 
 def test_attaching_twice_tells_once(
