@@ -26,7 +26,7 @@ from keyfront.common.file_lock import FileLock
 from keyfront.common.mmap_file import Mapped
 from keyfront.errors import CoordinatorError, CredentialsError, PoolTimeoutError, Verdict
 
-from .refusals import shared_folder
+from .service_refusals import shared_folder
 
 LOG = logging.getLogger(__name__)
 
