@@ -22,6 +22,7 @@ import time
 
 from keyfront.common.fork import registry
 
+from . import slow_requests
 from .application import (
     RETRY_AFTER,
     FailedApplication,
@@ -68,6 +69,7 @@ def _is_of_reading(error: Exception) -> bool:
 pin_argv("mod_wsgi")
 with reported():
     queue_timeout = from_environment()
+    slow = slow_requests.from_environment()
     node = Node()
 registry.install()
 node.install(registry)
@@ -78,7 +80,9 @@ _loaded = load_or_fail(
 failed = isinstance(_loaded, FailedApplication)
 application = node.wrap(
     limit_queue(
-        answer_errors(_loaded, client_gone=_is_of_reading),
+        slow_requests.tell_slow(
+            answer_errors(_loaded, client_gone=_is_of_reading), seconds=slow
+        ),
         seconds=queue_timeout,
         waited=node.queued,
         shed=node.shed,

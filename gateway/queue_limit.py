@@ -84,7 +84,7 @@ def limit_queue(
     def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         began = environ.get("HTTP_X_REQUEST_START")
         if began:
-            turn = clock() - max(_since_1970(began), loaded)
+            turn = clock() - max(since_1970(began), loaded)
             waited(turn)
             if turn > seconds:
                 shed()
@@ -94,7 +94,7 @@ def limit_queue(
     return limiting
 
 
-def _since_1970(text: str) -> float:
+def since_1970(text: str) -> float:
     """Return the seconds since 1970 that a header tells; infinite if it makes no sense."""
     try:
         number = float(text.removeprefix("t="))

@@ -31,7 +31,7 @@ if "gevent" in uwsgi.opt:
 
 from keyfront.common.fork import registry
 
-from . import bounded_stop, memory_limit, queue_limit
+from . import bounded_stop, memory_limit, queue_limit, slow_requests
 from .application import keep_connections, load_or_fail, pin_argv, reported
 from .node.installation import Node
 from .request_body import read_whole
@@ -48,6 +48,7 @@ whole = partial(read_whole, read_chunk=uwsgi.chunked_read if _speaks_http else N
 
 with reported():
     queue_timeout, most_memory = queue_limit.from_environment(), memory_limit.from_environment()
+    slow = slow_requests.from_environment()
     node = Node()
 registry.install()
 bounded_stop.install(registry)
@@ -64,7 +65,7 @@ _loaded = load_or_fail(raising="need-app" in uwsgi.opt)
 application = node.wrap(
     memory_limit.limit_memory(
         queue_limit.limit_queue(
-            whole(answer_errors(_loaded)),
+            whole(slow_requests.tell_slow(answer_errors(_loaded), seconds=slow)),
             seconds=queue_timeout,
             refusing=whole,
             waited=node.queued,

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from keyfront.common.fork import registry
 
+from . import slow_requests
 from .application import keep_connections, load_or_fail, pin_argv
 
 pin_argv()
 registry.install()
-application = load_or_fail(raising=True)
+application = slow_requests.tell_slow(
+    load_or_fail(raising=True), seconds=slow_requests.from_environment()
+)
 keep_connections()
 # a server that preloads forks after this (os.register_at_fork starts its workers' handlers); in any
 # other one this process is the worker

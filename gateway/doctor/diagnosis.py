@@ -89,6 +89,13 @@ def diagnose(found: Found, codes: Iterable[str] | None = None) -> Diagnosis:
         if not found.has(layer) and any(layer in check.layers for check in made.skipped)
     ]
     made.unread = [*dict.fromkeys(found.unread), *made.unread]
+    if found.files.apart:
+        made.unread.append(
+            Unread(
+                ", ".join(sorted(found.files.apart)),
+                "not told: the folder of --root has a part of the machine's files only",
+            )
+        )
     for layer in absent:
         if WITHIN.get(layer) in absent:
             continue

@@ -107,8 +107,16 @@ class Live:
     installed: float | None = None
     #: Milliseconds of each phase of a login; empty if none was tried.
     login: Mapping[str, float] = field(default_factory=dict)
+    #: Milliseconds of the phases of the login and of the validations, as far as they came.
+    phases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    #: What the server says of its own time (Server-Timing), in milliseconds.
+    timings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    #: By which ids the requests are found in Keystone's log.
+    request_ids: Mapping[str, str] = field(default_factory=dict)
     #: Why the login failed; empty if it did not.
     refused: str = ""
+    #: The phase in which it failed; empty if it was answered.
+    waited_for: str = ""
     #: Seconds by which this machine's clock is ahead of others, by whose they are.
     clocks: dict[str, float] = field(default_factory=dict)
     #: The logs that were read.
@@ -117,6 +125,8 @@ class Live:
     loading: tuple[float, str] | None = None
     #: The most requests that came within that time, and the log; ``None`` if none tells.
     busiest: tuple[int, str] | None = None
+    #: A log of requests in which Kubernetes' probes stand; empty if none does.
+    probed: str = ""
 
 
 def look(found: Found) -> Live:
@@ -136,6 +146,14 @@ def look(found: Found) -> Live:
             free = known.f_bavail * known.f_frsize
             live.disks[folder] = free, known.f_bavail / known.f_blocks
     live.lines = _lines(found, live)
+    live.probed = next(
+        (
+            path
+            for path in found.files.glob(*_ACCESS, *_uwsgi_logs(found))
+            if b"kube-probe/" in (_tail(found, path) or b"")
+        ),
+        "",
+    )
     live.loading = _loading(found)
     if live.loading is not None:
         live.busiest = _busiest(found, max(1, round(live.loading[0])))

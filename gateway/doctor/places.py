@@ -22,7 +22,7 @@ from .found import Found, Told
 from .readers import apache, haproxy, keystone, nginx, sections, systemd, uwsgi
 from .readers.files import Files, Unread
 from .registry import fault
-from .routes import serves_keystone
+from .routes import SERVED, names_keystone, serves_keystone
 from .settings import Settings
 
 _KEYSTONE = (
@@ -39,10 +39,19 @@ _UWSGI = (
     "/etc/uwsgi/apps-enabled/keystone*",
     "/etc/uwsgi/sites/keystone*",
     "/etc/uwsgi.d/keystone*.ini",
+    "/etc/uwsgi/vassals/keystone*",
+    "/etc/uwsgi-emperor/vassals/keystone*",
     "/etc/kolla/keystone/*uwsgi*.ini",
 )
+# What an emperor looks for in a folder.
+_VASSALS = ("*.ini", "*.yml", "*.yaml", "*.json", "*.js")
 _NGINX = ("/etc/nginx/nginx.conf", "/usr/local/etc/nginx/nginx.conf")
-_APACHE = ("/etc/apache2/apache2.conf", "/etc/httpd/conf/httpd.conf")
+_APACHE = (
+    "/etc/apache2/apache2.conf",
+    "/etc/httpd/conf/httpd.conf",
+    # Of federated logins, where uWSGI serves all others.
+    "/etc/kolla/keystone-httpd/httpd-keystone.conf",
+)
 _HAPROXY = ("/etc/haproxy/haproxy.cfg", "/etc/kolla/haproxy/haproxy.cfg")
 _MYSQL = ("/etc/mysql/my.cnf", "/etc/my.cnf", "/etc/kolla/mariadb/galera.cnf")
 _MEMCACHED = ("/etc/memcached.conf", "/etc/sysconfig/memcached")
@@ -206,7 +215,11 @@ def _uwsgi(found: Found, given: Given) -> None:
             script = found.files.text(unit.command.split()[0], wanted=False) or ""
             for path in re.findall(r"^UWSGI_INI_PATH=(/\S+)$", script, re.MULTILINE):
                 started.setdefault(path, (unit.name, []))
+    vassals: set[str] = set()
     if not given.uwsgi:
+        for path, name in _vassals(found, started):
+            vassals.add(path)
+            started[path] = (name, [])
         paths = [*started, *found.files.glob(*_UWSGI)]
     known: set[Path] = set()
     for path in dict.fromkeys(paths):
@@ -220,14 +233,42 @@ def _uwsgi(found: Found, given: Given) -> None:
             _denied(found, "uwsgi", path)
             continue
         conf.unit = name
+        conf.vassal = path in vassals or re.search(r"/(vassals|uwsgi\.d)/", path) is not None
         if not given.uwsgi and not serves_keystone(conf):
             continue
+        if conf.settings.last("emperor") and not conf.settings.last(*SERVED):
+            continue  # it serves nothing by itself
         alone = [unit.name for unit in found.units.values() if uwsgi.of_command(unit.command)]
         conf.unit = name or (alone[0] if given.uwsgi and len(alone) == 1 else "")
         for setting in conf.settings.all("env"):
             variable, _, value = setting.value.partition("=")
             conf.environment[variable] = value
         found.uwsgi.append(conf)
+    surely = [conf for conf in found.uwsgi if names_keystone(conf)]
+    if surely and not given.uwsgi:
+        # Beside Keystone's, one that serves something else is somebody's own.
+        found.uwsgi = [x for x in found.uwsgi if x in surely or not x.settings.last(*SERVED)]
+
+
+def _vassals(
+    found: Found, started: Mapping[str, tuple[str, list[str]]]
+) -> list[tuple[str, str]]:
+    """Return the files that an emperor starts a uWSGI for, each with the emperor's unit."""
+    emperors = []
+    for unit in found.units.values():
+        if "uwsgi" in unit.command.partition(" ")[0]:
+            named = re.findall(r"--emperor[ =](\S+)", unit.command)
+            emperors += [(value, unit.name) for value in named]
+    for path, (name, words) in started.items():
+        conf = uwsgi.read(found.files, path, words)
+        for setting in conf.settings.all("emperor") if conf else ():
+            emperors.append((setting.value, name))
+    vassals = []
+    for value, name in emperors:
+        folder = value.rstrip("/")
+        patterns = [value] if re.search(r"[*?\[]", value) else [f"{folder}/{x}" for x in _VASSALS]
+        vassals += [(path, name) for path in found.files.glob(*patterns)]
+    return vassals
 
 
 def _keystone(found: Found, given: Given) -> None:

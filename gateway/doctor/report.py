@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from . import advice
 from .checks.keystone import node_part
 from .diagnosis import Diagnosis, Result
 from .found import Found
+from .live import Live
 from .registry import ERROR, INFO, LAYERS, LEVELS, WARNING, Check
 from .settings import Place
 from .shown import shown, shown_line
@@ -64,10 +65,11 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
     )
     for group in _grouped(made.results):
         _finding(page, group)
-    if found.live is not None and found.live.login:
-        page.head("A login and a validation")
-        for name, value in found.live.login.items():
-            page.lines.append(f"  {name.replace('_', ' '):<20} {value:9.1f} ms")
+    if found.live is not None and found.live.phases:
+        page.head("A login and a validation, in milliseconds")
+        page.lines += _table(found.live)
+    if found.live is not None:
+        _what_runs(page, found, found.live)
     if made.right:
         page.head("Found right")
         for layer, checks in _by_layer(made.right):
@@ -88,6 +90,84 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
     if made.results:
         page.lines += ["", "Why, and where that is said: keyfront doctor --explain CODE"]
     return "\n".join(page.lines) + "\n"
+
+
+# Processes that are printed.
+_PROCESSES = 20
+
+
+def _what_runs(page: _Page, found: Found, live: Live) -> None:
+    """Print Keystone's processes and the age of its keys."""
+    if live.processes:
+        page.head("Keystone's processes")
+        page.lines.append(f"  {'pid':>8}  {'program':<16}{'MiB':>6}{'open files':>18}{'up':>10}")
+        largest = sorted(live.processes, key=lambda one: -one.rss)
+        for one in largest[:_PROCESSES]:
+            files = f"{one.files[0]} of {one.files[1]}" if one.files else "-"
+            up = _span(found.now - one.begun) if one.begun else "-"
+            name = shown(one.name)[:15]
+            page.lines.append(f"  {one.pid:>8}  {name:<16}{one.rss:>6}{files:>18}{up:>10}")
+        if len(largest) > _PROCESSES:
+            page.lines.append(
+                f"  and {len(largest) - _PROCESSES} more of at most {largest[_PROCESSES].rss} MiB"
+            )
+    if any(repository.keys for repository in found.keys):
+        page.head("Keys")
+        for repository in found.keys:
+            primary = repository.primary
+            if primary is not None:
+                age = _span(found.now - primary.changed)
+                page.wrapped(
+                    f"{shown(repository.path)}: {len(repository.keys)} keys, the primary "
+                    f"{primary.number} is {age} old",
+                    "  ",
+                    "    ",
+                )
+
+
+def _span(seconds: float) -> str:
+    """Return a span of time in its largest unit: ``12 s``, ``3.5 h``, ``40 d``."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+#: The columns of the phases: a step, and what it is called.
+_STEPS = {
+    "login": "login",
+    "first_validation": "validation",
+    "repeated_validation": "repeated",
+}
+
+
+def _table(live: Live) -> Iterator[str]:
+    """Give the lines of the phases: those that follow each other, their sum, the server's word."""
+    steps = {step: name for step, name in _STEPS.items() if live.phases.get(step)}
+    yield " " * 22 + "".join(f"{name:>12}" for name in steps.values())
+
+    def row(name: str, values: list[float | None]) -> str:
+        said = "".join(f"{'-' if x is None else format(x, '.1f'):>12}" for x in values)
+        return f"  {name:<20}{said}"
+
+    for name in dict.fromkeys(x for step in steps for x in live.phases[step]):
+        yield row(name, [live.phases[step].get(name) for step in steps])
+    yield row("together", [sum(live.phases[step].values()) for step in steps])
+    for name in dict.fromkeys(x for step in steps for x in live.timings.get(step, ())):
+        yield row(
+            f"of it: {name[:12]}", [live.timings.get(step, {}).get(name) for step in steps]
+        )
+    if live.timings:
+        yield "  (of it: as the server says by Server-Timing)"
+    if "login" in live.request_ids:
+        yield f"  the login in Keystone's log: {live.request_ids['login']}"
+
+
+def _rounded(steps: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {
+        step: {name: round(value, 2) for name, value in phases.items()}
+        for step, phases in steps.items()
+    }
 
 
 def _grouped(results: list[Result]) -> list[list[Result]]:
@@ -218,6 +298,7 @@ _COMMANDS = frozenset(
         "dnf",
         "printf",
         "usermod",
+        "grep",
     )
 )
 
@@ -243,6 +324,23 @@ def as_json(made: Diagnosis, found: Found) -> str:
         "right": [check.code for check in made.right],
         "not_looked_at": [{"what": shown(x.what), "why": shown(x.why)} for x in made.unread],
         "login_milliseconds": dict(found.live.login) if found.live else {},
+        "login_phases": _rounded(found.live.phases) if found.live else {},
+        "server_timing": _rounded(found.live.timings) if found.live else {},
+        "request_ids": dict(found.live.request_ids) if found.live else {},
+        "processes": [
+            {
+                "pid": one.pid,
+                "name": shown(one.name),
+                "mebibytes": one.rss,
+                "open_files": one.files[0] if one.files else None,
+                "most_files": one.files[1] if one.files else None,
+                "begun": round(one.begun, 1) or None,
+            }
+            for one in (found.live.processes if found.live else ())
+        ],
+        "key_ages": {
+            x.path: round(found.now - x.primary.changed, 1) for x in found.keys if x.primary
+        },
         "node": node_part(found),
     }
     return json.dumps(content, indent=2) + "\n"

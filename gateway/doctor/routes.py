@@ -25,19 +25,24 @@ _PORT = re.compile(rf"(?<![\d.])(?:{'|'.join(sorted(_PORTS))})(?!\d)")
 _OTHERS = re.compile(
     r"nova|glance|neutron|cinder|placement|heat|horizon|dashboard|swift|ironic|octavia|barbican|"
     r"designate|manila|magnum|aodh|gnocchi|ceilometer|trove|zun|mistral|grafana|prometheus|kibana|"
-    r"skyline|rabbitmq|stats",
+    r"skyline|rabbitmq|stats|galera|mariadb|mysql|postgres|pgsql|redis|memcache|proxysql|etcd|vault",
     re.IGNORECASE,
 )
 #: The directives of nginx and of Apache that hand a request on.
 NGINX_PASSES = ("uwsgi_pass", "proxy_pass")
 APACHE_PASSES = ("proxypass", "proxypassmatch")
 ALIASES = ("wsgiscriptalias", "wsgiscriptaliasmatch")
+#: The options of uWSGI that name an application.
+SERVED = ("module", "wsgi-file", "mount", "callable")
 SOCKETS = ("socket", "http-socket", "http11-socket", "https-socket", "http", "https")
 
 
 def address(text: str) -> str:
     """Return an address in one spelling: a path, or ``127.0.0.1:PORT`` for this machine."""
     text = text.removeprefix("unix:").partition(",")[0].rstrip("/")
+    if text.startswith("/"):
+        # /var/run is a link to /run; the charms write unix:///var/...
+        return re.sub(r"^/+(var/run/|)", lambda x: "/run/" if x[1] else "/", text)
     return re.sub(r"^(0\.0\.0\.0|localhost|\*|\[::1?\])?:", "127.0.0.1:", text)
 
 
@@ -53,12 +58,18 @@ def is_others(text: str) -> bool:
 
 def serves_keystone(conf: UwsgiConf) -> bool:
     """Tell whether a uWSGI serves Keystone; one that does not say what it serves may do so."""
-    served = [x.value for x in conf.settings.all("module", "wsgi-file", "mount", "callable")]
+    served = [x.value for x in conf.settings.all(*SERVED)]
     if any(_NAMES.search(x) for x in served):
         return True
     if any(_OTHERS.search(x) for x in served):
         return False
     return not is_others(f"{conf.path.rpartition('/')[2]} {conf.unit}")
+
+
+def names_keystone(conf: UwsgiConf) -> bool:
+    """Tell whether a uWSGI's application, file or unit has Keystone's name."""
+    served = [x.value for x in conf.settings.all(*SERVED)]
+    return any(_NAMES.search(x) for x in (*served, conf.path.rpartition("/")[2], conf.unit))
 
 
 def _sockets(found: Found) -> set[str]:
@@ -275,6 +286,53 @@ def haproxy_lines(section: Directive) -> Iterator[Directive]:
 def in_http_mode(section: Directive) -> bool:
     """Tell whether HAProxy reads HTTP in a section; in TCP mode it writes no header."""
     return next((x.value for x in haproxy_lines(section) if x.name == "mode"), "tcp") == "http"
+
+
+def writes_header(found: Found, section: Directive) -> bool:
+    """Tell whether HAProxy writes X-Forwarded-For of all requests to a section."""
+    if not in_http_mode(section):
+        return False
+    fronts = frontends(found, section)
+    said = [any(_says(x) for x in haproxy_lines(front)) for front in fronts]
+    return any(_says(x) for x in haproxy_lines(section)) or bool(said and all(said))
+
+
+def _says(directive: Directive) -> bool:
+    text = directive.value.lower()
+    return "forwardfor" in text or ("set-header x-forwarded-for" in text)
+
+
+def sends_proxy(section: Directive) -> bool:
+    """Tell whether HAProxy tells all servers of a section the address by its own protocol."""
+    servers = [x for x in section.inside or () if x.is_("server")]
+    defaults = [x for x in haproxy_lines(section) if x.is_("default-server")]
+
+    def sends(one: Directive) -> bool:
+        return any(word.startswith("send-proxy") for word in one.args)
+
+    return any(map(sends, defaults)) or bool(servers and all(map(sends, servers)))
+
+
+def appends_address(found: Found) -> bool:
+    """Tell whether a HAProxy of this machine writes the client's address, or is told to by H01.
+
+    One that tells it by the PROXY protocol leaves the client's own header as it is.
+    """
+    sections = backends(found)
+    return bool(sections) and not any(map(sends_proxy, sections))
+
+
+def leads(found: Found, server: str) -> bool:
+    """Tell whether a web server leads to Keystone, or may do so: where nothing is seen to.
+
+    :param server: ``nginx`` or ``apache``
+    """
+    nginx = bool(nginx_passes(found))
+    apache = bool(apache_passes(found) or aliases(found))
+    other = apache if server == "nginx" else nginx
+    # A balancer leads to uWSGI by itself, and the web server beside it serves the dashboard.
+    other |= bool(found.uwsgi) and bool(backends(found)) and not (nginx or apache)
+    return (nginx if server == "nginx" else apache) or not other
 
 
 def has_front(found: Found) -> bool:

@@ -56,7 +56,7 @@ _NAMED = re.compile(r"[\"']?[$%]\{?[A-Za-z_][\w-]*\}?[ei]?[\"']?")
 
 def _hidden(match: re.Match[str]) -> str:
     value = match["value"]
-    if value.strip("\"'").lower() in _PLAIN or _NAMED.fullmatch(value):
+    if value.strip("\"'(").lower() in _PLAIN or _NAMED.fullmatch(value):
         return match[0]
     if match[1].lower().endswith("certificate_key") and value.startswith("/"):
         return match[0]

@@ -39,6 +39,7 @@ from keyfront.errors import ImportedTooEarlyError, PasteFileError
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
 from keyfront.middleware.tokens.routes import TOKENS
 
+from .. import slow_requests
 from ..error_body import error_body, plain_error_body
 from . import needless_warnings, saml_schemas, token_cache
 from .database_loss import DatabaseLoss
@@ -246,6 +247,9 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> Key
     application = refuse_deep(application, limit=_largest_body())
     loss = DatabaseLoss()
     loss.watch()
+    if slow_requests.from_environment():
+        slow_requests.watch_database()
+        slow_requests.watch_hashes(_import("keystone.common.password_hashing"))
     return KeystoneApplication(application, request_store, views.begin, loss)
 
 

@@ -23,6 +23,7 @@ from importlib.metadata import version
 from typing import Any
 
 from keyfront import __version__
+from keyfront.common import request_phases
 from keyfront.errors import CoordinatorError, MissingPartError
 
 from . import tags_header
@@ -35,6 +36,7 @@ from .counters import (
     HITS,
     KNOWN,
     MISSES,
+    NAMES,
     NODE_HITS,
     NOT_FOLLOWED,
     NOT_KEPT,
@@ -443,6 +445,9 @@ class TokenCache:
             self._count(ENDED + CAUSES.index(cause))
 
     def _count(self, place: int) -> None:
+        phases = request_phases.current.get()
+        if phases is not None and not phases.cache:
+            phases.cache = NAMES[place - 1]
         self._node.counters.count(place)
 
 

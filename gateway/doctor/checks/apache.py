@@ -11,7 +11,6 @@ from ..found import Found
 from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
 from ..settings import Directive, Place, Tree, seconds
 from .cross_layer import _mpm, _of_host, _quoted, _without, daemon_line
-from .haproxy import writes_header
 from .nginx import remote_ids
 from .uwsgi import DEAD
 
@@ -47,7 +46,7 @@ def workers_fit(found: Found) -> Iterator[Finding]:
     A MaxRequestWorkers above their product is lowered, with a line in the error log; one far below
     leaves memory for nothing."""
     tree = _tree(found)
-    if _mpm(found) == "prefork":
+    if _mpm(found) == "prefork" or not routes.leads(found, "apache"):
         return
     most, place = _number(tree, "maxrequestworkers", "maxclients")
     servers, servers_place = _number(tree, "serverlimit")
@@ -82,6 +81,8 @@ def workers_fit(found: Found) -> Iterator[Finding]:
 def connections_per_child(found: Found) -> Iterator[Finding]:
     """MaxConnectionsPerChild ends a process after so many connections: 0 is never, some thousands
     bound a leak. A process of event or worker has the connections of all its threads."""
+    if not routes.leads(found, "apache"):
+        return
     names = ("maxconnectionsperchild", "maxrequestsperchild")
     most, place = _number(_tree(found), *names)
     known = _tree(found).last(*names)
@@ -102,8 +103,22 @@ def connections_per_child(found: Found) -> Iterator[Finding]:
     source="measured: 290 KiB a client under prefork, 71 under event: docs/plan.md",
 )
 def prefork(found: Found) -> Iterator[Finding]:
-    """Prefork is needed only by modules that are not safe in threads, such as mod_php."""
+    """Prefork is needed only by modules that are not safe in threads, such as mod_php: where that
+    is loaded, PHP moves to php-fpm first."""
     if _mpm(found) != "prefork" or any(x.path.endswith("apache.conf") for x in found.rendered):
+        return
+    if not routes.leads(found, "apache"):
+        return
+    php = next(
+        (x for x in _tree(found).all("loadmodule") if re.match(r"php\d*_module", x.value)), None
+    )
+    if php is not None:
+        yield Finding(
+            what="mpm_prefork is loaded, which mod_php needs",
+            where=(php.place,),
+            lines=("(move PHP to php-fpm, or Keystone to a server of its own)",),
+            level=INFO,
+        )
         return
     directive = next(
         x for x in _tree(found).all("loadmodule") if x.args[:1] == ("mpm_prefork_module",)
@@ -187,11 +202,13 @@ def pass_authorization(found: Found) -> Iterator[Finding]:
     source=_WSGI,
 )
 def timeouts(found: Found) -> Iterator[Finding]:
-    """request-timeout ends what is stuck, queue-timeout answers what has waited too long, and
-    graceful-timeout lets requests end when a process is replaced."""
+    """request-timeout ends what is stuck, queue-timeout answers what has waited too long: both are
+    0, which is never, where nothing is said. graceful-timeout lets requests end when a process is
+    replaced, 15 s where nothing is said."""
     for directive, options in found.daemons:
-        names = ("request-timeout", "queue-timeout", "graceful-timeout")
-        missing = [name for name in names if not options.get(name)]
+        names = ("request-timeout", "queue-timeout")
+        missing = [name for name in names if not seconds(options.get(name, "0"))]
+        missing += ["graceful-timeout"] * (seconds(options.get("graceful-timeout", "15")) == 0)
         if missing:
             yield Finding(
                 what=f"WSGIDaemonProcess {directive.args[0]} without {', '.join(missing)}",
@@ -312,22 +329,41 @@ def truncated_bodies(found: Found) -> Iterator[Finding]:
     "A11",
     ERROR,
     "pass",
-    holds="A balancer's members come back at once (retry=0)",
+    holds="A balancer's members come back at once (retry=0, or forcerecovery)",
     harm="After a restart of uWSGI users are answered 503 for a minute.",
-    source="httpd, proxy_util.c: retry counts for members only; measured with 2.4.71; devstack "
+    source="httpd, proxy_util.c: retry counts for members only; mod_proxy_balancer.c, "
+    "force_recovery; measured with 2.4.71: 200 at once, 503 with forcerecovery=Off; devstack "
     "6ed53156",
 )
 def retry(found: Found) -> Iterator[Finding]:
-    """A member that failed once is left out for 60 s. On a plain ProxyPass retry=0 does nothing: it
-    is never left out."""
+    """A member that failed once is left out for 60 s. While all are left out forcerecovery, which
+    is on where nothing is said, tries them all the same; so this is about forcerecovery=Off. On a
+    plain ProxyPass retry=0 does nothing: it is never left out."""
     for directive in routes.apache_members(found):
         retry_ = next((x for x in directive.args if x.lower().startswith("retry=")), "")
-        if retry_ != "retry=0":
+        if retry_ != "retry=0" and _never_forced(found, directive):
             yield Finding(
                 what=f"{directive} without retry=0",
                 where=(directive.place,),
                 lines=instead(directive, f"{_without(directive, 'retry')} retry=0"),
             )
+    yield from _retry_in_vain(found)
+
+
+def _never_forced(found: Found, member: Directive) -> bool:
+    """Tell whether a balancer leaves out all of its members where all have failed."""
+    block = member.around[-1]
+    names = re.findall(r"balancer://([^/ >]+)", block.value)
+    said = [x.value for x in block.inside or () if x.is_("proxyset")]
+    said += [
+        x.value
+        for x in routes.apache_passes(found)
+        if any(f"balancer://{name}" in x.value for name in names)
+    ]
+    return any("forcerecovery=off" in x.lower() for x in said)
+
+
+def _retry_in_vain(found: Found) -> Iterator[Finding]:
     for directive in routes.apache_passes(found):
         if "retry=0" in directive.args and "balancer:" not in directive.value:
             yield Finding(
@@ -405,7 +441,7 @@ def field_size(found: Found) -> Iterator[Finding]:
         for x in tree.all("loadmodule")
         if x.args[:1] and x.args[0] in ("auth_openidc_module", "auth_mellon_module", "mod_shib")
     ]
-    federated += tree.all("oidcprovidermetadataurl", "mellonenable")
+    federated += _federated(tree)
     served = next(iter([*routes.apache_passes(found), *routes.aliases(found)]), None)
     known = (
         tree.last("limitrequestfieldsize")
@@ -435,14 +471,16 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
     """mod_proxy_http appends the address to X-Forwarded-For; mod_proxy_uwsgi and mod_wsgi hand on
     what the client sent. Where clients reach Apache themselves it writes the header anew. Behind a
     balancer that would name the balancer for everybody: there mod_remoteip takes the address from
-    the balancer's header, and from nobody else's. A HAProxy of this machine that reads HTTP and has
-    option forwardfor appends the right one, which is enough."""
+    the balancer's header, and from nobody else's. Keystone goes by the last address, which is the
+    balancer's word, so this is a note then: it is about those who reach Apache past it. A HAProxy
+    of this machine that reads HTTP and has option forwardfor appends the right one, which is
+    enough; of one that does not H01 tells."""
     tree = _tree(found)
     passes = [x for x in routes.apache_passes(found) if "uwsgi:" in x.value]
     served = [*passes, *routes.aliases(found)]
     if not served:
         raise UnknownError("nothing of Apache leads to Keystone's uWSGI or mod_wsgi")
-    if _balancer_says(found):
+    if routes.appends_address(found):
         return
     for directive in served[:1]:
         hosts = (routes.host_of(directive), None)
@@ -466,35 +504,40 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
                 lines=around(tree, directive, line),
             )
         else:
+            itself = next((_host_of_pass(x) for x in routes.to_itself(tree)), "")
             yield Finding(
-                what="X-Forwarded-For is believed of whoever sends it; write your balancer's "
-                "address for 192.0.2.1",
+                what="X-Forwarded-For is believed of whoever reaches Apache past the balancer"
+                + ("; write its address for 192.0.2.1" if not itself else ""),
                 where=(directive.place, sign),
                 lines=around(
                     tree,
                     directive,
                     "RemoteIPHeader X-Forwarded-For",
-                    "RemoteIPInternalProxy 192.0.2.1",
+                    f"RemoteIPInternalProxy {itself or '192.0.2.1'}",
                     line,
                 ),
+                level=INFO,
+                harm="Who reaches Apache past the balancer writes any address into Keystone's log.",
             )
 
 
 def _sign_of_balancer(found: Found, hosts: tuple[Directive | None, ...]) -> Place | None:
-    """Return what says that a balancer stands before Apache; ``None`` if nothing does."""
+    """Return what says that a balancer appends the address; ``None`` if nothing does."""
+    protocol = [x for x in _tree(found).all("remoteipproxyprotocol") if x.value.lower() == "on"]
+    if protocol or any(map(routes.sends_proxy, routes.backends(found))):
+        return None  # by the PROXY protocol, which leaves the client's header as it is
     for directive in _tree(found).all("logformat", "customlog", "setenvif", "setenvifnocase"):
         if routes.host_of(directive) in hosts and "x-forwarded-" in directive.value.lower():
             return directive.place
     for directive in routes.to_itself(_tree(found)):
         return directive.place
-    sections = routes.backends(found)
-    return sections[0].place if sections else None
+    return None
 
 
-def _balancer_says(found: Found) -> bool:
-    """Tell whether a HAProxy of this machine writes the address, all of its ways to Keystone."""
-    sections = routes.backends(found)
-    return bool(sections) and all(writes_header(found, x) for x in sections)
+def _host_of_pass(directive: Directive) -> str:
+    """Return the address that a pass of Apache to itself goes to, and comes from."""
+    match = re.search(r"http://\[?([\d.a-fA-F:]+?|localhost)\]?:\d+", directive.value)
+    return match[1].replace("localhost", "127.0.0.1") if match else ""
 
 
 @check(
@@ -540,6 +583,16 @@ def secrets_in_log(found: Found) -> Iterator[Finding]:
             )
 
 
+def _federated(tree: Tree) -> list[Directive]:
+    """Return what says that a module logs users in, and takes its own headers from clients."""
+    modules = ("openid-connect", "auth-openidc", "oauth20", "mellon", "shibboleth")
+    return [
+        *tree.all("oidcprovidermetadataurl", "oidcproviderissuer", "oidcmetadatadir"),
+        *tree.all("mellonenable"),
+        *(x for x in tree.all("authtype") if x.value.lower() in modules),
+    ]
+
+
 def _unsaid(directive: Directive) -> str:
     """Return a directive without what is secret."""
     if directive.is_("dumpioinput"):
@@ -559,10 +612,11 @@ def _unsaid(directive: Directive) -> str:
 )
 def federation_headers(found: Found) -> Iterator[Finding]:
     """A remote_id_attribute that begins with HTTP_ is a header of the request. mod_auth_openidc
-    removes a client's OIDC- headers where it authenticates; without it RequestHeader unset does."""
+    removes a client's OIDC- headers where it authenticates (AuthType openid-connect, or
+    auth-openidc); without it RequestHeader unset does."""
     tree = _tree(found)
     served = [*routes.apache_passes(found), *routes.aliases(found)]
-    if tree.all("oidcprovidermetadataurl", "oidcproviderissuer", "mellonenable"):
+    if _federated(tree):
         return
     if not served:
         raise UnknownError("nothing of Apache leads to Keystone")
@@ -595,8 +649,9 @@ def script_is_there(found: Found) -> Iterator[Finding]:
             continue
         project, since, _ = DEAD.get(script.rpartition("/")[2], ("", 0, ""))
         # /var/www/cgi-bin has files of the same name, which are the operator's.
-        gone = bool(project) and found.at_least(project, since) and not found.files.exists(script)
-        if gone or not found.files.exists(script):
+        absent = found.files.lacks(script)
+        gone = bool(project) and found.at_least(project, since)
+        if absent or (gone and not found.files.exists(script)):
             yield Finding(
                 what=f"{script} is not there" + (f": gone since {project} {since}" if gone else ""),
                 where=(alias.place,),

@@ -103,7 +103,8 @@ def unix_queue(found: Found) -> Iterator[Finding]:
 
 def _listening(found: Found, path: str) -> UwsgiConf | None:
     for conf in found.uwsgi:
-        if any(x.value.partition(",")[0] == path for x in conf.settings.all(*routes.SOCKETS)):
+        sockets = {routes.address(x.value) for x in conf.settings.all(*routes.SOCKETS)}
+        if routes.address(path) in sockets:
             return conf
     return None
 
@@ -671,6 +672,8 @@ def open_files(found: Found) -> Iterator[Finding]:
     default is 1024 for the soft limit)."""
     tree = found.nginx
     assert tree is not None
+    if not routes.leads(found, "nginx"):
+        return
     known = tree.last("worker_connections")
     connections = int(known.value) if known and known.value.isdigit() else 512
     rlimit = tree.last("worker_rlimit_nofile")
@@ -712,11 +715,11 @@ def socket_is_listened_at(found: Found) -> Iterator[Finding]:
     units = {
         x.value for unit in found.units.values() for x in unit.section("Socket").all("ListenStream")
     }
-    there = {_real(x) for x in (*paths, *units)}
+    there = {routes.address(x) for x in (*paths, *units)}
     if not paths or "%" in "".join(paths):
         raise UnknownError("no file of uWSGI says where it listens")
     for path, directive in found.unix_upstreams():
-        if _real(path) not in there and "%" not in path:
+        if routes.address(path) not in there and "%" not in path:
             own = next((x for x in paths if x.startswith("/")), "")
             setting = paths[own] if own else next(iter(paths.values()))
             yield Finding(
@@ -728,11 +731,6 @@ def socket_is_listened_at(found: Found) -> Iterator[Finding]:
                 else (f"socket = {path}",),
                 file="" if own else setting.place.path,
             )
-
-
-def _real(path: str) -> str:
-    """Return a path by its usual name: /var/run is a link to /run."""
-    return re.sub(r"^/var/run/", "/run/", path)
 
 
 def _ended(directive: Directive, line: str) -> str:
@@ -1044,4 +1042,43 @@ def headers_fit(found: Found) -> Iterator[Finding]:
                 what=f"buffer-size {setting.value} is below nginx's {most} bytes of headers",
                 where=(setting.place, known.place if known else Place(found.nginx.path)),
                 lines=("buffer-size = 65535",),
+            )
+
+
+@check(
+    "X23",
+    INFO,
+    "uwsgi",
+    holds="Kubernetes' probes do not wait in the queue of the workers",
+    harm="If it is the liveness probe: under load all pods are restarted, one after the other.",
+    source="Kubernetes, livenessProbe: killed after failureThreshold (3) answers later than "
+    "timeoutSeconds (1); SAP's helm charts: route-user-agent = ^kube-probe donotlog:",
+)
+def probed_by_kubelet(found: Found) -> Iterator[Finding]:
+    """What a probe asks of uWSGI is answered by a worker, behind all other requests. A readiness
+    probe may do so, with patience; a liveness probe that does kills what is only busy. It is seen
+    by a rule of uWSGI's for kube-probe, or with --live by the logs of requests. keyfront's /livez
+    waits in no queue."""
+    for conf in found.uwsgi:
+        module = conf.settings.last("module")
+        if module is not None and module.value.startswith("keyfront."):
+            continue
+        rule = next(
+            (
+                x
+                for x in conf.settings.settings
+                if x.name.startswith("route-") and "kube-probe" in x.value
+            ),
+            None,
+        )
+        log = found.live.probed if found.live else ""
+        place = rule.place if rule else Place(log) if log else None
+        if place is not None:
+            yield Finding(
+                what="kube-probe asks the workers" + (f", {rule.name} says so" if rule else ""),
+                where=(place,),
+                lines=(
+                    "(livenessProbe: tcpSocket, or keyfront's /livez; readinessProbe: "
+                    "timeoutSeconds 10, failureThreshold 5)",
+                ),
             )

@@ -141,6 +141,16 @@ def recycle(found: Found) -> Iterator[Finding]:
         )
 
 
+def _takes_anybody(name: str, values: list[str]) -> bool:
+    """Tell whether a parameter of a URL has any certificate taken, or TLS left out."""
+    value = values[-1].lower()
+    if name == "sslmode":
+        return value in ("disable", "allow", "prefer", "require")
+    if name == "ssl_disabled":
+        return value in ("true", "1")
+    return name == "ssl_verify_cert" and value in ("false", "0", "no", "none")
+
+
 @check(
     "D05",
     INFO,
@@ -151,10 +161,26 @@ def recycle(found: Found) -> Iterator[Finding]:
     source="PyMySQL, ssl_ca; libpq, sslmode",
 )
 def encrypted(found: Found) -> Iterator[Finding]:
-    """ssl_ca for PyMySQL, sslmode=verify-full for PostgreSQL. Within a network of the cloud's own
-    it may be left out on purpose."""
+    """ssl_ca for PyMySQL, sslmode=verify-full for PostgreSQL, whose require takes any certificate.
+    Within a network of the cloud's own it may be left out on purpose; what is asked for and not
+    verified is a warning."""
     setting, driver, host, query = _url(found)
     local = host in ("", "localhost", "127.0.0.1", "::1")
+    anybody = next((x for x in query.items() if _takes_anybody(*x)), None)
+    if anybody == ("sslmode", ["require"]) and "sslrootcert" in query:
+        anybody = None  # libpq verifies where it is told of an authority
+    if anybody is not None and not local:
+        name = anybody[0]
+        right = "verify-full" if name == "sslmode" else "true"
+        yield Finding(
+            what=f"{driver} to {host} with {name}={anybody[1][-1]}: whoever answers is taken "
+            "for it",
+            where=(setting.place,),
+            lines=("[database]", f"connection = (as it is, with {name}={right})"),
+            level=WARNING,
+            harm="Who stands between them reads password hashes and the database's password.",
+        )
+        return
     known = {"ssl_ca", "ssl", "sslmode", "ssl_verify_cert", "read_default_file", "charset_ssl"}
     if not driver.startswith("sqlite") and not local and not known & set(query):
         option = (

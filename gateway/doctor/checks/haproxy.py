@@ -10,7 +10,7 @@ from .. import routes
 from ..advice import instead, within
 from ..found import Found
 from ..registry import ERROR, WARNING, Finding, check
-from ..routes import haproxy_lines, in_http_mode
+from ..routes import haproxy_lines, in_http_mode, sends_proxy, writes_header
 from ..settings import Directive
 from .nginx import remote_ids
 
@@ -29,7 +29,7 @@ def forwardfor(found: Found) -> Iterator[Finding]:
     it is set to mode http; where TLS ends behind it, it tells the address by send-proxy-v2, which
     Apache takes with RemoteIPProxyProtocol."""
     for section in routes.backends(found):
-        if writes_header(found, section) or _sends_proxy(section):
+        if writes_header(found, section) or sends_proxy(section):
             continue
         if in_http_mode(section):
             yield Finding(
@@ -77,31 +77,6 @@ def _tls_behind(found: Found) -> bool:
         for host in _hosts(found)
         for x in host.inside or ()
     )
-
-
-def _sends_proxy(section: Directive) -> bool:
-    """Tell whether HAProxy tells all servers of a section the address by its own protocol."""
-    servers = [x for x in section.inside or () if x.is_("server")]
-    defaults = [x for x in haproxy_lines(section) if x.is_("default-server")]
-
-    def sends(one: Directive) -> bool:
-        return any(word.startswith("send-proxy") for word in one.args)
-
-    return any(map(sends, defaults)) or bool(servers and all(map(sends, servers)))
-
-
-def writes_header(found: Found, section: Directive) -> bool:
-    """Tell whether HAProxy writes X-Forwarded-For of all requests to a section."""
-    if not in_http_mode(section):
-        return False
-    fronts = routes.frontends(found, section)
-    said = [any(_says(x) for x in haproxy_lines(front)) for front in fronts]
-    return any(_says(x) for x in haproxy_lines(section)) or bool(said and all(said))
-
-
-def _says(directive: Directive) -> bool:
-    text = directive.value.lower()
-    return "forwardfor" in text or ("set-header x-forwarded-for" in text)
 
 
 @check(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..found import LISTEN, Found
 from ..live import Live
@@ -12,6 +12,8 @@ from .cross_layer import _fronts
 from .keystone import CLOCKS_APART
 
 _SMALL = 64 << 20
+# Milliseconds that a login or a validation may take.
+_SLOW = 2000
 
 
 def _live(found: Found) -> Live:
@@ -256,17 +258,35 @@ def logs(found: Found) -> Iterator[Finding]:
     source="keyfront check",
 )
 def login(found: Found) -> Iterator[Finding]:
-    """As keyfront check does it, with the variables of an openrc or the Keystone of keyfront
-    serve."""
+    """As keyfront check does it, with the variables of an openrc, a cloud of clouds.yaml or the
+    Keystone of keyfront serve. Its phases are printed: the name lookup, TCP, TLS, the first byte
+    of the answer, the rest of it; and what a server tells of itself by Server-Timing."""
     live = _live(found)
     if not live.refused and not live.login:
         raise UnknownError("whom to log in as: OS_AUTH_URL and so on, --os-cloud, or --state")
     if live.refused:
-        yield Finding(what=live.refused, lines=("keyfront check",))
-    slow = {name: value for name, value in live.login.items() if value > 2000}
-    if slow:
-        phases = ", ".join(f"{x.replace('_', ' ')} {y:.0f} ms" for x, y in live.login.items())
-        yield Finding(what=phases, level=WARNING, lines=("keyfront check",))
+        came = ", ".join(map(_phases, list(live.phases.values())[-1:]))
+        said = f"; it ended while waiting for: {live.waited_for}" if live.waited_for else ""
+        yield Finding(
+            what=f"{live.refused}{said}" + (f" (before: {came})" if came else ""),
+            lines=("keyfront check",),
+        )
+    for step, phases in live.phases.items():
+        whole = sum(phases.values())
+        if whole <= _SLOW:
+            continue
+        slowest = max(phases, key=lambda name: phases[name])
+        request = live.request_ids.get(step)
+        yield Finding(
+            what=f"the {step.replace('_', ' ')} took {whole:.0f} ms, most of it {slowest}: "
+            f"{_phases(phases)}",
+            level=WARNING,
+            lines=(f"grep {request} /var/log/keystone/*.log",) if request else ("keyfront check",),
+        )
+
+
+def _phases(phases: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.1f} ms" for name, value in phases.items())
 
 
 @check(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..advice import around, at_the_end, instead, within
 from ..found import Found
 from ..registry import ERROR, INFO, WARNING, Finding, check
-from ..routes import concerns, nginx_passes, nginx_targets
+from ..routes import appends_address, concerns, leads, nginx_passes, nginx_targets
 from ..settings import Directive, Place, Setting, Tree, size
 
 _OIDC = re.compile(r"\b(openid|saml2|mapped)\b")
@@ -52,6 +52,8 @@ def _instead_or_in(found: Found, known: Directive | None, block: str, line: str)
 def worker_connections(found: Found) -> Iterator[Finding]:
     """Clients keep connections open between their requests, and each request takes a second one to
     uWSGI. keyfront plan nginx says how many this machine holds."""
+    if not leads(found, "nginx"):
+        return
     known = _tree(found).last("worker_connections")
     if known is None or known.value in _STOCK:
         yield Finding(
@@ -175,19 +177,44 @@ def max_fails(found: Found) -> Iterator[Finding]:
 )
 def forwarded_for(found: Found) -> Iterator[Finding]:
     """Keystone believes the last X-Forwarded-For. uwsgi_pass and proxy_pass hand a client's header
-    on unless it is set; $proxy_add_x_forwarded_for appends the address and is right as well."""
+    on unless it is set; $proxy_add_x_forwarded_for appends the address and is right as well.
+    Behind a balancer that appends it, whose addresses set_real_ip_from names, it is right for all
+    who come by it, and a note for the others; of a HAProxy of this machine H01 tells."""
+    if appends_address(found):
+        return
     for directive in nginx_passes(found):
         uwsgi = directive.is_("uwsgi_pass")
+        block = directive.around[-1]
+        kept = directive.name.replace("pass", "pass_request_headers")
+        passed = _tree(found).effective(block, kept)
+        if passed is not None and passed.value == "off":
+            continue
         setter = "uwsgi_param" if uwsgi else "proxy_set_header"
         wanted = "HTTP_X_FORWARDED_FOR" if uwsgi else "X-FORWARDED-FOR"
         known = _sets(found, directive, setter, wanted)
         if known is None or known.args[1:] == ("$http_x_forwarded_for",):
             name = "HTTP_X_FORWARDED_FOR" if uwsgi else "X-Forwarded-For"
             yield Finding(
-                what=f"{name} is handed on as the client sent it",
+                what=f"{name} is handed on as the client sent it"
+                + (", past the balancer" if _behind_balancer(found, block) else ""),
                 where=(directive.place,),
                 lines=_beside_setters(found, directive, setter, f"{setter} {name} $remote_addr;"),
+                level=INFO if _behind_balancer(found, block) else "",
+                harm="Who reaches nginx past the balancer writes any address into Keystone's log."
+                if _behind_balancer(found, block)
+                else "",
             )
+
+
+def _behind_balancer(found: Found, block: Directive) -> bool:
+    """Tell whether nginx takes the client's address from what a balancer appended."""
+    tree = _tree(found)
+    header = tree.effective(block, "real_ip_header")
+    return (
+        tree.effective(block, "set_real_ip_from") is not None
+        and header is not None
+        and header.value.lower() == "x-forwarded-for"
+    )
 
 
 def _beside_setters(found: Found, directive: Directive, setter: str, line: str) -> tuple[str, ...]:

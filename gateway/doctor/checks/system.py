@@ -183,7 +183,7 @@ def programs(found: Found) -> Iterator[Finding]:
                 if setting.value.startswith("-"):
                     continue
                 path = setting.value.lstrip("@:+!").split()[0].strip('"')
-                if path.startswith("/") and "%" not in path and not found.files.exists(path):
+                if path.startswith("/") and "%" not in path and found.files.lacks(path):
                     yield Finding(
                         what=f"{name}: {path} is not there",
                         where=(setting.place,),
@@ -276,10 +276,11 @@ def certificates(found: Found) -> Iterator[Finding]:
         if found.is_of_a_container(place.path):
             unread.append(f"{path} is of a container: give the doctor its files by --root")
             continue
-        if not found.files.exists(path):
+        if found.files.lacks(path):
             yield Finding(
                 what=f"{path} is not there", where=(place,), lines=(f"ls -l {Path(path).parent}",)
             )
+        if not found.files.exists(path):
             continue
         ends = _ends(found, path)
         if ends is None:

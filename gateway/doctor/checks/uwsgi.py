@@ -80,13 +80,13 @@ def buffer_size(found: Found) -> Iterator[Finding]:
 )
 def die_on_term(found: Found) -> Iterator[Finding]:
     """systemd, docker and Kubernetes stop a service by SIGTERM, which for uWSGI means: reload at
-    once, without waiting for requests."""
+    once, without waiting for requests. An emperor ends its vassals without a signal."""
     for conf in found.uwsgi:
         unit = found.unit_of_uwsgi(conf)
         signal = unit.service.last("KillSignal") if unit else None
         if signal is not None and signal.value in ("SIGQUIT", "SIGINT", "3", "2"):
             continue
-        if not conf.settings.on("die-on-term") and not _hook(conf):
+        if not conf.settings.on("die-on-term") and not _hook(conf) and not conf.vassal:
             yield Finding(
                 what="die-on-term is not set",
                 where=(conf.settings.place("die-on-term"),),
@@ -114,7 +114,7 @@ def graceful_hook(found: Found) -> Iterator[Finding]:
     """die-on-term ends uWSGI at once. With the hook the master lets workers finish first; then
     something has to bound it, see X06."""
     for conf in found.uwsgi:
-        if conf.settings.on("die-on-term") and not _hook(conf):
+        if conf.settings.on("die-on-term") and not _hook(conf) and not conf.vassal:
             lost = conf.settings.last("hook-master-start")
             if lost is not None and "unix_signal:15" in lost.value:
                 continue
@@ -357,13 +357,22 @@ def uwsgi_protocol_exposed(found: Found) -> Iterator[Finding]:
     source="devstack writes chmod-socket = 666; uWSGI, core/socket.c",
 )
 def chmod_socket(found: Found) -> Iterator[Finding]:
-    """Whoever opens the socket speaks the uwsgi protocol, see U13. A group that web server and
-    service share is enough. A uWSGI that systemd starts as root gives the socket away itself
-    (chown-socket); one that is started as its own user may not, and the web server joins its
-    group."""
+    """Whoever opens the socket speaks the uwsgi protocol, see U13. It is about unix sockets in
+    folders that others may enter. A group that web server and service share is enough. A uWSGI
+    that systemd starts as root gives the socket away itself (chown-socket); one that is started as
+    its own user may not, and the web server joins its group."""
     web = "www-data" if found.debian else ("nginx" if found.nginx else "apache")
     for conf in found.uwsgi:
         mode = conf.settings.last("chmod-socket")
+        unix = [
+            x
+            for x in conf.settings.all("socket", "uwsgi-socket", "http-socket")
+            if x.value.startswith("/") and _may_be_entered(found, x.value)
+        ]
+        if not unix:
+            continue
+        # HTTP has no variables of the server's: who opens the socket only passes the front by.
+        http = all(x.name == "http-socket" for x in unix)
         if mode is not None and re.fullmatch(r"0?[0-7]{2}[2367]", mode.value or "666"):
             unit = found.unit_of_uwsgi(conf)
             user = unit.service.last("User") if unit else None
@@ -377,7 +386,23 @@ def chmod_socket(found: Found) -> Iterator[Finding]:
                 named = group.value if group else user.value
                 said = f"chmod-socket = {mode.value}; {web} needs group {named} instead"
                 lines += (f"; and run: usermod -a -G {named} {web}",)
-            yield Finding(what=said, where=(mode.place,), lines=lines)
+            yield Finding(
+                what=said,
+                where=(mode.place,),
+                lines=lines,
+                level=INFO if http else "",
+                harm="Every user of the machine reaches Keystone past the web server's limits."
+                if http
+                else "",
+            )
+
+
+def _may_be_entered(found: Found, path: str) -> bool:
+    """Tell whether others may enter a socket's folder; one that is not there yet may be."""
+    try:
+        return bool(found.files.resolved(path).parent.stat().st_mode & 0o001)
+    except OSError:
+        return True
 
 
 @check(
@@ -510,9 +535,9 @@ def script_is_there(found: Found) -> Iterator[Finding]:
                 continue
             name = path.rpartition("/")[2]
             project, since, module = DEAD.get(name, ("", 0, ""))
-            gone = project and found.at_least(project, since)
+            gone = project and found.at_least(project, since) and not found.files.exists(path)
             tested = path.startswith("/") and not found.is_of_a_container(conf.path)
-            if gone or (tested and "%" not in path and not found.files.exists(path)):
+            if gone or (tested and "%" not in path and found.files.lacks(path)):
                 yield Finding(
                     what=f"{setting.name} = {setting.value} is not there"
                     + (f": gone since {project} {since}" if gone else ""),
@@ -618,18 +643,22 @@ def built_in(found: Found) -> Iterator[Finding]:
     "uwsgi",
     holds="uWSGI's log names clients, not the proxy",
     harm="The log says 127.0.0.1 of everybody, and nobody sees who floods the logins.",
-    source="uWSGI, core/logging.c: log-x-forwarded-for",
+    source="uWSGI, core/logging.c: log-x-forwarded-for; measured: 2.0.31 behind uwsgi_pass of "
+    "nginx 1.22 logs the client",
 )
 def log_addresses(found: Found) -> Iterator[Finding]:
-    """log-x-forwarded-for is right behind a server that sets the header (X21, N06), and a lie
-    without one. With disable-logging the web server's log has the addresses."""
+    """Of HTTP uWSGI knows the address of the connection alone; by the uwsgi protocol nginx and
+    Apache tell it the client's (REMOTE_ADDR). log-x-forwarded-for is right behind a server that
+    sets the header (X21, N06), and a lie without one. With disable-logging the web server's log has
+    the addresses."""
     for conf in found.uwsgi:
         logs = not conf.settings.on("disable-logging") and not conf.settings.last(
             "log-format", "logformat"
         )
         front = has_front(found)
         trusted = conf.settings.on("log-x-forwarded-for")
-        if front and logs and not trusted:
+        http = conf.settings.all("http-socket", "http", "https", "https-socket")
+        if front and logs and http and not trusted:
             yield Finding(
                 what="log-x-forwarded-for is not set behind a proxy",
                 where=(Place(conf.path),),
@@ -649,23 +678,29 @@ def log_addresses(found: Found) -> Iterator[Finding]:
     "uwsgi",
     holds="The folders that uWSGI is told of are there",
     harm="uWSGI does not start.",
-    source="uWSGI, plugins/python: !!! Python Home is not a directory",
+    source="uWSGI, plugins/python: !!! Python Home is not a directory; measured: 2.0.31 with a "
+    "plugins-dir that is not there, with plugins and with need-plugin",
 )
 def folders_are_there(found: Found) -> Iterator[Finding]:
-    """A virtualenv that was moved, a folder of plugins of another distribution, a working
-    folder."""
+    """A virtualenv that was moved, a working folder. A folder of plugins that is not there ends
+    the start with need-plugin only; uWSGI goes on with what is built into it otherwise."""
     for conf in found.uwsgi:
         for setting in conf.settings.all("virtualenv", "chdir", "plugins-dir", "plugin-dir"):
             path = setting.value
             plugins = setting.name.startswith("plugin")
             if found.is_of_a_container(conf.path):
                 continue  # of the host: paths in there are the container's
-            if path.startswith("/") and "%" not in path and not found.files.exists(path):
+            if path.startswith("/") and "%" not in path and found.files.lacks(path):
+                spared = plugins and not conf.settings.last("need-plugin", "need-plugins")
                 yield Finding(
                     what=f"{setting.name} = {path} is not there",
                     where=(setting.place,),
                     lines=(f"(make {path}, or correct {setting.name})",),
-                    level=WARNING if plugins else "",
+                    level=INFO if spared else "",
+                    harm="None where Python is built into uWSGI, as in that of PyPI; otherwise "
+                    "nothing is served."
+                    if spared
+                    else "",
                 )
 
 

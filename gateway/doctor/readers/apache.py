@@ -32,6 +32,8 @@ _BUILT_IN = frozenset(
         "mod_watchdog.c",
     )
 )
+# Of a part of a configuration that loads none: event is what distributions load.
+_OTHER_MPMS = ("mpm_prefork_module", "mpm_worker_module", "prefork.c", "worker.c")
 _CONDITIONS = ("ifmodule", "ifdefine", "ifversion", "iffile", "ifdirective", "ifsection")
 
 
@@ -165,7 +167,8 @@ class _Reader:
         wanted = not word.startswith("!")
         word = word.removeprefix("!")
         if name == "ifmodule":
-            return (self.all_modules or word in self.modules) is wanted
+            held = word in self.modules or (self.all_modules and word not in _OTHER_MPMS)
+            return held is wanted
         if name == "ifdefine":
             return (word in self.variables) is wanted
         if name == "iffile":

@@ -13,6 +13,7 @@ from ..settings import Malformed, Place
 _LARGEST = 8 << 20
 _LINKS = 32
 _WILD = frozenset("*?[")
+_SHELLS = ("/bin/sh", "/usr/bin/sh", "/bin/bash", "/bin/busybox")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Files:
     malformed: list[Malformed] = field(default_factory=list)
     #: The paths that were read.
     read: list[str] = field(default_factory=list)
+    #: What is named and lies in folders that these files leave out.
+    apart: dict[str, None] = field(default_factory=dict)
 
     def real(self, path: str | Path) -> Path:
         """Return where a path of the machine lies here."""
@@ -51,6 +54,24 @@ class Files:
         except OSError:
             return True
         return True
+
+    def lacks(self, path: str | Path) -> bool:
+        """Tell whether something that ought to be there is not.
+
+        A folder with a part of a machine's files, as a support's archive is one, tells nothing of
+        those that lie in folders which it leaves out.
+        """
+        if self.exists(path):
+            return False
+        if self._whole or self.exists(Path(path).parent):
+            return True
+        self.apart.setdefault(str(path))
+        return False
+
+    @property
+    def _whole(self) -> bool:
+        """Whether these are all of a machine's files: such have a shell."""
+        return self.root == Path("/") or any(self.exists(x) for x in _SHELLS)
 
     def resolved(self, path: str | Path) -> Path:
         """Return where a path leads, its links followed within the root."""

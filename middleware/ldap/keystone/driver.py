@@ -28,6 +28,7 @@ from keystone.i18n import _
 from keystone.identity.backends import base
 from keystone.identity.backends.ldap import common, core
 
+from keyfront.common.request_phases import DIRECTORY, NOBODY, current, timed
 from keyfront.errors import (
     CredentialsError,
     DirectoryError,
@@ -319,7 +320,8 @@ class Identity(core.Identity):
             raise AssertionError(refused) from None
         failure: DirectoryError | None = None
         try:
-            identity = self.pool.get().authenticate(user["dn"], secret, address=_address())
+            with timed(DIRECTORY) if current.get() else NOBODY:
+                identity = self.pool.get().authenticate(user["dn"], secret, address=_address())
         except DirectoryError as error:
             # Without its frames, which hold the password, and raised below outside of them.
             failure = error.with_traceback(None)
@@ -413,7 +415,8 @@ def _asked(call: Callable[[], T]) -> T:
     :raises keystone.exception.Error: as :meth:`Handler.search_s`
     """
     try:
-        return call()
+        with timed(DIRECTORY) if current.get() else NOBODY:
+            return call()
     except ldap.SIZELIMIT_EXCEEDED:
         raise exception.LDAPSizeLimitExceeded() from None
     except _FAILURES as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import socket
 import ssl
 import time
@@ -30,6 +31,10 @@ _ROUND_TRIPS = 2
 # The part of a first validation's time below which the second one came from a cache, where the
 # cache itself does not say so. The way there and back is in neither.
 _CACHED = 0.5
+# Of Server-Timing: a metric's name and how long it took, and how many of them are taken.
+_TIMING = re.compile(r"([A-Za-z0-9_.-]{1,32})\s*(?:;[^,]*?)?;\s*dur=(\d{1,9}(?:\.\d{1,9})?)")
+_TIMINGS = 8
+_REQUEST_ID = re.compile(r"req-[0-9a-f-]{1,40}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,6 +112,14 @@ class Report:
     ahead: float | None = None
     #: What the token cache says of how long the answer stands; ``None`` if nobody says it.
     told: str | None = None
+    #: Milliseconds of the phases of a login, a first and a repeated validation, in their order.
+    phases: dict[str, dict[str, float]] = field(default_factory=dict)
+    #: What Keystone or a server before it says of its own time (Server-Timing), in milliseconds.
+    timings: dict[str, dict[str, float]] = field(default_factory=dict)
+    #: By which ids the requests are found in Keystone's log.
+    request_ids: dict[str, str] = field(default_factory=dict)
+    #: The phase that has begun and not ended; empty if none.
+    waits_for: str = ""
 
     @property
     def cached(self) -> bool:
@@ -189,29 +202,38 @@ def _printable(text: str) -> str:
     return "".join(x if x.isprintable() else "?" for x in text)
 
 
-def check(credentials: Credentials, *, warn: float = 2.0, timeout: float = 30.0) -> Report:
+def check(
+    credentials: Credentials,
+    *,
+    warn: float = 2.0,
+    timeout: float = 30.0,
+    report: Report | None = None,
+) -> Report:
     """Log in to a Keystone and validate the token, first and repeatedly.
 
     The token is left to expire: to revoke it would write to the database at each check.
 
     :param warn: seconds above which a login or a validation is warned of
     :param timeout: seconds that each answer is waited for
+    :param report: what is filled in, so that it is there if this fails
     :raises ServerError: Keystone does not answer, or answers otherwise than it should
     """
-    report = Report(credentials.url)
+    report = Report(credentials.url) if report is None else report
     server = _Server(credentials, timeout, report)
     try:
+        server.begin("login")
         server.connect()
         login = server.ask("POST", {}, credentials.auth)
         report.milliseconds["login"] = login.milliseconds
+        server.begin("")
         report.milliseconds["round_trip"] = min(server.round_trip() for _ in range(_ROUND_TRIPS))
         headers = {"X-Auth-Token": login.token, "X-Subject-Token": login.token}
+        server.begin("first_validation")
         first = server.ask("GET", headers)
         report.token = first.said
         report.milliseconds["first_validation"] = first.milliseconds
-        report.milliseconds["repeated_validation"] = min(
-            server.ask("GET", headers).milliseconds for _ in range(_REPEATED)
-        )
+        report.milliseconds["repeated_validation"] = server.quickest(headers)
+        server.begin("")
         # Not in the ones that are timed: with Redis such a question may take a way more.
         report.told = server.ask("GET", {**headers, tags_header.NAME: tags_header.ASK}).told
     finally:
@@ -254,22 +276,76 @@ class _Server:
         self._report = report
         self._connection = HTTPConnection(self._host, self._port, timeout=timeout)
         self._context = credentials.tls()
+        self._step = ""
+        self._since = 0.0
+
+    def begin(self, step: str) -> None:
+        """Note the phases of what comes next under a name; under none if it is empty."""
+        self._step = step
+        self._report.phases.pop(step, None)
+        self._report.timings.pop(step, None)
+
+    def quickest(self, headers: dict[str, str]) -> float:
+        """Validate several times, keep the phases of the quickest; returns its milliseconds.
+
+        :raises ServerError: there is no answer, or not the one that is wanted
+        """
+        report, best = self._report, float("inf")
+        kept: tuple[dict[str, float], dict[str, float]] = ({}, {})
+        name = "repeated_validation"
+        for _ in range(_REPEATED):
+            self.begin(name)
+            taken = self.ask("GET", headers).milliseconds
+            if taken < best:
+                best, kept = taken, (report.phases[name], report.timings.get(name, {}))
+        report.phases[name], timings = kept
+        report.timings.pop(name, None)
+        if timings:
+            report.timings[name] = timings
+        return best
+
+    def _phase(self, ends: str, begins: str) -> None:
+        """Note how long a phase took, and which one has begun; either may be empty."""
+        now = time.perf_counter()
+        if ends and self._step:
+            phases = self._report.phases.setdefault(self._step, {})
+            phases[ends] = phases.get(ends, 0.0) + (now - self._since) * 1000
+        self._since, self._report.waits_for = now, begins
 
     def connect(self) -> None:
         """Connect, and note how long it took and what the server's certificate is."""
         begun = time.perf_counter()
+        self._phase("", "name lookup")
         try:
-            plain = socket.create_connection((self._host, self._port), self._timeout)
+            known = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            self._phase("name lookup", "TCP")
+            plain = self._connected(known)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected = time.perf_counter()
             tls = self._context
+            self._phase("TCP", "TLS" if tls else "")
             self._connection.sock = self._encrypted(plain, tls) if tls else plain
         except OSError as error:
             raise self._failed(error) from None
         taken = self._report.milliseconds
         taken.setdefault("connection", (connected - begun) * 1000)
         if self._context:
+            self._phase("TLS", "")
             taken.setdefault("tls", (time.perf_counter() - connected) * 1000)
+
+    def _connected(self, known: list[Any]) -> socket.socket:
+        """Return a connection to the first address that takes one."""
+        failed = OSError(f"no address of {self._host}")
+        for family, kind, protocol, _, address in known:
+            plain = socket.socket(family, kind, protocol)
+            try:
+                plain.settimeout(self._timeout)
+                plain.connect(address)
+                return plain
+            except OSError as error:
+                plain.close()
+                failed = error
+        raise failed
 
     def _encrypted(self, plain: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         found = context.wrap_socket(plain, server_hostname=self._host)
@@ -317,14 +393,29 @@ class _Server:
         try:
             if self._connection.sock is None:
                 self.connect()
+            self._phase("", "first byte")
             self._connection.request(method, path, body, headers)
             answer = self._connection.getresponse()
+            self._phase("first byte", "the rest")
             text = answer.read(_LONGEST)
+            self._phase("the rest", "")
         except (OSError, HTTPException) as error:
             raise self._failed(error) from None
         taken = (time.perf_counter() - begun) * 1000
+        self._note(answer)
         self._compare_clocks(answer.headers.get("Date"), sent)
         return answer, text, taken
+
+    def _note(self, answer: HTTPResponse) -> None:
+        """Note what the server says of its own time, and by which id its log has the request."""
+        if not self._step:
+            return
+        known = _REQUEST_ID.fullmatch(answer.headers.get("x-openstack-request-id", ""))
+        if known:
+            self._report.request_ids[self._step] = known[0]
+        timings = _TIMING.findall(answer.headers.get("Server-Timing", ""))[:_TIMINGS]
+        if timings:
+            self._report.timings[self._step] = {name: float(x) for name, x in timings}
 
     def _compare_clocks(self, date: str | None, sent: float) -> None:
         """Note by how much this clock is ahead, the least that an answer tells."""

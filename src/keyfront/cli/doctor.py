@@ -24,6 +24,7 @@ from keyfront.gateway.render.writer import File
 
 from . import render
 from . import workload as workload_arguments
+from .check import Report
 from .check import check as check_login
 from .credentials import of_arguments
 from .parser import Parser, add_state_argument
@@ -211,14 +212,19 @@ def _log_in(arguments: argparse.Namespace, found: Found) -> None:
     except KeyfrontError as error:
         found.files.unread.append(Unread("a login", str(error)))
         return
+    told = Report(credentials.url)
     try:
-        told = check_login(credentials, timeout=_PATIENCE)
+        check_login(credentials, timeout=_PATIENCE, report=told)
         found.live.login = told.milliseconds
         host = urlsplit(told.url).hostname or ""
         if told.ahead is not None and not live.is_here(host):
             found.live.clocks[f"Keystone at {host}"] = told.ahead
     except KeyfrontError as error:
         found.live.refused = str(error)
+        found.live.waited_for = told.waits_for
+    found.live.phases = told.phases
+    found.live.timings = told.timings
+    found.live.request_ids = told.request_ids
 
 
 def _would_render(options: list[str]) -> tuple[Sequence[File], Path]:

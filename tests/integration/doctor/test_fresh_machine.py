@@ -213,7 +213,6 @@ _ALWAYS = {
     "info D05",  # no TLS to the database
     "info S05",  # Type=simple
     "info U18",  # nothing replaces a worker that grows
-    "info U23",  # the log names the proxy
     "info U27",  # no single-interpreter
 }
 

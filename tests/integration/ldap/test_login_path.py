@@ -15,6 +15,7 @@ from keystone.common import driver_hints
 from oslo_config import cfg
 
 import keyfront.middleware
+from keyfront.common.request_phases import DIRECTORY, RequestPhases, current
 from keyfront.middleware.ldap import LDAPPool
 from keyfront.middleware.ldap.keystone.driver import Identity
 from support.directory import Directory, directory
@@ -94,7 +95,14 @@ def test_a_login_by_keystone(slapd: Directory, tmp_path: Path) -> None:
         driver.pool.get().wait()
         log_in()
         passed = files_of(log_in)
+        # what a slow request is told to have spent there
+        asked = RequestPhases()
+        token = current.set(asked)
+        log_in()
+        current.reset(token)
     finally:
         driver.pool.get().close()
     assert "middleware/ldap/keystone/handler.py" in passed
     assert len(passed) <= MOST, sorted(passed)
+    assert asked.counts[DIRECTORY] >= 3
+    assert asked.seconds[DIRECTORY] > 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import stat
@@ -34,8 +35,10 @@ BODY_SIZES = (1, 10, 1000, 4096, 16384, 65536, 100_000)
 @pytest.mark.parametrize("server", SHAPES)
 def test_serves_keystone(oddly_named_state: tuple[Path, int], server: str) -> None:
     state, port = oddly_named_state
-    with serve(state, server, port=port) as served:
+    slow = {"KEYFRONT_SLOW_REQUEST": "0.001"}
+    with serve(state, server, port=port, environment=slow) as served:
         _issue_and_validate(served)
+        _see_where_the_time_went(served)
         _send_deep_bodies(served)
         _send_what_is_refused(served, server)
         command = [sys.executable, "-m", "keyfront", "check", "--state", str(state)]
@@ -59,6 +62,19 @@ def test_serves_keystone(oddly_named_state: tuple[Path, int], server: str) -> No
         # of Keystone's libraries, to nobody's use
         assert "ventlet is deprecated" not in text, log
         assert "Truncating password" not in text, log
+
+
+def _see_where_the_time_went(served: Served) -> None:
+    """Of the login and the first validation."""
+    text = served.log("keystone.log")
+    parts = r"queue \d+, directory 0 \(0\), statements \d+ \(([1-9]\d*)\), hash \d+ \((\d)\)"
+    login = re.search(rf"slow request: POST /v3/auth/tokens 201 took \d+ ms: {parts}", text)
+    assert login is not None and login[2] == "1", text[-2000:]
+    asked = re.search(
+        r"slow request: GET /v3/auth/tokens 200 took .*; cache (misses|known); req-[0-9a-f-]{36}\n",
+        text,
+    )
+    assert asked is not None, text[-2000:]
 
 
 def _send_deep_bodies(served: Served) -> None:

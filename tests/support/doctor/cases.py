@@ -153,6 +153,14 @@ CASES: dict[str, tuple[Machine, Machine]] = {
         DEBIAN_NGINX.append(_INI, "http-socket = 127.0.0.1:35357\n"),
     ),
     "X22": (DEBIAN_NGINX.swap(_INI, "buffer-size = 65535", "buffer-size = 8192"), DEBIAN_NGINX),
+    "X23": (
+        CONVERGED_CLOUD.append(
+            "/etc/keystone/uwsgi-keystone.ini", "route-user-agent = ^kube-probe donotlog:\n"
+        ),
+        CONVERGED_CLOUD.append(
+            "/etc/keystone/uwsgi-keystone.ini", "route-user-agent = ^monitoring donotlog:\n"
+        ),
+    ),
     # uWSGI
     "U01": (
         CONVERGED_CLOUD.swap("/etc/keystone/uwsgi-keystone.ini", "65535", "114688"),
@@ -393,7 +401,8 @@ CASES: dict[str, tuple[Machine, Machine]] = {
     "A11": (
         DEVSTACK.append(
             _STACK,
-            "<Proxy balancer://keystone>\n    BalancerMember uwsgi://127.0.0.1:35358\n</Proxy>\n",
+            "<Proxy balancer://keystone>\n    BalancerMember uwsgi://127.0.0.1:35358\n"
+            "    ProxySet forcerecovery=Off\n</Proxy>\n",
         ),
         DEVSTACK.append(
             _STACK,

@@ -52,6 +52,7 @@ class Machine:
     :param modes: permission bits by path, of files and of folders
     :param ages: seconds since a file was changed, by path
     :param somaxconn: ``net.core.somaxconn`` of its kernel
+    :param whole: whether these are all of its files that matter, and not a part of them
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class Machine:
     node: dict[str, Any] | None = None
     features: Mapping[str, frozenset[str]] = field(default_factory=dict)
     somaxconn: int = 4096
+    whole: bool = True
 
     def put(self, path: str, text: str) -> Machine:
         """Return the machine with another file, or another text of it."""
@@ -89,6 +91,8 @@ class Machine:
     def make(self, folder: Path) -> None:
         """Write the files below a folder."""
         found = {"/proc/sys/net/core/somaxconn": f"{self.somaxconn}\n", **self.files}
+        if self.whole:
+            found["/usr/bin/sh"] = ""
         for path, text in found.items():
             real = folder / path.lstrip("/")
             if path.endswith("/"):

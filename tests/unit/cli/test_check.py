@@ -18,7 +18,7 @@ import pytest
 
 from keyfront.cli import credentials
 from keyfront.cli import main as cli
-from keyfront.cli.check import Report
+from keyfront.cli.check import Report, check
 from keyfront.errors import MissingPartError, OptionError
 from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.epochs import Epoch, Slots
@@ -51,6 +51,8 @@ class Keystone:
         #: Seconds that each answer is on its way.
         self.distance = 0.0
         self.bodies: list[Any] = []
+        #: More headers of each answer.
+        self.headers: dict[str, str] = {}
         self.wait = threading.Event()
         self.wait.set()
 
@@ -72,6 +74,8 @@ class Keystone:
                     self.send_header(tags_header.NAME, keystone.told)
                 self.send_header("X-Subject-Token", SECRET)
                 self.send_header("Retry-After", "7")
+                for name, value in keystone.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(json.dumps(keystone.body).encode())
 
@@ -382,3 +386,23 @@ def test_nothing_secret_is_in_a_repr(environ: Callable[..., None]) -> None:
     assert repr(credentials.of_environment()) == "<Credentials for http://host:5000/v3>"
     with pytest.raises(OptionError):
         credentials.login({"username": "joe"}, "OS_{}")
+
+
+def test_phases_and_what_the_server_says_of_itself() -> None:
+    keystone = Keystone()
+    keystone.headers = {
+        "Server-Timing": 'db;dur=53.2, app;desc="a, b";dur=7, cache, evil\x7f;dur=1, x;dur=',
+        "x-openstack-request-id": "req-0123abcd",
+    }
+    with keystone.serving() as url:
+        auth = credentials.login({"username": "joe", "password": SECRET}, "{}")
+        report = check(credentials.Credentials(f"{url}/v3", auth))
+    assert list(report.phases) == ["login", "first_validation", "repeated_validation"]
+    assert list(report.phases["login"]) == ["name lookup", "TCP", "first byte", "the rest"]
+    for step, phases in report.phases.items():
+        # The way to the server is a part of a login, and of the connection that is its own.
+        assert sum(phases.values()) <= report.milliseconds[step] + report.milliseconds["connection"]
+    assert report.timings["login"]["db"] == 53.2
+    assert set(report.timings["login"]) <= {"db", "app"}
+    assert report.request_ids["login"] == "req-0123abcd"
+    assert report.waits_for == ""

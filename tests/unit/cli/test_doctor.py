@@ -376,6 +376,65 @@ def test_the_fix_plan_takes_over_what_it_can(
         assert "--memcached localhost:11211" in told.err
 
 
+_SSL = "/etc/ssl/both.pem"
+
+
+@pytest.mark.parametrize("key", ["", f"    ssl_certificate_key {_SSL};\n"])
+def test_the_fix_plan_of_one_file_with_certificate_and_key(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nginx = DEBIAN_NGINX.swap(
+        "/etc/nginx/sites-enabled/keystone",
+        "    location",
+        f"    ssl_certificate {_SSL};\n{key}    location",
+    )
+    apache = CLEAN["devstack"].append(
+        "/etc/apache2/sites-enabled/keystone-api.conf",
+        f"SSLEngine on\nSSLCertificateFile {_SSL}\n"
+        + (f"SSLCertificateKeyFile {_SSL}\n" if key else ""),
+    )
+    for number, (machine, lines) in enumerate(
+        (
+            (nginx, (f"ssl_certificate {_SSL};", f"ssl_certificate_key {_SSL};")),
+            (apache, (f"SSLCertificateFile {_SSL}", f"SSLCertificateKeyFile {_SSL}")),
+        )
+    ):
+        root = tmp_path / str(number)
+        machine.make(root)
+        assert main(["doctor", "--root", str(root), "--fix-plan"]) == 1
+        told = capsys.readouterr()
+        assert f"--tls-certificate {_SSL} --tls-key {_SSL}" in told.err
+        # Of nginx the operator's own line stays as it is, so it is in the diff without a mark.
+        written = [x[1:].strip().replace('"', "") for x in told.out.splitlines() if x[:1] in "+ "]
+        assert set(lines) <= set(written), written
+
+
+@pytest.mark.parametrize(
+    ("listen", "option"),
+    [
+        ("5000 ssl", "--listen '*:5000'"),
+        ("192.0.2.1:5000 ssl", "--listen 192.0.2.1:5000"),
+        ("0.0.0.0:5000 ssl default_server", "--listen '*:5000'"),
+        ("[::]:5000 ssl ipv6only=off", "--listen '*:5000'"),
+        ("[2001:db8::1]:5000 ssl", "--listen '[2001:db8::1]:5000'"),
+        ("*:443 ssl http2", "--listen '*:443'"),
+        ("localhost:5000 ssl", "--listen localhost:5000"),
+        ("unix:/run/nginx.sock ssl", ""),
+    ],
+)
+def test_the_fix_plan_listens_as_the_server_does(
+    listen: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DEBIAN_NGINX.swap(
+        "/etc/nginx/sites-enabled/keystone", "listen 5000 ssl", f"listen {listen}"
+    ).make(tmp_path)
+    assert main(["doctor", "--root", str(tmp_path), "--fix-plan"]) == 1
+    told = capsys.readouterr()
+    assert "not taken over" not in told.err
+    assert (option or "keyfront render /etc/keyfront --server nginx+uwsgi") in told.err
+    assert ("--listen" in told.err) is bool(option)
+
+
 @pytest.mark.parametrize(
     "node",
     [

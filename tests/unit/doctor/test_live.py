@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -349,3 +350,55 @@ def test_clocks_of_two_nodes_are_compared_by_what_they_share(tmp_path: Path) -> 
         )
     ]
     assert report.node_part(here.found(tmp_path))["clocks"]["the database at db"] == 7.0
+
+
+def test_what_runs_is_printed(tmp_path: Path) -> None:
+    one = live.Process(pid=42, name="uwsgi", rss=107, files=(23, 1024), begun=NOW - 7300, shm=0)
+    many = [replace(one, pid=100 + x, rss=50, files=None) for x in range(30)]
+    found = replace(LOOPBACK, live=Live(processes=[*many, one])).found(tmp_path)
+    page = report.text(diagnose(found), found)
+    lines = page[page.index("Keystone's processes") :].splitlines()
+    assert lines[2].split() == ["42", "uwsgi", "107", "23", "of", "1024", "2", "h"]
+    assert lines[3].split() == ["100", "uwsgi", "50", "-", "2", "h"]
+    assert "  and 11 more of at most 50 MiB" in lines
+    assert "  /etc/keystone/fernet-keys: 4 keys, the primary 10 is 24 h old" in lines
+    content = json.loads(report.as_json(diagnose(found), found))
+    assert content["processes"][-1]["mebibytes"] == 107
+    assert content["key_ages"] == {"/etc/keystone/fernet-keys": 86400.0}
+
+
+def test_what_the_server_says_of_its_time_is_printed(tmp_path: Path) -> None:
+    phases = {"login": {"TCP": 1.0, "first byte": 2500.0, "the rest": 0.5}}
+    told = Live(
+        login={"login": 2501.5}, phases=phases, timings={"login": {"db": 41.25}},
+        request_ids={"login": "req-1"},
+    )  # fmt: skip
+    found = replace(LOOPBACK, live=told).found(tmp_path)
+    made = diagnose(found, ["P11"])
+    (result,) = made.results
+    assert result.level == "warning"
+    assert result.finding.what == (
+        "the login took 2502 ms, most of it first byte: TCP 1.0 ms, first byte 2500.0 ms, "
+        "the rest 0.5 ms"
+    )
+    assert result.finding.lines == ("grep req-1 /var/log/keystone/*.log",)
+    page = report.text(made, found)
+    assert "  of it: db                   41.2\n" in page
+    assert "  the login in Keystone's log: req-1\n" in page
+
+
+def test_probes_of_kubernetes_are_seen_in_logs(tmp_path: Path) -> None:
+    line = (
+        '10.0.0.1 - - [24/Nov/2026:14:00:00 +0000] "GET /healthcheck HTTP/1.1" 200 5 "-" '
+        '"kube-probe/1.31"\n'
+    )
+    machine = LOOPBACK.put("/var/log/nginx/access.log", line)
+    found = machine.found(tmp_path / "a")
+    found.live = live.look(found)
+    (result,) = diagnose(found, ["X23"]).results
+    assert result.finding.where == (Place("/var/log/nginx/access.log"),)
+    found = machine.put("/var/log/nginx/access.log", line.replace("kube-probe", "curl")).found(
+        tmp_path / "b"
+    )
+    found.live = live.look(found)
+    assert [x.code for x in diagnose(found, ["X23"]).right] == ["X23"]

@@ -86,6 +86,73 @@ def test_all_processes_of_keystone_are_added(tmp_path: Path) -> None:
     assert told(_two_files(20), tmp_path, "X07") == []
 
 
+#: An emperor as Fedora's uwsgi.service starts it, and as uWSGI's own guide has it.
+_EMPEROR = {
+    "/etc/uwsgi.ini": "[uwsgi]\nemperor = /etc/uwsgi.d\nemperor-tyrant = true\n"
+    "pidfile = /run/uwsgi/uwsgi.pid\n"
+}
+_BLOG = "[uwsgi]\nmodule = blog:app\nprocesses = 16\nsocket = /run/uwsgi/blog.sock\n"
+
+
+def _vassals(command: str, files: dict[str, str]) -> Machine:
+    """Keystone's public and admin uWSGI and a blog's, started by an emperor."""
+    unit = DEBIAN_NGINX.files["/etc/systemd/system/keystone-uwsgi.service"]
+    machine = _two_files(16)
+    for name in ("public", "admin"):
+        path = f"/etc/keystone/keystone-uwsgi-{name}.ini"
+        text = machine.files[path].replace("die-on-term = true\n", "")
+        text = text.replace("hook-master-start = unix_signal:15 gracefully_kill_them_all\n", "")
+        machine = machine.without(path).put(f"/etc/uwsgi.d/keystone-{name}.ini", text)
+    for path, text in files.items():
+        machine = machine.put(path, text)
+    return (
+        machine.put("/etc/uwsgi.d/blog.ini", _BLOG)
+        .put("/usr/bin/uwsgi", "")
+        .put(
+            "/etc/systemd/system/uwsgi.service",
+            unit.replace("--ini /etc/keystone/keystone-uwsgi.ini", command).replace(
+                "{program} --ini {ini}", f"/usr/bin/uwsgi {command}"
+            ),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "files"),
+    [
+        ("--ini /etc/uwsgi.ini", _EMPEROR),
+        ("--emperor /etc/uwsgi.d", {}),
+        ("--master --emperor=/etc/uwsgi.d/*.ini", {}),
+    ],
+)
+def test_an_emperors_vassals_are_added(
+    command: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    machine = _vassals(command, files)
+    found = machine.found(tmp_path)
+    assert [x.path for x in found.uwsgi] == [
+        "/etc/uwsgi.d/keystone-admin.ini", "/etc/uwsgi.d/keystone-public.ini",
+    ]  # fmt: skip
+    assert {x.unit for x in found.uwsgi} == {"uwsgi.service"}
+    assert found.workers == (8, 2)
+    # 16 connections are above 80% of 16, and within 80% of 20.
+    assert len(told(machine, tmp_path, "X07")) == 1
+    more = replace(machine, told=Told(database_connections=20))
+    # An emperor ends them without a signal, so they need no hook of SIGTERM.
+    assert told(more, tmp_path, "X07", "U02", "U03", "U25") == []
+
+
+def test_somebodys_own_uwsgi_is_left_alone(tmp_path: Path) -> None:
+    unit = DEBIAN_NGINX.files["/etc/systemd/system/keystone-uwsgi.service"]
+    beside = DEBIAN_NGINX.put("/srv/blog/blog.ini", _BLOG).put(
+        "/etc/systemd/system/uwsgi-blog.service",
+        unit.replace("/etc/keystone/keystone-uwsgi.ini", "/srv/blog/blog.ini"),
+    )
+    assert told(beside, tmp_path, *(x for x in CASES if x[0] in "UXS")) == told(
+        DEBIAN_NGINX, tmp_path / "b", *(x for x in CASES if x[0] in "UXS")
+    )
+
+
 def test_of_several_files_those_count_that_are_started(tmp_path: Path) -> None:
     machine = DEBIAN_NGINX.put("/etc/uwsgi/keystone-old.ini", DEBIAN_NGINX.files[_INI])
     assert machine.found(tmp_path).workers == (4, 2)
@@ -109,11 +176,26 @@ TOLD = [
             '  RequestHeader set X-Forwarded-For "expr=%{REMOTE_ADDR}"\n',
             "",
         ),
-        "A15",
-        "your balancer's address",
+        "H01",
+        "without option forwardfor",
     ),
     # The chain of timeouts.
     (RDO_PUPPET.swap(_PUPPET, "request-timeout=45", "request-timeout=300"), "X03", "Timeout 60"),
+    # Of the server or host that serves Keystone, whatever is said around it.
+    (
+        DEBIAN_NGINX.swap(_SITE, "        uwsgi_read_timeout 75s;\n", "")
+        .swap(_SITE, "    location", "    uwsgi_read_timeout 30s;\n    location")
+        .swap("/etc/nginx/nginx.conf", "    sendfile on;", "    uwsgi_read_timeout 300s;"),
+        "X03",
+        "uwsgi_read_timeout of 30 s",
+    ),
+    (
+        OSA.append("/etc/apache2/apache2.conf", "ProxyTimeout 300\n").swap(
+            "/etc/apache2/sites-enabled/keystone.conf", "LogLevel info", "ProxyTimeout 20"
+        ),
+        "X03",
+        "ProxyTimeout of 20 s",
+    ),
     (
         CHARM.swap(
             "/etc/apache2/sites-enabled/wsgi-openstack-api.conf",
@@ -235,6 +317,13 @@ def test_it_is_told(machine: Machine, code: str, said: str, tmp_path: Path) -> N
 
 #: A machine, the code that has nothing to say of it.
 QUIET = [
+    (
+        OSA.swap(
+            "/etc/apache2/sites-enabled/keystone.conf", "LogLevel info", "ProxyTimeout 300"
+        ).append("/etc/apache2/sites-enabled/keystone.conf", "ProxyTimeout 20\n"),
+        "X03",
+    ),
+    (NGINX_COHOSTED, "X03"),
     # Reserved for Keystone.
     (
         CASES["S01"][1].put(
@@ -298,3 +387,96 @@ def test_what_is_advised_fits_the_machine(
     lines = " ".join(x for y in machine.diagnosis(tmp_path, code).results for x in y.finding.lines)
     assert there in lines
     assert not_there not in lines
+
+
+#: A server, a directive and a part of its value, whether it may hold for requests to Keystone.
+CONCERNS = [
+    (NGINX_COHOSTED, "nginx", "listen", "5000", True),
+    (NGINX_COHOSTED, "nginx", "listen", "9292", False),
+    (NGINX_COHOSTED, "nginx", "client_max_body_size", "0", False),
+    # Outside of all servers: for all of them.
+    (NGINX_COHOSTED, "nginx", "ssl_protocols", "TLSv1.2", True),
+    (PUPPET_COHOSTED, "apache", "servername", "controller.example.org", None),
+    (PUPPET_COHOSTED, "apache", "servername", "dashboard.example.org", False),
+    (PUPPET_COHOSTED, "apache", "wsgipassauthorization", "On", True),
+    (PUPPET_COHOSTED, "apache", "wsgipassauthorization", "Off", False),
+    # A host that leads to itself serves all of them, Keystone among them.
+    (DEVSTACK_WHOLE, "apache", "proxytimeout", "20", True),
+    (CHARM, "haproxy", "bind", "5000", True),
+    (
+        CHARM.append(_HAPROXY, "frontend stats_in\n    bind *:8888\n    default_backend stats\n"),
+        "haproxy", "bind", "8888", False,
+    ),
+    # Where nothing leads to Keystone all may.
+    (
+        CHARM.put(_HAPROXY, "frontend one\n    bind *:1\n    default_backend two\n"),
+        "haproxy", "bind", ":1", True,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("machine", "server", "name", "value", "wanted"), CONCERNS)
+def test_what_concerns_keystone(
+    machine: Machine, server: str, name: str, value: str, wanted: bool | None, tmp_path: Path
+) -> None:
+    found = machine.found(tmp_path)
+    those = [x for x in getattr(found, server).all(name) if value in x.value]
+    assert those
+    said = [routes.concerns(found, x) for x in those]
+    if wanted is None:  # Keystone's host and nova's have one name
+        assert sorted(said) == [False, True]
+    else:
+        assert said == [wanted] * len(said)
+
+
+#: A machine, and whether a web server or a balancer of it leads to Keystone.
+FRONTS = [
+    (LOOPBACK, False),
+    (DEBIAN_NGINX, True),
+    (DEVSTACK, True),
+    (KOLLA, True),
+    (CHARM, True),
+    # mod_wsgi is Keystone's server itself: nothing stands before it.
+    (RDO_PUPPET, False),
+    (
+        LOOPBACK.put(
+            "/etc/nginx/nginx.conf",
+            "events {\n}\nhttp {\n    server {\n        listen 3000;\n"
+            "        server_name grafana.example.org;\n        location / {\n"
+            "            proxy_pass http://127.0.0.1:3001;\n        }\n    }\n}\n",
+        ),
+        False,
+    ),
+    (
+        LOOPBACK.put(_HAPROXY, "listen rabbitmq\n    bind *:5672\n    server a 192.0.2.1:5672\n"),
+        False,
+    ),
+    (
+        LOOPBACK.put(_HAPROXY, "listen mariadb\n    bind *:3306\n    server a 192.0.2.1:3306\n"),
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("machine", "wanted"), FRONTS)
+def test_whether_there_is_a_front(machine: Machine, wanted: bool, tmp_path: Path) -> None:
+    assert routes.has_front(machine.found(tmp_path)) is wanted
+
+
+def test_passes_of_apache_to_itself(tmp_path: Path) -> None:
+    def told_of(machine: Machine, name: str) -> list[str]:
+        tree = machine.found(tmp_path / name).apache
+        assert tree is not None
+        return [x.args[-3] for x in routes.to_itself(tree)]
+
+    assert told_of(DEVSTACK_WHOLE, "a") == ["http://10.0.0.5:80/"]
+    # The charms' TLS hosts lead to the port of mod_wsgi, which the same Apache has.
+    frontend = (
+        "Listen 4990\nListen 4980\n<VirtualHost *:4990>\n  SSLEngine on\n"
+        "  ProxyPass / http://localhost:4980/ a b\n  ProxyPass /x http://localhost:4999/ a b\n"
+        "</VirtualHost>\n"
+    )
+    charm = CHARM.put("/etc/apache2/sites-enabled/openstack_https_frontend.conf", frontend)
+    assert told_of(charm, "b") == ["http://localhost:4980/"]
+    assert told_of(DEVSTACK, "c") == []
+    assert told_of(OSA, "d") == []  # uwsgi://127.0.0.1:35358 is uWSGI's

@@ -1,0 +1,222 @@
+"""Tells of requests that took long where their time went, in one line each.
+
+With ``KEYFRONT_SLOW_REQUEST`` seconds set, a request that takes longer is told of as::
+
+    slow request: POST /v3/auth/tokens 201 took 1834 ms: queue 12, directory 0 (0 calls),
+    statements 31 (9), hash 204 (1), rest 1587; cache -; req-6f1c...
+
+``queue`` is the time before its turn, told by the web server in front (``X-Request-Start``), and no
+part of what it took; ``rest`` is what none of the parts took: Keystone's own work, and waiting for
+the processor. What looks like an identifier in a path is told as ``{id}``, and no query, header or
+body is told, so that no line holds a token. With oslo.log's ``use_json`` the parts are fields of
+``extra``.
+
+It is the application that is timed, not the body's way from a slow client nor the answer's to him.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from keyfront.common.request_phases import HASH, STATEMENTS, TIMED, RequestPhases, current, timed
+from keyfront.errors import OptionError
+
+from .queue_limit import since_1970
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+LOG = logging.getLogger(__name__)
+
+VARIABLE = "KEYFRONT_SLOW_REQUEST"
+_ALLOWED = "a number of seconds, 0.001 to 3600, or 0 for none"
+
+# Lines of a process in a second: when everything is slow, more say no more.
+_LINES = 10
+_ID_HEADER = "x-openstack-request-id"
+_REQUEST_ID = re.compile(r"req-[0-9a-f-]{36}")
+# A part of a path as an API has it; others are names, identifiers, or from an attacker.
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,23}")
+_IDENTIFIER = re.compile(r"[0-9a-f-]{8,}|.*[0-9].*[0-9].*[0-9].*")
+_METHOD = re.compile(r"[A-Z]{1,16}")
+
+
+def from_environment() -> float:
+    """Return the limit that ``KEYFRONT_SLOW_REQUEST`` names, in seconds; 0 for none.
+
+    :raises OptionError: it is not 0 or a number of seconds from 0.001 to 3600
+    """
+    text = os.environ.get(VARIABLE, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise OptionError(VARIABLE, text, _ALLOWED) from None
+    if seconds != 0 and not 0.001 <= seconds <= 3600:
+        raise OptionError(VARIABLE, text, _ALLOWED)
+    return seconds
+
+
+def tell_slow(
+    application: WSGIApplication,
+    *,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+    wall: Callable[[], float] = time.time,
+) -> WSGIApplication:
+    """Wrap an application so that requests which take longer than ``seconds`` are told of.
+
+    :param seconds: 0.001 to 3600; 0 returns the application itself
+    :param clock: seconds of a clock that only goes forward
+    :param wall: seconds since 1970
+    """
+    if not seconds:
+        return application
+    lines = _Lines(clock)
+
+    def telling(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        began = clock()
+        phases = RequestPhases()
+        token = current.set(phases)
+        told: list[Any] = []
+
+        def start(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
+            told[:] = status, headers
+            return start_response(status, headers, *error)
+
+        try:
+            return application(environ, start)
+        finally:
+            current.reset(token)
+            took = clock() - began
+            if took > seconds and lines.may_be_written():
+                _tell(environ, told, phases, took, wall() - took, lines.left_out())
+
+    return telling
+
+
+class _Lines:
+    """How many lines this process has written in the present second."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until = 0.0
+        self._written = 0
+        self._left_out = 0
+
+    def may_be_written(self) -> bool:
+        with self._lock:
+            now = self._clock()
+            if now >= self._until:
+                self._until, self._written = now + 1, 0
+            self._written += 1
+            if self._written > _LINES:
+                self._left_out += 1
+                return False
+            return True
+
+    def left_out(self) -> int:
+        with self._lock:
+            count, self._left_out = self._left_out, 0
+            return count
+
+
+def _tell(
+    environ: WSGIEnvironment,
+    told: list[Any],
+    phases: RequestPhases,
+    took: float,
+    began: float,
+    left_out: int,
+) -> None:
+    status, headers = told or ("unanswered", [])
+    came = environ.get("HTTP_X_REQUEST_START")
+    queue = max(began - since_1970(came), 0.0) if came else 0.0
+    rest = max(took - sum(phases.seconds), 0.0)
+    found = {
+        "method": _known(_METHOD, environ["REQUEST_METHOD"]),
+        "route": route(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")),
+        "status": status.partition(" ")[0],
+        "ms": round(took * 1000),
+        "queue_ms": round(min(queue, 86400) * 1000),
+        **{f"{name}_ms": round(phases.seconds[part] * 1000) for part, name in enumerate(TIMED)},
+        **{f"{name}_count": phases.counts[part] for part, name in enumerate(TIMED)},
+        "rest_ms": round(rest * 1000),
+        "cache": phases.cache or "-",
+        "request_id": _request_id(headers),
+    }
+    more = f"; {left_out} more were slow, and are not told of" if left_out else ""
+    parts = ", ".join(f"{name} {found[f'{name}_ms']} ({found[f'{name}_count']})" for name in TIMED)
+    LOG.warning(
+        "slow request: %s %s %s took %d ms: queue %d, %s, rest %d; cache %s; %s%s",
+        found["method"], found["route"], found["status"], found["ms"], found["queue_ms"], parts,
+        found["rest_ms"], found["cache"], found["request_id"], more,
+        extra={"extra": found},
+    )  # fmt: skip
+
+
+def route(path: str) -> str:
+    """Return a path with ``{id}`` for each part that may be an identifier or a secret."""
+    return "/".join(
+        part if not part or (_WORD.fullmatch(part) and not _IDENTIFIER.fullmatch(part)) else "{id}"
+        for part in path[:1000].split("/")
+    )
+
+
+def _known(form: re.Pattern[str], text: str) -> str:
+    return text if form.fullmatch(text) else "-"
+
+
+def _request_id(headers: list[tuple[str, str]]) -> str:
+    for name, value in headers:
+        if name.lower() == _ID_HEADER:
+            return _known(_REQUEST_ID, value)
+    return "-"
+
+
+def watch_database() -> None:
+    """Have statements of SQLAlchemy timed, of all engines of this process."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    def begin(*details: Any) -> None:
+        phases = current.get()
+        if phases is not None:
+            phases.began = time.perf_counter()
+
+    def end(*details: Any) -> None:
+        phases = current.get()
+        if phases is not None and phases.began:
+            phases.add(STATEMENTS, time.perf_counter() - phases.began)
+            phases.began = 0.0
+
+    event.listen(Engine, "before_cursor_execute", begin)
+    event.listen(Engine, "after_cursor_execute", end)
+    event.listen(Engine, "handle_error", end)
+
+
+def watch_hashes(module: Any) -> None:
+    """Have password hashes timed.
+
+    :param module: ``keystone.common.password_hashing``, whose functions are called by its name
+    """
+    for name in ("check_password", "hash_password"):
+        original = getattr(module, name, None)
+        if original is not None:
+            setattr(module, name, _timing(original))
+
+
+def _timing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*values: Any, **named: Any) -> Any:
+        with timed(HASH):
+            return original(*values, **named)
+
+    return call
