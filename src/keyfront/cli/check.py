@@ -215,7 +215,7 @@ def check(
 
     :param warn: seconds above which a login or a validation is warned of
     :param timeout: seconds that each answer is waited for
-    :param report: what is filled in, so that it is there if this fails
+    :param report: the report to fill in, which is there also if this fails
     :raises ServerError: Keystone does not answer, or answers otherwise than it should
     """
     report = Report(credentials.url) if report is None else report
