@@ -292,7 +292,7 @@ def prepare(folder: Path) -> None:
 
 
 def measured_on(result: Result) -> str:
-    """One line: the day, the machine, versions, and whether others worked on it meanwhile."""
+    """Return a line: day, machine, versions, and whether others worked on it meanwhile."""
     machine = result.machine
     named = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     busy = "" if result.others.get("quiet", True) else "; others worked on the machine meanwhile"

@@ -1,4 +1,4 @@
-"""What a measurement was taken on: the machine, the versions, and what else ran meanwhile.
+"""Describes a measurement's surroundings: machine, versions, and what else ran meanwhile.
 
 A figure without these cannot be compared with another one. Everything is read from ``/proc``,
 ``/sys`` and the programs themselves; nothing names the host or a user.
@@ -82,7 +82,7 @@ def _program_version(name: str) -> str | None:
 
 
 def command_line() -> list[str]:
-    """The command that runs now, as it would be typed: no interpreter and no folders before it."""
+    """Return the command that runs now, as it would be typed, without folders."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return ["python", "-m", program.parent.name, *sys.argv[1:]]
@@ -185,11 +185,11 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """How long it watched, or does until now."""
+        """The seconds that it watched, or has until now."""
         return self._end[0] if self._end else time.monotonic() - self._start
 
     def described(self) -> dict[str, object]:
-        """For a result: load averages, cores that others and the host took, and the verdict.
+        """Return for a result: load averages, cores that others and the host took, and the verdict.
 
         ``quiet`` is true if others took less than 5 % of all cores and the host less than 5 %.
         """

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from keyfront.common import ranges
 from keyfront.errors import OptionError
 
 if TYPE_CHECKING:
@@ -39,10 +40,7 @@ def from_environment() -> int:
 
     :raises OptionError: it is not a number of MiB from 0 to 1048576
     """
-    text = os.environ.get(VARIABLE, "0")
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) > MOST:
-        raise OptionError(VARIABLE, text, _ALLOWED)
-    return int(text)
+    return ranges.whole(VARIABLE, os.environ.get(VARIABLE, "0"), 0, MOST, _ALLOWED)
 
 
 def resident(pid: int | str = "self") -> int:

@@ -61,7 +61,7 @@ def _in_daemon_process() -> bool:
 
 
 def _is_of_reading(error: Exception) -> bool:
-    """Whether mod_wsgi has raised an error because a request's body broke off."""
+    """Tell whether mod_wsgi has raised an error because a request's body broke off."""
     # It has no class of its own, and no errno; the words are those of server/wsgi_input.c.
     return isinstance(error, OSError) and "request data read error" in str(error)
 

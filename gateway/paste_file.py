@@ -127,7 +127,12 @@ class _File:
         return None
 
     def fault(self, section: str, key: str, text: str) -> PasteFileError:
-        """Return an error with this file and the line of a key, or of its section without one."""
+        """Return an error with this file and the line of a key, or of its section without one.
+
+        :param section: the header of the section
+        :param key: the key in it, or an empty text
+        :param text: the words that say what is wrong
+        """
         line = self._keys.get((section, key), self._sections.get(section, 1))
         where = f"[{section}] {key}".strip()
         return PasteFileError(f"{self.path}, line {line}: {where}: {text}")

@@ -33,7 +33,7 @@ def answer_errors(
     One that comes after its status was given stays the server's: uWSGI takes no second one (its
     start_response raises whatever ``exc_info`` is, python/wsgi_headers.c).
 
-    :param client_gone: whether an error says that the client went while its body was read: it is
+    :param client_gone: tells of an error whether the client went while its body was read; that is
         answered 400, as nobody will hear, and not logged
     """
     lines = UnwrittenLines()

@@ -102,7 +102,7 @@ def tell_slow(
 
 
 class _Lines:
-    """How many lines this process has written in the present second."""
+    """The number of lines that this process has written in the present second."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -20,7 +20,7 @@ _GUARDED = "keyfront_unwritten"
 
 
 class Stream(Protocol):
-    """What WSGI's ``wsgi.errors`` and ``sys.stderr`` have in common."""
+    """A stream such as WSGI's ``wsgi.errors`` and ``sys.stderr``."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
@@ -37,7 +37,7 @@ class UnwrittenLines:
     def note(self, count: int, reason: str) -> None:
         """Count lines that were not written.
 
-        :param reason: what the system said, ``No space left on device``
+        :param reason: the system's words, ``No space left on device``
         """
         with self._lock:
             self._count += count
@@ -64,7 +64,11 @@ class UnwrittenLines:
 
 
 def sentence(count: int, reason: str) -> str:
-    """Return what an operator is told."""
+    """Return what an operator is told.
+
+    :param count: the number of lines that were lost, at least 1
+    :param reason: the system's words
+    """
     return f"{count} lines of this log could not be written when they came: {reason}"
 
 

@@ -1,1 +1,3 @@
 """WSGI filters for a paste pipeline, and what they stand on."""
+
+__all__ = ["ldap", "tokens"]

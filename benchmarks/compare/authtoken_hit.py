@@ -33,7 +33,8 @@ from keyfront.errors import KeyfrontError, MissingPartError, ServerError
 from ..worlds.memcached import memcached_at
 from . import goals
 from .goals import AUTHTOKEN_GOALS, AUTHTOKEN_MICROSECONDS, MET, MISSED, Goal
-from .token_hit import Times, call, timed
+from .ratios import Spread, by_round
+from .token_hit import call, timed
 from .token_stand_in import environ
 
 try:
@@ -140,7 +141,7 @@ def service(environ: dict[str, Any], start_response: Callable[..., Any]) -> list
 
 
 def pipeline(case: str, keystone: Keystone, memcached: str) -> Any:
-    """One of the candidates, which does not know any token yet."""
+    """Return one of the candidates, which does not know any token yet."""
     conf = cfg.ConfigOpts()
     conf([], project="authtoken_hit", default_config_files=[], default_config_dirs=[])
     options = {
@@ -193,9 +194,9 @@ def judge(samples: Samples) -> dict[Goal, str]:
     """Say of each goal how it was met."""
     found = {}
     for goal in AUTHTOKEN_GOALS:
-        pairs = zip(samples[goal.first], samples[goal.second], strict=True)
-        ratios = [y / x if goal.figure == "rate" else x / y for x, y in pairs]
-        found[goal] = goal.judge(ratios)
+        sides = samples[goal.first], samples[goal.second]
+        # microseconds: the fewer, the higher the rate
+        found[goal] = goal.judge(by_round(*(sides[::-1] if goal.figure == "rate" else sides)))
     return found
 
 
@@ -222,7 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
         logging.disable(logging.NOTSET)
     print(f"{'a known token':<28}{'us per call':>12}{'lowest':>9}{'highest':>9}")
     for name, found in samples.items():
-        times = Times(statistics.median(found), min(found), max(found))
+        times = Spread.of(found)
         print(f"{name:<28}{times.median:>12.2f}{times.low:>9.2f}{times.high:>9.2f}")
     ours = statistics.median(samples[label(KEYFRONT, 15)])
     verdict = MET if ours <= AUTHTOKEN_MICROSECONDS else MISSED

@@ -1,4 +1,4 @@
-"""What a cloud asks of Keystone, side by side: stock, stock with memcached, and keyfront.
+"""Compares Keystone, stock, with memcached and with keyfront, by what a cloud asks of it.
 
     keyfront bench cloud --side-by-side [--rounds 3] [--users 10] [--services 5] [--changes 10]
         [--database mariadb] [--database-delay 1] [--without-stock]
@@ -141,12 +141,12 @@ def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
 
 @dataclass(frozen=True, kw_only=True)
 class Servings:
-    """How the servers are that stand side by side.
+    """The settings of the servers that stand side by side.
 
     :param changes: how many a second there are of what is not asked for
     :param database: one of ``DATABASES``
     :param delay: milliseconds that each round trip to it takes, besides its own
-    :param stock: whether stock Keystone without memcached is among them
+    :param stock: true to have stock Keystone without memcached among them
     """
 
     changes: float = 0
@@ -340,7 +340,7 @@ def compare(
 ) -> tuple[Result, bool]:
     """Measure all candidates.
 
-    :param name: of the result
+    :param name: the result's name
     :returns: the result, and whether a request failed
     :raises KeyfrontError: it cannot be measured
     """

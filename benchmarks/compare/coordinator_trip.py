@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import secrets
-import statistics
 import sys
 import tempfile
 import time
@@ -27,6 +26,8 @@ from keyfront.middleware.tokens import options
 from keyfront.middleware.tokens.coordinator.factory import coordinator_of
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Coordinator, Slots
+
+from .ratios import Spread
 
 REPEATS = 20
 CALLS = 2_000
@@ -43,7 +44,8 @@ def _times(step: Callable[[], Any], calls: int) -> str:
         for _ in range(calls):
             step()
         found.append((time.perf_counter() - start) / calls * 1e6)
-    return f"{statistics.median(found):9.1f} us ({min(found):.1f} to {max(found):.1f})"
+    middle, low, high = Spread.of(found)
+    return f"{middle:9.1f} us ({low:.1f} to {high:.1f})"
 
 
 def _measure(name: str, coordinator: Coordinator) -> None:

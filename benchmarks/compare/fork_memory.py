@@ -18,9 +18,7 @@ import os
 import socket
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,29 +84,22 @@ def served(
         yield server, stats
 
 
-def ask(url: str, token: str, stats: Path, requests: int, processes: int) -> list[int]:
+def ask(server: Server, token: str, stats: Path, requests: int, processes: int) -> list[int]:
     """Send requests until every worker has answered so many; return the workers' counts.
 
-    :raises ServerError: a worker answers too few
+    :raises ServerError: a worker answers too few, or not as it should
     """
     headers = {"X-Auth-Token": token, "X-Subject-Token": token}
-    kinds = [
-        urllib.request.Request(f"{url}{VERSION}"),
-        urllib.request.Request(f"{url}{VALIDATION}", headers=headers),
-    ]
-
-    def send(number: int) -> None:
-        with urllib.request.urlopen(kinds[number % 2], timeout=60) as answer:
-            answer.read()
-
     counts = [0]
-    with ThreadPoolExecutor(2 * processes) as pool:
-        for _ in range(200):
+    for _ in range(200):
+        for path, given in ((VERSION, {}), (VALIDATION, headers)):
             # more at a time than workers, so that all of them are woken
-            list(pool.map(send, range(4 * processes)))
-            counts = [worker["requests"] for worker in _stats(stats)["workers"]]
-            if min(counts) >= requests:
-                return counts
+            for status, *_rest in server.answers(2 * processes, path, given):
+                if status != 200:
+                    raise ServerError(f"GET {path} is answered {status}")
+        counts = [worker["requests"] for worker in _stats(stats)["workers"]]
+        if min(counts) >= requests:
+            return counts
     raise ServerError(f"a worker answered only {min(counts)} of {requests} requests")
 
 
@@ -127,7 +118,7 @@ def memory(master: int, counts: list[int]) -> Memory:
 
 
 def measure(app: str, workers: int, requests: int) -> dict[str, Memory]:
-    """Memory by way of loading: ``before fork`` and ``after fork (lazy-apps)``.
+    """Return the memory by way of loading: ``before fork`` and ``after fork (lazy-apps)``.
 
     :raises MissingPartError: uWSGI or Keystone is not installed next to this Python
     :raises ServerError: a part did not start
@@ -147,9 +138,7 @@ def measure(app: str, workers: int, requests: int) -> dict[str, Memory]:
             app = "measured:application"
         for label, lazy in (("before fork", False), ("after fork (lazy-apps)", True)):
             with served(folder, environment, app, workers, lazy) as (server, stats):
-                counts = ask(
-                    server.url, keystone.token(server.url), stats, requests, workers
-                )
+                counts = ask(server, keystone.token(server.url), stats, requests, workers)
                 results[label] = memory(server.process.pid, counts)
     return results
 

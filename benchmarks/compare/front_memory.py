@@ -54,7 +54,7 @@ def _event(clients: int) -> dict[str, object]:
 
 
 class Memory(NamedTuple):
-    """What a server's processes take together, in MiB, without and with clients."""
+    """The memory of a server's processes together, in MiB, without and with clients."""
 
     processes: int
     idle: float

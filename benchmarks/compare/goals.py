@@ -1,4 +1,4 @@
-"""What keyfront's parts have to reach: the goals of all benchmarks, in one place.
+"""The goals of all benchmarks: the ratios that keyfront's parts have to reach.
 
 A ratio is taken of two cases that were measured one after the other, a pair in each round. A goal
 is *met* if the median of the pairs meets it, and *missed* if no single pair does; in between, the

@@ -1,4 +1,4 @@
-"""What it takes to keep 300 AMQP connections alive: CPU of the thread, requests of the service.
+"""Measures the cost of 300 AMQP connections kept alive: CPU of the thread, the service's requests.
 
     python -m keyfront.benchmarks.compare.heartbeat_idle [--rounds 12] [--seconds 120]
 
@@ -34,10 +34,11 @@ from ..load import wrk
 from ..load.measured import Load
 from ..worlds import rabbitmq
 from ..worlds.processes import HOST, free_port
-from . import heartbeat_worker, paired
-from .goals import HEARTBEAT_PERCENT, HEARTBEAT_REQUESTS, MET, MISSED, Goal
+from . import comparison, heartbeat_worker
+from .comparison import say
+from .goals import HEARTBEAT_PERCENT, HEARTBEAT_REQUESTS, MET, MISSED
 from .heartbeat_worker import PATCHES, Task
-from .paired import say
+from .ratios import Spread, by_round, in_words
 
 ROUNDS = 12
 QUICK_ROUNDS = 2
@@ -75,7 +76,7 @@ class Results(NamedTuple):
 
 
 def look_at(port: int, patch: str, *, seconds: float, fast_seconds: float) -> tuple[Idle, Idle]:
-    """The thread of a process with idle connections, at the interval and at a hundredth of it."""
+    """Measure the thread of idle connections, at the interval and at a hundredth of it."""
     task = Task(port, patch=patch, connections=CONNECTIONS, interval=INTERVAL, seconds=seconds)
     direct = Idle(**heartbeat_worker.run("idle", task))
     fast = task._replace(interval=INTERVAL / FASTER, seconds=fast_seconds)
@@ -178,11 +179,6 @@ def measure(rounds: int, seconds: float, fast_seconds: float) -> Results:
     return found
 
 
-def ratios(rates: dict[str, list[float]], goal: Goal) -> list[float]:
-    """Return how many times as many requests the first answers, in each round."""
-    return [a / b for a, b in zip(rates[goal.first], rates[goal.second], strict=True)]
-
-
 def table(results: Results) -> str:
     """Return the result as text of at most 100 columns."""
     title = f"{CONNECTIONS} idle connections"
@@ -198,11 +194,11 @@ def table(results: Results) -> str:
             )
     lines += ["", f"{'requests per second':<28}{'bare':>10}{'kept':>10}{'ratio':>10}"]
     for goal in HEARTBEAT_REQUESTS:
-        pairs = ratios(results.rates, goal)
-        bare, kept = (statistics.median(results.rates[name]) for name in (goal.second, goal.first))
+        bare, kept = results.rates[goal.second], results.rates[goal.first]
+        middle, _, spread = Spread.of(by_round(kept, bare)).text(3).partition(" ")
         lines.append(
-            f"{goal.first.removeprefix('kept, '):<28}{bare:>10.0f}{kept:>10.0f}"
-            f"{statistics.median(pairs):>10.3f} ({min(pairs):.3f} to {max(pairs):.3f})"
+            f"{goal.first.removeprefix('kept, '):<28}"
+            f"{statistics.median(bare):>10.0f}{statistics.median(kept):>10.0f}{middle:>10} {spread}"
         )
     return "\n".join(lines)
 
@@ -216,21 +212,20 @@ def judge(results: Results) -> list[tuple[str, str]]:
             text = f"CPU of the thread, {patch}, {title} <= {HEARTBEAT_PERCENT:g} %"
             found.append((f"{text}: {one.percent:.4f}", verdict))
     for goal in HEARTBEAT_REQUESTS:
-        pairs = ratios(results.rates, goal)
-        text = f"requests, {goal.first} / {goal.second} {goal}: {statistics.median(pairs):.3f}"
-        found.append((f"{text} ({min(pairs):.3f} to {max(pairs):.3f})", goal.judge(pairs)))
+        pairs = by_round(results.rates[goal.first], results.rates[goal.second])
+        found.append(in_words(goal, pairs, "requests, "))
     return found
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     parser.add_argument(
-        "--rounds", type=paired.at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
+        "--rounds", type=comparison.at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
     )
     parser.add_argument(
         "--seconds",
-        type=paired.at_least_one,
+        type=comparison.at_least_one,
         metavar="N",
         help=f"that the thread is looked at ({IDLE})",
     )
@@ -238,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, {QUICK_IDLE} s"
     )
     options = parser.parse_args(arguments)
-    return paired.finish(
+    return comparison.finish(
         "heartbeat_idle",
         lambda: measure(
             options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS),

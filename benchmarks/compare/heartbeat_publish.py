@@ -32,10 +32,11 @@ from typing import NamedTuple
 from keyfront.errors import OptionError
 
 from ..worlds import rabbitmq
-from . import heartbeat_worker, paired
-from .goals import HEARTBEAT_GOALS, Goal
+from . import comparison, heartbeat_worker
+from .comparison import say
+from .goals import HEARTBEAT_GOALS
 from .heartbeat_worker import PATCHES, Task
-from .paired import say
+from .ratios import in_words, ratio
 
 ROUNDS = 12
 QUICK_ROUNDS = 2
@@ -45,13 +46,13 @@ WRITES = 40_000
 
 
 class Case(NamedTuple):
-    """What is measured with and without the heartbeat."""
+    """A case that is measured with and without the heartbeat."""
 
     over: str
     patch: str
 
     def name(self, side: str) -> str:
-        """As goals and tables call it: ``kept, eight, gevent``."""
+        """Return its name in goals and tables: ``kept, eight, gevent``."""
         return f"{side}, {self.over}, {self.patch}"
 
 
@@ -112,12 +113,6 @@ def measure(rounds: int, cases: list[Case], *, part: int = 1) -> tuple[Samples, 
     return samples, writes
 
 
-def ratios(samples: Samples, goal: Goal) -> list[float]:
-    """Return how many times as many messages the first sends, in each round."""
-    pairs = zip(samples[goal.first], samples[goal.second], strict=True)
-    return [one.rate / other.rate for one, other in pairs]
-
-
 def table(samples: Samples, writes: dict[str, Writes]) -> str:
     """Return the result as text of at most 100 columns."""
     lines = [
@@ -127,13 +122,12 @@ def table(samples: Samples, writes: dict[str, Writes]) -> str:
     for goal in HEARTBEAT_GOALS:
         if goal.first not in samples:
             continue
-        pairs = ratios(samples, goal)
+        middle, _, spread = ratio(samples, *goal[:3]).spread(3).partition(" ")
         kept, stock = samples[goal.first], samples[goal.second]
-        spread = f"({min(pairs):.3f} to {max(pairs):.3f})"
         lines.append(
             f"{goal.first.removeprefix('kept, '):<22}"
             f"{_median(stock, 'rate'):>10.0f}{_median(kept, 'rate'):>10.0f}"
-            f"{statistics.median(pairs):>8.3f} {spread:<19}"
+            f"{middle:>8} {spread:<19}"
             f"{_median(stock, 'cpu'):>10.1f}{_median(kept, 'cpu'):>10.1f}"
         )
     lines += ["", f"{'us of CPU for a write':<22}{'left':>10}{'kept':>10}{'more':>8}"]
@@ -153,20 +147,18 @@ def _median(rounds: list[Sample], figure: str) -> float:
 
 def judge(samples: Samples) -> list[tuple[str, str]]:
     """Return each goal that was measured in words, and how it was met."""
-    found = []
-    for goal in HEARTBEAT_GOALS:
-        if goal.first in samples:
-            pairs = ratios(samples, goal)
-            text = f"{goal.first} / {goal.second} {goal}: {statistics.median(pairs):.3f}"
-            found.append((f"{text} ({min(pairs):.3f} to {max(pairs):.3f})", goal.judge(pairs)))
-    return found
+    return [
+        in_words(goal, ratio(samples, *goal[:3]).pairs)
+        for goal in HEARTBEAT_GOALS
+        if goal.first in samples
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     parser.add_argument(
-        "--rounds", type=paired.at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
+        "--rounds", type=comparison.at_least_one, metavar="N", help=f"an even number ({ROUNDS})"
     )
     parser.add_argument(
         "--only", default="", metavar="TEXT", help='cases with this in their names, e.g. "one, "'
@@ -183,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise OptionError("--only", options.only, "in the name of a case: kept, one, gevent")
         return measure(rounds, cases, part=10 if options.quick else 1)
 
-    return paired.finish(
+    return comparison.finish(
         "heartbeat_publish", measured, lambda found: table(*found), lambda found: judge(found[0])
     )
 

@@ -14,7 +14,6 @@ unless set. A process that is not patched may have found out by itself meanwhile
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,10 +24,11 @@ from pathlib import Path
 from keyfront.errors import ServerError
 
 from ..worlds import rabbitmq
-from . import heartbeat_worker, paired
+from . import comparison, heartbeat_worker
+from .comparison import say
 from .heartbeat_publish import SIDES
 from .heartbeat_worker import PATCHES, Task
-from .paired import say
+from .ratios import Spread
 
 ROUNDS = 5
 
@@ -110,24 +110,23 @@ def table(times: Times) -> str:
     """Return the result as text of at most 100 columns."""
     lines = [f"{'ms of the first message':<26}{'median':>10}{'lowest':>10}{'highest':>10}"]
     for name, rounds in times.items():
-        lines.append(
-            f"{name:<26}{statistics.median(rounds):>10.1f}{min(rounds):>10.1f}{max(rounds):>10.1f}"
-        )
+        middle, low, high = Spread.of(rounds)
+        lines.append(f"{name:<26}{middle:>10.1f}{low:>10.1f}{high:>10.1f}")
     return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     parser.add_argument(
         "--rounds",
-        type=paired.at_least_one,
+        type=comparison.at_least_one,
         default=ROUNDS,
         metavar="N",
         help=f"restarts ({ROUNDS})",
     )
     options = parser.parse_args(arguments)
-    return paired.finish("heartbeat_restart", lambda: measure(options.rounds), table)
+    return comparison.finish("heartbeat_restart", lambda: measure(options.rounds), table)
 
 
 if __name__ == "__main__":

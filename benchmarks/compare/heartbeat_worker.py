@@ -31,7 +31,7 @@ PATIENCE = 300
 
 
 class Task(NamedTuple):
-    """What a worker does.
+    """The task of a worker.
 
     :ivar patch: ``none``, ``eventlet`` or ``gevent``
     :ivar over: how messages go: ``eight`` connections, ``one`` for all eight threads, or ``oslo``,

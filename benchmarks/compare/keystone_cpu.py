@@ -53,7 +53,7 @@ from keyfront.errors import ServerError
 from ..lineups.keystone import Keystone
 from ..lineups.lineup import memory_folder
 from ..worlds.memcached import memcached
-from . import paired
+from . import comparison
 from .cloud_mix import EXTRA, hash_milliseconds
 from .token_servers import CANDIDATES, check
 
@@ -365,7 +365,7 @@ def measure(given: Namespace) -> dict[str, Found]:
         memcached() as cache,
     ):
         keystone = Keystone(Path(folder) / "state")
-        paired.say("a Keystone is made")
+        comparison.say("a Keystone is made")
         keystone.make()
         database = keystone.state.path / "keystone.sqlite"
         for name in given.candidates:
@@ -383,7 +383,7 @@ def measure(given: Namespace) -> dict[str, Found]:
                 *("--services", str(given.services), "--changes", str(given.changes)),
                 *("--profile", given.profile or "", "--lines", str(given.lines)),
             ]
-            paired.say(f"{candidate.label} is asked")
+            comparison.say(f"{candidate.label} is asked")
             done = subprocess.run(
                 [sys.executable, "-m", __spec__.name, *arguments],
                 env={
@@ -426,14 +426,17 @@ def _candidates(text: str) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 2 if it cannot be measured."""
-    parser: ArgumentParser = paired.parser(__doc__)
+    parser: ArgumentParser = comparison.parser(__doc__)
     for option, default, text in (
         ("--rounds", 5, "besides the first"),
         ("--users", 6, "who log in"),
         ("--services", 5, "that validate each token"),
     ):
         parser.add_argument(
-            option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
+            option,
+            type=comparison.at_least_one,
+            default=default,
+            help=f"{text} (default {default})",
         )
     parser.add_argument("--changes", type=int, default=0, help="requests to a change of others")
     parser.add_argument("--candidates", type=_candidates, default=list(NAMES))
@@ -448,7 +451,7 @@ def main(arguments: list[str] | None = None) -> int:
         given.password = os.environ.pop("KEYFRONT_PASSWORD")
         print(json.dumps(Measured(given).run()))
         return 0
-    return paired.finish("keystone_cpu", lambda: measure(given), table)
+    return comparison.finish("keystone_cpu", lambda: measure(given), table)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ use_auth_pool = {pool}
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """How a Keystone gets at its users.
+    """A Keystone that gets at its users in one way.
 
     :param driver: ``[identity] driver`` of the domain
     :param pool: ``[ldap] use_pool`` and ``use_auth_pool``
@@ -136,7 +136,7 @@ class Server:
     def request(
         self, method: str, path: str, token: str | None = None, body: object = None
     ) -> dict[str, Any]:
-        """One request; gives ``token`` and ``body`` of the answer."""
+        """Make one request; return ``token`` and ``body`` of the answer."""
         done = self._ask({"request": [method, path, token, body]})
         if not 200 <= done["status"] < 300:
             raise ServerError(
@@ -211,7 +211,7 @@ class Keystones:
 
     @contextmanager
     def running(self, names: Sequence[str]) -> Iterator[dict[str, Server]]:
-        """All candidates at once, each with a copy of what :meth:`prepare` made."""
+        """Run all candidates at once, each with a copy of what :meth:`prepare` made."""
         with ExitStack() as stack:
             yield {
                 name: stack.enter_context(self._started(name, CANDIDATES[name])) for name in names

@@ -52,10 +52,12 @@ from .. import results
 from ..results import Table
 from ..worlds import slapd as directory
 from ..worlds.fault_proxy import ProxyProcess, proxy_process
-from . import paired
+from . import comparison
+from .comparison import say
 from .goals import MET, MISSED, ONE_BIND, Goal
 from .ldap_keystones import CACHES, CANDIDATES, Keystones, Server, local_login, login
-from .paired import Ratio, say
+from .ratios import Ratio, ratios
+from .ratios import judge as judge_ratios
 
 TITLE = "Logins of LDAP users through Keystone, by the driver"
 DISTRIBUTIONS = ("keystone", "python-ldap", "ldappool", "gevent")
@@ -192,7 +194,7 @@ def row(samples: Sequence[Sample]) -> Row:
 
 
 class Settings(NamedTuple):
-    """How it was measured; see the options of ``ldap_logins``."""
+    """The settings of a measurement; see the options of ``ldap_logins``."""
 
     tokens: int
     rounds: int
@@ -203,7 +205,7 @@ class Settings(NamedTuple):
 
     @property
     def command(self) -> str:
-        """What measures the same again."""
+        """The command that measures the same again."""
         more = f' --only "{self.only}"' if self.only else ""
         return (
             f"python -m keyfront.benchmarks.compare.ldap_logins --tokens {self.tokens} --rounds "
@@ -214,7 +216,7 @@ class Settings(NamedTuple):
 
 def judge(samples: Samples) -> dict[Goal, str]:
     """Say of each goal how it was met."""
-    verdicts = paired.judge(paired.ratios(samples, RATIOS))
+    verdicts = judge_ratios(ratios(samples, RATIOS))
     uneven = sum(
         sample.uneven
         for name, each in samples.items()
@@ -227,9 +229,9 @@ def judge(samples: Samples) -> dict[Goal, str]:
 
 
 def _rows(samples: Samples) -> Iterator[tuple[Case, Row, Ratio | None]]:
-    """Each case with its time, and how many times as fast it was as without a pool."""
+    """Yield each case with its time, and how many times as fast it was as without a pool."""
     against: dict[str, Ratio] = {}
-    for (one,) in paired.ratios(samples, RATIOS):
+    for (one,) in ratios(samples, RATIOS):
         if one.second.startswith("unpooled"):
             against[one.first] = one
     for name, each in samples.items():
@@ -260,11 +262,11 @@ def table(samples: Samples) -> str:
             f"{one.connects:>10.2f}{one.binds:>8.2f}{one.searches:>10.2f}"
         )
     lines += ["", f"{'times as fast: median of the rounds (lowest to highest)':<70}{'':>20}"]
-    for (ratio,) in paired.ratios(samples, RATIOS):
+    for (ratio,) in ratios(samples, RATIOS):
         names = f"{ratio.first} / {ratio.second}"
         lines.append(f"{names:<70}{ratio.spread(1):>24}")
     lines.append("")
-    return "\n".join([*lines, *paired.verdict_lines(judge(samples))])
+    return "\n".join([*lines, *comparison.verdict_lines(judge(samples))])
 
 
 def tables(samples: Samples, settings: Settings) -> list[Table]:
@@ -292,7 +294,7 @@ def tables(samples: Samples, settings: Settings) -> list[Table]:
             each.spread(1),
             f"{each.goal}: {verdicts[each.goal]}" if each.goal else None,
         ]
-        for (each,) in paired.ratios(samples, RATIOS)
+        for (each,) in ratios(samples, RATIOS)
     ]
     columns = [
         "added per round trip", "logins", "by", f"{PUBLISHED} tokens", "per token", "of it CPU",
@@ -413,14 +415,14 @@ def measure(settings: Settings) -> dict[str, list[Sample]]:
 
 
 def _settings(arguments: list[str] | None) -> tuple[Settings, argparse.Namespace]:
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     for name, meaning in (
         ("--tokens", f"of each case, in all (default {TOKENS})"),
         ("--rounds", f"that they are divided over (default {ROUNDS})"),
         ("--logins", f"at once, of keyfront, in each round (default {LOGINS})"),
         ("--stock-logins", f"the same of the stock driver (default {STOCK_LOGINS})"),
     ):
-        parser.add_argument(name, type=paired.at_least_one, metavar="N", help=meaning)
+        parser.add_argument(name, type=comparison.at_least_one, metavar="N", help=meaning)
     parser.add_argument(
         "--cache", choices=CACHES, default="off", help="Keystone's own caches (default off)"
     )
@@ -432,7 +434,7 @@ def _settings(arguments: list[str] | None) -> tuple[Settings, argparse.Namespace
         action="store_true",
         help=f"{QUICK_TOKENS} tokens in {QUICK_ROUNDS} rounds, a tenth of the logins at once",
     )
-    paired.add_results(parser)
+    comparison.add_results(parser)
     options = parser.parse_args(arguments)
     part = 10 if options.quick else 1
     settings = Settings(
@@ -460,13 +462,13 @@ def _check(settings: Settings) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
     settings, options = _settings(arguments)
-    paired.ends_in_order()
+    comparison.ends_in_order()
 
     def checked(settings: Settings) -> Samples:
         _check(settings)
         return measure(settings)
 
-    return paired.run(checked, settings, options, sys.modules[__name__])
+    return comparison.run(checked, settings, options, sys.modules[__name__])
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import gc
 import ssl
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
 from keyfront.middleware.ldap.protocol.connection import Connection
@@ -34,8 +33,9 @@ from keyfront.middleware.ldap.protocol.urls import ServerURL
 
 from ..worlds.processes import HOST
 from ..worlds.slapd import PEOPLE, Slapd, slapd, user_dn, user_name, user_password
-from . import paired
+from . import comparison
 from .goals import LDAP_BIND_MICROSECONDS, LDAP_SEARCH_MICROSECONDS, LDAPS_CONNECT, MET, MISSED
+from .ratios import Spread, by_round, in_words
 
 ROUNDS = 20
 USERS = 20
@@ -49,14 +49,6 @@ SUBTREE = 2
 Step = Callable[[int], object]
 Steps = dict[str, Step]
 
-
-class Row(NamedTuple):
-    """One operation of one client, over the rounds."""
-
-    low: float
-    median: float
-    """Microseconds of this process."""
-    high: float
 
 
 def _filter(number: int) -> str:
@@ -205,25 +197,15 @@ def measure(rounds: int) -> Times:
     return times
 
 
-def row(rounds: list[float]) -> Row:
-    """Sum up the rounds."""
-    return Row(min(rounds), statistics.median(rounds), max(rounds))
-
-
-def ratios(times: Times, name: str, first: str, second: str) -> list[float]:
-    """Return how many times as much time the first takes, in each round."""
-    return [one / other for one, other in zip(times[name][first], times[name][second], strict=True)]
-
-
 def table(times: Times) -> str:
     """Return the result as text of at most 100 columns."""
     lines = [f"{'us of CPU':<24}{'':<14}{'median':>10}{'lowest':>10}{'highest':>10}{'ratio':>22}"]
     for name, clients in times.items():
         for client, rounds in clients.items():
-            one, text = row(rounds), ""
+            one, text = Spread.of(rounds), ""
             if client != "keyfront":
-                pairs = ratios(times, name, client, "keyfront")
-                text = f"{statistics.median(pairs):.2f} x keyfront"
+                times_ours = Spread.of(by_round(rounds, clients["keyfront"]))
+                text = f"{times_ours.median:.2f} x keyfront"
             lines.append(
                 f"{name if client == 'keyfront' else '':<24}{client:<14}{one.median:>10.1f}"
                 f"{one.low:>10.1f}{one.high:>10.1f}{text:>22}"
@@ -235,23 +217,18 @@ def judge(times: Times) -> list[tuple[str, str]]:
     """Return each goal in words, and how it was met; the last one is the ratio."""
     found = []
     for name, bound in ((BIND, LDAP_BIND_MICROSECONDS), (SEARCH, LDAP_SEARCH_MICROSECONDS)):
-        spent = row(times[name]["keyfront"]).median
+        spent = Spread.of(times[name]["keyfront"]).median
         verdict = MET if spent <= bound else MISSED
         found.append((f"{name} <= {bound:g} us: {spent:.1f}", verdict))
-    pairs = ratios(times, CONNECT, LDAPS_CONNECT.first, LDAPS_CONNECT.second)
-    text = (
-        f"{CONNECT}, {LDAPS_CONNECT.first} / {LDAPS_CONNECT.second} {LDAPS_CONNECT}: "
-        f"{statistics.median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})"
-    )
-    found.append((text, LDAPS_CONNECT.judge(pairs)))
-    return found
+    pairs = by_round(*(times[CONNECT][each] for each in LDAPS_CONNECT[:2]))
+    return [*found, in_words(LDAPS_CONNECT, pairs, f"{CONNECT}, ", digits=2)]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 1 if the ratio was missed, 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     parser.add_argument(
-        "--rounds", type=paired.at_least_one, default=ROUNDS, help=f"an even number ({ROUNDS})"
+        "--rounds", type=comparison.at_least_one, default=ROUNDS, help=f"an even number ({ROUNDS})"
     )
     options = parser.parse_args(arguments)
     try:

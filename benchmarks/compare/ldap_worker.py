@@ -36,7 +36,7 @@ def request(
     token: str | None = None,
     body: object = None,
 ) -> tuple[int, str | None, bytes]:
-    """One request of the application; gives status, new token and body."""
+    """Make one request of the application; return status, new token and body."""
     content = json.dumps(body).encode() if body is not None else b""
     query = path.partition("?")
     environ = {
@@ -78,7 +78,7 @@ def request(
 
 
 def ask_for_token(application: Application, body: object) -> None:
-    """One login, which must succeed."""
+    """Make one login, which must succeed."""
     status, token, _ = request(application, "POST", "auth/tokens", None, body)
     if status != 201 or not token:
         raise ServerError(f"a login is answered with {status}")
@@ -93,7 +93,7 @@ def driver_of(domain: str) -> Any:
 
 
 def check_password(driver: Any, pair: tuple[str, str]) -> None:
-    """What a driver does for a login by a user's id: it finds the user and binds as them."""
+    """Have a driver do its part of a login by a user's id: it finds the user and binds as them."""
     driver.authenticate(*pair)
 
 

@@ -1,4 +1,4 @@
-"""What is read of an unchanged cloud: projects, users and role assignments.
+"""Measures reads of an unchanged cloud: projects, users and role assignments.
 
     python -m keyfront.benchmarks.compare.listings [--rounds 3] [--users 30] [--requests 100]
         [--changes 10] [--database mariadb] [--database-delay 1]
@@ -39,9 +39,10 @@ from ..lineups.lineup import memory_folder
 from ..load import cloud_users
 from ..load.cloud_client import Client
 from ..load.cloud_round import Settings
-from . import cloud_mix, paired, token_servers
+from . import cloud_mix, comparison, token_servers
 from .cloud_mix import AGAINST, changed
-from .paired import say
+from .comparison import say
+from .ratios import Spread, by_round
 from .token_servers import CANDIDATES, DATABASES, Servers, check
 
 NAMES = (AGAINST, "keyfront", "keyfront no routes")
@@ -54,8 +55,8 @@ Sample = dict[str, float]
 def ask_everything(url: str, token: str, users: list[str], requests: int) -> Sample:
     """Read everything so often.
 
-    :param url: of the server
-    :param token: of an administrator
+    :param url: the server's URL, without a path
+    :param token: an administrator's token
     :param users: the identifiers of the users that are asked for
     :param requests: how often each path is asked
     :raises ServerError: something was not answered as it should
@@ -125,11 +126,9 @@ def table(samples: dict[str, list[Sample]]) -> str:
         cells = []
         for path in PATHS:
             rate = statistics.median(sample[path] for sample in own)
-            times = statistics.median(
-                sample[path] / other[path]
-                for sample, other in zip(own, samples[AGAINST], strict=True)
-            )
-            cells.append(f"{rate:.0f} ({times:.2g} times)")
+            against = [sample[path] for sample in samples[AGAINST]]
+            times = Spread.of(by_round([sample[path] for sample in own], against))
+            cells.append(f"{rate:.0f} ({times.median:.2g} times)")
         lines.append(f"| {CANDIDATES[name].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -163,20 +162,23 @@ def _check_world(parser: ArgumentParser, given: Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
+    parser = comparison.parser(__doc__)
     for option, default, text in (
         ("--rounds", 3, "besides the first"),
         ("--users", 30, "of the cloud"),
         ("--requests", 100, "of each kind in a round"),
     ):
         parser.add_argument(
-            option, type=paired.at_least_one, default=default, help=f"{text} (default {default})"
+            option,
+            type=comparison.at_least_one,
+            default=default,
+            help=f"{text} (default {default})",
         )
     _add_world(parser)
     given = parser.parse_args(arguments)
     _check_world(parser, given)
-    paired.ends_in_order()
-    return paired.finish(
+    comparison.ends_in_order()
+    return comparison.finish(
         "listings",
         lambda: measure(
             given.rounds,

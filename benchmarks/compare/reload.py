@@ -1,4 +1,4 @@
-"""What clients notice of a reload: keyfront's, beside that of the server itself.
+"""Measures how long clients wait at a reload: keyfront's, beside that of the server itself.
 
     python -m keyfront.benchmarks.compare.reload [--clients 50] [--reloads 2] [--topology NAME,…]
 
@@ -37,8 +37,8 @@ from ..lineups import lineup
 from ..lineups.keystone import VERSION, Keystone
 from ..lineups.lineup import SERVE, TOPOLOGIES, TUNED, Lineup, Served
 from ..worlds.processes import HOST, family, status
+from .comparison import at_least_one, say
 from .goals import MET, MISSED, UNCLEAR
-from .paired import at_least_one, say
 
 CLIENTS, RELOADS = 50, 2
 PAUSE = 0.2
@@ -59,7 +59,7 @@ class Answer(NamedTuple):
 
 
 class Reload(NamedTuple):
-    """What clients noticed in some time: requests, seconds, and who got no answer or another."""
+    """The clients' experience in some time: requests, seconds, and who got no answer or another."""
 
     requests: int
     p99: float
@@ -70,7 +70,7 @@ class Reload(NamedTuple):
 
     @property
     def meets(self) -> bool:
-        """Whether it is as good as a reload has to be."""
+        """True if it is as good as a reload has to be."""
         return not self.failed and self.p99 <= GOAL_SECONDS
 
 

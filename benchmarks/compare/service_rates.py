@@ -39,9 +39,11 @@ from ..lineups.lineup import memory_folder
 from ..lineups.uwsgi import PROCESSES
 from ..load import wrk
 from ..results import Table
-from . import paired
+from . import comparison
+from .comparison import Sample, Samples, in_rounds, row, say, thousands
 from .goals import Goal
-from .paired import Ratio, Sample, Samples, in_rounds, row, say, thousands
+from .ratios import Ratio, ratios
+from .ratios import judge as judge_ratios
 from .service_servers import CANDIDATES, SERVICES, Services
 from .token_servers import CONNECTIONS, check
 
@@ -57,14 +59,14 @@ PAUSE = 1.5
 
 
 class Settings(NamedTuple):
-    """How it was measured."""
+    """The settings of a measurement."""
 
     rounds: int
     seconds: int
 
     @property
     def command(self) -> str:
-        """What measures the same again."""
+        """The command that measures the same again."""
         return (
             f"python -m keyfront.benchmarks.compare.service_rates --rounds {self.rounds} "
             f"--seconds {self.seconds}"
@@ -82,7 +84,7 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For a table."""
+        """Return its words in a table."""
         label = CANDIDATES[self.candidate].label
         if CANDIDATES[self.candidate].kept:
             label += ", kept connections"
@@ -166,7 +168,7 @@ def measure_once(services: Services, case: Case, seconds: int) -> Sample:
 
 def judge(samples: Samples) -> dict[Goal, str]:
     """Say of each goal how it was met."""
-    return paired.judge(paired.ratios(samples, RATIOS, FIGURES))
+    return judge_ratios(ratios(samples, RATIOS, FIGURES))
 
 
 def table(samples: Samples) -> str:
@@ -182,11 +184,11 @@ def table(samples: Samples) -> str:
         "",
         f"{'ratio of each pair (lowest to highest)':<42}{'requests/s':>22}{'CPU per request':>22}",
     ]
-    for rate, cpu in paired.ratios(samples, RATIOS, FIGURES):
+    for rate, cpu in ratios(samples, RATIOS, FIGURES):
         names = f"{rate.first} / {rate.second}"
         lines.append(f"{names:<42}{_spread(rate):>22}{_spread(cpu):>22}")
     lines.append("")
-    return "\n".join([*lines, *paired.verdict_lines(judge(samples))])
+    return "\n".join([*lines, *comparison.verdict_lines(judge(samples))])
 
 
 def tables(samples: Samples, settings: Settings) -> list[Table]:
@@ -205,7 +207,7 @@ def tables(samples: Samples, settings: Settings) -> list[Table]:
         )
     verdicts = judge(samples)
     found: list[list[results.Cell]] = []
-    for both in paired.ratios(samples, RATIOS, FIGURES):
+    for both in ratios(samples, RATIOS, FIGURES):
         names = " / ".join(CASES[one].label for one in both[0][:2])
         wanted = [
             f"{one.goal.figure} {one.goal}: {verdicts[one.goal]}" for one in both if one.goal
@@ -247,13 +249,13 @@ def _spread(found: Ratio) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
-    paired.add_rounds(parser, ROUNDS, SECONDS)
-    paired.add_results(parser)
+    parser = comparison.parser(__doc__)
+    comparison.add_rounds(parser, ROUNDS, SECONDS)
+    comparison.add_results(parser)
     options = parser.parse_args(arguments)
-    paired.ends_in_order()
+    comparison.ends_in_order()
     settings = Settings(options.rounds, options.seconds)
-    return paired.run(measure, settings, options, sys.modules[__name__])
+    return comparison.run(measure, settings, options, sys.modules[__name__])
 
 
 if __name__ == "__main__":

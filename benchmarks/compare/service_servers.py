@@ -65,7 +65,7 @@ _SHARED = "keyfront_coordinator = {coordinator}\nkeyfront_consistency = "
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """What one uWSGI serves.
+    """An application that one uWSGI serves.
 
     :param filter: lines of the section of ``authtoken``; empty: the service alone
     :param kept: true if connections are kept

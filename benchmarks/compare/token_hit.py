@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import gc
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -37,6 +36,7 @@ from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.routes import Routes
 
 from .goals import HIT_MICROSECONDS, MET, MISSED
+from .ratios import Spread
 from .token_stand_in import Answers, request, validation
 
 Pipeline = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -59,17 +59,9 @@ WEIGHED = 1_000
 MEMORY = Path("/dev/shm")
 
 
-class Times(NamedTuple):
-    """Microseconds per call over the repeats."""
-
-    median: float
-    low: float
-    high: float
-
-
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A folder in memory, where the shared files are by default."""
+    """Make a folder in memory, where the shared files are by default, for the block."""
     place = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="token-hit-", dir=place) as name:
         yield Path(name) / "shared"
@@ -95,7 +87,7 @@ def fill(cache: Pipeline, count: int) -> None:
 
 
 def call(pipeline: Pipeline, environ: dict[str, Any]) -> bytes:
-    """One request, to the last byte of its answer."""
+    """Make one request, to the last byte of its answer."""
     answer = pipeline(environ, _ignore)
     body = b"".join(answer)
     close = getattr(answer, "close", None)
@@ -129,16 +121,16 @@ def timed(step: Callable[[Any], object], make: Callable[[int], Any], numbers: li
 
 def repeated(
     step: Callable[[Any], object], make: Callable[[int], Any], count: int, calls: int
-) -> Times:
+) -> Spread:
     """Time ``step`` over and over, each time on random numbers."""
     dice = random.Random(SEED)
     times = [
         timed(step, make, [dice.randrange(count) for _ in range(calls)]) for _ in range(REPEATS)
     ]
-    return Times(statistics.median(times), min(times), max(times))
+    return Spread.of(times)
 
 
-def measure(count: int, calls: int = CALLS, *, touches: int = 0, ttl: float = TTL) -> Times:
+def measure(count: int, calls: int = CALLS, *, touches: int = 0, ttl: float = TTL) -> Spread:
     """Fill a new cache with ``count`` entries and time its hits.
 
     :param touches: changes of random slots before that
@@ -165,7 +157,7 @@ def measure(count: int, calls: int = CALLS, *, touches: int = 0, ttl: float = TT
             gc.unfreeze()
 
 
-def loop_cost(calls: int = CALLS) -> Times:
+def loop_cost(calls: int = CALLS) -> Spread:
     """Time the same loop around an application that does nothing."""
     body = [validation(0)]
 
@@ -176,7 +168,7 @@ def loop_cost(calls: int = CALLS) -> Times:
     return repeated(lambda environ: call(nothing, environ), request, MILLION, calls)
 
 
-def steps(count: int, calls: int = CALLS) -> dict[str, Times]:
+def steps(count: int, calls: int = CALLS) -> dict[str, Spread]:
     """Time the steps of a hit, each called alone, with ``count`` entries."""
     with shared_folder() as folder:
         cache = new_filter(Answers(), folder, count)
@@ -276,7 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _print(name: str, times: Times) -> None:
+def _print(name: str, times: Spread) -> None:
     print(f"{name:<28}{times.median:>12.2f}{times.low:>9.2f}{times.high:>9.2f}", flush=True)
 
 

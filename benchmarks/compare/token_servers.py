@@ -69,13 +69,14 @@ def application(environ, start_response):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """What one uWSGI serves.
+    """An application that one uWSGI serves.
 
     :param module: uWSGI's ``module``; ``None`` for keyfront's entrypoint and packaged pipeline
     :param memcached: true if Keystone's own caches are in a memcached
     :param token_caching: Keystone's ``[token] caching``
     :param kept: true if connections are kept
-    :param routes: what keyfront's token cache answers besides validations; ``None``: the default
+    :param routes: the paths that keyfront's token cache answers besides validations; ``None``: the
+        default
     """
 
     label: str
@@ -175,7 +176,7 @@ class Servers:
     :param shared: the same in memory, for what keyfront's workers share
     :param threads: the threads of each uWSGI process
     :param extra: more of keystone.conf, for all
-    :param url: of the Keystone's database, an empty one; default: SQLite in the folder
+    :param url: the URL of the Keystone's database, an empty one; default: SQLite in the folder
     """
 
     def __init__(

@@ -52,9 +52,11 @@ from ..lineups.lineup import memory_folder
 from ..lineups.uwsgi import PROCESSES
 from ..load import wrk
 from ..results import Table
-from . import paired
+from . import comparison
+from .comparison import Sample, Samples, in_rounds, milliseconds, row, say, thousands
 from .goals import Goal
-from .paired import Ratio, Sample, Samples, in_rounds, milliseconds, row, say, thousands
+from .ratios import Ratio, ratios
+from .ratios import judge as judge_ratios
 from .token_servers import CANDIDATES, CONNECTIONS, Servers, check
 
 TITLE = "Validations of a token by Keystone, with and without keyfront's token cache"
@@ -73,7 +75,7 @@ CHANGE_EVERY = 0.005
 
 
 class Settings(NamedTuple):
-    """How it was measured."""
+    """The settings of a measurement."""
 
     rounds: int
     seconds: int
@@ -82,7 +84,7 @@ class Settings(NamedTuple):
 
     @property
     def command(self) -> str:
-        """What measures the same again."""
+        """The command that measures the same again."""
         more = " --token-caching" if self.token_caching else ""
         more += f" --threads {self.threads}" if self.threads > 1 else ""
         return (
@@ -106,7 +108,7 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For a table."""
+        """Return its words in a table."""
         kind = "kept connections" if CANDIDATES[self.candidate].kept else ""
         if self.vary:
             kind = "misses, changes" if self.changes else "misses"
@@ -254,11 +256,11 @@ def table(samples: Samples) -> str:
         )
     lines.append("")
     lines.append(f"{'ratio of each pair (lowest to highest)':<54}{'answers/s':>22}{'p99':>22}")
-    for rate, p99 in paired.ratios(samples, RATIOS, FIGURES):
+    for rate, p99 in ratios(samples, RATIOS, FIGURES):
         name = f"{rate.first} / {rate.second}"
         lines.append(f"{name:<54}{_spread(rate):>22}{_spread(p99):>22}")
     lines.append("")
-    return "\n".join([*lines, *paired.verdict_lines(judge(samples))])
+    return "\n".join([*lines, *comparison.verdict_lines(judge(samples))])
 
 
 def tables(samples: Samples, settings: Settings) -> list[Table]:
@@ -279,7 +281,7 @@ def tables(samples: Samples, settings: Settings) -> list[Table]:
             ]
         )
     found: list[list[results.Cell]] = []
-    for rate, p99 in paired.ratios(samples, RATIOS, FIGURES):
+    for rate, p99 in ratios(samples, RATIOS, FIGURES):
         names = " / ".join(ALL_CASES[one].label for one in rate[:2])
         wanted = [f"{one.figure} {one.goal}" for one in (rate, p99) if one.goal is not None]
         found.append([names, _spread(rate), _spread(p99), ", ".join(wanted)])
@@ -312,7 +314,7 @@ def raw(samples: Samples) -> list[results.Sample]:
 
 def judge(samples: Samples) -> dict[Goal, str]:
     """Say of each goal how it was met."""
-    return paired.judge(paired.ratios(samples, RATIOS, FIGURES))
+    return judge_ratios(ratios(samples, RATIOS, FIGURES))
 
 
 def _spread(ratio: Ratio) -> str:
@@ -322,22 +324,23 @@ def _spread(ratio: Ratio) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; 1 if a goal was missed, 2 if it cannot be measured."""
-    parser = paired.parser(__doc__)
-    paired.add_rounds(parser, ROUNDS, SECONDS, f", {SLOW} times that where Keystone itself answers")
+    parser = comparison.parser(__doc__)
+    more = f", {SLOW} times that where Keystone itself answers"
+    comparison.add_rounds(parser, ROUNDS, SECONDS, more)
     parser.add_argument(
         "--threads",
-        type=paired.at_least_one,
+        type=comparison.at_least_one,
         default=1,
         help="of each uWSGI process (default 1; keyfront serve has 2)",
     )
     parser.add_argument(
         "--token-caching", action="store_true", help="also without Keystone's own token cache"
     )
-    paired.add_results(parser)
+    comparison.add_results(parser)
     options = parser.parse_args(arguments)
     settings = Settings(options.rounds, options.seconds, options.token_caching, options.threads)
-    paired.ends_in_order()
-    return paired.run(measure, settings, options, sys.modules[__name__])
+    comparison.ends_in_order()
+    return comparison.run(measure, settings, options, sys.modules[__name__])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from ..load.measured import Load
 from ..worlds import rabbitmq
 from ..worlds.certificates import Pair, certificates
 from ..worlds.processes import HOST, Process, finished, free_port
-from . import counters
+from . import timelines
 from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, alike, number, verdict
 
@@ -158,13 +158,13 @@ def measure(world: World, record: results.Record) -> None:
                 running.append(stack.enter_context(one))
         for server in running:
             server.publish()
-        before = counters.clients(broker.port)
+        before = timelines.clients(broker.port)
         world.say(f"all are idle for {idle} s; RabbitMQ expects a beat every {HEARTBEAT} s")
-        probes = {("AMQP connections", "sockets"): lambda: float(counters.clients(broker.port))}
-        with counters.Watch(start, probes) as watch:
+        probes = {("AMQP connections", "sockets"): lambda: float(timelines.clients(broker.port))}
+        with timelines.Watch(start, probes) as watch:
             time.sleep(idle)
         record.timelines += watch.timelines("idle")
-        after, names = counters.clients(broker.port), broker.missed_names()
+        after, names = timelines.clients(broker.port), broker.missed_names()
         for server in running:
             first = server.publish()
             record.samples.append(
@@ -182,12 +182,12 @@ def measure(world: World, record: results.Record) -> None:
             "amqp_connections": {
                 "before": before,
                 "idle": after,
-                "after": counters.clients(broker.port),
+                "after": timelines.clients(broker.port),
             }
         }
         for number_ in range(QUICK_ROUNDS if quick else ROUNDS):
             for server in reversed(running) if number_ % 2 else running:
-                with counters.Watch(start) as watch:
+                with timelines.Watch(start) as watch:
                     load = _ab(server, folder)
                 record.samples.append(
                     {

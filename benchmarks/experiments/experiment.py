@@ -33,7 +33,7 @@ PROGRAMS = ("nginx", "apache2", "mariadbd", "wrk", "ab", "siege", "h2load")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How experiments are run.
+    """The options of a run of experiments.
 
     :param quick: the form for tests: fewer and shorter points, fewer processes
     :param seconds: the seconds of each point; ``None`` for each experiment's own
@@ -48,7 +48,7 @@ class Options:
 
 
 class World:
-    """What the experiments of one run share: a folder, and a Keystone made when first asked for.
+    """The surroundings of one run: a folder, and a Keystone made when first asked for.
 
     :param folder: a folder of this user only; the caller deletes it
     :param say: takes a line of progress
@@ -79,7 +79,7 @@ class World:
         return made
 
     def seconds(self, quick: int, full: int) -> int:
-        """Of a point, unless told otherwise."""
+        """Return the seconds of a point, unless told otherwise."""
         return self.options.seconds or (quick if self.options.quick else full)
 
     @property
@@ -110,7 +110,7 @@ class World:
 
 @dataclass(kw_only=True)
 class Conclusions:
-    """What an experiment's samples say.
+    """The conclusions from an experiment's samples.
 
     :param notes: the differences from what was published, a line each
     """

@@ -30,7 +30,7 @@ INSIDE = "KEYFRONT_EXPERIMENT_NAMESPACE"
 
 @cache
 def prefix() -> tuple[str, ...] | None:
-    """What to put before a command that shall have namespaces of its own; ``None`` if it cannot."""
+    """Return the words before a command that gets namespaces of its own; ``None`` if it cannot."""
     root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     command = ("unshare", *root, *_OWN)
     return command if _works([*command, "true"]) else None
@@ -61,7 +61,7 @@ def raise_loopback() -> None:
 
 
 def read_setting(name: str) -> str | None:
-    """A kernel setting (``net.core.somaxconn``); ``None`` if this kernel does not have it."""
+    """Return a kernel setting (``net.core.somaxconn``); ``None`` if the kernel has no such."""
     try:
         return " ".join(_path(name).read_text(encoding="ascii").split())
     except OSError:

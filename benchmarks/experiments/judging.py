@@ -1,4 +1,4 @@
-"""What an experiment's figures say: against what was published, and against the best stock line-up.
+"""Judges an experiment's figures: against those published, and against the best stock line-up.
 
 Nothing here measures. A change is told as what it is: better, worse, or none that shows here. Two
 runs of the same differ by chance, in short points and on a machine that others use by much. What is
@@ -63,7 +63,7 @@ def first_failing(points: Iterable[Point], lineup: str, *, share: float = 0.01) 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What keyfront changes in one figure.
+    """A figure, with the best stock line-up and with keyfront.
 
     :param what: the figure, as a sentence begins: ``Validations of a token``
     :param stock: the best stock value
@@ -109,7 +109,7 @@ class Change:
 
     @property
     def times(self) -> str:
-        """How many times as much or as little it is, in words; empty if that cannot be said."""
+        """The ratio in words, as ``3 times`` or ``2 times less``; empty if there is none."""
         ratio = self.ratio
         if not ratio:
             return ""
@@ -119,7 +119,7 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        """For a reader who knows nothing of the experiment."""
+        """Return a sentence for a reader who knows nothing of the experiment."""
         verdict = "no difference that shows here" if self.verdict == SAME else self.verdict
         times = f", {self.times}" if self.times and self.verdict != SAME else ""
         because = f" {self.because}" if self.because else ""
@@ -129,7 +129,7 @@ class Change:
         )
 
     def row(self) -> list[Cell]:
-        """As :func:`changes` shows it."""
+        """Return its row in the table of :func:`changes`."""
         ratio = self.ratio
         return [
             self.what,

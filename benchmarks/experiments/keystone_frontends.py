@@ -22,7 +22,7 @@ from ..lineups.keystone import PROJECTS, VALIDATION
 from ..lineups.lineup import SERVE, Lineup, Served, served
 from ..load import generators
 from ..load.measured import Load, Request
-from . import counters, isolation
+from . import isolation, timelines
 from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, Point, alike, best_stock, first_failing, number, verdict
 
@@ -52,10 +52,10 @@ DRAIN = 120
 def drain(seconds: float = DRAIN) -> bool:
     """Wait until the servers have worked off what clients have given up; whether they have."""
     deadline = time.monotonic() + seconds
-    before, at = counters.Usage().cpu, time.monotonic()
+    before, at = timelines.Usage().cpu, time.monotonic()
     while time.monotonic() < deadline:
         time.sleep(0.4)
-        after, now = counters.Usage().cpu, time.monotonic()
+        after, now = timelines.Usage().cpu, time.monotonic()
         spent = sum(value - before.get(name, 0.0) for name, value in after.items())
         if spent / (now - at) < 0.1:
             return True
@@ -78,7 +78,7 @@ class Setting(NamedTuple):
 
     @property
     def stock(self) -> bool:
-        """Whether there is nothing of keyfront in it."""
+        """True if there is nothing of keyfront in it."""
         return self.lineup.tuning != SERVE
 
 
@@ -166,7 +166,7 @@ class Bench:
         done = []
         for position, (generator, what, connections) in enumerate(plan):
             request = Request(f"{found.url}{_PATHS[what]}", headers)
-            with counters.Watch(self.start, self._probes(found)) as watch:
+            with timelines.Watch(self.start, self._probes(found)) as watch:
                 load = generators.closed(
                     generator, request, connections=connections, seconds=self.seconds
                 )
@@ -178,7 +178,7 @@ class Bench:
         self.world.say(f"{setting.label}: {', '.join(done)} good answers a second")
 
     def _probes(self, found: Served) -> dict[tuple[str, str], Callable[[], float]]:
-        """Return the database's connections and, of keyfront, the token cache's counters."""
+        """Return the database's connections and, of keyfront, the token cache's timelines."""
         probes: dict[tuple[str, str], Callable[[], float]] = {}
         if self.world.database is not None:
             probes["database connections", "sockets"] = self.world.database.connections
@@ -196,7 +196,7 @@ class Bench:
         what: str,
         connections: int,
         load: Load,
-        watch: counters.Watch,
+        watch: timelines.Watch,
     ) -> None:
         database = self.world.database
         self.record.samples.append(
@@ -208,7 +208,7 @@ class Bench:
                 "connections": connections,
                 **load.sample(),
                 "cpu": watch.cpu,
-                "listen_overflows": watch.peaks[counters.LISTEN_OVERFLOWS],
+                "listen_overflows": watch.peaks[timelines.LISTEN_OVERFLOWS],
                 "database_connections": database.most_connections() if database else None,
             }
         )
@@ -324,7 +324,7 @@ def _python_share(samples: Sequence[results.Sample]) -> float:
     python = front = 0.0
     for one in samples:
         if one["stock"] and one["what"] == LISTS:
-            python += one["cpu"].get("uWSGI", 0.0) + one["cpu"].get(counters.MOD_WSGI, 0.0)
+            python += one["cpu"].get("uWSGI", 0.0) + one["cpu"].get(timelines.MOD_WSGI, 0.0)
             front += one["cpu"].get("nginx", 0.0) + one["cpu"].get("Apache", 0.0)
     return python / (python + front) if python + front else 0.0
 

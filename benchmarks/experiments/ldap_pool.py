@@ -17,10 +17,10 @@ from .. import results
 from ..compare import ldap_logins
 from ..compare.ldap_keystones import DOMAIN, Server, login
 from ..compare.ldap_logins import CASES, Sample, Samples, Settings, name_of, row
-from ..compare.paired import ratio
+from ..compare.ratios import ratio
 from ..worlds import slapd as directory
 from ..worlds.fault_proxy import proxy_process
-from . import counters
+from . import timelines
 from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, number, verdict
 
@@ -84,7 +84,7 @@ class Bench(ldap_logins.Bench):
     """``ldap_logins``' own, with a mix of API calls behind its logins."""
 
     def _connections(self) -> float:
-        return float(counters.clients(self.slapd.port))
+        return float(timelines.clients(self.slapd.port))
 
     def measure_with_mix(self, repeats: int, record: results.Record) -> Samples:
         """Measure every case in each round, then the mix; gives the logins' samples."""
@@ -96,7 +96,7 @@ class Bench(ldap_logins.Bench):
                 for name in reversed(cases) if number_ % 2 else cases:
                     case = cases[name]
                     probes = {("LDAP connections", "sockets"): self._connections}
-                    with counters.Watch(self._start, probes) as watch:
+                    with timelines.Watch(self._start, probes) as watch:
                         sample = self.once(running[case.candidate], case, number_)
                     if number_ == 0 and case.users == "one":
                         record.timelines += watch.timelines(f"tokens, {case.label}")

@@ -22,7 +22,7 @@ from ..lineups import lineup, servers
 from ..load import generators, sender
 from ..load.measured import Load
 from ..worlds.processes import HOST, Process, free_port
-from . import counters, isolation, tiny_application
+from . import isolation, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, alike, number, verdict
 
@@ -66,7 +66,7 @@ _PAGES = 200
 
 
 def schedule(rate: float, seconds: float, sources: int) -> list[tuple[float, int]]:
-    """When each request is due and which page it is for: each source sends the same, at its times.
+    """Return when each request is due and its page: each source sends the same, at its times.
 
     Arrivals are those of clients that know nothing of each other; the seed makes them the same in
     each run.
@@ -199,7 +199,7 @@ def measure(world: World, record: results.Record) -> None:
                     replay(port, schedule(rate, 0.5, 1), 1, 0.5)
                     lost = []
                     for sources in QUICK_SOURCES if quick else SOURCES:
-                        with counters.Watch(start) as watch:
+                        with timelines.Watch(start) as watch:
                             load = replay(port, schedule(rate, seconds, sources), sources, seconds)
                         record.samples.append(
                             {
@@ -298,7 +298,7 @@ def _front_cpu(one: results.Sample | None) -> float:
 
 
 def changes(samples: Sequence[results.Sample]) -> list[Change]:
-    """What keyfront's line-up changes at the most sources, against the better of the others."""
+    """Return the change by keyfront's line-up at the most sources, against the better other one."""
     most = max(one["sources"] for one in samples)
     at_most = [one for one in samples if one["sources"] == most and one["kernel"] == DEFAULT]
     stock = [one for one in at_most if one["target"] != KEYFRONT]

@@ -30,7 +30,7 @@ class Limit:
             self._folder.joinpath("cgroup.procs").write_text(str(pid), encoding="ascii")
 
     def peak(self) -> int | None:
-        """The most bytes that were in use at a time, with file pages; ``None`` if not known."""
+        """Return the most bytes ever in use, with file pages; ``None`` if not known."""
         if self._folder is not None:
             for name in ("memory.peak", "memory.max_usage_in_bytes"):
                 with suppress(OSError, ValueError):
@@ -40,7 +40,7 @@ class Limit:
 
 @contextmanager
 def limited(size: int) -> Iterator[Limit]:
-    """A bound of ``size`` bytes until the block ends, by when its processes have to have ended."""
+    """Bound the memory to ``size`` bytes for the block, which its processes must not outlive."""
     folder, refused = _make(size)
     try:
         yield Limit(folder, refused)

@@ -24,7 +24,7 @@ from ..lineups import lineup, servers
 from ..load import generators
 from ..load.measured import Load, Request
 from ..worlds.processes import HOST, Process, free_port
-from . import counters, isolation, memory_limit, tiny_application
+from . import isolation, memory_limit, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
 from .judging import PAIRS, Change, Finding, number, verdict
 
@@ -171,15 +171,15 @@ def measure(world: World, record: results.Record) -> list[str]:
 
 def _load(
     port: int, what: str, generator: str, start: float, seconds: int
-) -> tuple[counters.Watch, Load]:
+) -> tuple[timelines.Watch, Load]:
     request = Request(f"http://{HOST}:{port}{_PATHS[what]}", {})
-    with counters.Watch(start) as watch:
+    with timelines.Watch(start) as watch:
         load = generators.closed(generator, request, connections=CONNECTIONS, seconds=seconds)
     return watch, load
 
 
 def _bound(limit: memory_limit.Limit, pid: int) -> None:
-    for process in (pid, *(one.pid for one in counters.descendants() if one.parent == pid)):
+    for process in (pid, *(one.pid for one in timelines.descendants() if one.parent == pid)):
         limit.add(process)
 
 
@@ -258,7 +258,7 @@ def findings(samples: list[results.Sample], refused: dict[str, str]) -> list[Fin
 
 
 def changes(samples: list[results.Sample]) -> list[Change]:
-    """What keyfront's line-up changes for the dynamic endpoint, against the better other one."""
+    """Return the change of the dynamic endpoint by keyfront, against the better other one."""
     found = []
     for kept in (False, True):
         rates = {

@@ -3,3 +3,5 @@
 ``pip install keyfront[bench]`` gives pytest the fixtures ``paired``, ``counted`` and
 ``instructions``; see docs/gate.md. Nothing of it is imported before a test asks for one of them.
 """
+
+__all__ = ["plugin"]

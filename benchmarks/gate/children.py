@@ -32,7 +32,7 @@ _BATCH = 1_000_000
 
 @dataclass(frozen=True)
 class Place:
-    """Where a test is run.
+    """The place where a test is run.
 
     :param name: for a reader
     :param python: the interpreter

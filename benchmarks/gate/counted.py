@@ -20,8 +20,8 @@ KIND = "counted"
 Value = int | Mapping[str, int] | None
 
 
-class Tally:
-    """How often something happened in a block; an integer when the block is over.
+class EventCount:
+    """The number of times something happened in a block; an integer when the block is over.
 
     :ivar count: until now
     """
@@ -31,7 +31,7 @@ class Tally:
 
 
 class Counted:
-    """What the fixture gives; it is called once in a test."""
+    """The value of the fixture, to be called once in a test."""
 
     def __init__(self, session: GateSession, item: pytest.Item) -> None:
         self._session = session
@@ -131,36 +131,36 @@ class Counted:
         return found
 
     @contextmanager
-    def sql(self, engine: Any) -> Iterator[Tally]:
+    def sql(self, engine: Any) -> Iterator[EventCount]:
         """Count the SQL statements that an engine of SQLAlchemy executes in the block."""
         from sqlalchemy import event
 
-        tally = Tally()
+        count = EventCount()
 
         def executed(*_: object) -> None:
-            tally.count += 1
+            count.count += 1
 
         event.listen(engine, "before_cursor_execute", executed)
         try:
-            yield tally
+            yield count
         finally:
             event.remove(engine, "before_cursor_execute", executed)
 
     @contextmanager
-    def calls(self, owner: Any, name: str) -> Iterator[Tally]:
+    def calls(self, owner: Any, name: str) -> Iterator[EventCount]:
         """Count the calls of a method or function in the block; they go on as before."""
-        tally = Tally()
+        count = EventCount()
         real = getattr(owner, name)
         own = vars(owner).get(name) if hasattr(owner, "__dict__") else None
 
         def counting(*arguments: Any, **named: Any) -> Any:
-            tally.count += 1
+            count.count += 1
             return real(*arguments, **named)
 
         if isinstance(owner, type):
             # of the instance it is called on
             def counting_of(self: Any, *arguments: Any, **named: Any) -> Any:
-                tally.count += 1
+                count.count += 1
                 return real(self, *arguments, **named)
 
             replacement = counting if isinstance(own, staticmethod | classmethod) else counting_of
@@ -170,7 +170,7 @@ class Counted:
             replacement = counting
         setattr(owner, name, replacement)
         try:
-            yield tally
+            yield count
         finally:
             if own is None:
                 delattr(owner, name)

@@ -1,4 +1,4 @@
-"""When a ratio is called worse than its limit, better, or neither: looks at a growing sample.
+"""Decides whether a ratio is worse than its limit, better, or neither: looks at a growing sample.
 
 A decision is taken only at certain numbers of values and when the time is over, and each look may
 err by :data:`TAIL` on either side. So a change exactly at the limit is called worse with a chance
@@ -28,7 +28,7 @@ MOST_SECONDS = 10.0
 
 
 class Verdict(enum.StrEnum):
-    """What is said of a ratio."""
+    """A judgement of a ratio."""
 
     PASS = "PASS"
     """The whole interval is within the limit."""

@@ -76,7 +76,7 @@ class Inside(ABC):
 
     @abstractmethod
     def _absent(self) -> str:
-        """Why this machine cannot do it."""
+        """Return the reason why this machine cannot do it."""
 
     @abstractmethod
     def _before(self, folder: Path) -> list[str]:

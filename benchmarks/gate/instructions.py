@@ -26,7 +26,7 @@ CALLS = 100
 
 
 class Instructions:
-    """What the fixture gives; it is called once in a test."""
+    """The value of the fixture, to be called once in a test."""
 
     def __init__(self, session: GateSession, item: pytest.Item) -> None:
         self._session = session
@@ -113,7 +113,7 @@ class Instructions:
 
 
 def key(depends: Iterable[str] = ()) -> str:
-    """What a count of instructions depends on beside the code: interpreter, C library, versions.
+    """Return what a count depends on beside the code: interpreter, C library, versions.
 
     :raises importlib.metadata.PackageNotFoundError: one of ``depends`` is not installed
     """

@@ -1,4 +1,4 @@
-"""What is known of a median: an interval that needs no assumption on the noise, and exact chances.
+"""Computes the interval of a median, with no assumption on the noise, and exact chances.
 
 Standard library only: the two distributions that are needed are sums of binomial terms.
 """
@@ -76,7 +76,7 @@ def bootstrap_rank(n: int, tail: float) -> int:
 
 @cache
 def rank(n: int, tail: float) -> int:
-    """The rank of an interval's lower end: the bootstrap's, or the sign test's if that is lower."""
+    """Return the rank of the lower end: the bootstrap's, or the sign test's if that is lower."""
     return min(sign_rank(n, tail), bootstrap_rank(n, tail))
 
 
@@ -96,7 +96,7 @@ def interval(values: Sequence[float], tail: float) -> Interval:
 
 
 def false_failure_chance(looks: Sequence[int], tail: float, above: float = 0.5) -> float:
-    """The chance that a median *at* a limit is called above it at any of several looks. Exact.
+    """Return the exact chance that a median *at* a limit is called above it at any look.
 
     At each look of n values it is called so if the value of ``rank(n, tail)`` is above the limit.
     That depends only on how many are, which is a random walk; so the chance is a sum, not an

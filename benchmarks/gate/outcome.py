@@ -1,4 +1,4 @@
-"""What one gate found, a ratio or a count: lines for the terminal, and objects for a file."""
+"""The outcome of one gate, a ratio or a count: lines for the terminal, and objects for a file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """How many times the baseline's time the candidate takes: the median of the blocks."""
+        """The candidate's time in multiples of the baseline's: the median of the blocks."""
         return math.exp(self.interval.median)
 
     @property
@@ -57,7 +57,7 @@ class Outcome:
         return math.exp(self.interval.high)
 
     def line(self) -> str:
-        """One line for the terminal's summary."""
+        """Return one line for the terminal's summary."""
         if self.samples is None:
             return f"{self.verdict:<13}{self.name}: {self.reason}"
         more = f" ({self.reason})" if self.reason else ""
@@ -85,7 +85,7 @@ class Outcome:
         )
 
     def described(self, *, pairs: bool = True) -> dict[str, Any]:
-        """For a file, with the raw pairs or without; no number where there is none."""
+        """Return it for a file, with the raw pairs or without; no number where there is none."""
         found: dict[str, Any] = {
             "name": self.name,
             "title": self.title,
@@ -146,14 +146,14 @@ class Count:
     reason: str = ""
 
     def line(self) -> str:
-        """One line for the terminal's summary, and what a failed test says."""
+        """Return one line for the terminal's summary and for a failed test."""
         what = f"{self.key}: {self.value}" if self.value is not None else self.key
         was = f", recorded {self.recorded}" if self.recorded is not None else ""
         more = f" ({self.reason})" if self.reason else ""
         return f"{self.verdict:<13}{what}{was}{more}  {self.name}"
 
     def described(self) -> dict[str, Any]:
-        """For a file."""
+        """Return it for a file."""
         return {
             "name": self.name,
             "fixture": self.fixture,

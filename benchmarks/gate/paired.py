@@ -26,7 +26,7 @@ CONTROL_SECONDS = 0.5
 
 
 class Paired:
-    """What the fixture gives; it is called once in a test.
+    """The value of the fixture, to be called once in a test.
 
     :param session: keeps what is found
     """

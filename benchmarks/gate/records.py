@@ -15,7 +15,7 @@ KINDS = ("counted", "instructions")
 
 
 class Records:
-    """What one file holds: integers by kind, test, and a key.
+    """The content of one file: integers by kind, test, and a key.
 
     The key of ``counted`` says what was counted, that of ``instructions`` with which versions.
     """

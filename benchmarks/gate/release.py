@@ -30,7 +30,7 @@ _PATIENCE = 900
 
 
 class Release:
-    """What ``--gate-baseline`` names; installed when it is asked for first.
+    """The release that ``--gate-baseline`` names; installed when it is asked for first.
 
     :param name: a wheel, a source archive, a folder, a virtual environment, ``NAME==VERSION``, or
         a revision of the git repository ``root``
@@ -123,7 +123,7 @@ class Release:
 
 
 def _project(top: Path, parts: Sequence[str]) -> Path:
-    """The innermost folder of a path below ``top`` that can be built; ``top`` if there is none."""
+    """Return the innermost folder of a path below ``top`` that can be built; else ``top``."""
     for count in range(len(parts), 0, -1):
         folder = top.joinpath(*parts[:count])
         if (folder / "pyproject.toml").is_file() or (folder / "setup.py").is_file():

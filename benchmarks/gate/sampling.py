@@ -17,7 +17,7 @@ _BLOCKS_ON_ONE = 32
 
 
 class Side(Protocol):
-    """What can be timed: a callable of this process, or one of a worker."""
+    """Something that can be timed: a callable of this process, or one of a worker."""
 
     pid: int
     """Whose processor is chosen; 0 for this thread."""

@@ -86,7 +86,7 @@ class GateSession:
             self.control = measure()
 
     def records(self, item: pytest.Item) -> Records:
-        """What is recorded beside a test's file; fails the test if the file is no such record."""
+        """Return the records beside a test's file; fail the test if the file is no such record."""
         path = item.path.with_suffix(".gate.json")
         if path not in self._records:
             try:
@@ -96,7 +96,7 @@ class GateSession:
         return self._records[path]
 
     def inside(self, kind: str, fixture: str, item: pytest.Item) -> Inside:
-        """The run of all chosen tests of a fixture under strace or valgrind; once per kind."""
+        """Run all chosen tests of a fixture under strace or valgrind; once per kind."""
         from .inside import INSIDES
 
         if kind not in self._insides:
@@ -106,7 +106,7 @@ class GateSession:
 
     @property
     def _off_by(self) -> float:
-        """How much, as a ratio from 1, this machine's noise explains: 1 while it is trusted."""
+        """Return the ratio, from 1, that this machine's noise explains: 1 while it is trusted."""
         if self.control is None or self.control.verdict is not Verdict.FAIL:
             return 1.0
         low, _, high = self.control.interval
@@ -198,7 +198,7 @@ class GateSession:
         }
 
     def lines(self) -> list[str]:
-        """For the terminal's summary."""
+        """Return the lines of the terminal's summary."""
         found = [outcome.line() for outcome in _worst_first(self.outcomes)]
         if self.control is not None:
             found.append(self.control.line().replace("PASS", "    ", 1))

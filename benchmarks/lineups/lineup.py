@@ -69,7 +69,7 @@ use = egg:keyfront#keystone
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """What a line-up that is not keyfront's is set to.
+    """The settings of a line-up that is not keyfront's.
 
     :param uwsgi: processes and threads
     :param mod_wsgi: the same of its daemons
@@ -127,7 +127,7 @@ TOPOLOGIES = ("uwsgi", "gevent", *tuple(_RENDERED)[1:])
 
 @dataclass(frozen=True, order=True)
 class Lineup:
-    """Who serves Keystone, how it is set, and whether keyfront's token cache answers.
+    """A line-up of servers with its settings, with or without keyfront's token cache.
 
     :param topology: one of :data:`TOPOLOGIES`
     :param tuning: one of :data:`TUNINGS`, or :data:`SERVE`
@@ -142,7 +142,7 @@ class Lineup:
 
     @property
     def closes(self) -> bool:
-        """Whether it closes after each answer, without always saying so."""
+        """True if it closes after each answer, without always saying so."""
         return self.topology in ("uwsgi", "gevent")
 
     def check(self) -> None:
@@ -206,7 +206,7 @@ class Room(State):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a line-up is made for.
+    """The surroundings that a line-up is made for.
 
     :param room: its folder
     :param listen: ``HOST:PORT`` of the foremost server
@@ -232,7 +232,7 @@ class Place:
 
     @property
     def target(self) -> str:
-        """What keyfront's entrypoint serves: Keystone alone, or with the token cache before it."""
+        """The target of keyfront's entrypoint: Keystone, with or without the token cache."""
         if self.cached:
             return application.default_target()
         return f"config:{self.room.write('run/plain.ini', _PLAIN)}"

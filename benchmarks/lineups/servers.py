@@ -166,7 +166,8 @@ def nginx(
     :param listen: the words of ``listen``
     :param location: the lines of ``location /``, without semicolons but within braces
     :param access_log: the words of ``access_log``; the default writes each request at once
-    :param user: of its workers, where root starts it; default: root, which gets at any folder
+    :param user: the user of its workers, where root starts it; default: root, which gets at any
+        folder
     """
     found = programs.system_program(("nginx",), "nginx")
     root = {"user": user or "root"} if os.geteuid() == 0 else {}

@@ -83,7 +83,7 @@ def parse(lines: Iterable[str], name: str = "log") -> list[Entry]:
 
 
 def parse_line(line: str) -> Entry | None:
-    """One line; ``None`` if it is in no format that is known."""
+    """Read one line; ``None`` if it is in no format that is known."""
     try:
         if line.startswith("{"):
             return _json(json.loads(line))
@@ -117,7 +117,7 @@ def _json(found: dict[str, object]) -> Entry | None:
 
 
 def spaced(entries: Sequence[Entry]) -> Iterator[tuple[float, Entry]]:
-    """Seconds since the first request, of each.
+    """Return the seconds of each request since the first one.
 
     Where the log tells whole seconds only, the requests of one second are spread over it evenly,
     in their order: better than all at its beginning, though bursts within a second are lost.

@@ -25,28 +25,8 @@ def add_state(parser: ArgumentParser) -> None:
     )
 
 
-def whole(option: str, text: str, low: int, high: int) -> int:
-    """Return a whole number.
-
-    :raises OptionError: it is none, or not within ``low`` and ``high``
-    """
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
-        raise OptionError(option, text, f"a whole number, {low} to {high}")
-    return int(text)
-
-
-def decimal(option: str, text: str, low: float, high: float) -> float:
-    """Return a number.
-
-    :raises OptionError: it is none, or not within ``low`` and ``high``
-    """
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not low <= float(text) <= high:
-        raise OptionError(option, text, f"a number, {low:g} to {high:g}")
-    return float(text)
-
-
 def points(option: str, text: str, high: int) -> list[int]:
-    """Ascending whole numbers: ``10,50,100`` or ranges with a step, ``10-100/10``.
+    """Return ascending whole numbers, read of ``10,50,100`` or ranges with a step, ``10-100/10``.
 
     :raises OptionError: it is not of that form, or beyond 1 and ``high``
     """
@@ -79,7 +59,7 @@ def choices(option: str, given: Sequence[str] | None, known: Sequence[str]) -> l
 
 @contextmanager
 def keystone(arguments: Namespace, say: Callable[[str], None]) -> Iterator[Keystone]:
-    """The Keystone of ``--state``, or one for the block alone.
+    """Make the Keystone of ``--state``, or one for the block alone.
 
     :raises StateError: the folder is in use or not ours to use
     """

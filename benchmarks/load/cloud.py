@@ -18,6 +18,7 @@ from typing import TextIO
 
 from keyfront.cli import credentials as who
 from keyfront.cli.credentials import Credentials
+from keyfront.common import ranges
 from keyfront.errors import OptionError
 from keyfront.gateway.serve.state import State
 
@@ -246,11 +247,11 @@ def run(arguments: Namespace, out: TextIO) -> int:
     import sys
 
     settings = Settings(
-        users=given.whole("--users", arguments.users, 1, 1000),
-        services=given.whole("--services", arguments.services, 1, 100),
-        rounds=given.whole("--rounds", arguments.rounds, 1, 1000),
-        clients=given.whole("--clients", arguments.clients, 1, 256),
-        timeout=given.whole("--timeout", arguments.timeout, 1, 3600),
+        users=ranges.whole("--users", arguments.users, 1, 1000),
+        services=ranges.whole("--services", arguments.services, 1, 100),
+        rounds=ranges.whole("--rounds", arguments.rounds, 1, 1000),
+        clients=ranges.whole("--clients", arguments.clients, 1, 256),
+        timeout=ranges.whole("--timeout", arguments.timeout, 1, 3600),
     )
     progress = Progress(sys.stderr)
     asking = _side_by_side if arguments.side_by_side else _one
@@ -326,9 +327,9 @@ def _side_by_side(
         allowed = "used with --database mariadb: SQLite is asked without a network"
         raise OptionError("--database-delay", arguments.database_delay, allowed)
     servings = cloud_mix.Servings(
-        changes=given.decimal("--changes", arguments.changes or "0", 0, 1000),
+        changes=ranges.decimal("--changes", arguments.changes or "0", 0, 1000),
         database=database,
-        delay=given.decimal("--database-delay", arguments.database_delay or "0", 0, 1000),
+        delay=ranges.decimal("--database-delay", arguments.database_delay or "0", 0, 1000),
         stock=not arguments.without_stock,
     )
     results.prepare(arguments.results)

@@ -26,13 +26,13 @@ _LONGEST = 16 << 20
 
 
 class Answer(NamedTuple):
-    """What came of a request.
+    """The outcome of a request.
 
     :ivar status: 0 if there was no answer
-    :ivar failure: what went wrong, for a count: ``status 503``, ``no answer: timed out``; empty for
-        an answer as it should be
+    :ivar failure: the kind of failure, for a count: ``status 503``, ``no answer: timed out``; empty
+        for an answer as it should be
     :ivar token: the token that was issued, if one was
-    :ivar content: what the answer holds, empty if that is no JSON object
+    :ivar content: the JSON object of the answer, empty if it has none
     :ivar seconds: from before the request, and the connection if one was made, to the answer's end
     """
 

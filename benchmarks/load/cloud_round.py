@@ -1,4 +1,4 @@
-"""What a cloud asks of Keystone: logins, first validations, repeated ones, re-scopes.
+"""Asks a Keystone what a cloud asks: logins, first validations, repeated ones, re-scopes.
 
 In each round, with some requests at once:
 
@@ -51,11 +51,11 @@ _ALONE = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is asked.
+    """The number of users, services and requests.
 
-    :param users: who log in, 1 to 1000
-    :param services: that validate each token, 1 to 100
-    :param rounds: that are counted, 1 to 1000
+    :param users: the number of users that log in, 1 to 1000
+    :param services: the number of services that validate each token, 1 to 100
+    :param rounds: the number of rounds that are counted, 1 to 1000
     :param clients: requests at once, 1 to 256
     :param timeout: seconds that an answer is waited for, 1 to 3600
     """
@@ -205,7 +205,7 @@ class Mix:
     """Asks one server.
 
     :param client: its own; nobody else may ask by it
-    :param population: who takes part
+    :param population: the users and services that take part
     :param clients: requests at once
     :param cpu: tells the CPU seconds of the server up to now; ``None`` where it is not ours
     :param progress: told the phase, how many requests of it are over, and of how many

@@ -40,7 +40,7 @@ _FILE = "--users-file"
 class Account:
     """Somebody who logs in.
 
-    :param auth: what is sent for it; holds the password
+    :param auth: the ``auth`` object of the request; holds the password
     :param other_project: the project of re-scopes; ``None`` to find one by asking
     """
 
@@ -51,7 +51,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Population:
-    """Who takes part.
+    """The users and services that take part.
 
     :param users: log in, and re-scope
     :param services: validate
@@ -66,7 +66,7 @@ class Domain:
 
     :param client: asks as its credentials say
     :param service_role: the role of services; ``None`` for the first of ``service`` and ``admin``
-    :ivar left: what could not be removed, and how to; empty if nothing is left
+    :ivar left: the things that could not be removed, and how to; empty if nothing is left
     """
 
     def __init__(self, client: Client, *, service_role: str | None = None) -> None:

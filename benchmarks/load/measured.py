@@ -1,4 +1,4 @@
-"""What one run of a load generator found, whichever generator it was."""
+"""The figures of one run of a load generator, whichever it was."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATE_SHARE = 0.1
 
 
 class Request(NamedTuple):
-    """What is asked, again and again: a GET."""
+    """The request that is repeated: a GET."""
 
     url: str
     headers: Mapping[str, str]
@@ -67,18 +67,18 @@ class Load:
 
     @property
     def failed_share(self) -> float:
-        """Of all requests, 0 to 1."""
+        """The share of requests that failed, 0 to 1."""
         everything = self.good + self.failed
         return self.failed / everything if everything else 0.0
 
     @property
     def generator_cores(self) -> float:
-        """How many cores the generator kept busy."""
+        """The number of cores that the generator kept busy."""
         return self.generator_cpu / self.seconds if self.seconds else 0.0
 
     @property
     def at_limit(self) -> bool:
-        """Whether the generator may have been the limit rather than what it measured."""
+        """True if the generator may have been the limit rather than what it measured."""
         busy = self.generator_cores >= BUSY * self.threads
         late = self.late or 0.0
         return busy or late > max(LATE, LATE_SHARE * (self.percentile(0.95) or 0.0))
@@ -88,7 +88,7 @@ class Load:
         return percentile(self.latencies, fraction) if self.latencies and not self.mixed else None
 
     def sample(self) -> dict[str, Any]:
-        """For a result."""
+        """Return it for a result."""
         longest = self.longest
         if longest is None and self.latencies and not self.mixed:
             longest = max(self.latencies) / 1000

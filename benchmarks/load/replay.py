@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+from keyfront.common import ranges
 from keyfront.errors import BenchmarkError, MissingPartError, OptionError, StateError
 
 from .. import results
@@ -48,7 +49,7 @@ _READY = 2.0
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go.
+    """A server that requests go to.
 
     :param name: as results call it
     :param where: a line-up that is started for the replay, or ``http://HOST:PORT``
@@ -59,7 +60,7 @@ class Target:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is another host's."""
+        """True if it is another host's."""
         if isinstance(self.where, Lineup):
             return False
         host = urlsplit(self.where).hostname or ""
@@ -93,7 +94,7 @@ def target(text: str) -> Target:
 
 @dataclass
 class Job:
-    """What a log asks for, once it is made ready.
+    """The requests of a log, once it is made ready.
 
     :ivar requests: seconds after the beginning, and the entry
     :ivar left_out: requests that would have changed the target
@@ -392,10 +393,10 @@ def run(arguments: Namespace, out: TextIO) -> int:
 
     :raises KeyfrontError: it cannot be replayed here, or an argument is wrong
     """
-    speed = given.decimal("--speed", arguments.speed, 0.01, 1000)
+    speed = ranges.decimal("--speed", arguments.speed, 0.01, 1000)
     seconds = None
     if arguments.seconds:
-        seconds = given.decimal("--seconds", arguments.seconds, 0.1, 86400)
+        seconds = ranges.decimal("--seconds", arguments.seconds, 0.1, 86400)
     targets = [target(text) for text in arguments.target or TARGETS]
     names = [one.name for one in targets]
     for name in names:

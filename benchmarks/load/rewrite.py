@@ -31,7 +31,7 @@ TOKENS = 5
 
 
 class Form(NamedTuple):
-    """What is left of a request: its ids are named, its tokens are gone.
+    """A request in general form: its ids are named, its tokens are gone.
 
     :param refused: true if the answer was 401
     :param missing: true if it was 404
@@ -59,7 +59,7 @@ def form(entry: Entry) -> Form | None:
 
 
 class Identity(NamedTuple):
-    """What a target knows, and tokens for it.
+    """The ids that a target knows, and tokens for it.
 
     :param ids: by collection
     :param login: the body of a login
@@ -140,7 +140,7 @@ class Wires:
 def as_logged(
     logged: Sequence[Counter[int]], found: Iterable[tuple[int, Mapping[str, int]]]
 ) -> float:
-    """The share of requests whose answer was of the class (2xx, 4xx …) that the log has, 0 to 1.
+    """Return the share of answers of the class (2xx, 4xx …) that the log has, 0 to 1.
 
     :param found: the answers by status, of each place
     """

@@ -270,7 +270,7 @@ class Sender:
             self._lost(exchange, _kind(error.errno or 0))
 
     def _lost(self, exchange: _Exchange, kind: str) -> None:
-        """The connection broke; one that was kept may just have been closed: try a new one."""
+        """Try a new connection if one that was kept broke: it may just have been closed."""
         if exchange.fresh or exchange.answer:
             self._fail(exchange, kind)
             return

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from keyfront.common import ranges
 from keyfront.errors import BenchmarkError, OptionError, ServerError
 
 from .. import results, surroundings
@@ -39,7 +40,7 @@ _SIEGE_CONNECTIONS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a sweep does.
+    """The settings of a sweep.
 
     :param name: the name of the result
     :param lineups: in this order
@@ -271,7 +272,7 @@ def told(loop: str, value: float, outcome: Load) -> str:
 
 
 class _Clock:
-    """How much time is left: by what points and starts have taken until now."""
+    """The time that is left, by what points and starts have taken until now."""
 
     def __init__(self, settings: Settings) -> None:
         self._each = len(settings.points) + len(settings.rates)
@@ -636,8 +637,8 @@ def read(arguments: Namespace) -> Settings:
         points=points,
         rates=rates,
         request=arguments.request,
-        seconds=given.whole("--seconds", numbers["seconds"], 1, 3600),
-        warm_up=given.whole("--warm-up", numbers["warm_up"], 1, 3600),
-        pause=given.decimal("--pause", numbers["pause"], 0, 600),
+        seconds=ranges.whole("--seconds", numbers["seconds"], 1, 3600),
+        warm_up=ranges.whole("--warm-up", numbers["warm_up"], 1, 3600),
+        pause=ranges.decimal("--pause", numbers["pause"], 0, 600),
         generator=arguments.generator,
     )

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from keyfront.common import ranges
 from keyfront.errors import BenchmarkError, OptionError
 
-from . import arguments as given
 from .access_log import Entry
 
 START = datetime(2026, 1, 5, 9, 0, 0, tzinfo=UTC).timestamp()
@@ -119,7 +119,7 @@ def _ids(chance: random.Random, count: int) -> list[str]:
 
 
 def _popular(chance: random.Random, ids: list[str]) -> str:
-    """One of them: the n-th about 1/n as often as the first."""
+    """Choose one of them: the n-th about 1/n as often as the first."""
     return ids[min(int(len(ids) ** chance.random()) - 1, len(ids) - 1)]
 
 
@@ -199,10 +199,10 @@ def run(arguments: Namespace, out: TextIO) -> int:
         raise OptionError("--format", arguments.format, f"one of {', '.join(FORMATS)}")
     written = FORMATS[arguments.format]
     found = entries(
-        seconds=given.whole("--seconds", arguments.seconds, 1, 604800),
-        rate=given.decimal("--rate", arguments.rate, 0.1, 10000),
-        seed=given.whole("--seed", arguments.seed, 0, 999_999_999),
-        users=given.whole("--users", arguments.users, 1, 100000),
+        seconds=ranges.whole("--seconds", arguments.seconds, 1, 604800),
+        rate=ranges.decimal("--rate", arguments.rate, 0.1, 10000),
+        seed=ranges.whole("--seed", arguments.seed, 0, 999_999_999),
+        users=ranges.whole("--users", arguments.users, 1, 100000),
     )
     lines = (f"{written(entry)}\n" for entry in found)
     path = arguments.file

@@ -1,4 +1,4 @@
-"""What several files of the micro suite share."""
+"""Fixtures that several files of the micro suite share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def cache() -> Iterator[Cache]:
-    """A filled token cache; nothing that is measured may change it."""
+    """Fill a token cache; nothing that is measured may change it."""
     pytest.importorskip("sqlalchemy")
     from keyfront.benchmarks.micro import world
 

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
 
 def _name(arguments: argparse.Namespace) -> str:
-    """One result for each way to run it, so that a part does not replace the whole."""
+    """Return the result's name, one for each way to run it: a part does not replace the whole."""
     parts = ["suite"]
     if arguments.expression is not None:
         parts.append(arguments.expression)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("ldap3")
 
-from keyfront.benchmarks.compare import ldap_codec
+from keyfront.benchmarks.micro import ldap_codec
 
 CASES = {case.name: case for case in ldap_codec.cases()}
 # Times that ours is as fast, at least; far from what is measured, as ldap3's way may change.

@@ -1,4 +1,4 @@
-"""What the micro-benchmarks are run on: a token cache, a bare application, a stock Keystone."""
+"""The subjects of micro-benchmarks: a token cache, a bare application, a stock Keystone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Cache(NamedTuple):
 
 @contextmanager
 def token_cache() -> Iterator[Cache]:
-    """A filled token cache in front of the stand-in for Keystone."""
+    """Return a filled token cache in front of the stand-in for Keystone."""
     with token_hit.shared_folder() as folder:
         keystone = Answers()
         made = token_hit.new_filter(keystone, folder, 2 * ENTRIES)
@@ -69,14 +69,14 @@ def bare() -> Application:
 
 
 def served(application: Application, environ: dict[str, Any] | None = None) -> Step:
-    """One request of an application, to the last byte; a validation by default."""
+    """Make one request of an application, to the last byte; a validation by default."""
     given = environ or request(0)
     return lambda: token_hit.call(application, given.copy())
 
 
 @contextmanager
 def stock_validation() -> Iterator[Step]:
-    """A validation by stock Keystone in this process, on SQLite, its own caches as packaged.
+    """Return a validation by stock Keystone in this process, on SQLite, its caches as packaged.
 
     A process has one Keystone: its configuration is global.
 

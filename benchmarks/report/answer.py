@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What the results say.
+    """The answer that the results give.
 
     :param summary: sentences, the most important first
     :param lines: every figure, as measured
@@ -46,7 +46,7 @@ class Answer:
         return sorted(found, key=lambda line: -_size(line))
 
     def branches(self) -> list[Branch]:
-        """For the figure beside the words."""
+        """Return the branches of the figure beside the words."""
         signs = {BETTER: 1, SAME: 0, WORSE: -1}
         return [
             Branch(line.what, line.goodness, line.goodness, line.goodness, None, signs[verdict])
@@ -124,7 +124,7 @@ def _lowered(sentence: str) -> str:
 
 
 def warnings(results: Sequence[Result]) -> list[str]:
-    """Why the figures are to be taken with care."""
+    """Return the reasons why the figures are to be taken with care."""
     found = []
     busy = [result.name for result in results if not result.others.get("quiet", True)]
     if busy:

@@ -22,7 +22,7 @@ _LABELS = (42, 18)
 
 
 def of(result: Result) -> Iterator[Drawn]:
-    """The figures of one result."""
+    """Return the figures of one result."""
     closed = [one for one in result.samples if one.get("loop") == CLOSED and one.get("connections")]
     opened = [one for one in result.samples if one.get("loop") == OPEN and _offered(one)]
     parts = list(_split(closed))
@@ -39,7 +39,7 @@ def of(result: Result) -> Iterator[Drawn]:
 
 
 def over_time(result: Result) -> Iterator[Drawn]:
-    """What was sampled while the result was measured: one figure for each part of it."""
+    """Return a figure for each part of what was sampled while the result was measured."""
     parts: dict[str, list[Timeline]] = {}
     for timeline in result.timelines:
         parts.setdefault(timeline.name.rpartition(": ")[0], []).append(timeline)
@@ -60,7 +60,7 @@ def series(sample: Sample) -> str:
 
 
 def _split(samples: Sequence[Sample]) -> Iterator[tuple[str, list[Sample]]]:
-    """By what was asked for and by which generator: such samples do not go on one line."""
+    """Split samples by request and generator: such do not go on one line."""
     found: dict[str, list[Sample]] = {}
     for one in samples:
         words = [str(one["what"])] if "what" in one else []
@@ -74,7 +74,7 @@ def _split(samples: Sequence[Sample]) -> Iterator[tuple[str, list[Sample]]]:
 def _telling(
     parts: Sequence[tuple[str, list[Sample]]],
 ) -> Iterator[tuple[str, list[Sample]]]:
-    """Of several generators that asked for the same, the one that tells the most latencies."""
+    """Return, of generators that asked for the same, the one that tells the most latencies."""
     best: dict[str, tuple[str, list[Sample]]] = {}
     for what, samples in parts:
         known = [one for one in samples if one.get("p50_ms") is not None]
@@ -142,7 +142,7 @@ def throughput(what: str, samples: Sequence[Sample]) -> Drawn:
 
 
 def _thinned(ticks: list[float], most: int) -> list[float]:
-    """As many of the ticks as there is room for, apart from each other on a logarithmic axis."""
+    """Return as many ticks as there is room for, apart from each other on a logarithmic axis."""
     kept = ticks[:1]
     for tick in ticks[1:]:
         if tick / kept[-1] >= (ticks[-1] / ticks[0]) ** (1 / most):
@@ -189,7 +189,7 @@ def _offered(sample: Sample) -> float | None:
 
 
 def rates(samples: Sequence[Sample]) -> Drawn:
-    """Median and 95th percentile, and the share answered, against the rate that is offered."""
+    """Draw median, 95th percentile and the share answered against the rate that is offered."""
     named = _named(samples)
 
     def plot(figure: Figure, narrow: bool) -> None:

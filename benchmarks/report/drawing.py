@@ -135,7 +135,7 @@ def _svg(
 
 
 def _for_page(text: str, salt: str) -> str:
-    """The drawing alone, with the page's colours and fonts, its ids told from other figures'."""
+    """Return the drawing in the page's colours and fonts, its ids unlike other figures'."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)

@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What results were measured on."""
+    """The machine that results were measured on."""
 
     facts: list[tuple[str, str]] = field(default_factory=list)
 

@@ -29,7 +29,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Certificates:
-    """What :func:`certificates` made; all of it is signed by ``ca_file`` unless said otherwise."""
+    """The files of :func:`certificates`; all are signed by ``ca_file`` unless said otherwise."""
 
     folder: Path
 
@@ -50,27 +50,27 @@ class Certificates:
 
     @property
     def server(self) -> Pair:
-        """For localhost, 127.0.0.1 and ::1."""
+        """The pair for localhost, 127.0.0.1 and ::1."""
         return self.named("server")
 
     @property
     def wrong_host(self) -> Pair:
-        """For :data:`WRONG_HOST` only."""
+        """The pair for :data:`WRONG_HOST` only."""
         return self.named("wrong-host")
 
     @property
     def expired(self) -> Pair:
-        """For the same names as :attr:`server`, until the day before yesterday."""
+        """A pair for the names of :attr:`server`, until the day before yesterday."""
         return self.named("expired")
 
     @property
     def other_ca(self) -> Pair:
-        """For the same names as :attr:`server`, signed by :attr:`other_ca_file`."""
+        """A pair for the names of :attr:`server`, signed by :attr:`other_ca_file`."""
         return self.named("other-ca-server")
 
     @property
     def client(self) -> Pair:
-        """What a client shows of itself; the common name of its subject is ``client``."""
+        """A client's pair; the common name of its subject is ``client``."""
         return self.named("client")
 
     def named(self, name: str) -> Pair:

@@ -64,7 +64,7 @@ def bind_stable(host: str = "127.0.0.1") -> socket.socket:
 
 
 class _Flow:
-    """What goes one way between two sockets, each part when it is due."""
+    """The bytes that go one way between two sockets, each part when it is due."""
 
     def __init__(self, proxy: FaultProxy, pair: _Pair, *, answers: bool) -> None:
         self.proxy, self.pair, self.answers = proxy, pair, answers
@@ -384,7 +384,7 @@ class FaultProxy:
         self._mode(stall_at=data)
 
     def black_hole(self) -> None:
-        """As a host that vanished: new connects get no answer, the old pass nothing on."""
+        """Behave as a host that vanished: new connects get no answer, the old pass nothing on."""
         self._mode(hold=True, listen="full")
 
     def reset_after(self, size: int) -> None:
@@ -410,13 +410,13 @@ class FaultProxy:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected now; one that closed does not count."""
+        """Return the number of clients that are connected now."""
         with self._changed:
             return self._count()
 
     @property
     def accepted(self) -> int:
-        """How many clients there ever were."""
+        """Return the number of clients that there ever were."""
         with self._changed:
             return self._accepted
 

@@ -39,7 +39,7 @@ class MariaDB:
     def url(self, name: str, *, port: int = 0) -> str:
         """Return what SQLAlchemy, and so Keystone's ``[database] connection``, connects to.
 
-        :param port: of a proxy before it; 0: none
+        :param port: the port of a proxy before it; 0: none
         """
         if port:
             return f"mysql+pymysql://{_USER}@{HOST}:{port}/{name}"

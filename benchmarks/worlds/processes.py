@@ -67,7 +67,7 @@ class Cores(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether the generator takes no time from the servers."""
+        """True if the generator takes no time from the servers."""
         return self.servers.isdisjoint(self.generator)
 
     def __str__(self) -> str:
@@ -228,7 +228,7 @@ class Process:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit status, or ``None`` while it runs."""
+        """Return its exit status, or ``None`` while it runs."""
         return self._process.poll()
 
     def send(self, number: signal.Signals) -> None:

@@ -294,7 +294,7 @@ class Broker:
         assert done == "ok", done
 
     def ask(self, expression: str) -> str:
-        """The value of an Erlang expression in it, on one line; for what has no method here."""
+        """Return the value of an Erlang expression, on one line; for what has no method here."""
         process = self._process
         assert process is not None and not self._paused, "it does not run"
         with self._asking:
@@ -322,7 +322,7 @@ class Broker:
     # What clients did, in all its lives
 
     def log_text(self) -> str:
-        """Its log, with all that it has written so far."""
+        """Return its log, with all that it has written so far."""
         self._finish_log()
         return self.log.read_text(errors="replace")
 
@@ -355,12 +355,12 @@ class Broker:
         return sum(x.says("client unexpectedly closed TCP connection") for x in self.seen(name))
 
     def frame_errors(self, name: str = "") -> int:
-        """How many it closed because of what the client sent: a broken or misplaced frame."""
+        """Return the number of connections closed for a broken or misplaced frame of the client."""
         damage = f"(connection|channel) exception ({_DAMAGE})|bad_header|invalid_frame"
         return sum(x.says(damage) for x in self.seen(name))
 
     def connections(self, name: str = "") -> list[int]:
-        """The client's ports of connections that are open now, by the kernel; also if paused."""
+        """Return the clients' ports of connections open now, by the kernel; also if paused."""
         established, here = "01", {self.port, self.tls_port}
         # Once each: the kernel tells of one twice if others come while it is read.
         found = set()

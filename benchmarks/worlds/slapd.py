@@ -74,7 +74,7 @@ def user_password(number: int) -> str:
 
 
 class Counts(NamedTuple):
-    """What clients did, by slapd's log."""
+    """The clients' operations, by slapd's log."""
 
     connects: int
     binds: int

@@ -4,3 +4,16 @@
 :func:`~.diagnosis.diagnose` runs the checks of :mod:`.registry` over it, :mod:`.report` prints what
 came of it. Nothing is changed, and nothing needs another user's rights.
 """
+
+__all__ = [
+    "diagnosis",
+    "fix_plan",
+    "found",
+    "live",
+    "places",
+    "readers",
+    "registry",
+    "report",
+    "schema",
+    "shown",
+]

@@ -15,4 +15,15 @@ from __future__ import annotations
 from .installation import install, install_if_enabled, remove, statistics
 from .keepalive import Keepalive, keepalive
 
-__all__ = ["Keepalive", "install", "install_if_enabled", "keepalive", "remove", "statistics"]
+__all__ = [
+    "Keepalive",
+    "concurrency",
+    "counters",
+    "install",
+    "install_if_enabled",
+    "installation",
+    "keepalive",
+    "options",
+    "remove",
+    "statistics",
+]

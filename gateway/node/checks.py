@@ -20,10 +20,10 @@ Ask = Callable[[], None]
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of a part.
+    """The state of a part, as it was last seen.
 
-    :param ok: whether it is there
-    :param seconds: what its answer took, or has taken so far
+    :param ok: true if it is there
+    :param seconds: the time that its answer took, or has taken so far
     :param error: why it is not, in one line for an operator
     """
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keyfront.common.counters import CounterRow
+from keyfront.common.counters import VARIABLE, CounterRow, Layout, NodeCounters, claim_all
 from keyfront.common.file_lock import FileLock
-from keyfront.common.node_counters import VARIABLE, Layout, NodeCounters, claim_all
 from keyfront.common.process import started
 from keyfront.errors import CoordinatorError
 
@@ -53,7 +52,7 @@ _READS = ("GET", "HEAD")
 
 
 class Count(NamedTuple):
-    """What the processes of a node counted.
+    """The counts of a node's processes.
 
     :param requests: those that began, but for questions for health
     :param under_way: those that have not ended
@@ -65,8 +64,8 @@ class Count(NamedTuple):
     :param grown: processes replaced as they had grown
     :param workers: the numbers of the processes that serve
     :param loaded: when the last of them began to, in seconds since 1970; 0 without any
-    :param found: of each part in the order of health's: seconds since 1970 when a worker last asked
-        it, 0 for never, and whether it was there
+    :param found: for each part, in the order of health's, the seconds since 1970 when a worker last
+        asked it, 0 for never, and true if it was there
     """
 
     requests: int
@@ -118,7 +117,11 @@ class NodeCounts(CounterRow):
         self.row[_BORN] = started(os.getpid()) or 0
 
     def found(self, place: int, ok: bool) -> None:
-        """Note whether a part is there, by its place in the order of health's."""
+        """Note whether a part is there, by its place in the order of health's.
+
+        :param place: the part's place in the order of health's :data:`PARTS`, from 0
+        :param ok: true if it is there
+        """
         self.row[_FOUND + place] = int(time.time() * 1000) << 1 | ok
 
     def queued(self, seconds: float) -> None:

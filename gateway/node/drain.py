@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from keyfront.common.node_counters import VARIABLE
+from keyfront.common.counters import VARIABLE
 from keyfront.errors import CoordinatorError, OptionError, ServerError
 
 from .counters import Count, read

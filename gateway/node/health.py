@@ -52,11 +52,11 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True)
 class Settings:
-    """How health is answered.
+    """The settings of ``/livez`` and ``/readyz``.
 
-    :param prefix: what the paths begin with; ``None``: it is not answered
-    :param networks: of clients that see the detail
-    :param local: whether those of this machine do, also over a unix socket
+    :param prefix: the beginning of the paths; ``None``: they are not answered
+    :param networks: the networks whose clients see the detail
+    :param local: true if clients of this machine see it, also over a unix socket
     :param limits: the seconds of each part that is asked, above 0
     """
 
@@ -139,7 +139,7 @@ def answers(
     """Return what answers questions for health, by path.
 
     :param checks: the parts that the application needs
-    :param folder: of the node, which tells whether it is draining; ``None`` without one
+    :param folder: the node's folder, which tells whether it is draining; ``None`` without one
     :param found: told of each part, by its place in :data:`PARTS`, whether it is there
     """
     if settings.prefix is None:

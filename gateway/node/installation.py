@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keyfront.common.node_counters import node_folder
+from keyfront.common.counters import node_folder
 from keyfront.errors import ServerError
 
 from ..application import FailedApplication, describe
@@ -24,7 +24,7 @@ _LONGEST = 300
 
 
 class Node:
-    """What this process shares with the others of its node.
+    """The parts that this process shares with the others of its node.
 
     Make it before the application is loaded; :meth:`install` comes after ``registry.install()``.
 

@@ -21,5 +21,8 @@ __all__ = [
     "Plan",
     "Profile",
     "Workload",
+    "costs",
+    "measure",
     "plan",
+    "workload",
 ]

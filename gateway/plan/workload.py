@@ -83,7 +83,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How much of a machine Keystone may take: ``small``, ``standard`` or ``large``.
+    """The share of a machine that Keystone may take: ``small``, ``standard`` or ``large``.
 
     :param name: the word for ``--profile``
     :param memory_share: the part of the machine's memory that everything together may take

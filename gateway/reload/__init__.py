@@ -4,3 +4,5 @@
 keeps open itself; :mod:`.uwsgi_ini` reads and writes the ini files that this takes.
 :mod:`.daemons` replaces mod_wsgi's daemon processes one after the other.
 """
+
+__all__ = ["daemons", "uwsgi_manager"]

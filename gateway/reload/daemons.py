@@ -48,8 +48,8 @@ class Apache:
     """A running Apache with one group of daemons, by its configuration.
 
     :param pid: its first process
-    :param script: what its daemons serve
-    :param options: of ``WSGIDaemonProcess``
+    :param script: the file of the application that its daemons serve
+    :param options: the options of ``WSGIDaemonProcess``, by name
     """
 
     pid: int

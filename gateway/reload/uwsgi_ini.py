@@ -1,4 +1,4 @@
-"""What of a uWSGI ini file concerns its manager: the sockets, the statistics, and the time to end.
+"""Reads from a uWSGI ini file what its manager needs: sockets, statistics, the time to end.
 
 uWSGI would open the sockets itself and remove them when it ends. The manager keeps them open over
 all the uWSGIs that use them, so each of these gets the same file with descriptors in their places.
@@ -28,8 +28,8 @@ _LISTEN, _SOCKET_TIMEOUT, _MERCY = 100, 4, 60
 class IniFile:
     """A uWSGI ini file, as far as its manager has to know it.
 
-    :param path: of the file
-    :param text: all of it
+    :param path: the file's path
+    :param text: the file's whole text
     """
 
     path: Path
@@ -37,7 +37,7 @@ class IniFile:
 
     @property
     def addresses(self) -> list[str]:
-        """What it listens at: paths and ``ADDRESS:PORT``, in their order.
+        """The addresses that it listens at: paths and ``ADDRESS:PORT``, in their order.
 
         :raises OptionError: there is none, or one that only uWSGI understands
         """

@@ -44,6 +44,8 @@ def check_name(name: str) -> str:
 def make(folder: Path, name: str) -> tuple[Path, Path]:
     """Make a pair for a name, EC P-256, unless it is there; its key has mode 0600.
 
+    :param folder: the folder that the pair lies in, made if it is not there
+    :param name: a host name or an address
     :returns: certificate and key
     :raises OptionError: only one of the two is there, or the folder cannot be written to
     :raises MissingPartError: there is neither cryptography nor openssl

@@ -17,7 +17,7 @@ from .versions import Versions
 from .writer import SYSTEM, File, fill, with_header
 
 if TYPE_CHECKING:
-    from ..plan.compute import Plan
+    from ..plan import Plan
 
 #: The names of ``--server``.
 SERVERS = (
@@ -230,6 +230,9 @@ PATHS = tuple(template.path for template in TEMPLATES)
 def render(plan: Plan, settings: Settings, versions: Versions) -> list[File]:
     """Return the files of a line-up, in a fixed order.
 
+    :param plan: the numbers of the node
+    :param settings: the operator's settings, with the line-up's name
+    :param versions: the versions of the servers that the files are for
     :raises OptionError: there is no such line-up, or it cannot do what the settings ask for
     """
     check(settings)

@@ -42,6 +42,10 @@ def missing(files: Sequence[File], settings: Settings, versions: Versions) -> li
     """Return the files that are named and are not here, each once.
 
     With HAProxy's file only its own are looked for, since the others are for the nodes.
+
+    :param files: the rendered files
+    :param settings: the settings that they were rendered from
+    :param versions: the versions of this machine's servers
     """
     pip = settings.virtualenv / "bin" / "pip"
     found: dict[Path, Missing] = {}

@@ -27,7 +27,7 @@ from keyfront.common import templates
 from keyfront.errors import OptionError
 
 if TYPE_CHECKING:
-    from ..plan.numbers import Number
+    from ..plan import Number
 
 NEW = "new"
 CHANGED = "changed"
@@ -157,6 +157,9 @@ def compare(files: Sequence[File], folder: Path, *, force: bool = False) -> list
 
     A file whose digest no longer fits, or that keyfront did not make, is kept unless ``force``.
 
+    :param files: the rendered files
+    :param folder: the folder that they go to
+    :param force: true to replace also what was changed by hand
     :raises OptionError: something is in the way that is no file, or cannot be read
     """
     return [Change(file=file, kind=_kind(file, folder, force)) for file in files]
@@ -177,6 +180,9 @@ def write(files: Sequence[File], folder: Path, *, force: bool = False) -> list[C
     Each is written beside its place and synced; only when all are there do they take their places.
     A failure in the middle of that puts back what was there.
 
+    :param files: the rendered files
+    :param folder: the folder that they go to, made if it is not there
+    :param force: true to replace also what was changed by hand
     :raises OptionError: the folder cannot be written to; nothing in it has changed
     """
     changes = compare(files, folder, force=force)
@@ -213,6 +219,9 @@ def diff(files: Sequence[File], folder: Path) -> Iterator[str]:
 
     Files changed by hand are included: they show what they miss. A file that differs in its header
     alone is left out.
+
+    :param files: the rendered files
+    :param folder: the folder that they would go to
     """
     for file in files:
         there = _text(folder, file)

@@ -4,3 +4,5 @@
 :mod:`.lineups` knows the line-ups of servers; :mod:`.supervisor` starts, watches and stops their
 processes. The command itself is ``keyfront/cli/serve.py``.
 """
+
+__all__ = ["database", "lineups", "state", "supervisor"]

@@ -29,8 +29,8 @@ _TAKES_PERCENT = 30
 class Database(NamedTuple):
     """A database of a server.
 
-    :ivar url: what SQLAlchemy read
-    :ivar text: what the operator wrote, with the password
+    :ivar url: the URL as SQLAlchemy reads it
+    :ivar text: the URL as the operator wrote it, with the password
     """
 
     url: URL
@@ -53,7 +53,7 @@ class Database(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What kind of server it is on."""
+        """The kind of server that it is on."""
         return _SERVERS[self.url.get_backend_name()]
 
     @property

@@ -85,7 +85,12 @@ class Lineup:
         }
 
     def render(self, name: str, template: str, **values: object) -> Path:
-        """Write a filled template to the state folder's ``run``; returns its path."""
+        """Write a filled template to the state folder's ``run``; returns its path.
+
+        :param name: the name of the file
+        :param template: the template's path below ``keyfront/deploy``
+        :param values: the values that it uses besides those of :meth:`values`
+        """
         return self.state.write(f"run/{name}", render(template, **{**self.values(), **values}))
 
     @property
@@ -179,6 +184,8 @@ def programs(server: str, lineup: Lineup) -> list[Program]:
 
     Writes their configuration to the state folder's ``run``.
 
+    :param server: the name of the line-up, one of :data:`SERVERS`
+    :param lineup: its settings
     :raises MissingPartError: something is not installed; names the command that installs it
     """
     return _BUILDERS[server](lineup)

@@ -200,6 +200,8 @@ class State:
     def write(self, name: str, text: str) -> Path:
         """Write a file of this folder whole, with mode 0600.
 
+        :param name: the file's path below the folder
+        :param text: its whole text
         :raises StateError: it cannot be written, as on a full disk
         """
         path = self.path / name

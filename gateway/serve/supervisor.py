@@ -113,6 +113,9 @@ class Supervisor:
     def wait_ready(self, host: str, port: int, path: str) -> bool:
         """Wait until ``GET path`` is answered below 500.
 
+        :param host: the address that the front listens at
+        :param port: its port
+        :param path: the path of the request, with its leading slash
         :returns: ``False`` if a stop was asked for meanwhile
         :raises ServerError: a program ended, or no answer came in time; names the log
         """

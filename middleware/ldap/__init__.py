@@ -54,4 +54,12 @@ __all__ = [
     "PoolTimeoutError",
     "ServerReport",
     "Verdict",
+    "connector",
+    "diagnose",
+    "follower",
+    "keystone",
+    "pool_counters",
+    "protocol",
+    "secret_file",
+    "wsgi",
 ]

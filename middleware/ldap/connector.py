@@ -21,7 +21,7 @@ from keyfront.errors import (
 
 from .monitor import Monitor
 from .protocol.connection import FAST_BIND, Connection
-from .protocol.responses import DEFAULT_LIMITS, Limits
+from .protocol.messages import DEFAULT_LIMITS, Limits
 from .protocol.tls import TLS
 from .protocol.transport import Address
 from .protocol.urls import ServerURL
@@ -55,6 +55,9 @@ class Dialer:
     def connect(self, url: ServerURL, address: Address, seconds: float) -> Connection:
         """Connect to one address within ``seconds``, with TLS if that is wanted, and no more.
 
+        :param url: the server's URL, which TLS goes by
+        :param address: one of its addresses
+        :param seconds: the time for all of it, above 0
         :raises DirectoryUnavailableError: nobody answered there, or TLS failed
         """
         return Connection.connect(
@@ -69,6 +72,9 @@ class Dialer:
     def probe(self, url: ServerURL, address: Address, seconds: float) -> None:
         """See within ``seconds`` whether a server is up, without a BIND.
 
+        :param url: the server's URL
+        :param address: one of its addresses
+        :param seconds: the time for all of it, above 0
         :raises DirectoryUnavailableError: it is not
         """
         deadline = time.monotonic() + seconds
@@ -313,7 +319,11 @@ class LoginConnector(Connector):
 
 
 def is_lost(connection: Connection, error: DirectoryError) -> bool:
-    """Return whether a connection ended, which says nothing of its server: many end idle ones."""
+    """Return whether a connection ended, which says nothing of its server: many end idle ones.
+
+    :param connection: the connection that was used
+    :param error: the error that it ended with
+    """
     if isinstance(error, (DirectoryTimeoutError, DirectoryProtocolError)):
         return False
     return connection.transport.is_readable()

@@ -20,7 +20,7 @@ from .connector import Dialer
 from .protocol.addresses import Addresses
 from .protocol.connection import FAST_BIND, TAKEN, BindAnswer, Connection
 from .protocol.controls import PAGED_RESULTS, PASSWORD_POLICY
-from .protocol.requests import START_TLS
+from .protocol.messages import START_TLS
 from .protocol.transport import Address, Transport
 from .protocol.urls import ServerURL
 from .service_account import ServiceAccount
@@ -86,7 +86,7 @@ class ServerReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed. What a server does not offer, such as paging, is no failure."""
+        """True if nothing failed. What a server does not offer, such as paging, is no failure."""
         return all(check.state != FAILED for check in self.checks)
 
     @property
@@ -101,7 +101,7 @@ class ServerReport:
 
     @property
     def reachable(self) -> bool:
-        """Whether it could be connected to, TLS included."""
+        """True if it could be connected to, TLS included."""
         return self._worked("connect") is True and self._worked("TLS") is not False
 
     @property
@@ -124,22 +124,22 @@ class ServerReport:
 
     @property
     def certificate_expires(self) -> datetime.datetime | None:
-        """When the server's certificate ends; only known if it was verified."""
+        """The end of the server's certificate; only known if it was verified."""
         return self._found("certificate", "until", datetime.datetime)
 
     @property
     def bind(self) -> bool | None:
-        """Whether the identity was taken; ``None`` also if there is none, and so no BIND."""
+        """True if the identity was taken; ``None`` also if there is none, and so no BIND."""
         return self._worked("bind")
 
     @property
     def search(self) -> bool | None:
-        """Whether the base could be searched."""
+        """True if the base could be searched."""
         return self._worked("search")
 
     @property
     def paging(self) -> bool | None:
-        """Whether results come by pages (RFC 2696)."""
+        """True if results come by pages (RFC 2696)."""
         offered = self._found("paged results", "offered", bool)
         return self._worked("page") if offered else offered
 
@@ -187,7 +187,12 @@ class Terms:
 
     @classmethod
     def of_pool(cls, dialer: Dialer, account: ServiceAccount, base: str | None) -> Terms:
-        """Return the terms of a pool: a BIND that is refused counts as one of the pool's own."""
+        """Return the terms of a pool: a BIND that is refused counts as one of the pool's own.
+
+        :param dialer: opens the connections
+        :param account: the service's account
+        :param base: the DN to search; ``None``: the first that the server names
+        """
 
         def bind(connection: Connection) -> BindAnswer | None:
             if not account.dn:
@@ -200,7 +205,11 @@ class Terms:
 
 
 def examine(url: ServerURL, terms: Terms) -> ServerReport:
-    """Examine one server over connections of its own; what does not work is in the report."""
+    """Examine one server over connections of its own; what does not work is in the report.
+
+    :param url: the server's URL
+    :param terms: how to connect, as whom, and where to search
+    """
     report = ServerReport(url)
     connection = _connect(report, terms.dialer)
     if connection is None:

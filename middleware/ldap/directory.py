@@ -24,6 +24,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from keyfront.common import ranges
 from keyfront.errors import (
     CredentialsError,
     DirectoryAnswerError,
@@ -32,7 +33,7 @@ from keyfront.errors import (
     OptionError,
 )
 
-from . import published, ranges
+from . import pool_counters
 from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
 from .diagnose import ServerReport, Terms, examine
 from .login_limit import LoginLimit
@@ -40,7 +41,7 @@ from .logins import Identity, Names, SlowBinds, octets
 from .monitor import Monitor
 from .pool import ConnectionPool, Lease
 from .protocol.connection import Connection, SearchAnswer
-from .protocol.responses import Limits
+from .protocol.messages import Limits
 from .protocol.tls import TLS
 from .protocol.transport import Address
 from .protocol.urls import ServerURL
@@ -261,7 +262,7 @@ class LDAPPool:
         auth_pool = self._auth_pool
         self._slow_binds = SlowBinds(auth_max_size, lambda: auth_pool.is_waited_for)
         self._counts = dict.fromkeys(_COUNTS, 0)
-        self._is_published = False
+        self._is_counted = False
         self._counts_lock = threading.Lock()
         self._pid = os.getpid()
         # By process: locks that no thread of a parent has held.
@@ -443,7 +444,7 @@ class LDAPPool:
 
     @property
     def closed(self) -> bool:
-        """Whether it cannot be used: after :meth:`close`, and before :meth:`open`."""
+        """True if it cannot be used: after :meth:`close`, and before :meth:`open`."""
         return self._search_pool.closed
 
     def open(self) -> None:
@@ -530,10 +531,10 @@ class LDAPPool:
 
     def _count(self, name: str) -> None:
         self._enter()
-        if not self._is_published:
+        if not self._is_counted:
             # At the first use: a server that forks has no thread before.
-            self._is_published = True
-            published.thread.start()
+            self._is_counted = True
+            pool_counters.thread.start()
         with self._counts_lock:
             self._counts[name] += 1
 
@@ -567,7 +568,7 @@ class LDAPPool:
                 self._pid = pid
 
     def _after_fork(self) -> None:
-        self._is_published = False
+        self._is_counted = False
         self._servers.after_fork()
         self._monitor.after_fork()
         self._search_connector.after_fork()

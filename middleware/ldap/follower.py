@@ -1,7 +1,7 @@
 """Follows one server of a directory: tells what has changed, and up to when nothing was missed.
 
 A connection of its own, bound as the service, holds a search of each tree that goes on for ever
-(``protocol/sync.py``). On the same connection the server is asked for each tree's root several
+(``protocol/controls.py``). On the same connection the server is asked for each tree's root several
 times a second: an answer proves that the server lives, that all which was sent before it has been
 received, and that the trees are still where they were. What cannot be known any more (a lost
 connection, a root that is gone) ends the connection; with the next one all counts as changed.
@@ -31,10 +31,10 @@ from keyfront.errors import (
     OptionError,
 )
 
-from .protocol import controls, responses, result_codes, sync
+from .protocol import controls, messages, result_codes
 from .protocol.ber import ProtocolError
 from .protocol.connection import Connection
-from .protocol.responses import Message
+from .protocol.messages import Message
 
 LOG = logging.getLogger(__name__)
 
@@ -83,14 +83,14 @@ Method = Literal["syncrepl", "usn", "psearch"]
 
 #: How a directory can be followed, the surest first, with what a server says it has for it.
 METHODS: Final[dict[Method, str]] = {
-    "syncrepl": sync.SYNC_REQUEST,
-    "usn": sync.ACTIVE_DIRECTORY,
-    "psearch": sync.PERSISTENT_SEARCH,
+    "syncrepl": controls.SYNC_REQUEST,
+    "usn": controls.ACTIVE_DIRECTORY,
+    "psearch": controls.PERSISTENT_SEARCH,
 }
 
 
 class Change(NamedTuple):
-    """What has become of an entry."""
+    """A change of an entry."""
 
     dn: str
     attributes: dict[str, list[bytes]]
@@ -100,7 +100,7 @@ class Listener(Protocol):
     """Is told what a follower finds. What it raises ends the connection."""
 
     def begins(self, server: str) -> None:
-        """All may have changed; from now on :meth:`changed` and :meth:`everything` tell of it.
+        """Take all for changed; from now on :meth:`changed` and :meth:`everything` tell of it.
 
         :param server: as ``Connection.source``
         """
@@ -126,16 +126,20 @@ class Listener(Protocol):
         ...
 
     def alive(self, server: str, moment: float) -> None:
-        """All that changed before a moment of the monotonic clock has been told."""
+        """Note that all that changed before a moment of the monotonic clock has been told.
+
+        :param server: the server's name, as ``Connection.source``
+        :param moment: seconds of ``time.monotonic``
+        """
         ...
 
     def impossible(self, server: str, reason: str) -> None:
-        """The server offers no way to follow it; said again and again, as long as that is so."""
+        """Note that the server offers no way to follow it; repeated as long as that is so."""
         ...
 
 
 class Terms(NamedTuple):
-    """What is followed, and how."""
+    """The trees and attributes to follow, and the methods to try."""
 
     #: DNs of the trees' roots.
     trees: tuple[str, ...]
@@ -148,10 +152,10 @@ class Terms(NamedTuple):
 class Follower:
     """A thread that follows one address of one server until it is stopped.
 
-    :param name: of the server, for messages
+    :param name: the server's name, for messages
     :param connect: opens a connection that is bound as the service, within so many seconds
-    :param terms: what is followed
-    :param listener: is told
+    :param terms: the trees and attributes that are followed
+    :param listener: the object that is told of changes
     """
 
     def __init__(
@@ -181,7 +185,7 @@ class Follower:
 
     @property
     def running(self) -> bool:
-        """Whether its thread lives."""
+        """True if its thread lives."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -261,7 +265,7 @@ class Follower:
 
 
 class _Session:
-    """What is done over one connection."""
+    """The work over one connection."""
 
     def __init__(self, follower: Follower, connection: Connection, method: Method) -> None:
         self._follower = follower
@@ -287,7 +291,7 @@ class _Session:
         self._follower._complaints.clear()
         LOG.info("directory %s is followed by %s", self._follower._name, self._method)
 
-    def _note(self, change: Change, state: sync.EntryState | None) -> None:
+    def _note(self, change: Change, state: controls.EntryState | None) -> None:
         """Find out what the change of an entry means."""
         if self._method == "psearch":
             names = [change.dn, *([state.previous] if state and state.previous else [])]
@@ -300,7 +304,7 @@ class _Session:
                 return
         kind = self._listener.kind(change.attributes)
         name = (state.uuid if state else b"") or _name(change.dn)
-        if state is not None and state.state == sync.DELETED:
+        if state is not None and state.state == controls.DELETED:
             # If it comes again, it has been away.
             self._forget(name)
             self._all = True
@@ -322,11 +326,11 @@ class _Session:
         elif same and same_user:
             return
         elif kind == "user" and identity:
-            added = state is not None and state.state == sync.ADDED and not had
+            added = state is not None and state.state == controls.ADDED and not had
             if not (same_user or added):
                 self._all = True
             self._users.add(identity)
-        elif had or state is None or state.state != sync.ADDED:
+        elif had or state is None or state.state != controls.ADDED:
             self._all = True
 
     def _forget(self, name: bytes) -> None:
@@ -431,8 +435,8 @@ class _Persistent(_Session):
 
     def _control(self, tree: str) -> bytes:
         if self._method == "psearch":
-            return sync.persistent_control()
-        return sync.sync_control(self._state(tree) if self._follower._limited else b"")
+            return controls.persistent_control()
+        return controls.sync_control(self._state(tree) if self._follower._limited else b"")
 
     def _state(self, tree: str) -> bytes:
         """Return slapd's cookie of now, for a service that may not read all entries at once."""
@@ -443,7 +447,7 @@ class _Persistent(_Session):
                     found = connection.search(base, _BASE, attributes=("contextCSN",)).entries
                     numbers = found[0][1].get("contextCSN", []) if found else []
                     if numbers:
-                        return sync.csn_cookie(numbers)
+                        return controls.csn_cookie(numbers)
                 base = base.partition(",")[2]
         raise OptionError(
             "limits", "(of the directory)",
@@ -461,17 +465,17 @@ class _Persistent(_Session):
 
     def _receive(self, message: Message) -> None:
         number = message.id
-        if message.tag == responses.DONE:
+        if message.tag == messages.DONE:
             self._ended(number, message)
             return
         if number not in self._searches:
             return
         try:
-            if message.tag == responses.INTERMEDIATE:
-                if sync.ends_refresh(message.oid, message.value):
+            if message.tag == messages.INTERMEDIATE:
+                if controls.ends_refresh(message.oid, message.value):
                     self._refreshing.discard(number)
-            elif message.tag == responses.ENTRY:
-                state = sync.entry_state(message.controls)
+            elif message.tag == messages.ENTRY:
+                state = controls.entry_state(message.controls)
                 self._note(Change(message.dn, message.attributes), state)
         except ProtocolError as error:
             raise DirectoryUnavailableError(
@@ -566,7 +570,7 @@ class _Polling(_Session):
                 )
                 for dn, attributes in entries:
                     name = _guid(dn, attributes)
-                    self._note(Change(dn, attributes), sync.EntryState(sync.PRESENT, name))
+                    self._note(Change(dn, attributes), controls.EntryState(controls.PRESENT, name))
                 cookie = controls.paged_cookie(done.controls) or b""
                 if not cookie:
                     break
@@ -595,8 +599,8 @@ class _Polling(_Session):
                 gone = bool(lowered.get("isdeleted")) or not _is_below(dn, self._terms.trees)
                 if gone and not known:
                     continue  # nobody of ours
-                state = sync.DELETED if gone else sync.MODIFIED if known else sync.ADDED
-                self._note(Change(dn, attributes), sync.EntryState(state, name))
+                state = controls.DELETED if gone else controls.MODIFIED if known else controls.ADDED
+                self._note(Change(dn, attributes), controls.EntryState(state, name))
         for tree in self._terms.trees:
             self._query(tree, _BASE, _ANYTHING, ("1.1",))  # it is where it was
         return found
@@ -623,16 +627,16 @@ class _Polling(_Session):
                 )
             if message.id != number:
                 continue
-            if message.tag == responses.ENTRY:
+            if message.tag == messages.ENTRY:
                 entries.append((message.dn, message.attributes))
-            elif message.tag == responses.DONE:
+            elif message.tag == messages.DONE:
                 if message.code:
                     raise result_codes.refusal(message, self._connection.server)
                 return entries, message
 
 
 def _is_below(dn: str, roots: Sequence[str]) -> bool:
-    """Whether an entry is one of these, or below one."""
+    """Tell whether an entry is one of these, or below one."""
     below = _folded(dn)
     return any(below == root or below.endswith(f",{root}") for root in map(_folded, roots))
 
@@ -666,7 +670,7 @@ class _Known:
         return int.from_bytes(digest, "little") % len(self._words)
 
     def has(self, name: bytes) -> bool:
-        """Whether anything is known of an entry, or of another one at its place."""
+        """Tell whether anything is known of an entry, or of another one at its place."""
         return bool(self._words[self._place(name)])
 
     def forget(self, name: bytes) -> None:

@@ -26,7 +26,7 @@ from keyfront.common.file_lock import FileLock
 from keyfront.common.mmap_file import Mapped
 from keyfront.errors import CoordinatorError, CredentialsError, PoolTimeoutError, Verdict
 
-from .refusals import shared_folder
+from .service_refusals import shared_folder
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class LoginLimit:
 
     :param most: refusals of one user at one address, from 1, after which no more are sent
     :param seconds: the time within which they count, from the first one on; above 0
-    :param directory: what tells the directory from others; ``None`` to share with nobody
+    :param directory: the texts that tell the directory from others; ``None`` to share with nobody
     """
 
     def __init__(self, most: int, seconds: float, directory: Sequence[str] | None) -> None:

@@ -32,9 +32,9 @@ from keyfront.errors import (
     Verdict,
 )
 
-from .protocol import search_filter as filters
+from .protocol import search_filter
 from .protocol.connection import SearchAnswer
-from .protocol.requests import never_sent, password_octets
+from .protocol.messages import never_sent, password_octets
 
 _SIZE_LIMIT_EXCEEDED = 4
 # More than RFC 4514 section 2.4 asks for: "=", which may be, and controls, since libldap and slapd
@@ -123,7 +123,7 @@ class Names:
             return self._user_dn.replace("{}", escape_dn(name) if is_dn else name), name
         if self._search_base is None:
             return name, name
-        text = self._user_filter.replace("{}", filters.escape(name))
+        text = self._user_filter.replace("{}", search_filter.escape(name))
         try:
             # A second one is enough to know that it is not unique.
             wanted = self._name_attribute or "1.1"
@@ -213,7 +213,7 @@ def _check_filter(text: str) -> None:
     if "{}" not in text:
         raise OptionError("user_filter", text, allowed)
     try:
-        filters.encode(text.replace("{}", "x"))
+        search_filter.encode(text.replace("{}", "x"))
     except FilterError as error:
         raise OptionError("user_filter", text, f"{allowed} ({error})") from None
 
@@ -263,7 +263,7 @@ class SlowBinds:
     """The BINDs that are under way in a pool.
 
     :param places: how many may be
-    :param waited_for: whether somebody waits for a place
+    :param waited_for: tells whether somebody waits for a place
     """
 
     def __init__(self, places: int, waited_for: Callable[[], bool]) -> None:

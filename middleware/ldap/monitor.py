@@ -66,7 +66,11 @@ class Monitor:
         self.avoided: frozenset[ServerURL] = frozenset()
 
     def watch(self, pool: ConnectionPool[Any], connector: _Prepares) -> None:
-        """Close connections of this pool when they should lead to another server."""
+        """Close connections of this pool when they should lead to another server.
+
+        :param pool: the pool whose connections are looked at
+        :param connector: the connector that opened them
+        """
         self._watched.append(_Watched(pool, connector))
 
     def update(self) -> None:

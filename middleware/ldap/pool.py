@@ -32,10 +32,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
+from keyfront.common import ranges
 from keyfront.common.condition import Condition, raise_if, take_surely
 from keyfront.errors import PoolClosedError, PoolFullError, PoolTimeoutError
 
-from . import maintenance, ranges
+from . import maintenance
 from .maintenance import Worker, Workers
 
 LOG = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ class State(Generic[C]):
 
     @property
     def is_open(self) -> bool:
-        """Whether connections may be checked out."""
+        """True if connections may be checked out."""
         return self.opened and not self.closed
 
     def lend(self) -> Member[C]:
@@ -653,7 +654,7 @@ class ConnectionPool(Generic[C]):
     ) -> _Found:
         """See whether a lent connection works, and else close it: it is still counted then.
 
-        :param seconds: what the caller has, ``None`` for the pool's timeout: half of it is left for
+        :param seconds: the caller's time, ``None`` for the pool's timeout: half of it is left for
             another connection, to another server perhaps
         """
         lost = expired = asked = False
@@ -742,7 +743,7 @@ class ConnectionPool(Generic[C]):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be checked out: after :meth:`close`, and before :meth:`open`."""
+        """True if nothing can be checked out: after :meth:`close`, and before :meth:`open`."""
         return not self._here().is_open
 
     def open(self) -> None:
@@ -820,7 +821,7 @@ class ConnectionPool(Generic[C]):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for a connection; takes no lock."""
+        """True if somebody waits for a connection; takes no lock."""
         return bool(self._state.waiters)
 
     def connections(self) -> list[C]:

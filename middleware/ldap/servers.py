@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from keyfront.common import ranges
 from keyfront.common.condition import Condition
 from keyfront.errors import (
     DirectoryAnswerError,
@@ -26,7 +27,6 @@ from keyfront.errors import (
     OptionError,
 )
 
-from . import ranges
 from .protocol.addresses import Addresses, PassedOver, Resolve, look_up
 from .protocol.transport import Address
 from .protocol.urls import ServerURL
@@ -124,12 +124,12 @@ class Breaker:
 
     @property
     def is_suspected(self) -> bool:
-        """Whether the server is up but has to be asked whether it is."""
+        """True if the server is up but has to be asked whether it is."""
         return self._suspected
 
     @property
     def is_up(self) -> bool:
-        """Whether the server is taken for up."""
+        """True if the server is taken for up."""
         return self._down_since is None
 
     @property
@@ -141,7 +141,7 @@ class Breaker:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the answer to a probe that runs is worth waiting for, see :meth:`hasten`."""
+        """True if the answer to a probe that runs is worth waiting for, see :meth:`hasten`."""
         return (self._urgent or self._suspected) and self._probe is not None
 
     @property
@@ -325,7 +325,7 @@ class ServerSet:
     :param resolve: finds the addresses of a name and a port, as :func:`.addresses.look_up`
     :param random: decides jitter and ties
     :raises OptionError: one is out of its range
-    :ivar any_down: whether a server is down; read without a lock
+    :ivar any_down: true if a server is down; read without a lock
     """
 
     def __init__(

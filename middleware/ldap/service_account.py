@@ -2,7 +2,8 @@
 
 A password that the directory refuses is not offered again and again: many directories would lock
 the service's account, for everybody who uses it. What was refused is known to all processes of the
-node (:mod:`.refusals`). Where the password is in a file, that is read again when it is refused.
+node (:mod:`.service_refusals`). Where the password is in a file, that is read again when it is
+refused.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from keyfront.errors import CredentialsError, DirectoryTimeoutError, OptionError
 
 from .protocol.addresses import PassedOver, is_numeric
 from .protocol.connection import Connection
-from .protocol.requests import password_octets
+from .protocol.messages import password_octets
 from .protocol.urls import ServerURL
-from .refusals import Refusals
+from .service_refusals import Refusals
 
 LOG = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class ServiceAccount:
     of the node; who comes meanwhile waits for the outcome.
 
     A password that is refused by one server, or one address of a name, may not have come to that
-    one yet: the next is asked. When another one refuses it too, it is wrong (:mod:`.refusals`).
+    one yet: the next is asked. When another one refuses it too, it is wrong
+    (:mod:`.service_refusals`).
 
     :param dn: DN to bind, or what else the server takes for one; empty for nobody
     :param password: its password; text is sent in UTF-8

@@ -1,6 +1,6 @@
 """Counts of what the token cache did, of all processes of a node, in a mapped file.
 
-The file and its rows are those of :mod:`keyfront.common.node_counters`. Nothing but ``keyfront
+The file and its rows are those of :mod:`keyfront.common.counters`. Nothing but ``keyfront
 tokens stats`` and ``keyfront metrics`` goes by these numbers.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from keyfront.common.counters import Layout, NodeCounters, claim_all, owners
 from keyfront.common.file_lock import FileLock
-from keyfront.common.node_counters import Layout, NodeCounters, claim_all, owners
 
 from .invalidation.rules import FIXED
 

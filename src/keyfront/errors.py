@@ -82,7 +82,7 @@ class BenchmarkError(KeyfrontError):
 
 
 class Verdict(enum.Enum):
-    """Why a directory refused a user."""
+    """The reason for which a directory refused a user."""
 
     WRONG_PASSWORD = "wrong password"
     UNKNOWN_USER = "unknown user"
@@ -136,7 +136,7 @@ class PoolTimeoutError(DirectoryUnavailableError):
 
 
 class PoolFullError(DirectoryUnavailableError):
-    """As many as may are waiting for a connection of the pool already."""
+    """Raised when as many as may are waiting for a connection of the pool already."""
 
 
 class PoolClosedError(DirectoryUnavailableError):
@@ -205,7 +205,7 @@ def _as_it_was(kind: type[DirectoryError], message: str) -> DirectoryError:
 
 
 def _printable(text: str) -> str:
-    """A server's words in at most 300 characters that do nothing to a terminal or a log."""
+    """Return a server's words in at most 300 characters that do nothing to a terminal or a log."""
     line = " ".join(text[:1000].split())
     line = "".join(x if x.isprintable() else "?" for x in line)
     return line if len(line) <= 300 else f"{line[:300]}..."

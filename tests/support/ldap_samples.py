@@ -12,7 +12,7 @@ from ldap3.utils.asn1 import encode
 
 from keyfront.middleware.ldap.protocol.ber import MAX_INT
 from keyfront.middleware.ldap.protocol.controls import PAGED_RESULTS, PASSWORD_POLICY
-from keyfront.middleware.ldap.protocol.responses import NOTICE_OF_DISCONNECTION
+from keyfront.middleware.ldap.protocol.messages import NOTICE_OF_DISCONNECTION
 
 ids = st.integers(0, MAX_INT)
 texts = st.text(st.characters(codec="utf-8"), max_size=20)

@@ -42,6 +42,22 @@ def name_of(document: Path) -> str:
     return document.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.parametrize("name", ["architecture.md", "design.md"])
+def test_files_that_are_named_exist(name: str) -> None:
+    """By their whole paths, by their names, or by as much as tells them from others."""
+    tops = ("src", "middleware", "gateway", "deploy", "benchmarks", "tests", "docs")
+    files = {
+        f"/{path.relative_to(ROOT).as_posix()}{'/' if path.is_dir() else ''}"
+        for top in tops
+        for path in ((ROOT / top), *(ROOT / top).rglob("*"))
+    }
+    text = FENCE.sub("", (ROOT / "docs" / name).read_text(encoding="utf-8"))
+    named = set(re.findall(r"`([\w./-]+(?:\.py|\.json|\.yml|/))`", text))
+    assert len(named) > 5
+    wrong = [one for one in named if not any(file.endswith(f"/{one}") for file in files)]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_lead_somewhere(document: Path) -> None:
     broken = []

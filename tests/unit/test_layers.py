@@ -1,4 +1,4 @@
-"""The map of the packages: no module-level import cycle, and APIs that exist.
+"""The map of the packages: no module-level import cycle, and APIs that are declared and kept to.
 
 Which layer may import which is import-linter's part: ``tox -e layers``, by what
 ``[tool.importlinter]`` in pyproject.toml allows.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,9 +106,69 @@ def test_no_module_imports_itself_by_others_when_it_is_loaded():
 PACKAGES = sorted(name for name, path in MODULES.items() if path.name == "__init__.py")
 
 
+def _declared(package: str) -> list[str]:
+    """Return the API that a package declares in its ``__init__``: names, and modules of its own."""
+    found: list[str] = getattr(importlib.import_module(package), "__all__", [])
+    return found
+
+
+def _uses(name: str, path: Path) -> Iterator[str]:
+    """Yield what a module names of keyfront, wherever it does so: ``package.module.attribute``."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for statement in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            base = importlib.util.resolve_name(
+                "." * statement.level + (statement.module or ""), package
+            )
+            yield from (f"{base}.{alias.name}" for alias in statement.names)
+
+
+def _undeclared(user: str, used: str) -> Iterator[str]:
+    """Yield what somebody uses of packages that they do not declare, as ``package: name``."""
+    parts = used.split(".")
+    for end in range(2, len(parts)):
+        package, name = ".".join(parts[:end]), parts[end]
+        if package not in PACKAGES or f"{user}.".startswith(f"{package}."):
+            continue
+        if name not in _declared(package):
+            yield f"{package}: {name} (used by {user})"
+
+
 @pytest.mark.parametrize("name", PACKAGES)
 def test_the_api_that_a_package_declares_exists(name):
-    package = importlib.import_module(name)
-    declared = getattr(package, "__all__", [])
+    package, declared = importlib.import_module(name), _declared(name)
     assert len(set(declared)) == len(declared)
-    assert [one for one in declared if not hasattr(package, one)] == []
+    missing = [x for x in declared if not hasattr(package, x) and f"{name}.{x}" not in MODULES]
+    assert missing == []
+
+
+@pytest.mark.parametrize("layer", ["common", "middleware", "gateway", "cli"])
+def test_each_package_declares_its_api(layer):
+    silent = [x for x in PACKAGES if f"{x}.".startswith(f"keyfront.{layer}.") and not _declared(x)]
+    assert silent == []
+
+
+def test_of_other_packages_only_their_apis_are_used():
+    """Measurements and tests may look inside of what they measure and test."""
+    used = {
+        (user, one)
+        for user, path in MODULES.items()
+        if not user.startswith("keyfront.benchmarks")
+        for one in _uses(user, path)
+        if one.startswith("keyfront.")
+    }
+    assert len(used) > len(PACKAGES), "the imports are not seen"
+    points = importlib.metadata.distribution("keyfront").entry_points
+    used |= {("an entry point", ".".join([x.module, x.attr or "__name__"])) for x in points}
+    wrong = {each for user, one in used for each in _undeclared(user, one)}
+    assert not wrong, "put it into __all__ of the package: " + "; ".join(sorted(wrong))
+
+
+def test_what_is_not_declared_is_found():
+    assert list(_undeclared("keyfront.cli.main", "keyfront.middleware.ldap.pool.Pool")) == [
+        "keyfront.middleware.ldap: pool (used by keyfront.cli.main)"
+    ]
+    assert list(_undeclared("keyfront.cli.main", "keyfront.middleware.ldap.LDAPPool")) == []
+    assert list(_undeclared("keyfront.middleware.ldap.wsgi", "keyfront.middleware.ldap.pool")) == []

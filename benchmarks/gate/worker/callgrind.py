@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 @functools.cache
 def _request() -> Callable[[int], int]:
-    """The function that makes a request of the address of its six words."""
+    """Return the function that makes a request of the address of its six words."""
     memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     memory.write(_CODE)
     # keeps the memory alive as long as the function

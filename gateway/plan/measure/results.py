@@ -104,7 +104,12 @@ def choose_candidate(results: Sequence[CandidateResult], latency: float) -> Choi
 
 
 def greenlets(results: Sequence[CandidateResult], choice: Choice, latency: float) -> str | None:
-    """Return a line on the candidate with greenlets if it is clearly ahead, otherwise ``None``."""
+    """Return a line on the candidate with greenlets if it is clearly ahead, otherwise ``None``.
+
+    :param results: the results of all candidates
+    :param choice: the candidate that was chosen
+    :param latency: the seconds within which answers have to come
+    """
     taken = next(result for result in results if result.candidate == choice.taken)
     for result in results:
         if not result.candidate.greenlets or not result.meets(latency):

@@ -6,3 +6,5 @@ from typing import Any
 #: The registry of what is called after each search of a driver of this process, with its
 #: ``DriverPool`` and the server that answered, as ``Connection.source`` (``None``: not known).
 observers: list[Callable[[Any, str | None], None]] = []
+
+__all__ = ["driver", "following", "observers", "options"]

@@ -36,7 +36,7 @@ from keyfront.errors import (
     OptionError,
 )
 
-from ..protocol.requests import password_octets
+from ..protocol.messages import password_octets
 from . import options
 from .handler import DriverPool, PoolHandler
 
@@ -210,7 +210,7 @@ class Handler(common.KeystoneLDAPHandler):
 
 
 class _Again:
-    """What this request has found before, in place of a search that is under way."""
+    """The results that this request has found before, in place of a search that is under way."""
 
     def __init__(self, found: Found) -> None:
         self.found = found
@@ -303,6 +303,8 @@ class Identity(core.Identity):
     def authenticate(self, user_id: str, password: str) -> dict[str, Any]:
         """Check a password with exactly one BIND and return the user.
 
+        :param user_id: the user's id in the directory, without the domain
+        :param password: the password, which is kept nowhere
         :raises AssertionError: the server refused the user or the password, either is empty, or
             there is no such user
         :raises DirectoryUnavailable: nobody answered; it says nothing of the password

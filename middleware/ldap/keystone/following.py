@@ -1,5 +1,4 @@
-"""What of a directory Keystone's driver reads, said so that a :class:`..follower.Follower` can look
-after it.
+"""Tells a :class:`..follower.Follower` what of a directory Keystone's driver reads.
 
 This module imports Keystone and python-ldap, as the driver does.
 """
@@ -22,7 +21,7 @@ KINDS: tuple[Literal["user", "group"], ...] = ("user", "group")
 
 
 class Reading:
-    """What a driver reads.
+    """The trees and attributes that a driver reads.
 
     :param driver: ``Identity`` of this package
     """

@@ -1,1 +1,14 @@
 """LDAP (RFC 4511) on one connection: messages, transport, TLS."""
+
+__all__ = [
+    "addresses",
+    "ber",
+    "connection",
+    "controls",
+    "messages",
+    "result_codes",
+    "search_filter",
+    "tls",
+    "transport",
+    "urls",
+]

@@ -17,7 +17,7 @@ from keyfront.errors import (
     DirectoryUnavailableError,
 )
 
-from .race import STAGGER_SECONDS, Connected, Race
+from .happy_eyeballs import STAGGER_SECONDS, Connected, HappyEyeballs
 from .transport import Address
 from .urls import ServerURL
 
@@ -48,6 +48,8 @@ class PassedOver(DirectoryUnavailableError):
 def look_up(host: str, port: int) -> list[tuple[Any, ...]]:
     """Return a name's addresses, in the order in which the system prefers them (RFC 6724).
 
+    :param host: a name or an address
+    :param port: the port, 1 to 65535
     :raises OSError: there are none, or the resolver does not answer
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -103,7 +105,7 @@ class Addresses:
         The name's lookup is part of the time.
 
         :param call: called with the URL, an address and the seconds it may take; the address may be
-            a :class:`.race.Connected`, whose socket it may take
+            a :class:`.happy_eyeballs.Connected`, whose socket it may take
         :param seconds: time for all of it
         :raises PassedOver: no address is of use, and one at least answered
         :raises DirectoryUnavailableError: no address answers, with the reason of each; or the
@@ -172,7 +174,7 @@ class Addresses:
                     return
                 yield address, share(len(addresses) - number)
             return
-        with Race(named, min(STAGGER_SECONDS, seconds / len(named))) as race:
+        with HappyEyeballs(named, min(STAGGER_SECONDS, seconds / len(named))) as race:
             while True:
                 found = race.next(deadline - self._clock())
                 for address, error in race.failed:
@@ -253,7 +255,7 @@ def _words(error: Exception) -> str:
 
 
 def is_numeric(host: str) -> bool:
-    """Whether a host is an address, and no name."""
+    """Tell whether a host is an address, and no name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -77,6 +77,7 @@ def text(value: str, what: str) -> bytes:
 def limit(option: str, value: int) -> int:
     """Return the value of an option that LDAP sends as a number, 0 to ``MAX_INT``.
 
+    :param option: the option's name, for the error
     :raises OptionError: it is out of range
     """
     if not 0 <= value <= MAX_INT:
@@ -128,6 +129,10 @@ def read_length(data: bytes, at: int, first: int) -> tuple[int, int]:
 def read_element(data: bytes, at: int, end: int, tag: int) -> tuple[bytes, int]:
     """Read an element that must have this tag.
 
+    :param data: the bytes of a message
+    :param at: the offset at which the element begins
+    :param end: the offset at which what it lies in ends
+    :param tag: the tag, one byte
     :return: its content, and the offset at which the next one begins
     :raises ProtocolError: there is none, or another one
     """

@@ -29,13 +29,18 @@ from keyfront.errors import (
     Verdict,
 )
 
-from . import controls, responses
-from . import requests as messages
-from . import result_codes as verdicts
-from . import search_filter as filters
+from . import controls, messages, result_codes, search_filter
 from .ber import MAX_INT, ProtocolError, TooLargeError
-from .requests import START_TLS, password_octets
-from .responses import DEFAULT_LIMITS, MAX_MESSAGE, Budget, Decoder, Limits, Message
+from .messages import (
+    DEFAULT_LIMITS,
+    MAX_MESSAGE,
+    START_TLS,
+    Budget,
+    Decoder,
+    Limits,
+    Message,
+    password_octets,
+)
 from .tls import TLS
 from .transport import Address, Transport
 from .urls import ServerURL
@@ -43,7 +48,7 @@ from .urls import ServerURL
 #: Active Directory's fast bind (MS-ADTS 3.1.1.3.4.2.2).
 FAST_BIND = "1.2.840.113556.1.4.1781"
 
-_ANYTHING = filters.encode("(objectClass=*)")
+_ANYTHING = search_filter.encode("(objectClass=*)")
 _POLICY = controls.encode(controls.password_policy_control())
 # What a server says it can do (RFC 4512 section 5.1; the last one is Microsoft's).
 _ABILITIES = (
@@ -74,7 +79,7 @@ class Patience(Protocol):
 
 
 class BindAnswer(NamedTuple):
-    """What the server said about a password it took (draft-behera-ldap-password-policy)."""
+    """The server's remarks on a password it took (draft-behera-ldap-password-policy)."""
 
     #: Seconds until it expires, if that is soon.
     password_expiring: int | None = None
@@ -135,7 +140,7 @@ class Connection:
         leaves the connection anonymous
     :ivar binds: BINDs sent
     :ivar searches: searches sent, each page counted
-    :ivar heard: whether any part of the answer to the last search has come
+    :ivar heard: true if any part of the answer to the last search has come
     """
 
     __slots__ = (
@@ -246,7 +251,7 @@ class Connection:
             self._begin(timeout)
             self.binds += 1
             self.transport.send(request)
-            message = self._answer(responses.BIND, patience)
+            message = self._answer(messages.BIND, patience)
             if message.code or message.controls:
                 refused, answer = self._judge(message, secret, password_policy)
             else:
@@ -288,8 +293,8 @@ class Connection:
         finally:
             # it may be a change of a password
             del request, value
-        message = self._answer(responses.EXTENDED)
-        self._refuse(verdicts.refusal(message, self.server) if message.code else None)
+        message = self._answer(messages.EXTENDED)
+        self._refuse(result_codes.refusal(message, self.server) if message.code else None)
         return message.oid, message.value
 
     def search(
@@ -321,7 +326,7 @@ class Connection:
         :raises DirectoryAnswerError: refused, or a limit was reached; what came is not kept
         """
         self.heard = False
-        encoded = filters.encode(filter)
+        encoded = search_filter.encode(filter)
         options: dict[str, Any] = {
             "attrs_only": attrs_only,
             "size_limit": size_limit,
@@ -370,15 +375,15 @@ class Connection:
         :meth:`search`, and must be the same for each page.
 
         :param page_size: entries at most; 0 with a cookie lets the server forget the rest
-        :param budget: what :meth:`budget` returned for the first page, for all of them to count as
-            one answer
+        :param budget: the result of :meth:`budget` for the first page, for all of them to count
+            as one answer
         :return: what was found, and the cookie for the next page, which is empty after the last
         """
         request = messages.search_request(
             self.next_id(),
             base,
             scope,
-            filters.encode(filter),
+            search_filter.encode(filter),
             attributes,
             attrs_only=attrs_only,
             size_limit=size_limit,
@@ -414,7 +419,7 @@ class Connection:
         :raises FilterError: ``filter`` is not one
         """
         request = messages.search_request(
-            self.next_id(), base, scope, filters.encode(filter), attributes,
+            self.next_id(), base, scope, search_filter.encode(filter), attributes,
             controls=encoded_controls,
         )  # fmt: skip
         self.usable = False
@@ -463,6 +468,8 @@ class Connection:
 
         It is asked until it has told.
 
+        :param oid: the OID of the control, operation or feature
+        :param timeout: seconds to wait for the answer, ``None`` for the connection's own
         :raises DirectoryAnswerError: it refuses to tell
         """
         if self._abilities is None:
@@ -506,13 +513,13 @@ class Connection:
         :raises ProtocolError: it answers nothing that was ever asked
         """
         if message.is_notice:
-            said = verdicts.refusal(message, "").message
+            said = result_codes.refusal(message, "").message
             raise DirectoryUnavailableError(
                 f"the server ends the connection: {said}", server=self.server
             )
         # late answers to what was abandoned, and notices of a kind we do not know (section 4.4)
         if not (
-            0 < message.id < self._id or (message.id == 0 and message.tag == responses.EXTENDED)
+            0 < message.id < self._id or (message.id == 0 and message.tag == messages.EXTENDED)
         ):
             raise ProtocolError(f"{message!r} answers nothing that was asked")
 
@@ -575,20 +582,20 @@ class Connection:
                     decoder.feed(data)
                 elif message.id != target:
                     self.check_unasked(message)
-                elif message.tag == responses.ENTRY:
+                elif message.tag == messages.ENTRY:
                     if not left:
                         break
                     left -= 1
                     if budget.counting:
                         budget.entry(message)
                     items.append((message.dn, message.attributes))
-                elif message.tag == responses.DONE:
+                elif message.tag == messages.DONE:
                     if budget.entries >= 0:
                         budget.entries -= allowed - left
                     return message
-                elif message.tag == responses.REFERENCE:
+                elif message.tag == messages.REFERENCE:
                     items.append((None, message.urls))
-                elif message.tag != responses.INTERMEDIATE:
+                elif message.tag != messages.INTERMEDIATE:
                     raise ProtocolError(f"a search was answered by {message!r}")
         except TooLargeError as error:
             large = str(error)
@@ -603,10 +610,10 @@ class Connection:
             # Half of an answer is none.
             items.clear()
             raise DirectoryAnswerError(
-                4, verdicts.name_of(4), f"the answer is too large: {large}", server=self.server
+                4, result_codes.name_of(4), f"the answer is too large: {large}", server=self.server
             )
         raise DirectoryAnswerError(
-            4, verdicts.name_of(4), f"more than {size_limit} entries came", server=self.server
+            4, result_codes.name_of(4), f"more than {size_limit} entries came", server=self.server
         )
 
     def _answer(self, tag: int, patience: Patience | None = None) -> Message:
@@ -628,7 +635,7 @@ class Connection:
                     self.check_unasked(message)
                 elif message.tag == tag:
                     return message
-                elif message.tag != responses.INTERMEDIATE:
+                elif message.tag != messages.INTERMEDIATE:
                     raise ProtocolError(f"{message!r} came instead of tag {tag}")
         except ProtocolError as error:
             broken = str(error)
@@ -655,9 +662,9 @@ class Connection:
     def _start_tls(self) -> None:
         """Ask for TLS (RFC 4511 section 4.14); nothing else is outstanding."""
         self.transport.send(messages.extended_request(self.next_id(), START_TLS))
-        message = self._answer(responses.EXTENDED)
+        message = self._answer(messages.EXTENDED)
         if message.code:
-            refused = verdicts.refusal(message, "").message
+            refused = result_codes.refusal(message, "").message
             raise DirectoryTLSError(f"StartTLS was refused: {refused}", server=self.server)
         if self._decoder.pending:
             # somebody in between would have it taken for a part of what is encrypted
@@ -702,7 +709,7 @@ class Connection:
                 self._abandon()
             raise
         self.heard = True
-        self._refuse(verdicts.refusal(done, self.server) if done.code else None)
+        self._refuse(result_codes.refusal(done, self.server) if done.code else None)
         return done
 
     def _fetch_rest(
@@ -771,7 +778,7 @@ class Connection:
         del secret, shown
         broken = ""
         try:
-            refused = verdicts.bind_refusal(message, self.server, quote=quote)
+            refused = result_codes.bind_refusal(message, self.server, quote=quote)
             policy = controls.password_policy(message.controls) if password_policy else None
             return refused, BindAnswer(policy.expiring, policy.grace) if policy else TAKEN
         except ProtocolError as error:

@@ -1,15 +1,18 @@
 """Encodes and decodes controls: extras of requests and answers (RFC 4511 section 4.1.11).
 
-Two are known here: results by pages (RFC 2696) and the password policy
-(draft-behera-ldap-password-policy). Those by which a directory is followed are in ``sync.py``.
+Those known here are results by pages (RFC 2696), the password policy
+(draft-behera-ldap-password-policy), and what a directory is followed by: content synchronization
+(syncrepl, RFC 4533), of slapd and of 389 Directory Server with its plugin, and persistent search
+(draft-ietf-ldapext-psearch-03), of 389 Directory Server and others.
 """
-
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .ber import (
+    BOOLEAN,
+    ENUMERATED,
     INTEGER,
     OCTETS,
     SEQUENCE,
@@ -21,18 +24,39 @@ from .ber import (
     read_element,
     read_header,
     read_number,
+    read_text,
     text,
 )
 
 PAGED_RESULTS = "1.2.840.113556.1.4.319"
 PASSWORD_POLICY = "1.3.6.1.4.1.42.2.27.8.5.1"
+SYNC_REQUEST: Final = "1.3.6.1.4.1.4203.1.9.1.1"
+SYNC_STATE: Final = "1.3.6.1.4.1.4203.1.9.1.2"
+SYNC_INFO: Final = "1.3.6.1.4.1.4203.1.9.1.4"
+#: What Active Directory and Samba say that they are (MS-ADTS 3.1.1.3.4.3.1).
+ACTIVE_DIRECTORY: Final = "1.2.840.113556.1.4.800"
+PERSISTENT_SEARCH: Final = "2.16.840.1.113730.3.4.3"
+ENTRY_CHANGE: Final = "2.16.840.1.113730.3.4.7"
+
+# What has become of an entry (RFC 4533 section 2.3).
+PRESENT, ADDED, MODIFIED, DELETED = range(4)
+
+_REFRESH_AND_PERSIST = bytes((ENUMERATED, 1, 3))
+# Changes of all kinds: added, deleted, modified, renamed.
+_ALL_CHANGES = 1 | 2 | 4 | 8
+_OF_CHANGE = {1: ADDED, 2: DELETED, 4: MODIFIED, 8: MODIFIED}
 
 Control = tuple[str, bool, bytes | None]
 """A control of an answer: OID, criticality, value."""
 
 
 def control(oid: str, critical: bool = False, value: bytes | None = None) -> bytes:
-    """Encode one control, for :func:`encode` (RFC 4511 section 4.1.11)."""
+    """Encode one control, for :func:`encode` (RFC 4511 section 4.1.11).
+
+    :param oid: its OID
+    :param critical: true if a server that does not know it has to refuse the request
+    :param value: its value, ``None`` for none
+    """
     parts = [element(OCTETS, text(oid, "OID"))]
     if critical:
         parts.append(TRUE)
@@ -68,6 +92,8 @@ _PASSWORD_POLICY_CONTROL = control(PASSWORD_POLICY)
 def find(controls: Iterable[Control], oid: str) -> tuple[bytes, int, int] | None:
     """Return the value of a control, and the offsets of its sequence's content in it.
 
+    :param controls: the controls of an answer
+    :param oid: the OID of the one that is looked for
     :returns: ``None`` if there is no such control
     :raises ProtocolError: its value is no sequence
     """
@@ -133,3 +159,78 @@ def password_policy(controls: Iterable[Control]) -> PasswordPolicy | None:
         elif tag == 0x81:
             error = read_number(value[start:at])
     return PasswordPolicy(warning, error)
+
+
+def sync_control(cookie: bytes = b"") -> bytes:
+    """Encode the wish for all entries, and then for each change (RFC 4533 section 2.2).
+
+    :param cookie: the state that is known already; empty: none
+    """
+    known = element(OCTETS, cookie) if cookie else b""
+    return control(SYNC_REQUEST, True, element(SEQUENCE, _REFRESH_AND_PERSIST + known))
+
+
+def persistent_control() -> bytes:
+    """Encode the wish for each change from now on, and to be told its kind."""
+    value = element(INTEGER, number(_ALL_CHANGES)) + TRUE + TRUE
+    return control(PERSISTENT_SEARCH, True, element(SEQUENCE, value))
+
+
+class EntryState(NamedTuple):
+    """The state of an entry that comes, against what was known."""
+
+    #: :data:`PRESENT`, :data:`ADDED`, :data:`MODIFIED` or :data:`DELETED`.
+    state: int
+    #: What names it for ever; empty where the server does not tell.
+    uuid: bytes
+    #: Its DN before it was renamed; empty if it was not, or where the server does not tell.
+    previous: str = ""
+
+
+def entry_state(controls: Iterable[Control]) -> EntryState | None:
+    """Return what a server says of an entry, by either control; ``None`` if nothing.
+
+    :raises ProtocolError: the control is broken
+    """
+    controls = list(controls)
+    if (found := find(controls, SYNC_STATE)) is not None:
+        value, at, end = found
+        state, at = read_element(value, at, end, ENUMERATED)
+        uuid, _ = read_element(value, at, end, OCTETS)
+        if (kind := read_number(state)) > DELETED:
+            raise ProtocolError(f"an entry has the unknown state {kind}")
+        return EntryState(kind, uuid)
+    if (found := find(controls, ENTRY_CHANGE)) is not None:
+        value, at, end = found
+        changed, at = read_element(value, at, end, ENUMERATED)
+        previous = b""
+        if at < end and value[at] == OCTETS:
+            previous, _ = read_element(value, at, end, OCTETS)
+        kind = _OF_CHANGE.get(read_number(changed), DELETED)
+        return EntryState(kind, b"", read_text(previous))
+    return None
+
+
+def ends_refresh(oid: str | None, value: bytes | None) -> bool:
+    """Tell whether an intermediate answer says that only changes come from now on.
+
+    :param oid: the answer's OID
+    :param value: the answer's value, a Sync Info Message (RFC 4533 section 2.5)
+    :raises ProtocolError: it is broken
+    """
+    if oid != SYNC_INFO or not value:
+        return False
+    tag, at, end = read_header(value, 0, len(value))
+    if tag not in (0xA1, 0xA2):  # refreshDelete, refreshPresent
+        return False
+    while at < end:
+        tag, start, at = read_header(value, at, end)
+        if tag == BOOLEAN:
+            return any(value[start:at])
+    return True  # the default of refreshDone
+
+
+def csn_cookie(numbers: Iterable[bytes]) -> bytes:
+    """Return slapd's cookie for the state that its ``contextCSN`` tells; empty if that is none."""
+    known = ";".join(sorted(read_text(each) for each in numbers))
+    return f"rid=000,csn={known}".encode() if known else b""

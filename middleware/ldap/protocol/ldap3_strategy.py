@@ -16,8 +16,7 @@ from ldap3.utils.asn1 import encode
 from keyfront.errors import DirectoryError, DirectoryProtocolError
 
 from .ber import SEQUENCE, ProtocolError, read_length
-from .requests import START_TLS
-from .responses import MAX_MESSAGE, Decoder
+from .messages import MAX_MESSAGE, START_TLS, Decoder
 
 if TYPE_CHECKING:
     from .connection import Connection

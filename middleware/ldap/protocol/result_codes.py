@@ -20,7 +20,7 @@ from keyfront.errors import (
 )
 
 from .controls import Control, password_policy
-from .responses import Message
+from .messages import Message
 
 #: Names of result codes (RFC 4511 section 4.1.9, RFC 3909, RFC 4528, RFC 4531).
 NAMES = {
@@ -154,6 +154,9 @@ def refusal(message: Message, server: str) -> DirectoryError:
     """Return the error for a result other than success, of anything but a BIND.
 
     ``busy`` and ``unavailable`` are an outage; the rest is an answer.
+
+    :param message: the result
+    :param server: the server as messages name it
     """
     if message.code in _UNAVAILABLE:
         return _outage(message, server)

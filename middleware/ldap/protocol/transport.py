@@ -20,7 +20,7 @@ from keyfront.errors import (
     DirectoryUnavailableError,
 )
 
-from .race import Connected
+from .happy_eyeballs import Connected
 from .urls import ServerURL
 
 _CHUNK = 65536

@@ -75,7 +75,7 @@ class ServerURL:
 
     @property
     def is_in_the_clear(self) -> bool:
-        """Whether what is sent there without StartTLS can be read on the way to another machine."""
+        """True if what is sent there without StartTLS can be read on the way to another machine."""
         here = self.host in ("localhost", "::1") or self.host.startswith("127.")
         return self.scheme == "ldap" and not here
 

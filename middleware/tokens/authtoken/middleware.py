@@ -10,7 +10,7 @@ or ``use = egg:keyfront#authtoken``. It is keystonemiddleware's middleware: ever
 request needs nothing but a known token is it answered by ours. Its own options are those of
 ``[keyfront_authtoken]`` in the service's configuration; in the filter's section their names begin
 with ``keyfront_``. Services that take no filter from a paste file get it by
-``services/substitute.py``.
+``install.py``.
 
 What it promises is in docs/services.md.
 """

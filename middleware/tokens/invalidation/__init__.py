@@ -1,1 +1,3 @@
 """From a database write of Keystone to the tags of what it makes stale."""
+
+__all__ = ["change_log", "reads", "rules", "sqlalchemy_plugin"]

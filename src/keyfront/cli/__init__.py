@@ -1,1 +1,3 @@
 """The ``keyfront`` command: one file a command."""
+
+__all__ = ["main"]

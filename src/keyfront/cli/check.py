@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
 
 @dataclass
 class Report:
-    """What came back."""
+    """The answers that came back."""
 
     url: str
     #: Milliseconds of each step, in its order.
@@ -123,7 +123,7 @@ class Report:
 
     @property
     def cached(self) -> bool:
-        """Whether a repeated validation was answered by a cache.
+        """True if a repeated validation was answered by a cache.
 
         keyfront's says so. Of another one, or where a proxy takes that header away, the times tell.
         """
@@ -215,7 +215,7 @@ def check(
 
     :param warn: seconds above which a login or a validation is warned of
     :param timeout: seconds that each answer is waited for
-    :param report: what is filled in, so that it is there if this fails
+    :param report: the report to fill in, which is there also if this fails
     :raises ServerError: Keystone does not answer, or answers otherwise than it should
     """
     report = Report(credentials.url) if report is None else report

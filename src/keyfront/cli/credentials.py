@@ -1,4 +1,4 @@
-"""Who asks a Keystone, and where it is: as the ``openstack`` command is told.
+"""Reads a Keystone's address and credentials as the ``openstack`` command does.
 
 By ``OS_*`` variables, or by a cloud of ``clouds.yaml``, which openstacksdk reads with its profiles
 and ``secure.yaml``; or it is the Keystone of ``keyfront serve``.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 from urllib.parse import urlsplit
 
+from keyfront.common import ranges
 from keyfront.errors import KeyfrontError, OptionError
 from keyfront.gateway.doctor import fix_plan, live, places, report, schema
 from keyfront.gateway.doctor.diagnosis import diagnose
@@ -30,7 +31,6 @@ from .parser import Parser, add_state_argument
 
 # Seconds that each answer of Keystone is waited for.
 _PATIENCE = 10.0
-_CONNECTIONS = range(1, 1_000_001)
 # What --assume takes beside the servers of keyfront render.
 _ASSUMED = ("uwsgi", "nginx", "apache", "haproxy", "mod_wsgi", "keystone", "keystonemiddleware")
 
@@ -182,11 +182,7 @@ def _given(arguments: argparse.Namespace) -> places.Given:
 def _told(arguments: argparse.Namespace) -> Told:
     def number(option: str) -> int | None:
         text = getattr(arguments, option.removeprefix("--").replace("-", "_"))
-        if text is None:
-            return None
-        if not text.isdigit() or int(text) not in _CONNECTIONS:
-            raise OptionError(option, text, "a whole number, 1 to 1000000")
-        return int(text)
+        return None if text is None else ranges.whole(option, text, 1, 1_000_000)
 
     return Told(
         nodes=number("--nodes") or 1,

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from keyfront.common.node_counters import VARIABLE
+from keyfront.common.counters import VARIABLE
 from keyfront.errors import OptionError, ServerError
 from keyfront.gateway.node import drain
 
@@ -59,6 +59,8 @@ def add_file_argument(parser: argparse.ArgumentParser) -> None:
 def folder(file: Path | None, node: Path | None) -> Path:
     """Return the folder of the node that the command line names, or of the one there is.
 
+    :param file: the ini file or configuration of the server
+    :param node: the folder itself; not with a file
     :raises OptionError: the file names none
     :raises ServerError: there is none on this machine, or several
     """

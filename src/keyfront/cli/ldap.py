@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TextIO
 
 from keyfront.errors import OptionError
 from keyfront.middleware.ldap import diagnose as probe
-from keyfront.middleware.ldap import published
+from keyfront.middleware.ldap import pool_counters
 from keyfront.middleware.ldap.connector import Dialer
 from keyfront.middleware.ldap.diagnose import FAILED, NOTE, OK, WARNING, ServerReport
 from keyfront.middleware.ldap.protocol.connection import BindAnswer, Connection
@@ -217,7 +217,7 @@ def stats(folder: Path, out: TextIO, *, as_json: bool = False) -> int:
         :meth:`keyfront.middleware.ldap.LDAPPool.get_stats`, and ``processes``
     :raises CoordinatorError: none has one, or the counts cannot be read
     """
-    found = published.read(folder)
+    found = pool_counters.read(folder)
     if as_json:
         out.write(json.dumps(dict(found), indent=2) + "\n")
         return 0

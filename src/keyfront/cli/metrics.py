@@ -95,7 +95,7 @@ def _collector(arguments: argparse.Namespace, *, required: bool) -> NodeCollecto
 def node_folder(arguments: argparse.Namespace, *, required: bool) -> Path | None:
     """Return the folder of the node that the command line names, or of the one there is.
 
-    :param required: whether there has to be one
+    :param required: true if there has to be one
     """
     try:
         return drain.folder(arguments.file, arguments.node)

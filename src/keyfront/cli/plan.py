@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from keyfront import __version__
+from keyfront.common import ranges
 from keyfront.errors import OptionError, StateError
 from keyfront.gateway import application as loading
 from keyfront.gateway.plan import GROUPS, Conflict, Number, Plan, plan
@@ -137,6 +138,8 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
 def choose(made: Plan, groups: Sequence[str]) -> list[Number]:
     """Return the numbers of some groups, ``uwsgi`` for example, or all; a name chooses one number.
 
+    :param made: the plan
+    :param groups: names of groups, or of single numbers; empty for all
     :raises OptionError: there is no such group
     """
     for group in groups:
@@ -160,7 +163,12 @@ def refusal(conflict: Conflict) -> str:
 def as_json(
     made: Plan, numbers: Sequence[Number], measured: Measured | None = None
 ) -> str:
-    """Return the plan for programs, in JSON; keys are only ever added."""
+    """Return the plan for programs, in JSON; keys are only ever added.
+
+    :param made: the plan
+    :param numbers: those of its numbers that are told
+    :param measured: the result of ``--measure``, if there is one
+    """
     content: dict[str, Any] = {
         "keyfront": __version__,
         "machine": dataclasses.asdict(made.machine),
@@ -341,12 +349,11 @@ def _measure(arguments: argparse.Namespace, plan: Plan, err: TextIO) -> Measured
     :raises KeyfrontError: the application cannot be served
     """
     seconds = str(rounds.DEFAULT_SECONDS if arguments.seconds is None else arguments.seconds)
-    allowed = "a number of seconds, 10 to 3600"
-    if not re.fullmatch(r"[0-9]{1,4}", seconds) or int(seconds) not in rounds.SECONDS:
-        raise OptionError("--seconds", seconds, allowed)
+    bounds = rounds.SECONDS[0], rounds.SECONDS[-1]
+    length = ranges.whole("--seconds", seconds, *bounds, "a number of seconds, 10 to 3600")
     application = _application(arguments)
     with _progress(err) as progress, _interrupted_by_sigterm():
-        made = rounds.measure(candidates(plan), application, int(seconds), progress)
+        made = rounds.measure(candidates(plan), application, length, progress)
     return Measured(
         path=application.path,
         latency=plan.workload.latency,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from keyfront.common import ranges
 from keyfront.errors import OptionError
 from keyfront.gateway.plan import Plan, plan
 from keyfront.gateway.render import certificates, lineups, versions, writer
@@ -245,9 +245,7 @@ def _listed(text: str | None) -> tuple[str, ...]:
 def _seconds(option: str, text: str | None) -> int:
     if text is None:
         return 0
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= HSTS_MAX:
-        raise OptionError(option, text, f"1 to {HSTS_MAX} seconds")
-    return int(text)
+    return ranges.whole(option, text, 1, HSTS_MAX, f"1 to {HSTS_MAX} seconds")
 
 
 def _report(changes: Sequence[writer.Change], settings: Settings, made: Plan, out: TextIO) -> None:

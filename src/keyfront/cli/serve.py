@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from keyfront import __version__
+from keyfront.common import ranges
 from keyfront.common.programs import claim, front_user, parse_listen
 from keyfront.errors import OptionError
 from keyfront.gateway import application
@@ -22,8 +23,6 @@ from keyfront.gateway.keystone import series
 from keyfront.gateway.serve import database, lineups, state, supervisor
 
 from .parser import add_state_argument
-
-_STOP_TIMEOUTS = range(1, 3601)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,10 +70,9 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     :raises KeyfrontError: it cannot be served; nothing is left running or half-written
     """
     # everything that can be found wrong is found before anything is written
-    seconds, server = arguments.stop_timeout, arguments.server
-    digits = seconds.isascii() and seconds.isdigit() and len(seconds) < 10
-    if not digits or int(seconds) not in _STOP_TIMEOUTS:
-        raise OptionError("--stop-timeout", seconds, "a number of seconds, 1 to 3600")
+    allowed = "a number of seconds, 1 to 3600"
+    seconds = ranges.whole("--stop-timeout", arguments.stop_timeout, 1, 3600, allowed)
+    server = arguments.server
     folder = state.State(arguments.state or state.default_path())
     if server not in lineups.SERVERS:
         raise OptionError("--server", server, f"one of {', '.join(lineups.SERVERS)}")
@@ -107,7 +105,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
                 listen=supervisor.hostname_port(host, port),
                 target=target,
                 runtime=runtime,
-                stop_timeout=int(seconds),
+                stop_timeout=seconds,
             )
             exposed = server in lineups.ALONE and not supervisor.is_loopback(host)
             return _run(server, lineup, (reach, port, endpoint), progress, exposed)

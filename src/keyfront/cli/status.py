@@ -53,7 +53,7 @@ def status(arguments: argparse.Namespace) -> dict[str, Any]:
 
     :raises KeyfrontError: there is no such node
     """
-    from keyfront.middleware.ldap import published
+    from keyfront.middleware.ldap import pool_counters as ldap
 
     folder = metrics.node_folder(arguments, required=True)
     assert folder is not None
@@ -61,7 +61,7 @@ def status(arguments: argparse.Namespace) -> dict[str, Any]:
     for name, read in (
         ("requests", lambda: _requests(counters.read(folder))),
         ("tokens", lambda: _tokens(arguments)),
-        ("ldap", lambda: dict(published.read(folder)) if published.is_in_use(folder) else None),
+        ("ldap", lambda: dict(ldap.read(folder)) if ldap.is_in_use(folder) else None),
         ("heartbeat", lambda: _heartbeat(arguments)),
     ):
         try:

@@ -1,8 +1,25 @@
-"""What every layer stands on, each idea once.
+"""The parts that every layer stands on, each idea once.
 
 :mod:`.counters` (counts in mapped memory), :mod:`.file_lock`, :mod:`.mmap_file`, :mod:`.fork` (what
 a child must not share), :mod:`.process` (whether another one lives), :mod:`.machine` (cores, memory
-and the kernel's limits), :mod:`.programs` (servers installed on this machine), :mod:`.options`
-(values of oslo.config and of paste files), :mod:`.templates` (Jinja). Each is imported by itself:
-some need a library that others do without.
+and the kernel's limits), :mod:`.programs` (servers installed on this machine), :mod:`.ranges` (of
+options), :mod:`.options` (values of oslo.config and of paste files), :mod:`.templates` (Jinja),
+:mod:`.request_phases` (where a request's time goes). Each is imported by itself: some need a
+library that others do without.
 """
+
+__all__ = [
+    "condition",
+    "counters",
+    "file_lock",
+    "fork",
+    "machine",
+    "mmap_file",
+    "options",
+    "process",
+    "programs",
+    "ranges",
+    "request_phases",
+    "signals",
+    "templates",
+]

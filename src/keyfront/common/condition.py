@@ -16,7 +16,7 @@ from typing import Protocol
 
 
 class Lock(Protocol):
-    """What ``threading.Lock()`` returns, patched or not."""
+    """The type of what ``threading.Lock()`` returns, patched or not."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take it."""
@@ -31,7 +31,7 @@ def take_surely(lock: Lock, raised: BaseException | None = None) -> BaseExceptio
     It is for what must be done to the end, such as giving something back. The lock must be one
     that is never held for long.
 
-    :param raised: what was raised by an attempt before
+    :param raised: the exception of an attempt before, if there was one
     :return: what was raised last, which is to be raised when all is done
     """
     while True:

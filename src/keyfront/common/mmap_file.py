@@ -42,7 +42,7 @@ class Mapped:
 
     @property
     def path(self) -> Path:
-        """Where the file is."""
+        """The path of the file."""
         return self._path
 
     def is_there(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where the time of a request goes: noted by the parts that take it, told by whoever wants to know.
+"""Notes where the time of a request goes, by the parts that take it, for whoever wants to know.
 
 Token cache, directory, database and hash are in packages that do not know each other, and none of
 them knows whether anybody asks: :mod:`keyfront.gateway.slow_requests` does. A context variable, so

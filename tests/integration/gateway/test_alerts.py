@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from keyfront.gateway.metrics import families
+from keyfront.gateway.metrics import collector
 from keyfront.gateway.node.counters import NodeCounts
 from support.programs import program, running
 from support.served import free_port, wait_for
@@ -158,7 +158,7 @@ def test_every_alert_has_a_fault_and_its_part_of_the_runbook() -> None:
 
 
 def test_they_ask_for_metrics_that_there_are() -> None:
-    known = {family.sample for family in families.FAMILIES} | {"keyfront_queue_seconds_bucket"}
+    known = {family.sample for family in collector.FAMILIES} | {"keyfront_queue_seconds_bucket"}
     known |= {"keyfront_queue_seconds_sum", "keyfront_queue_seconds_count"}
     dashboard = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]

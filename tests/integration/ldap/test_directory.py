@@ -27,7 +27,7 @@ from keyfront.errors import (
     OptionError,
     Verdict,
 )
-from keyfront.middleware.ldap import TLS, LDAPPool, published
+from keyfront.middleware.ldap import TLS, LDAPPool, pool_counters
 from support.certificates import certificates
 from support.directory import Directory, User, directory
 from support.fault_proxy import FaultProxy, proxy_process
@@ -839,12 +839,12 @@ def test_what_pools_did_reaches_other_processes(
 ) -> None:
     """Also of a forked child, while it lives and afterwards."""
     monkeypatch.setenv("KEYFRONT_NODE", str(tmp_path))
-    monkeypatch.setattr(published, "thread", published._Thread())
+    monkeypatch.setattr(pool_counters, "thread", pool_counters._Thread())
     pool = make(d.url)
     user = d.users[0]
 
     def told(name: str) -> int:
-        return published.read(tmp_path)[name] if published.is_in_use(tmp_path) else 0
+        return pool_counters.read(tmp_path)[name] if pool_counters.is_in_use(tmp_path) else 0
 
     pool.authenticate(user.dn, user.password)
     with pytest.raises(CredentialsError):

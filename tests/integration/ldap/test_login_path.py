@@ -23,7 +23,7 @@ from support.directory import Directory, directory
 keystone.conf.default.register_opts(keystone.conf.CONF)
 
 PACKAGE = Path(keyfront.middleware.__file__).parents[1]
-MOST = 12
+MOST = 11
 
 
 @pytest.fixture(scope="module")

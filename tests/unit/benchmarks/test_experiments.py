@@ -13,7 +13,6 @@ import pytest
 
 from keyfront.benchmarks.experiments import (
     apache_mpm,
-    counters,
     isolation,
     judging,
     keystone_frontends,
@@ -22,6 +21,7 @@ from keyfront.benchmarks.experiments import (
     memory_limit,
     run_experiments,
     small_nginx,
+    timelines,
 )
 from keyfront.benchmarks.experiments.experiment import as_text
 from keyfront.benchmarks.lineups import lineup
@@ -202,12 +202,12 @@ def test_the_mix_is_told_call_by_call() -> None:
     ],
 )
 def test_processes_are_told_apart(name: str, line: str, expected: str | None) -> None:
-    assert counters.group(name, line) == expected
+    assert timelines.group(name, line) == expected
 
 
 def test_a_watch_counts_what_the_kernel_does() -> None:
-    with counters.Watch(0.0, {("answer", "things"): lambda: 42.0}) as watch:
-        watch._thread.join(2 * counters.INTERVAL)
+    with timelines.Watch(0.0, {("answer", "things"): lambda: 42.0}) as watch:
+        watch._thread.join(2 * timelines.INTERVAL)
     assert watch.peaks["connections"] >= 0
     (line,) = (one for one in watch.timelines("t") if one.name == "t: answer")
     assert line.unit == "things"

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from keyfront.benchmarks import results
-from keyfront.benchmarks.compare import goals, paired, token_validation
+from keyfront.benchmarks.compare import goals, ratios, token_validation
+from keyfront.benchmarks.compare.comparison import Sample, Samples
 from keyfront.benchmarks.compare.goals import MET, MISSED, UNCLEAR, Goal
-from keyfront.benchmarks.compare.paired import Sample, Samples
 from keyfront.benchmarks.compare.token_validation import CASES, RATIOS
 from keyfront.benchmarks.load.measured import CLOSED, Load
 
@@ -63,9 +63,9 @@ def samples() -> Samples:
 def test_a_ratio_is_taken_in_each_round(samples: Samples) -> None:
     for name in ("keyfront", "bare"):
         samples[name].append(sample(1000, 1))
-    ratio = paired.ratio(samples, "keyfront", "bare", "rate")
+    ratio = ratios.ratio(samples, "keyfront", "bare", "rate")
     assert ratio.pairs == (0.95, 0.95, 1.0)
-    assert paired.ratio(samples, "keyfront", "bare", "p99").pairs == (1.0, 1.0, 1.0)
+    assert ratios.ratio(samples, "keyfront", "bare", "p99").pairs == (1.0, 1.0, 1.0)
 
 
 def test_goals_are_judged_by_the_pairs(samples: Samples) -> None:

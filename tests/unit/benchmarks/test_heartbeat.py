@@ -32,6 +32,7 @@ from keyfront.benchmarks.compare.goals import (
 from keyfront.benchmarks.compare.heartbeat_idle import Idle, Results
 from keyfront.benchmarks.compare.heartbeat_publish import CASES, SIDES, Sample, Samples
 from keyfront.benchmarks.compare.heartbeat_worker import PATCHES, Task
+from keyfront.benchmarks.compare.ratios import ratio
 from keyfront.benchmarks.load.measured import CLOSED, Load
 from keyfront.benchmarks.worlds import rabbitmq
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
@@ -72,7 +73,7 @@ def test_one_connection_is_not_shared_by_plain_threads() -> None:
 def test_a_ratio_is_taken_in_each_round(samples: Samples) -> None:
     goal = HEARTBEAT_GOALS[0]
     samples[goal.first] = [Sample(990.0, 30.0), Sample(400.0, 60.0)]
-    assert heartbeat_publish.ratios(samples, goal) == [0.99, 0.8]
+    assert ratio(samples, *goal[:3]).pairs == (0.99, 0.8)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from keyfront.benchmarks.compare import (
     service_rates,
     service_servers,
 )
+from keyfront.benchmarks.compare.comparison import Sample, Samples
 from keyfront.benchmarks.compare.goals import MET, MISSED, SERVICE_GOALS
-from keyfront.benchmarks.compare.paired import Sample, Samples
 from keyfront.benchmarks.compare.service_rates import CASES, RATIOS, Settings
 from keyfront.benchmarks.compare.service_servers import CANDIDATES, Services
 from keyfront.benchmarks.load.measured import CLOSED, Load

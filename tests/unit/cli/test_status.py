@@ -14,7 +14,7 @@ from keyfront.errors import CoordinatorError, KeyfrontError
 from keyfront.gateway.heartbeat import counters as heartbeat
 from keyfront.gateway.node.counters import NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
-from keyfront.middleware.ldap import LDAPPool, published
+from keyfront.middleware.ldap import LDAPPool, pool_counters
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def _run(command: object, folder: Path, *words: str) -> tuple[int, str]:
 def _publish(folder: Path) -> None:
     """As a process with a pool does, whose server is down."""
     pool = LDAPPool("ldap://127.0.0.1:1", min_size=0, open=False)
-    published.Publisher(folder / "node").publish([pool])
+    pool_counters.Publisher(folder / "node").publish([pool])
 
 
 def test_a_node_in_service(tmp_path: Path, counts: NodeCounts) -> None:
@@ -105,13 +105,13 @@ def test_ldap_stats(tmp_path: Path, counts: NodeCounts) -> None:
     assert code == 0
     assert all(len(line) <= 80 for line in text.splitlines()[1:])
     found = json.loads(_run(ldap, tmp_path, "stats", "--json")[1])
-    assert set(found) == {"processes", *published.PRESENT, *published.SUMS}
+    assert set(found) == {"processes", *pool_counters.PRESENT, *pool_counters.SUMS}
     assert (found["processes"], found["servers_up"], found["search_max_size"]) == (1, 1, 10)
 
 
 def test_all_that_a_pool_counts_is_published() -> None:
     pool = LDAPPool("ldap://127.0.0.1:1", min_size=0, open=False)
-    assert {*published.PRESENT, *published.SUMS} == pool.get_stats().keys()
+    assert {*pool_counters.PRESENT, *pool_counters.SUMS} == pool.get_stats().keys()
 
 
 def test_metrics_are_printed(tmp_path: Path, counts: NodeCounts) -> None:

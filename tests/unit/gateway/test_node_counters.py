@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from keyfront.common.node_counters import node_folder
+from keyfront.common.counters import node_folder
 from keyfront.errors import CoordinatorError, OptionError
 from keyfront.gateway.node import counters
 from keyfront.gateway.node.counters import NodeCounts, count_requests, read

@@ -28,8 +28,7 @@ from keyfront.errors import (
     OptionError,
     Verdict,
 )
-from keyfront.middleware.ldap.protocol import controls, responses
-from keyfront.middleware.ldap.protocol import requests as messages
+from keyfront.middleware.ldap.protocol import controls, messages
 from keyfront.middleware.ldap.protocol.ber import element, number
 from keyfront.middleware.ldap.protocol.connection import FAST_BIND, Connection
 from keyfront.middleware.ldap.protocol.tls import TLS
@@ -76,7 +75,7 @@ NOTICE = result(
     EXTENDED,
     52,
     "going down for maintenance",
-    more=element(0x8A, responses.NOTICE_OF_DISCONNECTION.encode()),
+    more=element(0x8A, messages.NOTICE_OF_DISCONNECTION.encode()),
 )
 
 

@@ -38,7 +38,7 @@ from keyfront.errors import (
     PoolTimeoutError,
     Verdict,
 )
-from keyfront.middleware.ldap import LDAPPool, monitor, refusals, service_account
+from keyfront.middleware.ldap import LDAPPool, monitor, service_account, service_refusals
 from keyfront.middleware.ldap.logins import Names, escape_dn, octets
 from keyfront.middleware.ldap.protocol.ber import (
     element,
@@ -49,8 +49,8 @@ from keyfront.middleware.ldap.protocol.ber import (
 )
 from keyfront.middleware.ldap.protocol.connection import FAST_BIND, SearchAnswer
 from keyfront.middleware.ldap.protocol.tls import TLS
-from keyfront.middleware.ldap.refusals import HOLD_SECONDS, MAX_HOLD_SECONDS
 from keyfront.middleware.ldap.service_account import ServiceAccount
+from keyfront.middleware.ldap.service_refusals import HOLD_SECONDS, MAX_HOLD_SECONDS
 from support.served import PATIENCE
 
 SERVICE, SECRET = "cn=service,dc=x", "service-pässwörd"
@@ -443,7 +443,7 @@ def test_a_refused_service_is_not_offered_again_for_longer_and_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    for module in (refusals, service_account):
+    for module in (service_refusals, service_account):
         monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=clock.monotonic))
     identity = ServiceAccount(SERVICE, SECRET)
     refused = CredentialsError(Verdict.LOCKED, diagnostic="too often", server="ldap://x:389")

@@ -12,8 +12,8 @@ import pytest
 from keyfront.errors import DirectoryAnswerError, DirectoryUnavailableError
 from keyfront.middleware.ldap import follower as module
 from keyfront.middleware.ldap.follower import METHODS, Follower, Method, Terms
-from keyfront.middleware.ldap.protocol import responses
-from keyfront.middleware.ldap.protocol.responses import Message
+from keyfront.middleware.ldap.protocol import messages
+from keyfront.middleware.ldap.protocol.messages import Message
 from support.following import Heard
 from support.served import wait_for
 
@@ -84,7 +84,7 @@ class Connection:
             elif (named := self._server.refuses_controls) and named in encoded_controls:
                 code = 12
         if code >= 0:
-            answer = Message(self._posted, responses.DONE)
+            answer = Message(self._posted, messages.DONE)
             answer.code, answer.diagnostic, answer.matched_dn = code, "", ""
             answer.referrals, answer.controls = [], []
             self._answers.append(answer)

@@ -42,8 +42,7 @@ from keyfront.middleware.ldap.keystone.driver import (
     Identity,
     takes_size_limit,
 )
-from keyfront.middleware.ldap.keystone.errors import translated
-from keyfront.middleware.ldap.keystone.handler import PagedSearch, PoolHandler
+from keyfront.middleware.ldap.keystone.handler import PagedSearch, PoolHandler, translated
 from keyfront.middleware.ldap.protocol.connection import SearchAnswer
 
 # What Keystone's exceptions ask of its own configuration.

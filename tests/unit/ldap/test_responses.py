@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfront.middleware.ldap.protocol import controls, responses
-from keyfront.middleware.ldap.protocol import requests as messages
-from keyfront.middleware.ldap.protocol import search_filter as filters
+from keyfront.middleware.ldap.protocol import controls, messages, search_filter
 from keyfront.middleware.ldap.protocol.ber import ProtocolError, TooLargeError, element
-from keyfront.middleware.ldap.protocol.responses import Decoder, Message
+from keyfront.middleware.ldap.protocol.messages import Decoder, Message
 from support.ldap_samples import USUAL, Case, cases, entry, result
 from support.served import PATIENCE
 
@@ -288,7 +286,7 @@ def test_what_is_no_utf_8() -> None:
     # and back as it was
     assert dn in messages.bind_request(1, first.dn, b"")
     assert dn in messages.search_request(1, first.dn, 0, b"", None)
-    assert dn in filters.encode(f"(member={filters.escape(first.dn)})")
+    assert dn in search_filter.encode(f"(member={search_filter.escape(first.dn)})")
 
 
 def test_what_is_new_is_ignored() -> None:
@@ -306,7 +304,7 @@ def test_what_is_new_is_ignored() -> None:
 
 
 def test_a_notice_of_disconnection() -> None:
-    notice = result(0, "extendedResp", 52, "", "", [], responses.NOTICE_OF_DISCONNECTION, None, [])
+    notice = result(0, "extendedResp", 52, "", "", [], messages.NOTICE_OF_DISCONNECTION, None, [])
     for case, is_notice in ((notice, True), *((case, False) for case in USUAL)):
         decoder = Decoder()
         decoder.feed(case.encoded)

@@ -10,9 +10,9 @@ from keyfront.errors import (
     DirectoryUnavailableError,
     Verdict,
 )
-from keyfront.middleware.ldap.protocol import result_codes as verdicts
+from keyfront.middleware.ldap.protocol import result_codes
 from keyfront.middleware.ldap.protocol.controls import PASSWORD_POLICY
-from keyfront.middleware.ldap.protocol.responses import Message
+from keyfront.middleware.ldap.protocol.messages import Message
 
 SERVER = "ldap://a:389"
 EXPIRED = "2.16.840.1.113730.3.4.4"
@@ -90,7 +90,7 @@ def name(value: object) -> str | None:
 
 @pytest.mark.parametrize(("message", "verdict"), VERDICTS, ids=name)
 def test_because_of_the_user(message: Message, verdict: Verdict) -> None:
-    error = verdicts.bind_refusal(message, SERVER)
+    error = result_codes.bind_refusal(message, SERVER)
     assert isinstance(error, CredentialsError)
     assert error.verdict is verdict
     assert (error.code, error.server) == (message.code, SERVER)
@@ -109,15 +109,15 @@ OUTAGES = [
 
 @pytest.mark.parametrize("message", OUTAGES, ids=name)
 def test_an_outage_is_no_verdict(message: Message) -> None:
-    error = verdicts.bind_refusal(message, SERVER)
+    error = result_codes.bind_refusal(message, SERVER)
     assert isinstance(error, DirectoryUnavailableError)
     assert str(error).count(SERVER) == 1
-    assert verdicts.name_of(message.code) in str(error)
+    assert result_codes.name_of(message.code) in str(error)
 
 
 @pytest.mark.parametrize("code", [2, 4, 7, 8, 10, 11, 12, 13, 14, 54, 71, 123, 4711])
 def test_a_wrong_set_up_is_neither(code: int) -> None:
-    error = verdicts.bind_refusal(answer(code, "words"), SERVER)
+    error = result_codes.bind_refusal(answer(code, "words"), SERVER)
     assert type(error) is DirectoryAnswerError
     assert error.code == code
     assert "words" in str(error)
@@ -125,13 +125,13 @@ def test_a_wrong_set_up_is_neither(code: int) -> None:
 
 @pytest.mark.parametrize("code", [8, 13])
 def test_how_to_encrypt_is_told(code: int) -> None:
-    assert "use ldaps:// or StartTLS" in str(verdicts.bind_refusal(answer(code), SERVER))
+    assert "use ldaps:// or StartTLS" in str(result_codes.bind_refusal(answer(code), SERVER))
 
 
 def test_where_referrals_lead_is_told() -> None:
     message = answer(10)
     message.referrals = ["ldap://b"]
-    error = verdicts.refusal(message, SERVER)
+    error = result_codes.refusal(message, SERVER)
     assert isinstance(error, DirectoryAnswerError)
     assert error.referrals == ("ldap://b",)
 
@@ -147,26 +147,26 @@ def test_where_referrals_lead_is_told() -> None:
     ],
 )
 def test_who_is_let_in(message: Message) -> None:
-    assert verdicts.bind_refusal(message, SERVER) is None
+    assert result_codes.bind_refusal(message, SERVER) is None
 
 
 def test_words_that_must_not_be_repeated() -> None:
     message = answer(49, active_directory("775"))
     message.matched_dn, message.referrals = "cn=s3cret", ["ldap://s3cret"]
-    error = verdicts.bind_refusal(message, SERVER, quote=False)
+    error = result_codes.bind_refusal(message, SERVER, quote=False)
     assert isinstance(error, CredentialsError)
     assert error.verdict is Verdict.LOCKED
     assert (error.diagnostic, error.matched_dn, error.referrals) == ("", "", ())
     for code in (51, 8):
-        error = verdicts.bind_refusal(answer(code, "s3cret"), SERVER, quote=False)
+        error = result_codes.bind_refusal(answer(code, "s3cret"), SERVER, quote=False)
         assert "s3cret" not in f"{error} {vars(error)}"
 
 
 @pytest.mark.parametrize("code", [51, 52])
 def test_busy_is_an_outage_for_a_search_too(code: int) -> None:
-    assert isinstance(verdicts.refusal(answer(code), SERVER), DirectoryUnavailableError)
+    assert isinstance(result_codes.refusal(answer(code), SERVER), DirectoryUnavailableError)
 
 
 @pytest.mark.parametrize("code", [1, 3, 4, 10, 11, 19, 32, 49, 50, 53, 80])
 def test_other_answers_to_a_search_are_answers(code: int) -> None:
-    assert type(verdicts.refusal(answer(code), SERVER)) is DirectoryAnswerError
+    assert type(result_codes.refusal(answer(code), SERVER)) is DirectoryAnswerError

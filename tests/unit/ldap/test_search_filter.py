@@ -13,7 +13,7 @@ from ldap3.operation.search import compile_filter, parse_filter
 from ldap3.utils.asn1 import encode as ldap3_encode
 
 from keyfront.errors import DirectoryError, FilterError
-from keyfront.middleware.ldap.protocol import search_filter as filters
+from keyfront.middleware.ldap.protocol import search_filter
 from keyfront.middleware.ldap.protocol.search_filter import encode, escape
 from support.served import PATIENCE
 
@@ -172,7 +172,7 @@ def test_an_error_says_where_and_not_all() -> None:
 
 
 def test_depth_is_bounded() -> None:
-    depth = filters.MAX_DEPTH
+    depth = search_filter.MAX_DEPTH
 
     def nested(count: int) -> str:
         return "(!" * count + "(a=b)" + ")" * count

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyfront.middleware.ldap.protocol import sync
+from keyfront.middleware.ldap.protocol import controls
 from keyfront.middleware.ldap.protocol.ber import ProtocolError
-from keyfront.middleware.ldap.protocol.sync import (
+from keyfront.middleware.ldap.protocol.controls import (
     ADDED,
     DELETED,
     ENTRY_CHANGE,
@@ -28,7 +28,7 @@ UUID = bytes(range(16))
 
 def test_what_is_asked_for() -> None:
     # libldap's: OID, critical, SEQUENCE {ENUMERATED 3}
-    expected = b"\x30\x24\x04\x18" + sync.SYNC_REQUEST.encode() + b"\x01\x01\xff\x04\x05"
+    expected = b"\x30\x24\x04\x18" + controls.SYNC_REQUEST.encode() + b"\x01\x01\xff\x04\x05"
     assert sync_control() == expected + b"\x30\x03\x0a\x01\x03"
     assert sync_control(b"rid=000").endswith(b"\x30\x0c\x0a\x01\x03\x04\x07rid=000")
     # changeTypes 15, changesOnly and returnECs true

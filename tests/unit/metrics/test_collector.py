@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from keyfront.errors import CoordinatorError
 from keyfront.gateway.heartbeat import counters as heartbeat
-from keyfront.gateway.metrics import families
+from keyfront.gateway.metrics import collector
 from keyfront.gateway.metrics.collector import Ended, NodeCollector
 from keyfront.gateway.node.counters import GROWN, SHED, NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
-from keyfront.middleware.ldap import published
+from keyfront.middleware.ldap import pool_counters
 from keyfront.middleware.tokens.counters import CAUSES, NAMES
 
 DOCUMENT = Path(__file__).parents[3] / "docs/metrics.md"
@@ -36,7 +36,9 @@ class Pool:
     """What the publisher asks of an LDAP pool."""
 
     def __init__(self) -> None:
-        self.stats: dict[str, int | float] = dict.fromkeys((*published.PRESENT, *published.SUMS), 0)
+        self.stats: dict[str, int | float] = dict.fromkeys(
+            (*pool_counters.PRESENT, *pool_counters.SUMS), 0
+        )
 
     def get_stats(self) -> dict[str, int | float]:
         return dict(self.stats)
@@ -64,8 +66,8 @@ class World:
         return self.tokens
 
     @cached_property
-    def publisher(self) -> published.Publisher:
-        return published.Publisher(self.folder)
+    def publisher(self) -> pool_counters.Publisher:
+        return pool_counters.Publisher(self.folder)
 
     def publish(self, *pools: Any) -> None:
         self.publisher.publish(list(pools or (self.pool,)))
@@ -204,19 +206,19 @@ def test_every_name_is_in_the_list_and_bounded(world: World) -> None:
     """Labels are ours: nothing of a request, a user or a process becomes one."""
     _serve(world)
     world.publish()
-    known = {label for family in families.FAMILIES for label, _ in family.labels}
+    known = {label for family in collector.FAMILIES for label, _ in family.labels}
     assert known <= {"source", "statistic", "part", "result", "kind", "state", "outcome", "pool",
                      "reason", "cause"}  # fmt: skip
     text = generate_latest(world.registry).decode()
     told = {family.name for family in text_string_to_metric_families(text)}
-    assert told <= set(families.BY_NAME)
+    assert told <= set(collector.BY_NAME)
     # what is left is of parts that nobody has asked yet
-    assert set(families.BY_NAME) - told == {"keyfront_part_ok"}
+    assert set(collector.BY_NAME) - told == {"keyfront_part_ok"}
     assert len(text.splitlines()) < 300
 
 
 def test_the_document_has_the_list() -> None:
-    assert families.table() in DOCUMENT.read_text(encoding="utf-8")
+    assert collector.table() in DOCUMENT.read_text(encoding="utf-8")
 
 
 def test_a_node_that_is_not_there(tmp_path: Path) -> None:
@@ -234,8 +236,8 @@ def test_nothing_is_published_without_a_folder(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("KEYFRONT_NODE", raising=False)
     started: list[object] = []
     monkeypatch.setattr(
-        published, "threading",
-        SimpleNamespace(Thread=lambda **_: started.append(1), Lock=published.threading.Lock),
+        pool_counters, "threading",
+        SimpleNamespace(Thread=lambda **_: started.append(1), Lock=pool_counters.threading.Lock),
     )  # fmt: skip
-    published._Thread().start()
+    pool_counters._Thread().start()
     assert not started

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keyfront.common import node_counters
+from keyfront.common import counters as common_counters
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import counters as module
@@ -33,13 +33,13 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         return 1000 + len(made) - 1
 
     made: list[None] = []
-    monkeypatch.setattr(node_counters, "lives", lambda pid: pid in living)
+    monkeypatch.setattr(common_counters, "lives", lambda pid: pid in living)
 
     class Os:
         def __getattr__(self, name: str) -> object:
             return getpid if name == "getpid" else getattr(os, name)
 
-    monkeypatch.setattr(node_counters, "os", Os())
+    monkeypatch.setattr(common_counters, "os", Os())
     yield living
 
 
@@ -114,8 +114,8 @@ def test_a_row_of_no_process_is_taken(tmp_path: Path, owner: int) -> None:
 
 
 def test_a_process_of_another_user_lives() -> None:
-    assert node_counters.lives(1)
-    assert node_counters.lives(os.getpid())
+    assert common_counters.lives(1)
+    assert common_counters.lives(os.getpid())
 
 
 def test_a_full_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,3 @@
 """The coordinator of many nodes: an epoch table in Redis or Valkey."""
+
+__all__ = ["address", "coordinator"]

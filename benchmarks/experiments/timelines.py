@@ -1,4 +1,4 @@
-"""What an experiment's servers and the kernel did over time: CPU, memory, connections, queues.
+"""Counts CPU, memory, connections and queues of an experiment's servers and the kernel over time.
 
 CPU is told by process group (nginx, Apache, uWSGI, mod_wsgi's daemons, the database …), so that a
 reader sees what the limit was. Only descendants of this process are counted. What the kernel counts

@@ -52,14 +52,14 @@ _ENOUGH = 3
 
 
 class Refusals:
-    """What was refused of one account, by password and server.
+    """The refusals of one account, by password and server.
 
     A server is whatever tells it from others: its address, too, where a name stands for several. A
     password that one server refuses may not have come to that one yet. It is held back from all
     when a second one refuses it and none has taken it meanwhile, or when a third one does; and
     then, when it is offered again, a server is asked that has not refused it, if there is one.
 
-    :param account: what tells the account from others; ``None`` to share with nobody
+    :param account: the texts that tell the account from others; ``None`` to share with nobody
     """
 
     def __init__(self, account: Sequence[str] | None = None) -> None:
@@ -78,7 +78,7 @@ class Refusals:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes know of it."""
+        """True if other processes know of it."""
         return self._path is not None
 
     def held(self, secret: bytes, server: str | None = None) -> CredentialsError | None:
@@ -139,7 +139,11 @@ class Refusals:
         self._update(change)
 
     def forget(self, secret: bytes, server: str) -> None:
-        """Note that a server took a password; empty: which one was noted already."""
+        """Note that a server took a password.
+
+        :param secret: the password
+        :param server: the server, with its address; empty if it has been noted already
+        """
         if not self._read()["refused"]:
             return
 
@@ -245,7 +249,7 @@ def _empty() -> dict[str, Any]:
 
 
 def _is_on(entry: dict[str, Any], now: float) -> bool:
-    """Whether a refusal holds. What is further away than any does was of before a boot."""
+    """Tell whether a refusal holds. What is further away than any does was of before a boot."""
     return bool(now < entry["until"] <= now + MAX_HOLD_SECONDS)
 
 

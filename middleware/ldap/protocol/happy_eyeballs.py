@@ -33,13 +33,13 @@ class Connected(tuple[Any, ...]):
         return found
 
 
-class Race:
+class HappyEyeballs:
     """Connects by TCP to addresses in turn; :meth:`next` tells which ones answered.
 
     The next one is begun when one has failed, or after ``stagger`` seconds; none is given up before
     the end of the block, where all that nobody took is closed.
 
-    :param addresses: of ``socket.getaddrinfo``, in the order of preference
+    :param addresses: results of ``socket.getaddrinfo``, in the order of preference
     :param stagger: seconds, above 0
     :ivar failed: the addresses that failed so far, with the error
     """
@@ -54,7 +54,7 @@ class Race:
         # Looked up here, as gevent and eventlet put one in its place that waits in a greenlet.
         self._selector = selectors.DefaultSelector()
 
-    def __enter__(self) -> Race:
+    def __enter__(self) -> HappyEyeballs:
         return self
 
     def __exit__(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from keyfront.errors import CredentialsError, Verdict
-from keyfront.middleware.ldap import refusals
-from keyfront.middleware.ldap.refusals import Refusals
+from keyfront.middleware.ldap import service_refusals
+from keyfront.middleware.ldap.service_refusals import Refusals
 from support.served import PATIENCE
 
 ACCOUNT = ("cn=service", "ldap://one:389", "ldap://two:389")
@@ -24,9 +24,9 @@ SECRET = b"of the service"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "shared"
     made.mkdir(mode=0o700)
-    monkeypatch.setattr(refusals, "shared_folder", lambda: made)
+    monkeypatch.setattr(service_refusals, "shared_folder", lambda: made)
     # Longer than any test takes, on a busy machine too.
-    monkeypatch.setattr(refusals, "HOLD_SECONDS", refusals.MAX_HOLD_SECONDS)
+    monkeypatch.setattr(service_refusals, "HOLD_SECONDS", service_refusals.MAX_HOLD_SECONDS)
     return made
 
 
@@ -128,8 +128,8 @@ def test_another_server_is_asked_first_afterwards(
 ) -> None:
     now = [1000.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    monkeypatch.setattr(refusals, "time", clock)
-    monkeypatch.setattr(refusals, "HOLD_SECONDS", 10.0)
+    monkeypatch.setattr(service_refusals, "time", clock)
+    monkeypatch.setattr(service_refusals, "HOLD_SECONDS", 10.0)
     one = Refusals(ACCOUNT)
     one.note(SECRET, refused(), "a")
     one.note(SECRET, refused(), "b")
@@ -153,8 +153,8 @@ def test_another_server_is_asked_first_afterwards(
 def test_one_who_stands_still_in_his_turn_does_not_stop_the_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "_TURN_SECONDS", 0.05)
-    accounts = [Refusals(ACCOUNT) for _ in range(refusals._TURNS + 1)]
+    monkeypatch.setattr(service_refusals, "_TURN_SECONDS", 0.05)
+    accounts = [Refusals(ACCOUNT) for _ in range(service_refusals._TURNS + 1)]
     with contextlib.ExitStack() as stack:
         for one in accounts[:-1]:
             assert stack.enter_context(one.turn(PATIENCE))
@@ -180,7 +180,7 @@ def test_a_folder_of_others_is_not_used_and_old_files_go(
 ) -> None:
     place = tmp_path / "run"
     place.mkdir(mode=0o755)
-    monkeypatch.setattr(refusals, "PLACE", place)
+    monkeypatch.setattr(service_refusals, "PLACE", place)
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     if os.getuid() == 0:
         os.chown(place, 1234, 1234)
@@ -189,7 +189,7 @@ def test_a_folder_of_others_is_not_used_and_old_files_go(
         for name, age in (("new", 0), ("old", 90_000)):
             (place / "ldap" / name).touch()
             os.utime(place / "ldap" / name, (0, os.path.getmtime(place) - age))
-        assert refusals.shared_folder() == place / "ldap"
+        assert service_refusals.shared_folder() == place / "ldap"
         assert [each.name for each in (place / "ldap").iterdir()] == ["new"]
         (place / "ldap").chmod(0o750)
-        assert refusals.shared_folder() is None
+        assert service_refusals.shared_folder() is None

@@ -1,4 +1,4 @@
-"""What the LDAP pools of all processes of a node did, in a mapped file of the node's folder.
+"""Counts what the LDAP pools of all processes of a node do, in a mapped file of its folder.
 
 A pool counts for itself, under locks that it needs anyway. Each process with a pool copies the
 numbers of all its pools to its row once a second, in a thread that does nothing else, so that no
@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keyfront.common.counters import Layout, NodeCounters, node_folder, owners
 from keyfront.common.file_lock import FileLock
-from keyfront.common.node_counters import Layout, NodeCounters, node_folder, owners
 from keyfront.errors import CoordinatorError, KeyfrontError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _SECONDS = 1.0
 class Publisher:
     """Copies the numbers of this process's pools to the node's file.
 
-    :param folder: of the node
+    :param folder: the node's folder
     :raises KeyfrontError: the file cannot be made
     """
 

@@ -1,8 +1,9 @@
-"""Checks of options against their ranges; the errors name option, value and range."""
+"""Checks options against their ranges, or reads them from text; an error names all three."""
 
 from __future__ import annotations
 
 import math
+import re
 
 from keyfront.errors import OptionError
 
@@ -10,6 +11,7 @@ from keyfront.errors import OptionError
 def above_zero(option: str, value: float) -> float:
     """Return a number of seconds above 0, ``math.inf`` included.
 
+    :param option: the option's name, for the error
     :raises OptionError: it is no number above 0
     """
     if not _is_number(value) or not value > 0:
@@ -20,6 +22,7 @@ def above_zero(option: str, value: float) -> float:
 def zero_or_more(option: str, value: float) -> float:
     """Return a number of seconds from 0, ``math.inf`` included.
 
+    :param option: the option's name, for the error
     :raises OptionError: it is no number, or below 0
     """
     if not _is_number(value) or not value >= 0:
@@ -30,6 +33,7 @@ def zero_or_more(option: str, value: float) -> float:
 def finite(option: str, value: float) -> float:
     """Return a number of seconds above 0 that is not infinite.
 
+    :param option: the option's name, for the error
     :raises OptionError: it is no number above 0, or infinite
     """
     if above_zero(option, value) == math.inf:
@@ -53,6 +57,7 @@ def sizes(minimum: int, maximum: int, prefix: str = "") -> None:
 def count(option: str, value: int) -> int:
     """Return a whole number from 0.
 
+    :param option: the option's name, for the error
     :raises OptionError: it is no whole number, or below 0
     """
     if not _is_count(value) or value < 0:
@@ -60,9 +65,37 @@ def count(option: str, value: int) -> int:
     return value
 
 
+def whole(option: str, text: str, low: int, high: int, allowed: str = "") -> int:
+    """Return the whole number that a text is.
+
+    :param low: the smallest, at least 0
+    :param high: the largest, below 10 ** 9
+    :param allowed: says what is allowed, in an error; default: the range
+    :raises OptionError: it is none, or out of the range
+    """
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise OptionError(option, text, allowed or f"a whole number, {low} to {high}")
+    return int(text)
+
+
+def decimal(option: str, text: str, low: float, high: float) -> float:
+    """Return the number that a text is, with at most nine digits before and behind the point.
+
+    :param option: the option's name, for the error
+    :param low: the smallest number, at least 0
+    :param high: the largest number
+    :raises OptionError: it is none, or not within ``low`` and ``high``
+    """
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not low <= float(text) <= high:
+        raise OptionError(option, text, f"a number, {low:g} to {high:g}")
+    return float(text)
+
+
 def one_of(option: str, value: object, *allowed: object) -> None:
     """Check a choice.
 
+    :param option: the option's name, for the error
+    :param allowed: the values that may be chosen
     :raises OptionError: it is none of these
     """
     if value not in allowed:

@@ -1,7 +1,7 @@
-"""What comparisons by wrk have in common: samples in rounds, their ratios, their tables, their end.
+"""Runs a comparison: samples in rounds, its tables and goals, its result and exit status.
 
 In each round every case is measured once, in the next round in the reverse order, so that what the
-machine does meanwhile meets both sides of a ratio. A ratio is taken in each round.
+machine does meanwhile meets both sides of a ratio (``ratios.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -103,59 +103,6 @@ def row(samples: Sequence[Sample]) -> Row:
         sum(sample.server_cpu for sample in samples) / answers * 1e6,
         sum(sample.load.generator_cpu for sample in samples) / seconds,
     )
-
-
-class Ratio(NamedTuple):
-    """A figure of two cases, first to second, over the pairs.
-
-    :ivar figure: ``rate``, ``p99`` or ``CPU``
-    """
-
-    first: str
-    second: str
-    figure: str
-    pairs: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The ratio that tables show."""
-        return statistics.median(self.pairs)
-
-    @property
-    def goal(self) -> Goal | None:
-        """What it has to reach, if anything."""
-        return goals.find(self.first, self.second, self.figure)
-
-    def spread(self, digits: int) -> str:
-        """Return the median, the lowest and the highest."""
-        low, high = min(self.pairs), max(self.pairs)
-        return f"{self.median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
-def ratio(
-    samples: Mapping[str, Sequence[Any]], first: str, second: str, figure: str = "rate"
-) -> Ratio:
-    """Take the ratio of a figure of the samples in each round."""
-    pairs = zip(samples[first], samples[second], strict=True)
-    name = figure.lower()
-    found = tuple(float(getattr(one, name) / getattr(other, name)) for one, other in pairs)
-    return Ratio(first, second, figure, found)
-
-
-def ratios(
-    samples: Mapping[str, Sequence[Any]],
-    wanted: Iterable[tuple[str, str]],
-    figures: Sequence[str] = ("rate",),
-) -> Iterator[list[Ratio]]:
-    """Return the ratios of each pair of cases that were measured, one for each figure."""
-    for first, second in wanted:
-        if first in samples and second in samples:
-            yield [ratio(samples, first, second, figure) for figure in figures]
-
-
-def judge(found: Iterable[Iterable[Ratio]]) -> dict[Goal, str]:
-    """Say of each goal among ratios how it was met."""
-    return {one.goal: one.goal.judge(one.pairs) for each in found for one in each if one.goal}
 
 
 def verdict_lines(verdicts: Mapping[Goal, str]) -> list[str]:
