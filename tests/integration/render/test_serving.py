@@ -473,6 +473,20 @@ def test_shuts_the_socket_to_others(running: Running) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
+def test_statistics_show_no_request(running: Running) -> None:
+    """Those of a core would be the headers of the request that it runs."""
+    site = running.by_name["nginx+uwsgi"]
+    _validate(site, _log_in(site, running, _address()), _address())
+    path = site.folder / "run" / "app" / "stats.sock"
+    assert not stat.S_IMODE(path.stat().st_mode) & 0o007
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        told = _read(client).decode()
+    assert sum(worker["requests"] for worker in json.loads(told)["workers"]) > 0
+    assert not [worker for worker in json.loads(told)["workers"] if worker.get("cores")]
+    assert not [x for x in running.secrets if x in told]
+
+
 def test_a_reload_of_mod_wsgi_keeps_nobody_waiting(running: Running) -> None:
     """Nobody waits for as long as one of the loads takes that it consists of."""
     site = running.by_name["mod_wsgi"]
