@@ -441,6 +441,20 @@ def test_speaks_modern_tls_only(site: Deployment) -> None:
         assert connection.version() == "TLSv1.3"
         assert connection.selected_alpn_protocol() == "h2"
     context.set_alpn_protocols(["http/1.1"])
+    # The groups of key exchange are those that are rendered, and no others.
+    context.set_ecdh_curve("prime256v1")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    plain = socket.create_connection(("127.0.0.1", site.port), PATIENCE)
+    with context.wrap_socket(plain, server_hostname="localhost") as connection:
+        assert connection.version() == "TLSv1.2"
+        assert connection.cipher()[0].startswith("ECDHE-")
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        other = ssl.create_default_context(cafile=str(site.certificate))
+        other.minimum_version = other.maximum_version = version
+        other.set_ecdh_curve("secp521r1")
+        plain = socket.create_connection(("127.0.0.1", site.port), PATIENCE)
+        with pytest.raises(OSError), other.wrap_socket(plain, server_hostname="localhost"):
+            pass
     with pytest.warns(DeprecationWarning):
         context.minimum_version = ssl.TLSVersion.TLSv1
         context.maximum_version = ssl.TLSVersion.TLSv1_1
