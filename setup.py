@@ -202,7 +202,7 @@ class SameWheel(bdist_wheel):
     def run(self):
         date = release_date()
         if date is not None:
-            os.environ.setdefault("SOURCE_DATE_EPOCH", str(date))  # WheelFile reads it
+            os.environ["SOURCE_DATE_EPOCH"] = str(date)  # WheelFile reads it
         super().run()
 
 
