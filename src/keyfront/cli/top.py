@@ -263,17 +263,16 @@ def _screen(console: Console) -> Iterator[Draw]:
     before = termios.tcgetattr(keys)
 
     def draw(readings: _Readings) -> None:
+        # not what the environment says, which stays when the window changes
         with suppress(OSError):  # it is gone: then reading its keys ends this
-            size = os.get_terminal_size(console.file.fileno())
-            # not what the environment says, which stays when the window changes
-            console.size = ConsoleDimensions(size.columns or 80, size.lines or 24)
-        size = console.size
+            found = os.get_terminal_size(console.file.fileno())
+            console.size = ConsoleDimensions(found.columns or 80, found.lines or 24)
+        # the last column stays free: some terminals begin a new line behind it
+        width, height = max(console.width - 1, 1), console.height
         older, newer = readings.reader.snapshots
         note = _KEYS
         if hangs := readings.hangs:
             note = f"{_KEYS}; WHAT IS SHOWN IS OLD: a reading has hung for {hangs:.0f} s"
-        # the last column stays free: some terminals begin a new line behind it
-        width, height = max(size.width - 1, 1), size.height
         if newer is None:
             text = Text(f"reading ... {note}"[:width])
         else:

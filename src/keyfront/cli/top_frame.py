@@ -7,6 +7,7 @@ it stays where it was as long as the size does.
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from .status import p99
 #: The least columns of a block, and the columns between two.
 BLOCK, GAP = 38, 3
 _WIDEST = 56
+_ERROR_LINES = 3
 # Whether there are blank lines, and how many lines a list may have: the first of these that fits.
 _SHAPES = (
     *((True, rows) for rows in (100, 50, 30, 20, 12, 8, 6, 5, 4)),
@@ -66,7 +68,8 @@ class Rates:
         """
         if self._seconds <= 0 or not self._before.keys() & self.now.keys() >= set(names):
             return None
-        return sum(max(self.now[name] - self._before[name], 0) for name in names)
+        grown: int = sum(max(self.now[name] - self._before[name], 0) for name in names)
+        return grown
 
     def total(self, *names: str) -> int:
         """Return the sum of these counts."""
@@ -87,8 +90,8 @@ class Rates:
 
 def per_second(value: float) -> str:
     """Return a rate in at most six columns."""
-    if value and value < 0.05:
-        return "<0.1"
+    if value < 0.05:
+        return "<0.1" if value else "0"
     return f"{value:.1f}" if value < 1000 else short(round(value))
 
 
@@ -171,7 +174,7 @@ def frame(
         hidden = len(body) - room + 1
         more = Text(f"... {hidden} lines more: enlarge this"[:width], _WARNING)
         body = [*body[: room - 1], more]
-    return Text("\n").join([*top, *body, *bottom])
+    return Text("\n").join([*top, *body, *bottom][:height])
 
 
 def _body(before: Snapshot | None, now: Snapshot, width: int, room: int | None) -> list[Text]:
@@ -184,13 +187,14 @@ def _body(before: Snapshot | None, now: Snapshot, width: int, room: int | None) 
     ]
     if not used:
         return []
-    each = min((width - GAP * (len(used) - 1)) // len(used), _WIDEST)
+    each = max(min((width - GAP * (len(used) - 1)) // len(used), _WIDEST), BLOCK)
     lines: list[Text] = []
     for blank, rows in _SHAPES:
         sides = [_side(column, before, now, each, rows, blank=blank) for column in used]
         lines = []
         for row in itertools.zip_longest(*sides, fillvalue=Text(" " * each)):
             line = Text(" " * GAP).join(row)
+            line.truncate(width)
             line.rstrip()
             lines.append(line)
         if room is None or len(lines) <= room:
@@ -240,7 +244,10 @@ def _head(before: Snapshot | None, now: Snapshot, width: int) -> list[Text]:
             errors.setdefault(plain(part["error"]), name)
     for error, name in errors.items():
         text = f"{name}: {error}" if name else error
-        lines.append(Text(text if len(text) <= width else f"{text[: width - 2]}..", _BAD))
+        cut = textwrap.wrap(
+            text, max(width, 3), max_lines=_ERROR_LINES, placeholder="..", break_on_hyphens=False
+        )
+        lines += [Text(words[:width], _BAD) for words in cut]
     return lines
 
 
