@@ -220,12 +220,14 @@ def _head(before: Snapshot | None, now: Snapshot, width: int) -> list[Text]:
     """Return the lines above the blocks: which node, its state, and what is wrong."""
     found = now.found
     state, style = "in service", "bold green"
-    if not found:
+    if not found or "error" in found["requests"]:
         state, style = "NOT READ", _BAD
     elif found["draining"]:
         state, style = "DRAINING", "bold yellow"
-    if found and not found["ok"]:
-        state, style = f"{state}, NOT OK", _BAD
+    elif not found["requests"]["workers"]:
+        state, style = "NOT SERVING", _BAD
+    elif not found["ok"]:
+        state, style = "in service, NOT OK", _BAD
     interval = "" if before is None else f"in the last {span(now.when - before.when)}"
     right = "  ".join(x for x in (state, interval, now.clock) if x)
     where = plain(found.get("node", ""))

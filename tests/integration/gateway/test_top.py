@@ -119,7 +119,7 @@ def test_a_served_keystone(
             size = counts.stat().st_size
             os.truncate(counts, size - 8)
             frame = screen.until(_shows("bytes instead of"), "it cannot be read")
-            assert "NOT OK" in frame[0] and any("TOKEN CACHE" in line for line in frame)
+            assert "NOT READ" in frame[0] and any("TOKEN CACHE" in line for line in frame)
             os.truncate(counts, size)
             screen.until(_shows("WORKERS"), "it can be read again")
             served.stop()
@@ -178,7 +178,8 @@ def test_without_a_terminal(tmp_path: Path) -> None:
     with terminal(TOP, TERM="dumb") as screen:
         assert screen.end() == 2
         assert "TERM = dumb" in screen.output
-    with terminal([*TOP, "--node", str(tmp_path / "none")]) as screen:
+    none = str(tmp_path / "none")
+    with terminal([*TOP, "--node", none, "--tokens", none], columns=200) as screen:
         screen.until(_shows("No such file"), "it says that there is none")
         (tmp_path / "none").mkdir()
         wait_for(lambda: screen.process.poll() is None, "it waits for one")

@@ -211,10 +211,13 @@ def test_what_is_wrong_is_said_at_the_top() -> None:
     found = _found(requests={"parts": away, "workers": []})
     found |= {"ok": False, "draining": True, "ldap": {"error": "/run/x: Permission\n denied ü"}}
     lines = _lines(_found(), found)
-    assert "DRAINING, NOT OK" in lines[0]
+    assert "DRAINING" in lines[0]
     assert lines[1] == "ldap: /run/x: Permission denied ?"
     assert _row(lines, "redis AWAY") == ["3", "s", "ago"]
     assert any("NO WORKER RUNS" in line for line in lines)
+    assert "NOT SERVING" in _lines(None, {**found, "draining": False})[0]
+    found["requests"] = {**_found()["requests"], "parts": away}
+    assert "in service, NOT OK" in _lines(None, {**found, "draining": False})[0]
     gone = frame(Snapshot(1.0, found), Snapshot(2.0, {}, "no node in /run"), width=80, height=24)
     assert "NOT READ" in gone.plain and "no node in /run" in gone.plain
 
