@@ -17,7 +17,7 @@ from rich.text import Text
 from .status import p99
 
 #: The least columns of a block, and the columns between two.
-BLOCK, GAP = 38, 3
+BLOCK, GAP = 37, 3
 _WIDEST = 56
 _ERROR_LINES = 3
 # Whether there are blank lines, and how many lines a list may have: the first of these that fits.
@@ -293,7 +293,7 @@ def _workers(before: Snapshot | None, now: Snapshot, width: int, rows: int) -> B
     shown = rows if len(workers) <= 2 * rows else rows - 1
     for start in range(0, min(len(workers), 2 * shown), 2):
         pair = workers[start : start + 2]
-        cells = [f"{one['pid']:>8} {one['memory_bytes'] / _MIB:>5.0f} MiB" for one in pair]
+        cells = [f"{one['pid']:>7} {one['memory_bytes'] / _MIB:>5.0f} MiB" for one in pair]
         block.text("  ".join(cells))
     if len(workers) > 2 * shown:
         left = len(workers) - 2 * shown
@@ -313,13 +313,14 @@ def _parts(before: Snapshot | None, now: Snapshot, width: int, rows: int) -> Blo
     of = _of(before, now, "requests")
     if of is None or not of.now["parts"]:
         return None
-    block = Block("PARTS", width, "asked")
+    oldest = max(one["seconds_ago"] for one in of.now["parts"].values())
+    block = Block("PARTS", width, f"asked {span(oldest)} ago")
     for name, one in of.now["parts"].items():
         if not one["ok"]:
             block.row(f"{name} AWAY", f"{span(one['seconds_ago'])} ago", style=_BAD)
-    there = {name: one["seconds_ago"] for name, one in of.now["parts"].items() if one["ok"]}
+    there = [name for name, one in of.now["parts"].items() if one["ok"]]
     if there:
-        block.row(f"there: {' '.join(there)}", f"{span(max(there.values()))} ago")
+        block.text(f"there: {' '.join(there)}")
     return block
 
 
@@ -412,7 +413,7 @@ def _logins(before: Snapshot | None, now: Snapshot, width: int, rows: int) -> Bl
     of = _of(before, now, "ldap")
     if of is None:
         return None
-    block = Block("BINDS OF USERS", width, "a second", "in all")
+    block = Block("BINDS AND SEARCHES", width, "a second", "in all")
     for label, name in (
         ("accepted", "logins_accepted"),
         ("refused", "credentials_refused"),
