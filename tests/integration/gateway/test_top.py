@@ -7,9 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import pytest
 import requests
 
 from support import keystones
@@ -54,115 +56,119 @@ def _shows(words: str) -> Callable[[list[str]], bool]:
     return lambda frame: any(words in line for line in frame)
 
 
-def test_a_served_keystone(
-    tmp_path: Path
-) -> None:
-    state = keystones.keystone_state(tmp_path / "state")
-    (tmp_path / "beats").mkdir(mode=0o700)
-    command = [*TOP, "--state", str(state), "--heartbeat", str(tmp_path / "beats")]
+class Site(NamedTuple):
+    """A served Keystone, and the command that looks at it."""
+
+    served: Served
+    command: list[str]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One for all tests; the last stops it."""
+    folder = tmp_path_factory.mktemp("top")
+    state = keystones.keystone_state(folder / "state")
+    (folder / "beats").mkdir(mode=0o700)
     with serve(state, "uwsgi", port=keystones.port_of(state)) as served:
-        token = _login(served)
-        ask = _validate(served, token)
-        outputs = []
-        with terminal(command) as screen:
-            modes = screen.modes()
-            screen.until(_shows("in the last"), "there are rates")
-            assert screen.modes() != modes
-            # What comes is shown: as rates, which are of an interval, and none else.
-            seen = []
+        yield Site(served, [*TOP, "--state", str(state), "--heartbeat", str(folder / "beats")])
 
-            def busy(frame: list[str]) -> bool:
-                ask()
-                rates = [
-                    re.search(r"repeated, worker +(\S+) +(\d+)", line) for line in frame
-                ]
-                seen.extend(float(one[1]) for one in rates if one and one[1] not in "-0")
-                return bool(seen)
 
-            frame = screen.until(busy, "the hits are seen")
-            assert all(len(line) <= 79 for line in frame) and len(frame) <= 24
-            for words in ("REQUESTS", "WORKERS", "TOKEN CACHE", "CHANGES", "q or Ctrl-C ends"):
-                assert any(words in line for line in frame), words
-            for words in ("LDAP", "HEARTBEAT", "queue"):  # not in use here
-                assert not any(words in line for line in frame), words
-
-            screen.resize(130, 50)
-            screen.until(lambda frame: max(map(len, frame)) > 80, "it uses the room")
-            screen.resize(50, 12)
-            screen.until(
-                lambda frame: len(frame) <= 12 and max(map(len, frame)) < 50, "it is smaller"
-            )
-            screen.resize(80, 24)
-            screen.until(_shows("TOKEN CACHE"), "all is there again")
-
-            # a signal of no meaning and keys of none
-            screen.type(b"xyz\x1b[A")
-            screen.until(_shows("in the last"), "it goes on")
+def test_a_reading_that_hangs(site: Site) -> None:
+    """A lock that a stopped process holds hangs the reading; the keys work, and it is said."""
+    served, command = site
+    _login(served)
+    folder = _token_cache(served.state)
+    hold = (
+        "import sys, pathlib, time\n"
+        "from keyfront.middleware.tokens.coordinator.local import SharedMemory\n"
+        "with SharedMemory(pathlib.Path(sys.argv[1]), create=False)._held():\n"
+        "    print(flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with terminal(command) as screen:
+        modes = screen.modes()
+        screen.until(_shows("TOKEN CACHE"), "it is there")
+        holder = subprocess.Popen(
+            [sys.executable, "-c", hold, str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert holder.stdout is not None and holder.stdin is not None
+            holder.stdout.readline()
+            screen.until(_shows("WHAT IS SHOWN IS OLD"), "it says that it hangs")
+            screen.resize(100, 30)
+            screen.until(_shows("TOKEN CACHE"), "it is drawn all the same")
             screen.type(b"q")
             _ends(screen, modes)
-            outputs.append(screen.output)
+        finally:
+            holder.communicate(b"")
 
-        with terminal(command) as screen:
-            modes = screen.modes()
-            screen.until(_shows("TOKEN CACHE"), "it is there")
-            screen.type(b"\x03")
-            _ends(screen, modes)
 
-        with terminal(command) as screen:
-            modes = screen.modes()
-            screen.until(_shows("TOKEN CACHE"), "it is there")
-            (state / "run/node/draining").touch()
-            screen.until(_shows("DRAINING"), "it drains")
-            (state / "run/node/draining").unlink()
-            counts = state / "run/node/requests"
-            # as another version's, or damaged
-            size = counts.stat().st_size
-            os.truncate(counts, size - 8)
-            frame = screen.until(_shows("bytes instead of"), "it cannot be read")
-            assert "NOT READ" in frame[0] and any("TOKEN CACHE" in line for line in frame)
-            os.truncate(counts, size)
-            screen.until(_shows("WORKERS"), "it can be read again")
-            served.stop()
-            screen.until(_shows("NO WORKER RUNS"), "the server has stopped")
-            screen.process.send_signal(signal.SIGTERM)
-            _ends(screen, modes, 128 + signal.SIGTERM)
-            outputs.append(screen.output)
+def test_a_served_keystone(site: Site) -> None:
+    """Its rates, sizes, keys; then what cannot be read, and its end."""
+    served, command = site
+    state = served.state
+    token = _login(served)
+    ask = _validate(served, token)
+    outputs = []
+    with terminal(command) as screen:
+        modes = screen.modes()
+        screen.until(_shows("in the last"), "there are rates")
+        assert screen.modes() != modes
+
+        def busy(frame: list[str]) -> bool:
+            ask()
+            found = [re.search(r"repeated, worker +([\d.]+) +\d", line) for line in frame]
+            return any(one and float(one[1]) > 0 for one in found)
+
+        frame = screen.until(busy, "the hits are seen")
+        assert all(len(line) <= 79 for line in frame) and len(frame) <= 24
+        for words in ("REQUESTS", "WORKERS", "TOKEN CACHE", "CHANGES", "q or Ctrl-C ends"):
+            assert any(words in line for line in frame), words
+        for words in ("LDAP", "HEARTBEAT", "queue"):  # not in use here
+            assert not any(words in line for line in frame), words
+
+        screen.resize(130, 50)
+        screen.until(lambda frame: max(map(len, frame)) > 80, "it uses the room")
+        screen.resize(50, 12)
+        screen.until(lambda frame: len(frame) <= 12 and max(map(len, frame)) < 50, "it is smaller")
+        screen.resize(80, 24)
+        screen.until(_shows("TOKEN CACHE"), "all is there again")
+
+        # keys of no meaning
+        screen.type(b"xyz\x1b[A")
+        screen.until(_shows("in the last"), "it goes on")
+        screen.type(b"q")
+        _ends(screen, modes)
+        outputs.append(screen.output)
+
+    with terminal(command) as screen:
+        modes = screen.modes()
+        screen.until(_shows("TOKEN CACHE"), "it is there")
+        screen.type(b"\x03")
+        _ends(screen, modes)
+
+    with terminal(command) as screen:
+        modes = screen.modes()
+        screen.until(_shows("TOKEN CACHE"), "it is there")
+        (state / "run/node/draining").touch()
+        screen.until(_shows("DRAINING"), "it drains")
+        (state / "run/node/draining").unlink()
+        counts = state / "run/node/requests"
+        # as another version's, or damaged
+        size = counts.stat().st_size
+        os.truncate(counts, size - 8)
+        frame = screen.until(_shows("bytes instead of"), "it cannot be read")
+        assert "NOT READ" in frame[0] and any("TOKEN CACHE" in line for line in frame)
+        os.truncate(counts, size)
+        screen.until(_shows("WORKERS"), "it can be read again")
+        served.stop()
+        screen.until(_shows("NO WORKER RUNS"), "the server has stopped")
+        screen.process.send_signal(signal.SIGTERM)
+        _ends(screen, modes, 128 + signal.SIGTERM)
+        outputs.append(screen.output)
     for output in outputs:
         assert token not in output and served.password not in output
-
-
-def test_a_reading_that_hangs(tmp_path: Path) -> None:
-    """A lock that a stopped process holds hangs the reading; the keys work, and it is said."""
-    state = keystones.keystone_state(tmp_path / "state")
-    (tmp_path / "beats").mkdir(mode=0o700)
-    command = [*TOP, "--state", str(state), "--heartbeat", str(tmp_path / "beats")]
-    with serve(state, "uwsgi", port=keystones.port_of(state)) as served:
-        _login(served)
-        folder = _token_cache(state)
-        hold = (
-            "import sys, pathlib, time\n"
-            "from keyfront.middleware.tokens.coordinator.local import SharedMemory\n"
-            "with SharedMemory(pathlib.Path(sys.argv[1]), create=False)._held():\n"
-            "    print(flush=True)\n"
-            "    sys.stdin.read()\n"
-        )
-        with terminal(command) as screen:
-            modes = screen.modes()
-            screen.until(_shows("TOKEN CACHE"), "it is there")
-            holder = subprocess.Popen(
-                [sys.executable, "-c", hold, str(folder)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )  # fmt: skip
-            try:
-                assert holder.stdout is not None and holder.stdin is not None
-                holder.stdout.readline()
-                screen.until(_shows("WHAT IS SHOWN IS OLD"), "it says that it hangs")
-                screen.resize(100, 30)
-                screen.until(_shows("TOKEN CACHE"), "it is drawn all the same")
-                screen.type(b"q")
-                _ends(screen, modes)
-            finally:
-                holder.communicate(b"")
 
 
 def _token_cache(state: Path) -> Path:
