@@ -54,6 +54,9 @@ EXTRAS = {
     "metrics": [
         "prometheus_client>=0.20",  # the text formats of Prometheus, for keyfront metrics
     ],
+    "top": [
+        "rich>=13",  # lays out, colours and shows the screen of keyfront top
+    ],
     "keystone": [
         "keystone>=27",  # the service this package fronts; 27 is 2025.1
     ],
@@ -120,6 +123,7 @@ EXTRAS = {
         "redis[hiredis]>=5.0",  # the Redis coordinator's client
         "requests",  # plain HTTP against the running servers
         "requests-mock",  # keystonemiddleware's own tests, which are run with our middleware
+        "rich>=13",  # the screen of keyfront top
         "setuptools>=77",  # the packaging tests build without an isolated environment
         "trustme>=1.2",  # makes the certificates of the TLS tests
         "uwsgi>=2.0.27",  # never beside pyuwsgi: both install bin/uwsgi
