@@ -12,7 +12,7 @@ from pathlib import Path
 from keyfront import __version__
 from keyfront.common import programs as installed
 from keyfront.common.machine import cores, somaxconn
-from keyfront.common.node_counters import VARIABLE
+from keyfront.common.counters import VARIABLE
 from keyfront.common.templates import render
 from keyfront.errors import OptionError
 
