@@ -11,8 +11,8 @@ from pathlib import Path
 
 from keyfront import __version__
 from keyfront.common import programs as installed
-from keyfront.common.machine import cores, somaxconn
 from keyfront.common.counters import VARIABLE
+from keyfront.common.machine import cores, somaxconn
 from keyfront.common.templates import render
 from keyfront.errors import OptionError
 
