@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent / "tests"
-# Measurements, whose modules are imported on each Python by test_packaging; arithmetic; documents.
-ONCE = tuple(TESTS / "unit" / name for name in ("benchmarks", "plan", "test_docs.py"))
+# Measurements, whose modules are imported on each Python by test_packaging; arithmetic; what reads
+# configuration files, which test_doctor runs on each as a command; documents.
+ONCE = tuple(TESTS / "unit" / name for name in ("benchmarks", "plan", "doctor", "test_docs.py"))
 STARTS_SERVERS = (TESTS / "integration", TESTS / "conformance")
 
 if not sys.prefix.isascii():

@@ -4,12 +4,18 @@ Each folder at the top of the repository becomes a package inside ``keyfront``: 
 ``keyfront.gateway``, and so on. ``src/keyfront`` is the package they hang from.
 """
 
+import gzip
+import os
 import re
 import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).parent
 TREES = ("gateway", "middleware", "deploy", "benchmarks")
@@ -47,6 +53,9 @@ EXTRAS = {
     ],
     "metrics": [
         "prometheus_client>=0.20",  # the text formats of Prometheus, for keyfront metrics
+    ],
+    "top": [
+        "rich>=13",  # lays out, colours and shows the screen of keyfront top
     ],
     "keystone": [
         "keystone>=27",  # the service this package fronts; 27 is 2025.1
@@ -114,6 +123,7 @@ EXTRAS = {
         "redis[hiredis]>=5.0",  # the Redis coordinator's client
         "requests",  # plain HTTP against the running servers
         "requests-mock",  # keystonemiddleware's own tests, which are run with our middleware
+        "rich>=13",  # the screen of keyfront top
         "setuptools>=77",  # the packaging tests build without an isolated environment
         "trustme>=1.2",  # makes the certificates of the TLS tests
         "uwsgi>=2.0.27",  # never beside pyuwsgi: both install bin/uwsgi
@@ -156,6 +166,76 @@ class CleanBuild(build_py):
         if not self.editable_mode:
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
+
+
+def release_date():
+    """Return the seconds of SOURCE_DATE_EPOCH, by default those of the commit or of PKG-INFO.
+
+    A source archive's PKG-INFO has the date of the archive, so that a wheel that is built from it
+    is the one that was built beside it.
+    """
+    told = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if not told and (HERE / ".git").exists():
+        command = ["git", "log", "-1", "--format=%ct"]
+        try:
+            asked = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+            told = asked.stdout.strip()
+        except OSError:  # no git: the dates are those of the files
+            pass
+    if not told and (HERE / "PKG-INFO").exists():
+        told = str(int((HERE / "PKG-INFO").stat().st_mtime))
+    return int(told) if told else None
+
+
+def usual_mode(mode):
+    """Return what a checkout under the umask 022 has, whoever builds."""
+    return 0o755 if mode & 0o100 else 0o644
+
+
+class SameWheel(bdist_wheel):
+    """A wheel whose bytes do not go by the builder's umask and clock."""
+
+    def write_wheelfile(self, wheelfile_base, **options):
+        super().write_wheelfile(wheelfile_base, **options)
+        # Called last before the files are packed; for an editable install nothing is.
+        if self.bdist_dir and Path(wheelfile_base).is_relative_to(self.bdist_dir):
+            for path in Path(self.bdist_dir).rglob("*"):
+                if path.is_file():
+                    path.chmod(usual_mode(path.stat().st_mode))
+
+    def run(self):
+        date = release_date()
+        if date is not None:
+            os.environ["SOURCE_DATE_EPOCH"] = str(date)  # WheelFile reads it
+        super().run()
+
+
+class SameArchive(sdist):
+    """A source archive whose bytes do not go by the builder's name, umask, folder and clock."""
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, **options):
+        date = release_date()
+        if format != "gztar" or date is None:
+            return super().make_archive(base_name, format, root_dir, base_dir, **options)
+
+        def usual(member):
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mtime = date
+            member.mode = 0o755 if member.isdir() else usual_mode(member.mode)
+            return member
+
+        name = f"{base_name}.tar.gz"
+        # Its own name and time would stand in the header of gzip.
+        with (
+            open(name, "wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=date) as packed,
+            tarfile.open(
+                fileobj=packed, mode="w", format=tarfile.PAX_FORMAT, dereference=True
+            ) as archive,
+        ):
+            archive.add(base_dir, filter=usual)  # a folder's names are sorted
+        return name
 
 
 def version():
@@ -207,6 +287,6 @@ setup(
     install_requires=BASE,
     extras_require=EXTRAS,
     entry_points=ENTRY_POINTS,
-    cmdclass={"build_py": CleanBuild},
+    cmdclass={"build_py": CleanBuild, "bdist_wheel": SameWheel, "sdist": SameArchive},
     zip_safe=False,
 )

@@ -18,7 +18,7 @@ without keyfront on the same memcached count here; it hears of all, see :func:`e
 from __future__ import annotations
 
 import hashlib
-import pickle
+import json
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Mapping
@@ -104,11 +104,14 @@ class ByRows(ProxyBackend):
         value = NO_VALUE if view is None else self.proxied.get_serialized(self._key(key, view))
         if not isinstance(value, bytes):
             return NO_VALUE
-        (length,) = _LENGTH.unpack_from(value)
-        made_of = pickle.loads(value[_LENGTH.size : _LENGTH.size + length])
-        if not self._stands(key, made_of, view):
-            return NO_VALUE
-        return value[_LENGTH.size + length :]
+        try:
+            (length,) = _LENGTH.unpack_from(value)
+            # Of what others may write, nothing is unpickled here that Keystone would not.
+            sequence, *made_of = json.loads(value[_LENGTH.size : _LENGTH.size + length])
+            stands = self._stands(key, (sequence, *map(tuple, made_of)), view)
+        except (struct.error, ValueError, TypeError, KeyError):
+            return NO_VALUE  # damaged, or somebody else's
+        return value[_LENGTH.size + length :] if stands else NO_VALUE
 
     def set(self, key: Any, value: Any) -> None:
         """Store a value, if it is known what it was made of."""
@@ -131,7 +134,7 @@ class ByRows(ProxyBackend):
         # Who cannot see whether it is a token does not know what it depends on.
         made_of = None if parsed is NO_VALUE else self._made_of(key, parsed.payload, view)
         if made_of is not None:
-            packed = pickle.dumps(made_of, pickle.HIGHEST_PROTOCOL)
+            packed = json.dumps(made_of).encode()
             kept = _LENGTH.pack(len(packed)) + packed + value
             self.proxied.set_serialized(self._key(key, view), kept)
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from ..memory_limit import resident
 from ..node import counters as node
 from ..node.drain import is_draining
 from ..node.health import PARTS
+from .ended import Ended
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
@@ -255,35 +255,6 @@ _BEATS = (
 )
 
 Sample = tuple[str, tuple[str, ...], float]
-
-
-@dataclass
-class Ended:
-    """Sums over processes whose counts end with them: a sum never falls while this process lives.
-
-    :ivar last: the counts of each process when it was last seen, by its file and number
-    :ivar seen: true if there ever was one
-    """
-
-    last: dict[tuple[str, int], Mapping[str, int]] = field(default_factory=dict)
-    seen: bool = False
-    _sums: dict[str, int] = field(default_factory=dict)
-
-    def add(self, living: Mapping[tuple[str, int], Mapping[str, int]]) -> dict[str, int]:
-        """Return the sums over those that live and those that were seen and ended."""
-        for whose, counts in self.last.items():
-            # one of the same number that counts less is another
-            again = living.get(whose)
-            if again is None or any(again[name] < counts[name] for name in counts):
-                for name, count in counts.items():
-                    self._sums[name] = self._sums.get(name, 0) + count
-        self.last = dict(living)
-        self.seen = self.seen or bool(living)
-        found = dict(self._sums)
-        for counts in living.values():
-            for name, count in counts.items():
-                found[name] = found.get(name, 0) + count
-        return found
 
 
 class NodeCollector(Collector):

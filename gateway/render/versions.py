@@ -30,6 +30,10 @@ _USUAL = {
     "uwsgi": frozenset({"https-socket", "route-run"}),
     "nginx": frozenset({"http_ssl_module", "http_v2_module", "http_realip_module"}),
 }
+#: A feature of a server whose OpenSSL has this group, and may be told to do without (``?``). A
+#: server does not start with a group that its OpenSSL has never heard of.
+HYBRID = "X25519MLKEM768"
+_HYBRID_SINCE = (3, 5)  # of OpenSSL
 _PATIENCE = 10  # seconds for a program to tell its version
 
 
@@ -41,7 +45,8 @@ class Version:
     :param text: the version in the server's words, for example ``2.0.31``
     :param how: ``found`` on this machine, ``assumed`` by the operator, or ``newest``: not here, so
         the newest stable release is taken
-    :param features: the parts that were built in: nginx's modules, uWSGI's options
+    :param features: the parts that were built in: nginx's modules, uWSGI's options, and
+        ``X25519MLKEM768`` where OpenSSL has it
     :param program: the program that was asked, or Apache's module; ``None`` unless found
     """
 
@@ -158,6 +163,19 @@ def _version(
     )
 
 
+def _hybrid(said: str, *words: str) -> list[str]:
+    """Return the feature if what a program said tells of an OpenSSL that has the group.
+
+    :param words: what stands before OpenSSL's version, the best word first: a program may run with
+        another than it was built with
+    """
+    for word in words:
+        match = re.search(rf"{word} *OpenSSL (\d+)\.(\d+)", said)
+        if match is not None:
+            return [HYBRID] if (int(match[1]), int(match[2])) >= _HYBRID_SINCE else []
+    return []
+
+
 def _uwsgi(virtualenv: Path) -> Version | None:
     beside = virtualenv / "bin" / "uwsgi"
     program = beside if beside.exists() else _system_program("uwsgi")
@@ -176,21 +194,29 @@ def _nginx(_: Path) -> Version | None:
         return None
     said = _say(program, "-V")
     modules = re.findall(r"--with-(\w+_module)\b", said)
-    return _version("nginx", program, said, r"nginx/(\d+\.\d+\.\d+)", modules)
+    # It says the latter only if they differ.
+    hybrid = _hybrid(said, "running with", "built with")
+    return _version("nginx", program, said, r"nginx/(\d+\.\d+\.\d+)", [*modules, *hybrid])
 
 
 def _apache(_: Path) -> Version | None:
     program = _system_program("apache2", "httpd")
     if program is None:
         return None
-    return _version("apache", program, _say(program, "-v"), r"Apache/(\d+\.\d+\.\d+)")
+    # It does not tell what mod_ssl is linked with. A distribution's has that of the distribution's
+    # own openssl, which lies in the bin beside sbin; another one says nothing about it.
+    beside = program.parent.parent / "bin" / "openssl"
+    hybrid = _hybrid(_say(beside, "version"), "Library:") if beside.exists() else []
+    return _version("apache", program, _say(program, "-v"), r"Apache/(\d+\.\d+\.\d+)", hybrid)
 
 
 def _haproxy(_: Path) -> Version | None:
     program = _system_program("haproxy")
     if program is None:
         return None
-    return _version("haproxy", program, _say(program, "-v"), r"version (\d+\.\d+\.\d+)")
+    said = _say(program, "-vv")
+    hybrid = _hybrid(said, "Running on OpenSSL version :")
+    return _version("haproxy", program, said, r"version (\d+\.\d+\.\d+)", hybrid)
 
 
 def _mod_wsgi(virtualenv: Path) -> Version | None:

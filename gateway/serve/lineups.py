@@ -11,6 +11,7 @@ from pathlib import Path
 
 from keyfront import __version__
 from keyfront.common import programs as installed
+from keyfront.common.counters import VARIABLE
 from keyfront.common.machine import cores, somaxconn
 from keyfront.common.templates import render
 from keyfront.errors import OptionError
@@ -99,6 +100,13 @@ class Lineup:
         return self.runtime / "uwsgi.sock"
 
 
+def _environment(lineup: Lineup) -> dict[str, str]:
+    """Return the variables of what loads Keystone; another folder for counts is the user's to
+    name."""
+    node = os.environ.get(VARIABLE) or str(lineup.state.node)
+    return {VARIABLE: node, **lineup.state.environment()}
+
+
 def _uwsgi(lineup: Lineup, **values: object) -> Program:
     program = installed.uwsgi_program()
     python = sys.executable if installed.is_script(Path(program)) else None
@@ -109,7 +117,7 @@ def _uwsgi(lineup: Lineup, **values: object) -> Program:
         log=lineup.state.log / "uwsgi.log",
         stop=signal.SIGTERM,
         reload=[*_KEYFRONT, "reload", str(ini)],
-        environment=lineup.state.environment(),
+        environment=_environment(lineup),
     )
 
 
@@ -136,7 +144,7 @@ def _apache(lineup: Lineup, template: str, **values: object) -> Program:
 
 def _mod_wsgi(lineup: Lineup) -> list[Program]:
     script = lineup.render(
-        "keyfront.wsgi", "serve/apache/keyfront.wsgi.j2", environment=lineup.state.environment()
+        "keyfront.wsgi", "serve/apache/keyfront.wsgi.j2", environment=_environment(lineup)
     )
     module = installed.mod_wsgi_module()
     # one goes on while the other is replaced

@@ -65,6 +65,11 @@ class State:
         return self.path / "run"
 
     @property
+    def node(self) -> Path:
+        """The folder of what the server's processes count (``KEYFRONT_NODE``)."""
+        return self.run / "node"
+
+    @property
     def openrc(self) -> Path:
         return self.path / "openrc"
 

@@ -546,7 +546,7 @@ def _host_of_pass(directive: Directive) -> str:
     "apache",
     holds="Apache speaks TLS 1.2 or newer",
     harm="Passwords travel under a cipher that can be broken; some clients refuse to connect.",
-    source="RFC 8996; Mozilla, Server Side TLS, guideline 5.7",
+    source="RFC 8996; Mozilla, Server Side TLS, guideline 5.8",
 )
 def tls_versions(found: Found) -> Iterator[Finding]:
     """all without -TLSv1 and -TLSv1.1 includes them where OpenSSL has them."""

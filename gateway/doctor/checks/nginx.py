@@ -423,7 +423,7 @@ def obsolete(found: Found) -> Iterator[Finding]:
     "nginx",
     holds="nginx speaks TLS 1.2 or newer",
     harm="Passwords travel under a cipher that can be broken; some clients refuse to connect.",
-    source="RFC 8996; Mozilla, Server Side TLS, guideline 5.7",
+    source="RFC 8996; Mozilla, Server Side TLS, guideline 5.8",
 )
 def tls_versions(found: Found) -> Iterator[Finding]:
     """TLS 1.0 and 1.1 are deprecated since 2021, SSL 3 since 2015."""

@@ -25,6 +25,7 @@ _COMMANDS = {
     "uwsgi": "run uWSGI so that a reload keeps nobody waiting",
     "reload": "load a served application anew, without a pause",
     "status": "say how this node is: workers, health, token cache, LDAP, heartbeat",
+    "top": "show how this node is, live in a terminal",
     "drain": "take this node out of service, and wait until nothing runs on it",
     "tokens": "look at the token cache of this machine, or empty it",
     "ldap": "look at LDAP servers",

@@ -51,6 +51,12 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder of the heartbeat's counts (default: those in /dev/shm)",
     )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="a Keystone of keyfront serve: its state folder, instead of FILE and --config-file",
+    )
 
 
 def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
@@ -97,10 +103,15 @@ def node_folder(arguments: argparse.Namespace, *, required: bool) -> Path | None
 
     :param required: true if there has to be one
     """
+    named = arguments.file is not None or arguments.node is not None
+    if not named and arguments.state is not None:
+        from keyfront.gateway.serve.state import State
+
+        return State(arguments.state).node
     try:
         return drain.folder(arguments.file, arguments.node)
     except ServerError:
-        if required or arguments.file or arguments.node:
+        if required or named:
             raise
         return None
 
@@ -112,11 +123,16 @@ def token_counts(arguments: argparse.Namespace) -> Mapping[str, int] | None:
     """
     from keyfront.middleware.tokens import node_cache
 
-    named = arguments.tokens is not None or arguments.config_file is not None
+    config_file = arguments.config_file
+    if config_file is None and arguments.state is not None:
+        from keyfront.gateway.serve.state import State
+
+        config_file = State(arguments.state).config
+    named = arguments.tokens is not None or config_file is not None
     if not named and not tokens.caches():
         return None
     try:
-        found = tokens.cache(path=arguments.tokens, config_file=arguments.config_file)
+        found = tokens.cache(path=arguments.tokens, config_file=config_file)
         return {**found.coordinator.statistics(), **node_cache.statistics(found.folder)}
     except CoordinatorError:
         raise

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from typing import Any, TextIO
+from functools import cache
+from typing import TYPE_CHECKING, Any, TextIO
 
 from keyfront.errors import KeyfrontError
 from keyfront.gateway.memory_limit import resident
@@ -16,6 +17,9 @@ from keyfront.gateway.node.health import PARTS
 
 from . import heartbeat, metrics
 from .drain import add_file_argument
+
+if TYPE_CHECKING:
+    from keyfront.gateway.metrics.ended import Ended
 
 _LABEL = 18
 _MIB = 1 << 20
@@ -47,10 +51,17 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     return 0 if found["ok"] else 1
 
 
-def status(arguments: argparse.Namespace) -> dict[str, Any]:
+def status(
+    arguments: argparse.Namespace,
+    ended: Ended | None = None,
+    times: MutableMapping[str, float] | None = None,
+) -> dict[str, Any]:
     """Return all that is known of a node, by part; a part that is not in use is ``None``, and one
-    whose counts cannot be read has an ``error``.
+    whose counts cannot be read has an ``error``. docs/operate.md has the names.
 
+    :param ended: keeps what processes with a heartbeat counted that have ended since, for who asks
+        again; by default only those are counted that live
+    :param times: told when each part was read, by the clock of :func:`time.monotonic`
     :raises KeyfrontError: there is no such node
     """
     from keyfront.middleware.ldap import pool_counters as ldap
@@ -58,16 +69,20 @@ def status(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = metrics.node_folder(arguments, required=True)
     assert folder is not None
     found: dict[str, Any] = {"node": str(folder), "draining": drain.is_draining(folder)}
+    counted = cache(lambda: counters.read(folder))
     for name, read in (
-        ("requests", lambda: _requests(counters.read(folder))),
+        ("requests", lambda: _requests(counted())),
+        ("queue", lambda: _queue(counted())),
         ("tokens", lambda: _tokens(arguments)),
         ("ldap", lambda: dict(ldap.read(folder)) if ldap.is_in_use(folder) else None),
-        ("heartbeat", lambda: _heartbeat(arguments)),
+        ("heartbeat", lambda: _heartbeat(arguments, ended)),
     ):
         try:
             found[name] = read()
         except (KeyfrontError, OSError) as error:
             found[name] = {"error": str(error)}
+        if times is not None:
+            times[name] = time.monotonic()
     requests = found["requests"]
     parts = requests.get("parts", {}).values()
     found["ok"] = (
@@ -90,12 +105,27 @@ def _requests(found: counters.Count) -> dict[str, Any]:
         "workers_started": found.started,
         "workers_outgrown": found.grown,
         "queue_seconds_mean": found.waited_seconds / counted if counted else None,
-        "queue_seconds_p99": _p99(found.waited),
+        "queue_seconds_p99": p99(found.waited),
         "parts": {
             part: {"ok": ok, "seconds_ago": round(now - when)}
             for part, (when, ok) in zip(PARTS, found.found, strict=False)
             if when
         },
+    }
+
+
+def _queue(found: counters.Count) -> dict[str, Any] | None:
+    """Return how long requests waited for a worker; ``None`` where nobody measures it."""
+    counted = sum(found.waited)
+    if not counted and not found.shed:
+        return None
+    return {
+        "requests": counted,
+        "shed": found.shed,
+        "seconds": found.waited_seconds,
+        "seconds_mean": found.waited_seconds / counted if counted else None,
+        "seconds_p99": p99(found.waited),
+        "by_microseconds": {str(2**bits): count for bits, count in enumerate(found.waited)},
     }
 
 
@@ -105,7 +135,7 @@ def _workers(pids: Iterable[int]) -> Iterator[dict[str, int]]:
             yield {"pid": pid, "memory_bytes": resident(pid)}
 
 
-def _p99(waited: tuple[int, ...]) -> float | None:
+def p99(waited: Sequence[int]) -> float | None:
     """Return the bound below which 99 of 100 waited, a power of two of microseconds."""
     total, seen = sum(waited), 0
     for bits, count in enumerate(waited):
@@ -120,17 +150,25 @@ def _tokens(arguments: argparse.Namespace) -> dict[str, int] | None:
     return None if counts is None else dict(counts)
 
 
-def _heartbeat(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    from keyfront.gateway.heartbeat.counters import read_all
+def _heartbeat(arguments: argparse.Namespace, ended: Ended | None) -> dict[str, Any] | None:
+    from keyfront.gateway.heartbeat.counters import NAMES, read_all
 
     processes = read_all(heartbeat.folders(arguments.heartbeat))
-    if not processes:
+    if not processes and (ended is None or not ended.seen):
         return None
-    sums = ("connections", "beats", "flowing", "full", "dead_peers", "reconnections")
+    counted = [name for name in NAMES if name != "connections"]
+    sums = {name: sum(process[name] for process in processes) for name in counted}
+    if ended is not None:
+        living = {
+            (str(process["path"]), int(process["pid"])): {name: process[name] for name in counted}
+            for process in processes
+        }
+        sums |= ended.add(living)
     return {
         "processes": len(processes),
-        **{name: sum(process[name] for process in processes) for name in sums},
-        "late_seconds": max(process["lateness_worst"] for process in processes),
+        "connections": sum(process["connections"] for process in processes),
+        **sums,
+        "late_seconds": max((process["lateness_worst"] for process in processes), default=0.0),
     }
 
 

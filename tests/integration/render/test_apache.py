@@ -17,7 +17,7 @@ from keyfront.gateway.plan.workload import PROFILES, Workload, profile_named
 from keyfront.gateway.render import certificates, versions
 from keyfront.gateway.render.lineups import render
 from keyfront.gateway.render.settings import Settings
-from keyfront.gateway.render.versions import Versions
+from keyfront.gateway.render.versions import HYBRID, Versions
 from support.programs import program
 
 MIB = 2**20
@@ -96,6 +96,32 @@ def test_haproxy_reads_it_for_every_machine(folder: Path, found: Versions) -> No
         config.write_text(config.read_text().replace(" haproxy\n", " daemon\n"))
         said = _checked(haproxy, "-c", "-f", str(config))
         assert "[WARNING]" not in said, (name, said)
+
+
+@pytest.mark.parametrize("name", ["nginx", "haproxy"])
+def test_the_hybrid_group_is_named_where_it_can_be(
+    folder: Path, found: Versions, name: str
+) -> None:
+    """Apache's ``-t`` does not look at groups; it is started by test_serving.py."""
+    run = str(program(name, name))
+    made = plan(Machine(cores=2, memory=2048 * MIB))
+    _write(
+        folder, made, found, "nginx+uwsgi", tls=True, haproxy=NODES,
+        cache_directory=folder / "run",
+    )  # fmt: skip
+    path = folder / ("nginx.conf" if name == "nginx" else "haproxy.cfg")
+    if name == "nginx":
+        command = [run, "-t", "-c", str(path), "-e", str(folder / "log" / "error.log")]
+    else:
+        command = [run, "-c", "-f", str(path)]
+    text = path.read_text().replace(" haproxy\n", " daemon\n")
+    path.write_text(text)
+    _checked(*command)
+    groups = f"{'?' + HYBRID + ':' if found[name].has(HYBRID) else ''}X25519:prime256v1:secp384r1"
+    assert f" {groups}" in text
+    path.write_text(text.replace(groups, f"{HYBRID}:X25519"))
+    takes = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert takes == found[name].has(HYBRID)
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -441,6 +441,20 @@ def test_speaks_modern_tls_only(site: Deployment) -> None:
         assert connection.version() == "TLSv1.3"
         assert connection.selected_alpn_protocol() == "h2"
     context.set_alpn_protocols(["http/1.1"])
+    # The groups of key exchange are those that are rendered, and no others.
+    context.set_ecdh_curve("prime256v1")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    plain = socket.create_connection(("127.0.0.1", site.port), PATIENCE)
+    with context.wrap_socket(plain, server_hostname="localhost") as connection:
+        assert connection.version() == "TLSv1.2"
+        assert connection.cipher()[0].startswith("ECDHE-")
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        other = ssl.create_default_context(cafile=str(site.certificate))
+        other.minimum_version = other.maximum_version = version
+        other.set_ecdh_curve("secp521r1")
+        plain = socket.create_connection(("127.0.0.1", site.port), PATIENCE)
+        with pytest.raises(OSError), other.wrap_socket(plain, server_hostname="localhost"):
+            pass
     with pytest.warns(DeprecationWarning):
         context.minimum_version = ssl.TLSVersion.TLSv1
         context.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -471,6 +485,20 @@ def test_shuts_the_socket_to_others(running: Running) -> None:
     """Who can speak to uWSGI can run code as its user."""
     path = running.by_name["nginx+uwsgi"].folder / "run" / "app" / "uwsgi.sock"
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+def test_statistics_show_no_request(running: Running) -> None:
+    """Those of a core would be the headers of the request that it runs."""
+    site = running.by_name["nginx+uwsgi"]
+    _validate(site, _log_in(site, running, _address()), _address())
+    path = site.folder / "run" / "app" / "stats.sock"
+    assert not stat.S_IMODE(path.stat().st_mode) & 0o007
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        told = _read(client).decode()
+    assert sum(worker["requests"] for worker in json.loads(told)["workers"]) > 0
+    assert not [worker for worker in json.loads(told)["workers"] if worker.get("cores")]
+    assert not [x for x in running.secrets if x in told]
 
 
 def test_a_reload_of_mod_wsgi_keeps_nobody_waiting(running: Running) -> None:

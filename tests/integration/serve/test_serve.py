@@ -395,6 +395,8 @@ def test_statistics_show_no_token(keystone_state: tuple[Path, int], tmp_path: Pa
         request = _Request(served, "/hold/slow", {"X-Auth-Token": "gAAAA-a-secret"})
         wait_for((tmp_path / "slow.held").exists, "the request is in the application")
         path = state / "run" / "stats.sock"
+        # uWSGI's master makes it when its workers are at work already
+        wait_for(path.exists, "uWSGI has made the socket of its statistics")
         told = json.dumps(stats(path))
         assert b"Put nginx in front" not in served.output, "it listens on loopback"
         (tmp_path / "slow.go").touch()

@@ -91,6 +91,19 @@ def test_the_rights_that_the_document_gives(server: RedisServer) -> None:
         one.close()
 
 
+def test_what_is_kept_there_names_nobody(server: RedisServer) -> None:
+    """Changes, under way and made, are numbers of slots, which many names share."""
+    one = attach(server.url_of("keyfront-keystone:hush"))
+    named = slots(["user:jane-doe", "grants:user:jane-doe", "project:payroll"], one.slot_count)
+    one.stamp(one.mark(named))
+    under_way = one.mark(named)
+    kept = [(key, server.client.hgetall(key)) for key in server.client.scan_iter()]
+    assert len(kept) > 1
+    assert not re.search("jane|doe|payroll|hush", repr(kept))
+    one.stamp(under_way)
+    one.close()
+
+
 def test_a_wrong_password_is_told_and_not_shown(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

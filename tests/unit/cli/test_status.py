@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ from keyfront.cli import ldap, metrics, status
 from keyfront.cli.parser import Parser
 from keyfront.errors import CoordinatorError, KeyfrontError
 from keyfront.gateway.heartbeat import counters as heartbeat
+from keyfront.gateway.metrics.ended import Ended
 from keyfront.gateway.node.counters import NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
 from keyfront.middleware.ldap import LDAPPool, pool_counters
+
+DOCUMENT = Path(__file__).parents[3] / "docs/operate.md"
 
 
 @pytest.fixture
@@ -126,3 +130,56 @@ def test_metrics_have_an_address(tmp_path: Path, counts: NodeCounts, address: st
     (tmp_path / "beats").mkdir(mode=0o700)
     with pytest.raises(KeyfrontError, match="--listen"):
         _run(metrics, tmp_path, "--listen", address)
+
+
+def test_the_document_has_the_names(tmp_path: Path, counts: NodeCounts) -> None:
+    counts.queued(0.003)
+    counts.found(PARTS.index("database"), True)
+    beats = heartbeat.Counts(tmp_path / "beats")
+    try:
+        found = json.loads(_run(status, tmp_path, "--json")[1])
+    finally:
+        beats.close()
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (?:`(\w+)`|\(top\)) \| (.+) \|$", text, re.MULTILINE))
+    assert {"", *found} - {"node", "draining", "ok"} <= rows.keys()
+    told = {part: set(re.findall(r"`(\w+)`", words)) for part, words in rows.items()}
+    assert {"node", "draining", "ok"} == told[""]
+    requests = {*found["requests"], *found["requests"]["workers"][0]}
+    requests |= set(found["requests"]["parts"]["database"])
+    assert told["requests"] - {"queue"} == requests
+    assert told["queue"] == set(found["queue"])
+    assert told["heartbeat"] == set(found["heartbeat"])
+
+
+def test_the_heartbeat_of_ended_processes_is_kept_for_who_asks_again(
+    tmp_path: Path, counts: NodeCounts
+) -> None:
+    parser = Parser()
+    status.add_arguments(parser)
+    folders = ("--node", str(tmp_path / "node"), "--heartbeat", str(tmp_path / "beats"))
+    given = parser.parse_args(folders)
+    beats = heartbeat.Counts(tmp_path / "beats")
+    beats.row[heartbeat.BEATS] = 7
+    kept = Ended()
+    times: dict[str, float] = {}
+    assert status.status(given, kept, times)["heartbeat"]["beats"] == 7
+    assert times.keys() == {"requests", "queue", "tokens", "ldap", "heartbeat"}
+    beats.close()
+    found = status.status(given, kept)["heartbeat"]
+    assert (found["beats"], found["processes"]) == (7, 0)
+    assert status.status(given)["heartbeat"] is None
+
+
+def test_the_state_folder_names_node_and_cache(tmp_path: Path) -> None:
+    made = NodeCounts()
+    (tmp_path / "run").mkdir()
+    made.share(tmp_path / "run/node")
+    made.begin()
+    parser = Parser()
+    status.add_arguments(parser)
+    found = status.status(parser.parse_args(["--state", str(tmp_path)]))
+    assert found["node"] == str(tmp_path / "run/node")
+    assert "keystone.conf" in found["tokens"]["error"]
+    named = ["--state", str(tmp_path), "--node", str(tmp_path / "other")]
+    assert status.status(parser.parse_args(named))["node"] == str(tmp_path / "other")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import secrets
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,6 +130,31 @@ def test_a_value_is_found_as_long_as_its_rows_stand(coordinator: SharedMemory, f
     assert not caches.is_kept(USER)
     assert caches.is_kept(PROJECT)
     touch(coordinator, "projects", "project:p")
+    assert not caches.is_kept(PROJECT)
+
+
+class _Evil:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("unpickled",)
+
+
+@pytest.mark.parametrize(
+    "bytes_of_another",
+    [
+        b"", b"\x01", b"\xff" * 12, b"\x02\x00\x00\x00[]rest", b"\x04\x00\x00\x00nullrest",
+        struct.pack("<I", len(pickle.dumps(_Evil()))) + pickle.dumps(_Evil()) + b"rest",
+        b"\x13\x00\x00\x00[1, [\"no\"], [], []]rest", b"\x0f\x00\x00\x00[\"1\", 2, 3, 4]rest",
+    ],
+)  # fmt: skip
+def test_what_others_put_into_its_place_is_no_value(
+    coordinator: SharedMemory, bytes_of_another: bytes
+) -> None:
+    caches = Caches(coordinator, "bytes")
+    with caches.request():
+        caches.get(PROJECT, "projects", "project:p", value={"id": "p"})
+    assert caches.is_kept(PROJECT)
+    (key,) = caches.kept
+    caches.kept[key] = bytes_of_another
     assert not caches.is_kept(PROJECT)
 
 

@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from keyfront.errors import CoordinatorError
 from keyfront.gateway.heartbeat import counters as heartbeat
 from keyfront.gateway.metrics import collector
-from keyfront.gateway.metrics.collector import Ended, NodeCollector
+from keyfront.gateway.metrics.collector import NodeCollector
+from keyfront.gateway.metrics.ended import Ended
 from keyfront.gateway.node.counters import GROWN, SHED, NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
 from keyfront.middleware.ldap import pool_counters

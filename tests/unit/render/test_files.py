@@ -20,7 +20,7 @@ from keyfront.gateway.plan.numbers import Number
 from keyfront.gateway.plan.workload import PROFILES, Workload
 from keyfront.gateway.render.lineups import SERVERS, TEMPLATES, render
 from keyfront.gateway.render.settings import Settings
-from keyfront.gateway.render.versions import NEWEST, Version, Versions
+from keyfront.gateway.render.versions import HYBRID, NEWEST, Version, Versions
 from keyfront.gateway.render.writer import File, body, fill, is_untouched, with_header
 
 TEMPLATE_FOLDER = Path(str(importlib.resources.files(deploy)))
@@ -289,6 +289,22 @@ def test_logs_never_hold_a_header_that_is_a_secret() -> None:
         variables = set(re.findall(r"\$(http_\w+|sent_http_\w+|upstream_http_\w+)", formats[0]))
         assert variables == {"http_user_agent", "upstream_http_x_openstack_request_id"}
         assert "$request " not in formats[0] and "$request_uri" not in formats[0]
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_groups_of_key_exchange(hybrid: bool) -> None:
+    """A server does not start with a group that its OpenSSL has not."""
+    by_name = {
+        name: replace(one, features=one.features | ({HYBRID} if hybrid else set()))
+        for name, one in versions().by_name.items()
+    }
+    asked = Versions(by_name=by_name)
+    made = files(asked=asked, **TLS, haproxy=("192.0.2.1:5000",))
+    made |= {"apache.conf": files("mod_wsgi", asked=asked, **TLS)["apache.conf"]}
+    groups = f"{'?X25519MLKEM768:' if hybrid else ''}X25519:prime256v1:secp384r1"
+    assert f"ssl_ecdh_curve {groups};" in lines(made["nginx.conf"])
+    assert f"ssl-default-bind-curves {groups}" in lines(made["haproxy.cfg"])
+    assert f"SSLOpenSSLConfCmd Groups {groups}" in lines(made["apache.conf"])
 
 
 def test_hsts_is_in_every_answer_or_in_none() -> None:

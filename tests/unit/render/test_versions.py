@@ -8,7 +8,7 @@ import pytest
 
 from keyfront.errors import OptionError
 from keyfront.gateway.render import versions
-from keyfront.gateway.render.versions import NEWEST, Version
+from keyfront.gateway.render.versions import HYBRID, NEWEST, Version
 
 
 @pytest.fixture
@@ -57,6 +57,42 @@ def test_they_are_asked(system: Path, tmp_path: Path) -> None:
     assert found["uwsgi"].has("listen") and not found["uwsgi"].has("route-run")
     assert found["uwsgi"].program == tmp_path / "venv/bin/uwsgi"
     assert found["mod_wsgi"].program == so
+
+
+@pytest.mark.parametrize(
+    ("words", "has"),
+    [
+        ("OpenSSL 3.0.19 27 Jan 2026", False), ("OpenSSL 3.4.3 1 Jul 2025", False),
+        ("OpenSSL 3.5.0 8 Apr 2025", True), ("OpenSSL 3.10.0 1 Jan 2030", True),
+        ("OpenSSL 4.0.0 14 Apr 2026", True), ("OpenSSL 1.1.1 (compatible; AWS-LC 1.60.0)", False),
+        ("BoringSSL", False), ("LibreSSL 4.1.0", False), ("nothing", False),
+    ],
+)  # fmt: skip
+def test_who_has_the_hybrid_group(system: Path, tmp_path: Path, words: str, has: bool) -> None:
+    script(system / "nginx", f"echo nginx version: nginx/1.26.3; echo 'built with {words}'")
+    script(system / "haproxy", '[ "$1" = -vv ] && echo HAProxy version 3.0.11; '
+           f"echo 'Built with OpenSSL version : OpenSSL 3.5.0'; "
+           f"echo 'Running on OpenSSL version : {words}'")
+    script(system / "httpd", "echo 'Server version: Apache/2.4.65'")
+    assert not versions.find(tmp_path)["apache"].has(HYBRID), "it does not tell"
+    script(system / "openssl", f"echo 'OpenSSL 3.5.1 1 Jul 2025 (Library: {words})'")
+    found = versions.find(tmp_path)
+    assert [found[name].has(HYBRID) for name in ("nginx", "haproxy", "apache")] == [has] * 3
+
+
+def test_nginx_that_runs_with_another_openssl(system: Path, tmp_path: Path) -> None:
+    says = "echo nginx/1.26.3; echo 'built with OpenSSL 3.5.1 1 Jul (running with OpenSSL {})'"
+    for running, has in (("3.0.19 27 Jan 2026", False), ("3.5.4 30 Sep 2025", True)):
+        script(system / "nginx", says.format(running))
+        assert versions.find(tmp_path)["nginx"].has(HYBRID) == has
+
+
+def test_nothing_is_known_of_the_openssl_of_one_that_is_not_here(
+    system: Path, tmp_path: Path
+) -> None:
+    script(system / "openssl", "echo 'OpenSSL 3.5.1 1 Jul 2025 (Library: OpenSSL 3.5.1)'")
+    found = versions.find(tmp_path, {"nginx": "1.30.0"})
+    assert not [name for name in NEWEST if found[name].has(HYBRID)]
 
 
 @pytest.mark.parametrize("says", ["exit 1", "echo what?", "kill -9 $$"])
