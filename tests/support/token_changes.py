@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from support.keystone_world import (
@@ -208,9 +209,20 @@ LEFT_OUT = {
 _Prepare = Callable[[World], Prepared]
 
 
-def _kind(name: str) -> Callable[[_Prepare], _Prepare]:
+def _keystone() -> int:
+    """The major version of the Keystone of this environment."""
+    return int(version("keystone").partition(".")[0])
+
+
+def _kind(name: str, *, since: int = 0) -> Callable[[_Prepare], _Prepare]:
+    """Register a kind of change.
+
+    :param since: the Keystone with which it came; an earlier one does not change anything
+    """
+
     def register(prepare: _Prepare) -> _Prepare:
-        KINDS.append(Kind(name, prepare))
+        if _keystone() >= since:
+            KINDS.append(Kind(name, prepare))
         return prepare
 
     return register
@@ -258,7 +270,7 @@ def _token_revoked_alone(world: World) -> Prepared:
     )
 
 
-@_kind("token's parent revoked")
+@_kind("token's parent revoked", since=30)
 def _parent_revoked(world: World) -> Prepared:
     parent = world.issue(world.bystander.user)
     token = world.rescope(parent, world.bystander.project)
@@ -267,7 +279,7 @@ def _parent_revoked(world: World) -> Prepared:
     )
 
 
-@_kind("all tokens of a user revoked")
+@_kind("all tokens of a user revoked", since=30)
 def _all_revoked(world: World) -> Prepared:
     person = world.person()
     return Prepared(
@@ -884,10 +896,10 @@ def _moved_by_login(world: World, *, method: str) -> Prepared:
 
 
 for _method in ("GET", "POST"):
-    KINDS.append(Kind(
-        f"federated login by {_method} into another group",
-        partial(_moved_by_login, method=_method),
-    ))
+    # Before it, who logs in by federation stays in the groups of former logins.
+    _kind(f"federated login by {_method} into another group", since=29)(
+        partial(_moved_by_login, method=_method)
+    )
 
 
 def _service_provider(world: World) -> tuple[str, str]:

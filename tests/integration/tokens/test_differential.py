@@ -190,6 +190,16 @@ class Keystones:
     counters: Counters
     #: The administrator, by the first worker.
     world: World
+    #: The same, by stock Keystone.
+    stock_world: World
+
+    def forget_issues(self) -> None:
+        """Have stock Keystone read tokens that it has issued, as all others have to.
+
+        It keeps them as they were issued, with their methods in the order of a set. In what any
+        change but a deleted user, domain or trust leaves there, releases differ.
+        """
+        self.stock_world.call("DELETE", f"/users/{self.stock_world.user().id}")
 
     def counted(self) -> Counter[str]:
         return Counter(self.counters.statistics())
@@ -217,7 +227,9 @@ def keystones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keystones]:
         counters = Counters(shared / "counters", FileLock(shared / "node-lock"))
         world_of_one = World(f"http://127.0.0.1:{port_of_one}/v3", password)
         world_of_one.wait_until_kept()
-        yield Keystones(stock, (one, two), people, counters, world_of_one)
+        made = Keystones(stock, (one, two), people, counters, world_of_one, world)
+        made.forget_issues()
+        yield made
 
 
 def _state(folder: Path, routes: tuple[str, ...]) -> tuple[Path, Path, int]:
@@ -322,7 +334,9 @@ def test_fresh_token_until_it_is_revoked(keystones: Keystones) -> None:
                 request = ask("fresh", subject=token, method=method, **headers)
                 yield server.send(request).masked(token)
 
-    expected = list(steps(stock, stock, people.fresh()))
+    token = people.fresh()
+    keystones.forget_issues()
+    expected = list(steps(stock, stock, token))
     found = list(steps(one, two, people.fresh()))
     assert [x.differs(y) for x, y in zip(expected, found, strict=True)] == [""] * len(expected)
     assert expected[0].status == b"HTTP/1.1 200 OK" != expected[-1].status
@@ -512,6 +526,9 @@ def test_what_is_known_of_an_issued_token_is_what_a_validation_says(
 ) -> None:
     """And what only some ways to log in would not do, and so is not known."""
     log_in, filled = WAYS[way]
+    if way == "ec2" and "ec2credential" not in METHODS.split(","):
+        # No token can say so: who has it in a cache since it was issued does, and others do not.
+        pytest.skip("this Keystone has no method for what its ec2 tokens are issued by")
     one, admin = keystones.workers[0], keystones.world.admin
     token = log_in(keystones.world)
     # The administrator is known by then, or is again after what was made.
