@@ -211,7 +211,7 @@ def _of_requests(part: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _of_tokens(part: Mapping[str, Any]) -> Iterator[Row]:
-    hits = part["hits"] + part["node_hits"]
+    hits = part["hits"] + part["node_hits"] + part["known"]
     asked = hits + part["misses"]
     if asked:
         yield "hit ratio", f"{100 * hits / asked:.2f} %", f"of {asked} that may be cached"

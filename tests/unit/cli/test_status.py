@@ -73,6 +73,13 @@ def test_a_node_in_service(tmp_path: Path, counts: NodeCounts) -> None:
     assert found["tokens"] is found["ldap"] is found["heartbeat"] is None
 
 
+def test_what_was_known_is_a_hit() -> None:
+    counts = {"hits": 2, "node_hits": 1, "known": 3, "misses": 2}
+    others = ("changes", "changes_under_way", "changes_recovered", "answers_bytes")
+    part = {**counts, **dict.fromkeys(others, 0), "answers_bytes_limit": 1}
+    assert next(status._of_tokens(part)) == ("hit ratio", "75.00 %", "of 8 that may be cached")
+
+
 def test_all_parts(tmp_path: Path, counts: NodeCounts) -> None:
     _publish(tmp_path)
     beats = heartbeat.Counts(tmp_path / "beats")
