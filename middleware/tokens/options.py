@@ -96,8 +96,8 @@ TOKEN_CACHE = [
         min=0.01,
         max=3600.0,
         help="Seconds for which an answer is kept at most. Changes that Keystone commits end it at "
-        "once; this bounds what no transaction shows: directories that are not followed, rotated "
-        "keys, SQL typed by hand.",
+        "once; this bounds what no transaction shows: directories that are not followed, SQL typed "
+        "by hand. Keys, policy files and keystone.conf are watched.",
     ),
     cfg.FloatOpt(
         "negative_ttl",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import socketserver
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -161,7 +166,8 @@ def _let_commits_wait(server: Any, wait: bool) -> None:
 
 @pytest.fixture(scope="module")
 def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with servers.mariadb(tmp_path_factory.mktemp("maria")) as server:
+    more = {"skip-log-bin": 1}  # with a database for privileges
+    with servers.mariadb(tmp_path_factory.mktemp("maria"), more=more) as server:
         engine = sa.create_engine(server.fresh_database("keystone"))
         with engine.begin() as connection:
             _T.create(connection)
@@ -201,6 +207,149 @@ def test_mariadb_knows_what_it_is_at(mariadb: Any, monkeypatch: pytest.MonkeyPat
         assert _asked(judge, mark_owners.beginning(11), 3.0)
     monkeypatch.undo()
     assert _asked(judge, mark_owners.beginning(10), 4.0)
+
+
+# Whose lines make the tables of privileges; of the package of the server itself.
+_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
+_PRIVILEGES = (
+    *("db", "global_priv", "roles_mapping", "tables_priv", "columns_priv", "procs_priv"),
+    *("proxies_priv", "servers", "func", "plugin"),
+)
+# The last one has the right PROCESS.
+USERS = ("plain", "other", "seeing")
+# A process that is killed in its commit says first in what session it is.
+_WRITER = """\
+import sys
+import sqlalchemy as sa
+from keyfront.middleware.tokens.coordinator import mark_owners
+with sa.create_engine(sys.argv[1]).connect() as connection:
+    session = mark_owners.session_of("mysql", connection.connection.dbapi_connection)
+    connection.exec_driver_sql(f"INSERT INTO t VALUES ({sys.argv[2]})")
+    print(session, flush=True)
+    sys.stdin.readline()
+    connection.commit()
+"""
+
+
+def _grant(server: Any) -> None:
+    """Let the server go by privileges: of ``keystone`` all, of others what guides tell to grant."""
+    lines = _TABLES.read_text(encoding="utf-8").splitlines()
+    starts = tuple(f"CREATE TABLE IF NOT EXISTS {table} " for table in _PRIVILEGES)
+    tables = [line for line in lines if line.startswith(starts)]
+    assert len(tables) == len(_PRIVILEGES)
+    everything = """('localhost', 'keystone', '{"access": 18446744073709551615}')"""
+    server.ask("USE mysql", *tables, f"INSERT INTO global_priv VALUES {everything}")
+    server.ask("FLUSH PRIVILEGES")
+    for user in USERS:
+        grant = f"GRANT ALL PRIVILEGES ON keystone.* TO {user}@localhost"
+        server.ask(f"CREATE USER {user}@localhost", grant)
+    server.ask(f"GRANT PROCESS ON *.* TO {USERS[-1]}@localhost")
+
+
+class _Numbering(socketserver.BaseRequestHandler):
+    """Greets with a number of its own, as ProxySQL and MaxScale do, and forwards all else."""
+
+    def handle(self) -> None:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.connect(self.server.behind)  # type: ignore[attr-defined]
+            greeting = bytearray(server.recv(4096))
+            number = greeting.index(0, 5) + 1  # behind the header, the protocol and the version
+            greeting[number : number + 4] = (4_000_000).to_bytes(4, "little")
+            self.request.sendall(greeting)
+            back = threading.Thread(target=_forward, args=(server, self.request))
+            back.start()
+            _forward(self.request, server)
+            back.join()
+
+
+def _forward(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    for one in (source, target):
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def _proxy(behind: Path) -> Iterator[int]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Numbering) as proxy:
+        proxy.behind = str(behind)  # type: ignore[attr-defined]
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield proxy.server_address[1]
+        finally:
+            proxy.shutdown()
+            thread.join()
+
+
+def test_mariadb_whose_user_sees_his_own_sessions_only(
+    mariadb: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the right PROCESS, which no guide of Keystone tells to grant."""
+    _grant(mariadb)
+    full = mariadb.url("keystone")
+    plain, other, seeing = (full.replace("keystone@", f"{user}@") for user in USERS)
+    look = "SELECT COUNT(*) AS n FROM information_schema.processlist WHERE info = 'COMMIT'"
+
+    def said(judge: Settled, owner: str, age: float) -> tuple[bool, str]:
+        caplog.clear()
+        judge._told = ""
+        return _asked(judge, owner, age), caplog.text
+
+    with _proxy(mariadb.socket) as port:
+        proxied = f"mysql+pymysql://plain@127.0.0.1:{port}/keystone"
+        own, strange, behind, right = map(_judge, (plain, other, proxied, full))
+        with closing(right.connections[0][1]()) as backup:
+            writer = subprocess.Popen(
+                [sys.executable, "-c", _WRITER, plain, "31"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            try:
+                assert writer.stdout is not None
+                session = writer.stdout.readline().decode().strip()
+                assert session.partition("/")[2].isdigit()
+                owner = f"0123456789ab:1:5 {session}#1"
+                _do(backup, "FLUSH TABLES WITH READ LOCK")
+                assert writer.stdin is not None
+                writer.stdin.write(b"\n")
+                writer.stdin.flush()
+                wait_for(lambda: mariadb.ask(look)[0]["n"] == 1, "the server is committing")
+            finally:
+                writer.kill()
+                writer.communicate()
+            # Whoever has the same user sees it, and waits for as long as it takes.
+            over, text = said(own, owner, 1e6)
+            assert not over
+            assert "its database session goes on; until that is over" in text
+            assert said(own, NEW, 2.0)[0] is False
+            # Another user does not, nor who asks through a proxy: they wait for so long.
+            for judge in (strange, behind):
+                over, text = said(judge, owner, 299)
+                assert not over
+                assert "cannot be looked for; until 300 s have passed" in text
+                over, text = said(judge, owner, 301)
+                assert over
+                assert "taken for complete after 301 s" in text
+            # A table that was made anew: a proxy tells nothing, another user sees nobody.
+            assert "cannot be found out; until 300 s" in said(behind, NEW, 299)[1]
+            assert said(strange, NEW, 2.0)[0]
+            # With the right he sees all.
+            assert not _asked(_judge(seeing), NEW, 2.0)
+            _do(backup, "UNLOCK TABLES")
+        wait_for(lambda: _asked(own, owner, 10), "its session is gone")
+        assert not _asked(strange, owner, 299)
+        assert _asked(own, NEW, 4.0)
+        # Who writes through a proxy is in no session that anybody could look for.
+        with closing(behind.connections[0][1]()) as connection:
+            session = mark_owners.session_of("mysql", connection)
+        assert session == mark_owners.UNKNOWN
+        over, text = said(own, mark_owners.left(session), 299)
+        assert not over
+        assert "cannot be looked for; until 300 s have passed" in text
+        assert _asked(own, mark_owners.left(session), 301)
 
 
 def _do(connection: Any, statement: str) -> None:
