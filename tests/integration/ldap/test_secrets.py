@@ -29,7 +29,7 @@ from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.service_account import ServiceAccount
 from support.directory import Directory, directory
 from support.fault_proxy import FaultProxy
-from support.served import PATIENCE
+from support.served import PATIENCE, wait_for
 
 SHORT = 0.3
 KINDS = ("plain", "ldaps", "starttls")
@@ -95,6 +95,10 @@ def holders(make: Callable[[], str]) -> list[Held]:
                 deeper.append(each)
         level = [each for each in deeper if gc.get_referents(each)]
     return [Held(each) for each in found]
+
+
+def _referrers(held: Held) -> list[Any]:
+    return [each for each in gc.get_referrers(held.what) if each is not held]
 
 
 def _locals_of_threads() -> list[Any]:
@@ -166,7 +170,9 @@ def refusal(pool: LDAPPool, name: str, password: Callable[[], Any], **options: A
 
 def only_the_service_keeps_one(pool: LDAPPool) -> None:
     (held,) = holders(services)
-    (holder,) = [x for x in gc.get_referrers(held.what) if x is not held]
+    # A thread of the pool may be offering it at this moment.
+    wait_for(lambda: len(_referrers(held)) == 1, "nobody else has it")
+    (holder,) = _referrers(held)
     assert isinstance(holder, ServiceAccount)
 
 
@@ -278,7 +284,9 @@ def test_a_refused_service(d: Directory, kind: str) -> None:
     assert all(report.bind is False for report in reports)
     assert holders(secret) == []
     (held,) = holders(wrong)
-    (holder,) = [x for x in gc.get_referrers(held.what) if x is not held]
+    # A thread of the pool may be offering it at this moment.
+    wait_for(lambda: len(_referrers(held)) == 1, "nobody else has it")
+    (holder,) = _referrers(held)
     assert isinstance(holder, ServiceAccount)
     assert wrong() not in repr(holder) + repr(errors) + repr(reports) + repr(pool)
     pool.close()
