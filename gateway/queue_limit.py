@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from keyfront.errors import OptionError
+from keyfront.common import ranges
 
 from .error_body import answer_error, error_body
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 VARIABLE = "KEYFRONT_QUEUE_TIMEOUT"
-_ALLOWED = "a number of seconds, 0.1 to 3600, or 0 for no limit"
 _BUSY = error_body(503, "The request waited too long for its turn and was not begun.")
 # The year 2286 in seconds; larger numbers are milliseconds, and those beyond it microseconds.
 _SECONDS = 1e10
@@ -42,14 +41,7 @@ def from_environment() -> float:
 
     :raises OptionError: it is not 0 or a number of seconds from 0.1 to 3600
     """
-    text = os.environ.get(VARIABLE, "0")
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise OptionError(VARIABLE, text, _ALLOWED) from None
-    if seconds != 0 and not 0.1 <= seconds <= 3600:
-        raise OptionError(VARIABLE, text, _ALLOWED)
-    return seconds
+    return ranges.limit(VARIABLE, os.environ.get(VARIABLE, "0"), 0.1, 3600, "no limit")
 
 
 def limit_queue(

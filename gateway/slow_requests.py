@@ -25,8 +25,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from keyfront.common import ranges
 from keyfront.common.request_phases import HASH, STATEMENTS, TIMED, RequestPhases, current, timed
-from keyfront.errors import OptionError
 
 from .queue_limit import since_1970
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 VARIABLE = "KEYFRONT_SLOW_REQUEST"
-_ALLOWED = "a number of seconds, 0.001 to 3600, or 0 for none"
 
 # Lines of a process in a second: when everything is slow, more say no more.
 _LINES = 10
@@ -53,14 +52,7 @@ def from_environment() -> float:
 
     :raises OptionError: it is not 0 or a number of seconds from 0.001 to 3600
     """
-    text = os.environ.get(VARIABLE, "0")
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise OptionError(VARIABLE, text, _ALLOWED) from None
-    if seconds != 0 and not 0.001 <= seconds <= 3600:
-        raise OptionError(VARIABLE, text, _ALLOWED)
-    return seconds
+    return ranges.limit(VARIABLE, os.environ.get(VARIABLE, "0"), 0.001, 3600, "no line")
 
 
 def tell_slow(

@@ -2,6 +2,7 @@
 
 :data:`FAMILIES` is the one list of their names, from which docs/metrics.md is made.
 """
+
 from __future__ import annotations
 
 import threading

@@ -5,6 +5,7 @@ Those known here are results by pages (RFC 2696), the password policy
 (syncrepl, RFC 4533), of slapd and of 389 Directory Server with its plugin, and persistent search
 (draft-ietf-ldapext-psearch-03), of 389 Directory Server and others.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable

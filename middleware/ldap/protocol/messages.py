@@ -10,6 +10,7 @@ URL that is no UTF-8 has its bad bytes as lone surrogates (``surrogateescape``):
 from others and can be sent back as it was. A diagnostic is only ever shown, and is read with
 ``replace``, so that it can be logged.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence

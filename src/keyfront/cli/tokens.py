@@ -61,7 +61,7 @@ _LINES = (
 
 # What the causes mean that are no families of tables.
 _CAUSES = {
-    "time": "the option ttl, or the token's own end",
+    "time": "ttl, the token's end, or a directory not followed",
     "all": "a flush, or a change that can be of anything",
     "rows": "a change of a user, project, role or token in them",
     "revocations": "a revocation of tokens of no one user",

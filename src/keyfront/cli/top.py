@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from keyfront.common import ranges
 from keyfront.common.programs import require_module
 from keyfront.errors import KeyfrontError, OptionError
 from keyfront.gateway.metrics.ended import Ended
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     :raises KeyfrontError: there is no such node, an option cannot be used, there is no terminal, or
         rich is not installed
     """
-    interval = _seconds(arguments.interval)
+    interval = ranges.decimal("--interval", arguments.interval, _SHORTEST, _LONGEST)
     require_module("rich", "top")
     from rich.console import Console
 
@@ -89,18 +90,6 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     # A node that is not there is told at once, as the other commands tell it.
     metrics.node_folder(arguments, required=True)
     return watch(reader, console, interval)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-        if not _SHORTEST <= seconds <= _LONGEST:
-            raise ValueError
-    except ValueError:
-        raise OptionError(
-            "--interval", text, f"a number of seconds from {_SHORTEST:g} to {_LONGEST:g}"
-        ) from None
-    return seconds
 
 
 class Reader:

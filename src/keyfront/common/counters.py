@@ -10,6 +10,7 @@ all. What processes counted that have ended is kept in its first row, so that su
 
 ``KEYFRONT_NODE`` names the folder for the files of a node, those of its servers and filters alike.
 """
+
 from __future__ import annotations
 
 import os

@@ -91,6 +91,25 @@ def decimal(option: str, text: str, low: float, high: float) -> float:
     return float(text)
 
 
+def limit(option: str, text: str, low: float, high: float, none: str) -> float:
+    """Return the seconds that a text is; 0, which is always allowed, switches something off.
+
+    :param option: the option's name, for the error
+    :param low: the smallest number besides 0
+    :param high: the largest number
+    :param none: says what 0 is for, in an error
+    :raises OptionError: it is none, or neither 0 nor within ``low`` and ``high``
+    """
+    try:
+        seconds = float(text)
+        if seconds == 0 or low <= seconds <= high:
+            return seconds
+    except ValueError:
+        pass
+    allowed = f"a number of seconds, {low:g} to {high:g}, or 0 for {none}"
+    raise OptionError(option, text, allowed)
+
+
 def one_of(option: str, value: object, *allowed: object) -> None:
     """Check a choice.
 
