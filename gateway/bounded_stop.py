@@ -10,7 +10,8 @@ The timer is :func:`faulthandler.dump_traceback_later`: it is native, so it fire
 library holds the interpreter for good, and its traceback in the log shows what the worker was
 busy with (files and lines, no values).
 
-The ini file needs the line ``hook-post-fork = unix_signal:40 gracefully_kill``.
+The ini file needs the line ``hook-post-fork = unix_signal:40 gracefully_kill`` as the last of its
+``hook-post-fork``: of an option that is given several times, :data:`uwsgi.opt` has the last one.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ def install(registry: ForkRegistry) -> None:
         return
     if not _hooked():
         # without the hook the passed-on signal would kill the worker at once
-        LOG.warning("stop is not bounded: add 'hook-post-fork = %s' to the uWSGI ini file", _HOOK)
+        LOG.warning(
+            "stop is not bounded: add 'hook-post-fork = %s' to the uWSGI ini file, below its other "
+            "hook-post-fork",
+            _HOOK,
+        )
         # blocked for a loading worker (keyfront.gateway.uwsgi), and nobody here would take it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         return

@@ -464,6 +464,38 @@ def test_a_stop_while_it_loads_is_not_lost(
         assert uwsgi.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize("server", ["uwsgi", "gevent"])
+def test_a_stop_before_a_lazy_worker_loads_is_not_lost(
+    keystone_state: tuple[Path, int], tmp_path: Path, server: str
+) -> None:
+    """Between its fork and the first line of ours it is uWSGI's, which forgets what it is told."""
+    state, port = keystone_state
+    options = _held(tmp_path, server, 3)
+    with serve(state, server, port=port, **options) as served:  # type: ignore[arg-type]
+        rendered = (state / "run" / "uwsgi.ini").read_text()
+        served.stop()
+    ini = _own_ini(rendered, tmp_path, lazy=True)
+    wait = f"cd {tmp_path}; touch forked-$PPID; while ! [ -e loads ]; do sleep 0.02; done"
+    (tmp_path / "wait.sh").write_text(wait)
+    wait = f"hook-post-fork = exec:/bin/sh {tmp_path}/wait.sh"
+    # bounded_stop hears of the last one only
+    last = "hook-post-fork = unix_signal:40"
+    ini.write_text(ini.read_text().replace(last, f"{wait}\n{last}"))
+    with _alone(ini, options) as uwsgi:
+        wait_for(lambda: len(list(tmp_path.glob("forked-*"))) > 1, "all workers are forked")
+        uwsgi.terminate()
+        workers = psutil.Process(uwsgi.pid).children()
+        wait_for(lambda: all(_hung_up(worker.pid) for worker in workers), "they are told to end")
+        (tmp_path / "loads").touch()
+        assert uwsgi.wait(PATIENCE) == 0
+
+
+def _hung_up(pid: int) -> bool:
+    """Tell whether a SIGHUP waits in a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(re.search(r"^ShdPnd:\s*(\w+)", status, re.MULTILINE)[1], 16) & 1)  # type: ignore[index]
+
+
 def _own_ini(rendered: str, folder: Path, *, lazy: bool, prefix: str | Path = sys.prefix) -> Path:
     """Write what was rendered to a file that outlives the server."""
     # what it names for the environment may end with the server
