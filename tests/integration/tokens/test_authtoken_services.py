@@ -150,6 +150,25 @@ def test_glance_with_its_own_paste_file(keystone: Served, tmp_path: Path) -> Non
         assert int(cache.stats()["cmd_set"]) > 0
 
 
+def test_nova_with_its_own_paste_file(keystone: Served, tmp_path: Path) -> None:
+    pytest.importorskip("nova", reason="nova is installed by tox -e 2026.2 and its like only")
+    own = Path(sys.prefix, "etc", "nova", "api-paste.ini")
+    (tmp_path / "api-paste.ini").write_text(one_line_changed(own.read_text()))
+    config = tmp_path / "nova.conf"
+    config.write_text(
+        f"[DEFAULT]\nstate_path = {tmp_path}\ntransport_url = fake:/\n"
+        f"[oslo_concurrency]\nlock_path = {tmp_path}\n"
+        f"[api_database]\nconnection = sqlite:///{tmp_path / 'api.sqlite'}\n"
+        f"[database]\nconnection = sqlite:///{tmp_path / 'cell.sqlite'}\n" + authtoken(keystone)
+    )
+    manage = [str(Path(sys.prefix, "bin", "nova-manage")), "--config-file", str(config)]
+    for words in (["api_db", "sync"], ["db", "sync", "--local_cell"]):
+        done = subprocess.run([*manage, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert done.returncode == 0, done.stdout.decode(errors="replace")
+    with service(tmp_path, "nova.wsgi.osapi_compute", "OS_NOVA_CONFIG_DIR") as url:
+        check(keystone, url, "/v2.1/flavors", 200)
+
+
 def test_placement_which_has_no_paste_file(keystone: Served, tmp_path: Path) -> None:
     config = tmp_path / "placement.conf"
     config.write_text(
