@@ -98,7 +98,7 @@ def check(keystone: Served, url: str, path: str, status: int, *roles: str) -> No
     """A token is good until it is revoked, and nothing else is."""
     world = World(keystone.url, keystone.password)
     person = world.person(*roles)
-    other = world.person(*roles)
+    other, third = world.person(*roles), world.person(*roles)
     # one connection at a time, as that server serves them
     def get(token: str | None, **more: str) -> tuple[int, list[str]]:
         client = Client(url)
@@ -112,7 +112,7 @@ def check(keystone: Served, url: str, path: str, status: int, *roles: str) -> No
     challenge = [f'Keystone uri="{keystone.url}"']
     for _ in range(3):
         assert get(person.token) == (status, [])
-        assert get(other.token) == (status, [])
+        assert get(other.token) == get(third.token) == (status, [])
     for token in ("garbage", "g" * 10_000, "é", None):
         forged = {"OpenStack-System-Scope": "all", "X-Roles": "admin", "X-User-Id": "admin"}
         assert get(token, **forged, **{"X-Identity-Status": "Confirmed"}) == (401, challenge)
@@ -122,6 +122,9 @@ def check(keystone: Served, url: str, path: str, status: int, *roles: str) -> No
     assert get(other.token) == (status, [])
     world.flag("user", f"/users/{other.user.id}", False)
     wait_for(lambda: get(other.token)[0] == 401, "the disabled user is refused")
+    assert get(third.token) == (status, [])
+    world.flag("project", f"/projects/{third.project}", False)
+    wait_for(lambda: get(third.token)[0] == 401, "the token of a disabled project is refused")
 
 
 def test_glance_with_its_own_paste_file(keystone: Served, tmp_path: Path) -> None:
