@@ -35,6 +35,7 @@ from .node.installation import Node
 from .queue_limit import from_environment, limit_queue
 from .reload import daemons
 from .server_error import answer_errors
+from .traces import installation as traces
 
 
 class _FreshProcess:
@@ -71,6 +72,7 @@ with reported():
     queue_timeout = from_environment()
     slow = slow_requests.from_environment()
     node = Node()
+    trace = traces.install(registry)
 registry.install()
 node.install(registry)
 _loaded = load_or_fail(
@@ -79,13 +81,15 @@ _loaded = load_or_fail(
 #: Whether the application failed to load.
 failed = isinstance(_loaded, FailedApplication)
 application = node.wrap(
-    limit_queue(
-        slow_requests.tell_slow(
-            answer_errors(_loaded, client_gone=_is_of_reading), seconds=slow
-        ),
-        seconds=queue_timeout,
-        waited=node.queued,
-        shed=node.shed,
+    trace(
+        limit_queue(
+            slow_requests.tell_slow(
+                answer_errors(_loaded, client_gone=_is_of_reading), seconds=slow
+            ),
+            seconds=queue_timeout,
+            waited=node.queued,
+            shed=node.shed,
+        )
     ),
     _loaded,
 )

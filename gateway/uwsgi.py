@@ -36,6 +36,7 @@ from .application import keep_connections, load_or_fail, pin_argv, reported
 from .node.installation import Node
 from .request_body import read_whole
 from .server_error import answer_errors
+from .traces import installation as traces
 
 if "pyargv" not in uwsgi.opt:
     pin_argv("uwsgi")
@@ -50,6 +51,7 @@ with reported():
     queue_timeout, most_memory = queue_limit.from_environment(), memory_limit.from_environment()
     slow = slow_requests.from_environment()
     node = Node()
+    trace = traces.install(registry)
 registry.install()
 bounded_stop.install(registry)
 node.install(registry)
@@ -63,16 +65,18 @@ def _reload() -> None:
 
 _loaded = load_or_fail(raising="need-app" in uwsgi.opt)
 application = node.wrap(
-    memory_limit.limit_memory(
-        queue_limit.limit_queue(
-            whole(slow_requests.tell_slow(answer_errors(_loaded), seconds=slow)),
-            seconds=queue_timeout,
-            refusing=whole,
-            waited=node.queued,
-            shed=node.shed,
-        ),
-        mebibytes=most_memory,
-        reload=_reload,
+    trace(
+        memory_limit.limit_memory(
+            queue_limit.limit_queue(
+                whole(slow_requests.tell_slow(answer_errors(_loaded), seconds=slow)),
+                seconds=queue_timeout,
+                refusing=whole,
+                waited=node.queued,
+                shed=node.shed,
+            ),
+            mebibytes=most_memory,
+            reload=_reload,
+        )
     ),
     _loaded,
 )
