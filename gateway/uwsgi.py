@@ -81,4 +81,5 @@ application = node.wrap(
     _loaded,
 )
 keep_connections()
+bounded_stop.install_last(registry)
 registry.loaded()

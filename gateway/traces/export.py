@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -48,6 +48,7 @@ class Sender:
         #: ``None`` in a process that does not serve.
         self.tracer: Tracer | None = None
         self._running: _Running | None = None
+        self._ends = False
         ranges.one_of(
             "OTEL_TRACES_EXPORTER", os.environ.get("OTEL_TRACES_EXPORTER") or "otlp", "otlp"
         )
@@ -64,8 +65,20 @@ class Sender:
 
     def start(self) -> None:
         """Begin to send, in a process that serves; one that was forked begins anew."""
-        if self._running is None:
-            atexit.register(self.stop)
+        if not self._ends:
+            self._ends = True
+            _at_exit(self.stop)
+        uwsgi: Any = sys.modules.get("uwsgi")
+        if uwsgi is not None and "gevent" in uwsgi.opt:
+            import gevent
+
+            # In uWSGI's loop: to start a thread is to wait for it, and meanwhile the hub would run
+            # what has to come after uWSGI's own watchers (keyfront.gateway.bounded_stop).
+            gevent.spawn(self._start)
+        else:
+            self._start()
+
+    def _start(self) -> None:
         self._running = _Running()
         self.tracer = self._running.provider.get_tracer("keyfront", __version__)
 
@@ -88,10 +101,6 @@ class _Running:
         # Already now: Python 3.12 and later start no thread when the interpreter ends, and without
         # one nobody bounds how long OpenTelemetry waits for a collector.
         threading.Thread(target=self._end, name="keyfront traces stop", daemon=True).start()
-        gevent: Any = sys.modules.get("gevent")
-        uwsgi: Any = sys.modules.get("uwsgi")
-        if gevent is not None and uwsgi is not None and "gevent" in uwsgi.opt:
-            gevent.spawn(self._watch_stop, gevent)
 
     def stop(self) -> None:
         if self._pid == os.getpid():
@@ -103,15 +112,22 @@ class _Running:
         self.provider.shutdown()
         self._done.set()
 
-    def _watch_stop(self, gevent: Any) -> None:
-        """Flush from the stop signal on: uWSGI's greenlet workers end without ``atexit``."""
-        def flush() -> None:
-            while True:
-                self.processor.force_flush()
-                gevent.sleep(0.05)
 
-        # The first watcher has to be uWSGI's (keyfront.gateway.bounded_stop): here its loop runs.
-        gevent.signal_handler(signal.SIGHUP, flush)
+def _at_exit(action: Callable[[], None]) -> None:
+    """Have ``action`` called when this process ends in order; perhaps twice."""
+    atexit.register(action)
+    uwsgi: Any = sys.modules.get("uwsgi")
+    if uwsgi is None:
+        return
+    # Its greenlet workers end without Python's atexit, and with this (plugins/gevent/gevent.c).
+    previous = getattr(uwsgi, "atexit", None)
+
+    def end() -> None:
+        action()
+        if previous is not None:
+            previous()
+
+    uwsgi.atexit = end
 
 
 def _resource() -> Resource:

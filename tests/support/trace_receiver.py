@@ -1,4 +1,4 @@
-"""A collector of traces for tests: takes OTLP over HTTP, keeps every byte, and decodes the spans."""
+"""A collector of traces for tests: takes OTLP over HTTP, keeps all bytes, decodes the spans."""
 
 from __future__ import annotations
 
