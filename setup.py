@@ -108,7 +108,7 @@ EXTRAS = {
         "kombu>=5",  # what oslo.messaging uses of it; the heartbeat covers its own pools, too
         "keystoneauth1",  # a real client session against the served Keystone
         "opentelemetry-api>=1.30",  # the spans of KEYFRONT_TRACES
-        "opentelemetry-sdk>=1.30",  # as above
+        "opentelemetry-sdk>=1.30",  # samples, batches and queues them
         "opentelemetry-exporter-otlp-proto-http>=1.30",  # and with it opentelemetry-proto, to read
         "openstacksdk",  # reads clouds.yaml for keyfront check
         "ldap3>=2.9",  # the directory tests compare our encoder with its own

@@ -38,6 +38,8 @@ _METHODS = frozenset(
 )
 _ERROR = Status(StatusCode.ERROR)
 _READS = ("GET", "HEAD")
+# Characters that have to be passed on (W3C Trace Context, 3.3.1.5); spans that wait keep them.
+_LONGEST_STATE = 512
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 # What the token cache counted, as a trace tells it: its outcome, and the reason.
@@ -161,7 +163,8 @@ def _parent(environ: WSGIEnvironment) -> Context:
     told = environ.get("HTTP_TRACEPARENT")
     if told is None:
         return Context()
-    carrier = {"traceparent": told, "tracestate": environ.get("HTTP_TRACESTATE", "")}
+    state = environ.get("HTTP_TRACESTATE", "")
+    carrier = {"traceparent": told, "tracestate": state if len(state) <= _LONGEST_STATE else ""}
     return _PROPAGATOR.extract(carrier, Context())
 
 

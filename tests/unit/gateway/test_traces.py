@@ -72,6 +72,31 @@ def test_what_a_client_sends_is_in_no_span(traced: Traced) -> None:
     assert "secret" not in span.to_json()
 
 
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("parent", "state", "continued", "passed"),
+    [
+        (PARENT, "a=b", True, "a=b"),
+        (PARENT, "a=" + "b" * 200 + ",c=" + "d" * 400, True, ""),
+        (PARENT, "nonsense", True, ""),
+        (PARENT.upper(), "a=b", False, ""),
+        (PARENT + "-more", "a=b", False, ""),
+        ("00-" + "0" * 32 + "-00f067aa0ba902b7-01", "a=b", False, ""),
+        ("", "a=b", False, ""),
+        ("caf\u00e9\n", "a=b", False, ""),
+    ],
+)
+def test_the_callers_trace(
+    traced: Traced, parent: str, state: str, continued: bool, passed: str
+) -> None:
+    (span,) = traced.ask(_answers("200 OK"), HTTP_TRACEPARENT=parent, HTTP_TRACESTATE=state)
+    assert span.context is not None
+    assert (span.parent is not None) == continued
+    assert span.context.trace_state.to_header() == passed
+
+
 @pytest.mark.parametrize(("status", "failed"), [("404 NOT FOUND", False), ("503 X", True)])
 def test_only_the_servers_errors_are_errors(traced: Traced, status: str, failed: bool) -> None:
     (span,) = traced.ask(_answers(status))
