@@ -87,6 +87,7 @@ _UNCACHED_PREFIXES = (
 )  # fmt: skip
 
 _BLANKS = ("",) * len(CORE)
+_CALLER = CORE.index("HTTP_X_AUTH_TOKEN")
 
 #: Bytes of a key.
 KEY_BYTES = 16
@@ -124,9 +125,9 @@ class Keys:
         length = environ.get("CONTENT_LENGTH")
         if length and length != "0":
             return None
-        if environ.get("HTTP_X_AUTH_TOKEN") == "":
-            return None  # not as if it were absent: it keeps Keystone from X-Storage-Token
         parts = list(map(environ.get, CORE, _BLANKS))
+        if not parts[_CALLER] and "HTTP_X_AUTH_TOKEN" in environ:
+            return None  # not as if it were absent: it keeps Keystone from X-Storage-Token
         # In C, and the usual request has nothing else.
         if not environ.keys() <= self._known:
             for name in self._others(environ):

@@ -170,6 +170,8 @@ def test_a_missing_value_is_as_an_empty_one() -> None:
         {"HTTP_X_TRACE_HMAC": "x"},
         {"HTTP_EXPECT": "100-continue"},
         {"HTTP_UPGRADE": "websocket"},
+        # another token would be Keystone's then
+        {"HTTP_X_AUTH_TOKEN": ""},
     ],
 )
 def test_not_answered_from_a_cache(changes: dict[str, Any]) -> None:
