@@ -108,11 +108,11 @@ class ByRows(ProxyBackend):
         try:
             (length,) = _LENGTH.unpack_from(value)
             # Of what others may write, nothing is unpickled here that Keystone would not.
-            sequence, *made_of = json_text.parse(value[_LENGTH.size : _LENGTH.size + length])
-            if type(sequence) is not int:
+            made_of = json_text.parse(value[_LENGTH.size : _LENGTH.size + length])
+            if type(made_of[0]) is not int:
                 return NO_VALUE
-            stands = self._stands(key, (sequence, *map(tuple, made_of)), view)
-        except (struct.error, ValueError, TypeError, KeyError, AttributeError):
+            stands = self._stands(key, (made_of[0], *map(tuple, made_of[1:])), view)
+        except (struct.error, ValueError, TypeError, LookupError, AttributeError):
             return NO_VALUE  # damaged, or somebody else's
         return value[_LENGTH.size + length :] if stands else NO_VALUE
 
