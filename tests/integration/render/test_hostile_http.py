@@ -240,6 +240,27 @@ def test_damaged_requests(name: str, sites: dict[str, Site]) -> None:
 
 
 @pytest.mark.parametrize("name", LINE_UPS)
+def test_ten_megabytes(name: str, sites: dict[str, Site]) -> None:
+    site, much = sites[name], b"a" * 10_000_000
+    check(site, _post(b"X-A: " + much, line=b"GET /first HTTP/1.1"), 1, within=True)
+    check(site, _post(b"Content-Length: 20000000", body=much), 2, within=True)
+
+
+@pytest.mark.parametrize("name", ("nginx+uwsgi", "haproxy"))
+def test_two_hundred_clients_who_send_a_byte_at_a_time(name: str, sites: dict[str, Site]) -> None:
+    """They hold no worker: others are answered all the while."""
+    site, sent = sites[name], b"POST /slow HTTP/1.1\r\n" + HOST
+    with ExitStack() as stack:
+        clients = [stack.enter_context(site.deployment.raw(f"127.10.{n}.1")) for n in range(200)]
+        for place in range(5):
+            for client in clients:
+                client.sendall(sent[place : place + 1])
+            site.seen()
+            assert b"mark=between;" in told(site, marked(b"between"))
+            assert [one["mark"] for one in site.seen()] == ["between"]
+
+
+@pytest.mark.parametrize("name", LINE_UPS)
 def test_no_server_failed(name: str, sites: dict[str, Site]) -> None:
     """After all that, the same processes serve, and no log tells of an error of Python's."""
     site = sites[name]
