@@ -111,7 +111,8 @@ class ByRows(ProxyBackend):
             made_of = json_text.parse(value[_LENGTH.size : _LENGTH.size + length])
             if type(made_of[0]) is not int:
                 return NO_VALUE
-            stands = self._stands(key, (made_of[0], *map(tuple, made_of[1:])), view)
+            parts: Any = (made_of[0], *map(tuple, made_of[1:]))
+            stands = self._stands(key, parts, view)
         except (struct.error, ValueError, TypeError, LookupError, AttributeError):
             return NO_VALUE  # damaged, or somebody else's
         return value[_LENGTH.size + length :] if stands else NO_VALUE
