@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from keyfront.common import json_text
 from keyfront.errors import BenchmarkError
 
 from . import surroundings
@@ -309,7 +310,7 @@ def read(path: Path) -> Result:
     :raises BenchmarkError: it cannot be read or is no result of this schema; names file and place
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json_text.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BenchmarkError(f"{path}: cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:

@@ -42,7 +42,10 @@ def find_fault(path: Path, name: str, *, imports: bool = True) -> PasteFileError
     :param imports: import the modules it names, to see whether they have what is named in them
     :returns: an error with file and line, or ``None`` where the file is not to blame
     """
-    return next(_Search(imports).named(_File(path), name, _APP_KINDS), None)
+    try:
+        return next(_Search(imports).named(_File(path), name, _APP_KINDS), None)
+    except RecursionError:
+        return PasteFileError(f"{path}: {name} leads through too many sections, one to the next")
 
 
 def egg_fault(uri: str, *groups: str) -> str | None:
@@ -70,6 +73,8 @@ def _read(path: Path) -> str:
         raise PasteFileError(f"{path}, line {line}: the paste file is not UTF-8 text") from None
     except OSError as error:
         raise PasteFileError(f"{path}: the paste file cannot be read: {error.strerror}") from None
+    except ValueError:  # a NUL
+        raise PasteFileError(f"{str(path)!r}: is no path of a file") from None
 
 
 def _parse(path: Path, text: str) -> configparser.ConfigParser:

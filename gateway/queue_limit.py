@@ -92,6 +92,8 @@ def since_1970(text: str) -> float:
         number = float(text.removeprefix("t="))
     except ValueError:
         return math.inf
+    if math.isnan(number):
+        return math.inf
     while _SECONDS < number < math.inf:
         number /= 1000
     return number

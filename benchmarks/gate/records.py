@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from keyfront.common import json_text
 from keyfront.errors import BenchmarkError
 
 SCHEMA = "keyfront-gate-records/1"
@@ -32,7 +33,7 @@ class Records:
         :raises BenchmarkError: it cannot be read or is no such record
         """
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json_text.parse(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls(path, {kind: {} for kind in KINDS})
         except OSError as error:

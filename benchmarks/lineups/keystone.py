@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from keyfront.common import json_text
 from keyfront.errors import ServerError
 from keyfront.gateway.serve.database import Database
 from keyfront.gateway.serve.state import State
@@ -191,7 +192,10 @@ def ask(
     given = {"X-Auth-Token": token, "X-Subject-Token": subject}
     headers = {name: value for name, value in given.items() if value is not None}
     _, text = _exchange(url, method, path, headers, body)
-    content: dict[str, Any] = json.loads(text or b"{}")
+    try:
+        content: dict[str, Any] = json_text.parse(text or b"{}")
+    except ValueError as error:
+        raise ServerError(f"{url}: {method} {path}: answers no JSON: {error}") from None
     return content
 
 

@@ -7,7 +7,7 @@ method, target and status are taken; nobody's address, name or token.
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from keyfront.common import json_text
 from keyfront.errors import BenchmarkError
 
 # Lines that may be something else, as a share: what a rotation cut, a message in between.
@@ -26,6 +27,8 @@ _UWSGI = re.compile(
     r"\[pid: [^\]]*\] .*?\[([A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9]{2} [0-9:]{8} [0-9]{4})\] "
     r"([A-Z]+) (\S+) => generated .*\(HTTP/[0-9.]+ ([0-9]{3})\)"
 )
+# Characters of a line; a server that logs headers of 64 KiB, each as \xHH, writes no more.
+_LONGEST = 1 << 19
 _COMMON_TIME = "%d/%b/%Y:%H:%M:%S %z"
 _FORMATS = "combined (nginx, Apache), uWSGI's or JSON"
 
@@ -51,7 +54,7 @@ def read(path: Path) -> list[Entry]:
     """
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            return parse(lines, str(path))
+            return parse(iter(lambda: lines.readline(_LONGEST), ""), str(path))
     except OSError as error:
         raise BenchmarkError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -86,15 +89,22 @@ def parse_line(line: str) -> Entry | None:
     """Read one line; ``None`` if it is in no format that is known."""
     try:
         if line.startswith("{"):
-            return _json(json.loads(line))
+            return _possible(_json(json_text.parse(line)))
         match = _UWSGI.match(line)
         if match:
             # uWSGI writes the local time without its zone
             at = datetime.strptime(match[1], "%a %b %d %H:%M:%S %Y")
             return Entry(at.timestamp(), match[2], match[3], int(match[4]))
         return _combined(line)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
+
+
+def _possible(entry: Entry | None) -> Entry | None:
+    """Return an entry, unless its time or status is none that a server writes."""
+    if entry is None or not (math.isfinite(entry.at) and 100 <= entry.status <= 999):
+        return None
+    return entry
 
 
 def _combined(line: str) -> Entry | None:

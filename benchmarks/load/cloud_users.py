@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfront.cli.credentials import login
+from keyfront.common import json_text
 from keyfront.errors import KeyfrontError, OptionError, ServerError
 
 from .cloud_client import LOST, Answer, Client
@@ -222,7 +223,7 @@ def read(path: Path, client: Client, services: int) -> Population:
         with path.open("rb") as file:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise OptionError(_FILE, path, "readable by its owner only; chmod 600 makes it")
-            content = json.loads(file.read(_MOST))
+            content = json_text.parse(file.read(_MOST))
     except OSError as error:
         raise OptionError(_FILE, path, f"a file that can be read: {error.strerror}") from None
     except ValueError as error:

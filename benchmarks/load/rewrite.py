@@ -22,6 +22,8 @@ from .generators import wire
 
 _ID = re.compile(r"^(?:[0-9a-f]{32}|[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
 _QUERY_ID = re.compile(r"((?:^|[&?])(?:scope\.)?(\w+?)(?:_|\.)id=)([0-9a-f-]{32,64})(?=&|$)")
+# What can be sent as it is (RFC 9112 section 3.2.1), and asks no other server.
+_TARGET = re.compile(r"/(?!/)[!-~]*")
 _COLLECTIONS = ("projects", "users", "domains", "roles", "groups", "services", "endpoints")
 _UNKNOWN = "0" * 32
 _NOBODYS = "nobody-issued-this"
@@ -44,7 +46,9 @@ class Form(NamedTuple):
 
 
 def form(entry: Entry) -> Form | None:
-    """Return the form of a request; ``None`` if it would change the target."""
+    """Return the form of a request; ``None`` if it would change the target, or asks a proxy."""
+    if not _TARGET.fullmatch(entry.target):
+        return None  # of whatever a client sent, or somebody wrote into the log
     path, mark, query = entry.target.partition("?")
     login = entry.method == _LOGIN and path == VALIDATION
     if entry.method not in ("GET", "HEAD") and not login:

@@ -27,6 +27,7 @@ from typing import Any, Final
 from dogpile.cache.api import NO_VALUE, CachedValue
 from dogpile.cache.proxy import ProxyBackend
 
+from keyfront.common import json_text
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.epochs import Epoch, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
@@ -107,9 +108,12 @@ class ByRows(ProxyBackend):
         try:
             (length,) = _LENGTH.unpack_from(value)
             # Of what others may write, nothing is unpickled here that Keystone would not.
-            sequence, *made_of = json.loads(value[_LENGTH.size : _LENGTH.size + length])
-            stands = self._stands(key, (sequence, *map(tuple, made_of)), view)
-        except (struct.error, ValueError, TypeError, KeyError):
+            made_of = json_text.parse(value[_LENGTH.size : _LENGTH.size + length])
+            if type(made_of[0]) is not int:
+                return NO_VALUE
+            parts: Any = (made_of[0], *map(tuple, made_of[1:]))
+            stands = self._stands(key, parts, view)
+        except (struct.error, ValueError, TypeError, LookupError, AttributeError):
             return NO_VALUE  # damaged, or somebody else's
         return value[_LENGTH.size + length :] if stands else NO_VALUE
 

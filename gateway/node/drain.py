@@ -50,7 +50,7 @@ def folder_of(file: Path) -> Path:
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise OptionError("FILE", file, f"a file that can be read: {reason}") from None
 

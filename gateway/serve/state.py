@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from keyfront import __version__
+from keyfront.common import json_text
 from keyfront.common.templates import render
 from keyfront.errors import ServerError, StateError
 
@@ -124,11 +125,11 @@ class State:
 
     def _check_marker(self, marker: Path) -> bool:
         try:
-            content = json.loads(marker.read_text(encoding="utf-8"))
+            content = json_text.parse(marker.read_text(encoding="utf-8"))
             form, complete = int(content["format"]), bool(content["complete"])
         except OSError as error:
             raise StateError(f"{marker}: cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, OverflowError, KeyError, TypeError):
             raise StateError(
                 f"{marker}: is damaged; start over with --fresh, which deletes {self.path}"
             ) from None

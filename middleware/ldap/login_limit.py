@@ -37,6 +37,8 @@ _PLACES = 1 << 15
 _SHARED = 8
 _KEY = 16
 _SIZE = _KEY + (_PLACES + _SHARED) * _ENTRY.size
+# No limit lets a count get there.
+_MANY = 1 << 20
 _POLL_SECONDS = 0.005
 _AROUND_SIGNS = re.compile(r"\s*([,=+])\s*")
 
@@ -188,7 +190,9 @@ class LoginLimit:
         entry: list[Any] = [number, now, 0, 0]
         if at >= 0:
             entry = list(_ENTRY.unpack_from(memory, at))
-            if not 0 <= now - entry[1] < self._seconds:
+            # Of a damaged one nothing is true.
+            counted = 0 <= entry[2] <= _MANY and 0 <= entry[3] <= _MANY
+            if not (counted and 0 <= now - entry[1] < self._seconds):
                 entry = [number, now, 0, 0]
         told = change(entry, now)
         if not (entry[2] or entry[3]):

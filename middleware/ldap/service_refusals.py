@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import logging
+import math
 import os
 import stat
 import tempfile
@@ -21,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from keyfront.common import json_text
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError, CredentialsError, Verdict
 
@@ -197,8 +199,8 @@ class Refusals:
             with open(os.open(self._path, _READ), "rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
-                    return _checked(json.loads(file.read(_LONGEST)))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+                    return _checked(json_text.parse(file.read(_LONGEST)))
+        except (OSError, ValueError, OverflowError, LookupError, TypeError, AttributeError):
             pass  # not there, or not ours, or broken: it is written anew
         return _empty()
 
@@ -296,11 +298,18 @@ def _text(data: bytes) -> str:
 def _checked(state: Any) -> dict[str, Any]:
     base64.b64decode(state["salt"], validate=True)
     for entry in state["refused"].values():
-        entry["until"] = float(entry["until"])
-        entry["hold"] = float(entry["hold"])
+        entry["until"] = _finite(entry["until"])
+        entry["hold"] = _finite(entry["hold"])
         _error(entry["error"], 0.0)
-    accepted = {str(key): float(at) for key, at in state.get("accepted", {}).items()}
+    accepted = {str(key): _finite(at) for key, at in state.get("accepted", {}).items()}
     return {"salt": state["salt"], "refused": state["refused"], "accepted": accepted}
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(number)
+    return number
 
 
 def _parts(error: CredentialsError) -> list[Any]:

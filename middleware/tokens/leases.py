@@ -11,7 +11,6 @@ A deadline is a claim that stays true: two who follow the same may both write.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from hashlib import blake2b
 from pathlib import Path
@@ -85,7 +84,8 @@ class Leases:
         place = self._place(name, make=True)
         if place >= 0:
             there = self.deadlines[place]
-            if moment + SECONDS > there or math.isinf(there):
+            # What is said to stand for longer is of one that need not be followed, or damaged.
+            if not moment + SECONDS <= there <= time.monotonic() + 2 * SECONDS:
                 self.deadlines[place] = moment + SECONDS
 
     def withdraw(self, name: str) -> None:
@@ -101,7 +101,8 @@ class Leases:
     def until(self, name: str) -> float:
         """Return the moment up to which what was made of it stands; 0 if nobody follows it."""
         place = self._place(name)
-        return 0.0 if place < 0 else self.deadlines[place]
+        deadline = 0.0 if place < 0 else self.deadlines[place]
+        return deadline if deadline > 0.0 else 0.0  # nor is a damaged one that is no number
 
     def stand(self, names: frozenset[str]) -> bool:
         """Whether all of these are followed at this moment."""

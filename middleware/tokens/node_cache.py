@@ -373,6 +373,7 @@ def _dropped(path: Path) -> bool:
 
 _HEADER_WORDS = 8
 _HEAD, _STORED, _RING = 0, 1, 2
+_DAMAGED = 2**63
 # The head is the position at which the next entry begins; it never goes back.
 _BUCKET = struct.Struct("<16sQQ")  # key, position + 1 (0: empty), length
 _PROBES = 4
@@ -427,7 +428,9 @@ class Store:
         return self._file.is_there() and self._is_ours()
 
     def _is_ours(self) -> bool:
-        return self._map[_HEADER_WORDS * 8 : self._flights_at] == self._owner
+        owner = self._map[_HEADER_WORDS * 8 : self._flights_at]
+        # Words that no count gets to are somebody's junk, and nothing could be stored any more.
+        return owner == self._owner and max(self._words[:_RING]) < _DAMAGED
 
     def get(self, key: bytes) -> bytes | None:
         """Return what was stored under ``key``, if it is still there and whole."""

@@ -254,7 +254,7 @@ class _Reader:
             return found
         except json.JSONDecodeError as error:
             self.files.broken(Place(path, error.lineno), f"JSON: {error.msg}")
-        except (AttributeError, KeyError, TypeError, RecursionError):
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             self.files.broken(Place(path), f'an object "{section}" with options in it')
         return []
 

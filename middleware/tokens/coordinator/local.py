@@ -33,7 +33,17 @@ from typing import ClassVar
 from keyfront.common.file_lock import LOCK_SECONDS, FileLock
 from keyfront.errors import CoordinatorError
 
-from ..epochs import ALL_SLOT, DIGEST, DIRTY, MARK_TAGS, Epoch, Mark, Slots, settled_by_age
+from ..epochs import (
+    ALL_SLOT,
+    DIGEST,
+    DIRTY,
+    MARK_TAGS,
+    OWNER_BYTES,
+    Epoch,
+    Mark,
+    Slots,
+    settled_by_age,
+)
 from ..invalidation.rules import FIXED
 from .table import Table, size
 
@@ -56,6 +66,9 @@ _TICK = 100_000_000
 _RECOVER = 100_000_000
 
 _ALL = Slots((ALL_SLOT,))
+
+# What junk in place of slots and numbers raises.
+_DAMAGE = (IndexError, OverflowError, ValueError)
 
 #: Where a service has its folder if root has made this one for its user: in /dev/shm, anybody could
 #: make that folder first.
@@ -141,7 +154,10 @@ class SharedMemory:
         table = self._table
         if table is None or table.name[0] != epoch[0]:
             return False
-        newest = max(slots.read(table.values))
+        try:
+            newest = max(slots.read(table.values))
+        except IndexError:
+            return False  # of a larger table; somebody else says that they are of this one
         if newest <= epoch[1]:
             return True
         if newest == DIRTY:
@@ -164,6 +180,8 @@ class SharedMemory:
 
     def mark(self, slots: Slots, owner: str = "", *, late: bool = False) -> Mark:
         """Announce a change of ``slots``."""
+        if len(owner) > OWNER_BYTES or not owner.isascii():
+            raise ValueError(f"an owner is at most {OWNER_BYTES} bytes of ASCII")
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             full = False
@@ -240,16 +258,27 @@ class SharedMemory:
         """Hold the lock, in a folder that is safe; it is made anew if it was removed.
 
         Yields when the folder was last written into.
+
+        :raises CoordinatorError: neither can be had, or what is in the table makes no sense
         """
         found = check_folder(self.folder, make=self._create, trusted=self._trusted)
         with self._lock:
-            yield found.st_mtime_ns
+            try:
+                yield found.st_mtime_ns
+            except _DAMAGE:
+                # A new one is as good as none: nothing is fresh in it.
+                self._table = None
+                with suppress(OSError):
+                    self._path.unlink()
+                raise CoordinatorError(
+                    f"{self._path}: somebody wrote into it; it is taken away, to be made anew"
+                ) from None
 
     def _settle(self, table: Table) -> None:
         """Wait until nobody trusts an older or another file, in which this stamp is not."""
-        wait = (max(table.settled, table.ended + _LEASE) - time.monotonic_ns()) / 1e9
+        wait = max(table.settled, table.ended + _LEASE) - time.monotonic_ns()
         if wait > 0:
-            time.sleep(wait)
+            time.sleep(min(wait, _SETTLE) / 1e9)  # more is junk that somebody wrote there
 
     def _end_others(self, table: Table, written: int) -> None:
         # What has come since that was looked at is made beside this table: nothing is fresh in it.

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
+from keyfront.common import json_text
 from keyfront.errors import (
     CoordinatorError,
     KeyfrontError,
@@ -637,7 +638,7 @@ def _issued(url: str, who: dict[str, Any]) -> tuple[str, str]:
     _, headers, body = _answer(url, "POST", {}, {"auth": who})
     token = headers.get("X-Subject-Token", "")
     try:
-        audit: str = json.loads(body)["token"]["audit_ids"][0]
+        audit: str = json_text.parse(body)["token"]["audit_ids"][0]
     except (ValueError, LookupError, TypeError):
         token = ""
     if not token:

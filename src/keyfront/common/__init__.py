@@ -3,9 +3,9 @@
 :mod:`.counters` (counts in mapped memory), :mod:`.file_lock`, :mod:`.mmap_file`, :mod:`.fork` (what
 a child must not share), :mod:`.process` (whether another one lives), :mod:`.machine` (cores, memory
 and the kernel's limits), :mod:`.programs` (servers installed on this machine), :mod:`.ranges` (of
-options), :mod:`.options` (values of oslo.config and of paste files), :mod:`.templates` (Jinja),
-:mod:`.request_phases` (where a request's time goes). Each is imported by itself: some need a
-library that others do without.
+options), :mod:`.options` (values of oslo.config and of paste files), :mod:`.json_text` (what others
+wrote), :mod:`.templates` (Jinja), :mod:`.request_phases` (where a request's
+time goes). Each is imported by itself: some need a library that others do without.
 """
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "counters",
     "file_lock",
     "fork",
+    "json_text",
     "machine",
     "mmap_file",
     "options",

@@ -58,6 +58,8 @@ _AHEAD = 16
 _STEP = STEP_SECONDS / 2
 _ALL = Slots((ALL_SLOT,))
 _FIXED = Slots(range(len(FIXED)))
+# Slots of a table.
+_FEWEST, _MOST = 2 * len(FIXED) + 1, 2**24
 
 
 class _Look(NamedTuple):
@@ -87,7 +89,10 @@ class _Head(NamedTuple):
         life, generation, slot_count, sequence, change = text.split(b" ")
         int(change, 16)
         last = Seen(int(generation, 16), int(sequence), change.decode("ascii"))
-        return cls(text, life, last, int(slot_count))
+        count = int(slot_count)
+        if not (0 < last.generation < 2**64 and last.sequence >= 0 and _FEWEST <= count <= _MOST):
+            raise ValueError("out of range")
+        return cls(text, life, last, count)
 
 
 class Redis:

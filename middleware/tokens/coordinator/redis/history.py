@@ -128,7 +128,8 @@ class History:
             state = self._state = _State(seen._replace(past=last.past), state.numbers)
         highest = state.numbers
         for slot, number in zip(slots, numbers, strict=True):
-            if number > 0 and slot < len(highest) and highest[slot] < number:
+            # No change has a larger one; nothing is fresh in such a slot anyway.
+            if 0 < number < LAST_NUMBER and slot < len(highest) and highest[slot] < number:
                 highest[slot] = number
 
     def complain(self, generation: int) -> None:
