@@ -3,9 +3,9 @@
 Keystone checks a password by a hash that takes a core for a quarter of a second, and everybody may
 ask for it. With ``KEYFRONT_LOGIN_LIMIT`` (logins at a time on this node; unset or 0 for no limit)
 the others wait for their turn, two seconds at most and as far as there are threads for it, or are
-answered 503 or 429 with ``Retry-After`` at once. A quarter of the server's threads, and at least
-one, never has a login, so what the token cache knows is always answered. Who is next, and that
-nobody can keep others out, is told in :mod:`.node.login_slots`.
+answered 503 or 429 with ``Retry-After`` at once. In a flood a quarter of the server's threads, and
+at least one, has no login of strangers, so what the token cache knows is answered. Who is next, and
+that nobody can keep others out, is told in :mod:`.node.login_slots`.
 
 A login is a request for which Keystone hashes something or asks a directory: a token by password or
 application credential, an OAuth 2.0 token, a change of one's own password. Everything else passes,

@@ -7,6 +7,10 @@ once. Who waits is ordered: first those whose user has logged in from the same a
 go to who comes first in this order, so that a flood of strangers waits behind the known, and
 somebody who has taken much behind those who have not.
 
+Nobody is refused for a short rush: for as long as :data:`RUSH` who finds no place runs all the
+same, as if there were no limit. The known who have not taken much do so at any time, so for them
+the limit is never worse than none.
+
 What is counted for whom is chosen so that nobody can be kept out by others:
 
 * an address pays for all of its logins, but only among the unknown;
@@ -53,10 +57,15 @@ PRESSED = 2.0
 HALVED = 30.0
 #: Seconds for which it is known that a user has logged in from an address.
 KNOWN = 7 * 86400.0
-#: Seconds of a turn, of which somebody has taken much if he took more than that lately.
+#: Seconds for which more logins than there are turns and places are a rush, and no flood.
+RUSH = 1.0
+#: Seconds of turns, of which somebody has taken much if he took more than that lately.
 MUCH = 1.0
 
 _POLL = 0.01
+# Seconds charged to a user at an address for a wrong password, besides what it took: whoever tries
+# known users' passwords from where they are, behind one address, does not pass for them.
+_WRONG = 2 * MUCH
 # What is charged when a login comes; what it took is settled when it ends.
 _ESTIMATE = 0.25
 # Seconds after which a turn belongs to a process that is stopped: no server lets a request run on.
@@ -67,8 +76,9 @@ _REAP = 0.25
 _LOCK = 0.1
 
 _KEY = 16
-# The key, when somebody was last refused, and when dead holders were last looked for.
-_HEAD = struct.Struct(f"<{_KEY}sdd")
+# The key; when somebody was last refused; when dead holders were last looked for; since when, and
+# when last, somebody found no place.
+_HEAD = struct.Struct(f"<{_KEY}sdddd")
 # A place: process, when that started, its number of the login, since when, cost, state, unknown.
 _PLACE = struct.Struct("<QQQddBB6x")
 _FREE, _RUNS, _WAITS, _OUT = range(4)
@@ -106,11 +116,11 @@ class Login(NamedTuple):
 class Turn:
     """The turn of a login; it is given back by :meth:`LoginSlots.end`."""
 
-    __slots__ = ("_at", "_began", "_login", "_much", "_number", "_table", "_waits")
+    __slots__ = ("_at", "_began", "_login", "_may_pass", "_much", "_number", "_table", "_waits")
 
     def __init__(
         self, table: _Table, login: Login, at: int, number: int, waits: bool, much: bool,
-        now: float,
+        may_pass: bool, now: float,
     ) -> None:  # fmt: skip
         self._table = table
         self._login = login
@@ -118,6 +128,7 @@ class Turn:
         self._number = number
         self._waits = waits
         self._much = much
+        self._may_pass = may_pass
         self._began = now
 
 
@@ -242,7 +253,7 @@ class _Table:
         self._clock = clock
         # Of those who are not known, while somebody is refused.
         self._strangers = max(1, running // 2)
-        self._end = _PLACES_AT + min(_MOST, running + waiting + _SPARE) * _PLACE.size
+        self._end = _PLACES_AT + min(_MOST, 2 * (running + waiting) + _SPARE) * _PLACE.size
         self._me = 0, 0
 
     def ask(self, login: Login) -> Turn | Refusal:
@@ -255,12 +266,20 @@ class _Table:
         mine = _order(not known, cost, now)
         runs, found = self._look(mine, now)
         much = cost >= MUCH
-        if found.free < 0 or not (runs or found.waiting < self._waiting):
-            self._press(now)
-            if found.free < 0 or found.last is None or found.last <= mine:
+        may_pass = known and not much
+        if not runs and found.waiting >= self._waiting:
+            if may_pass or self._is_rush(now):
+                runs = True
+            elif found.last is None or found.last <= mine:
+                self._press(now)
                 return Refusal(much)
-            # Who is last of those who wait makes place, and finds out within a moment.
-            self._memory[found.last_at + _STATE] = _OUT
+            else:
+                # Who is last of those who wait makes place, and finds out within a moment.
+                self._press(now)
+                self._memory[found.last_at + _STATE] = _OUT
+        if found.free < 0:
+            self._press(now)
+            return Refusal(much)
         number = next(_numbers)
         state = _RUNS if runs else _WAITS
         _PLACE.pack_into(
@@ -268,7 +287,7 @@ class _Table:
         )
         for each in (address, pair):
             self._pay(each, _ESTIMATE, now)
-        return Turn(self, login, found.free, number, not runs, much, now)
+        return Turn(self, login, found.free, number, not runs, much, may_pass, now)
 
     def is_over(self, turn: Turn) -> bool:
         """Tell whether a turn that waits is to wait no longer, in vain; it may also begin."""
@@ -277,14 +296,15 @@ class _Table:
         if (pid, number, state) != (os.getpid(), turn._number, _WAITS):
             self.free(turn)
             return True
-        if self._look(_order(unknown, cost, since), now)[0]:
+        waited = now - since >= WAIT
+        if self._look(_order(unknown, cost, since), now)[0] or (waited and turn._may_pass):
             turn._waits = False
             turn._began = now
             _PLACE.pack_into(
                 self._memory, turn._at, *self._who(), number, now, cost, _RUNS, unknown
             )
             return False
-        if now - since < WAIT:
+        if not waited:
             return False
         self._press(now)
         self.free(turn)
@@ -297,7 +317,9 @@ class _Table:
         took = min(max(now - turn._began, 0.0), _LONGEST)
         for each in (address, pair):
             self._pay(each, took - _ESTIMATE, now)
-        if succeeded and turn._login.user:
+        if not succeeded:
+            self._pay(pair, _WRONG, now)
+        elif turn._login.user:
             for each in self._user_and_project(turn._login):
                 self._pay(each, took, now)
             at, _ = self._pair_at(pair, now)
@@ -362,10 +384,10 @@ class _Table:
 
     def _reap(self, now: float) -> bool:
         """Free the places of processes that died or are stopped; false: none, or not looked."""
-        key, pressed, looked = _HEAD.unpack_from(self._memory)
+        key, pressed, looked, *full = _HEAD.unpack_from(self._memory)
         if 0 <= now - looked < _REAP:
             return False
-        _HEAD.pack_into(self._memory, 0, key, pressed, now)
+        _HEAD.pack_into(self._memory, 0, key, pressed, now, *full)
         found = False
         living: dict[int, int | None] = {}
         for at in range(_PLACES_AT, self._end, _PLACE.size):
@@ -381,8 +403,16 @@ class _Table:
         return found
 
     def _press(self, now: float) -> None:
-        key, _, looked = _HEAD.unpack_from(self._memory)
-        _HEAD.pack_into(self._memory, 0, key, now, looked)
+        key, _, *others = _HEAD.unpack_from(self._memory)
+        _HEAD.pack_into(self._memory, 0, key, now, *others)
+
+    def _is_rush(self, now: float) -> bool:
+        """Tell whether it is not for long that somebody finds no place, as now."""
+        key, pressed, looked, began, last = _HEAD.unpack_from(self._memory)
+        if not (0 <= now - last < RUSH and began <= now):
+            began = now
+        _HEAD.pack_into(self._memory, 0, key, pressed, looked, began, now)
+        return now - began < RUSH and not 0 <= now - pressed < PRESSED
 
     def _address_and_pair(self, login: Login) -> tuple[int, int]:
         address = network(login.address)

@@ -44,6 +44,13 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(autouse=True)
+def no_rush(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is more than there are turns is a flood at once, but for tests of a rush."""
+    if "rush" not in request.node.name:
+        monkeypatch.setattr(login_slots, "RUSH", 0.0)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
@@ -162,9 +169,7 @@ def test_failures_elsewhere_cost_a_user_nothing(folder: Path, clock: Clock) -> N
         turn = _turn(slots, Login(f"198.51.100.{number}", "alice", "p"))
         clock.now += 1
         slots.end(turn, succeeded=False)
-    blocking = _turn(slots, STRANGERS[0])
-    assert slots.begin(ALICE) == Refusal(much=False)
-    slots.end(blocking, succeeded=False)
+    _turn(slots, STRANGERS[0])
     _turn(slots, ALICE)
 
 
@@ -176,7 +181,7 @@ def test_nobody_who_may_not_log_in_makes_a_project_pay(folder: Path, clock: Cloc
         clock.now += 1
         slots.end(turn, succeeded=False)
     _turn(slots, STRANGERS[60])
-    assert slots.begin(ALICE) == Refusal(much=False)
+    _turn(slots, ALICE)
 
 
 def test_a_user_of_many_addresses_has_a_turn_like_another(folder: Path, clock: Clock) -> None:
@@ -194,16 +199,51 @@ def test_a_user_of_many_addresses_has_a_turn_like_another(folder: Path, clock: C
 def test_a_flood_of_addresses_does_not_make_the_known_forgotten(
     folder: Path, clock: Clock
 ) -> None:
-    slots = _slots(folder, clock, 2, 0)
+    slots = _slots(folder, clock, 1, 0)
     _known(slots, clock, ALICE)
     _turn(slots, STRANGERS[0])
     for number in range(3000):
-        assert isinstance(slots.begin(Login(f"10.0.{number // 250}.{number % 250}", f"u{number}")),
-                          Turn if number == 0 else Refusal)
-        if number == 0:
-            clock.now += 0.1
-    # both turns are taken, so she waits for the next
-    assert isinstance(slots.begin(ALICE), Refusal)
+        login = Login(f"10.0.{number // 250}.{number % 250}", f"user{number}")
+        assert isinstance(slots.begin(login), Refusal)
+    _turn(slots, ALICE)
+
+
+def test_in_a_rush_everybody_runs(folder: Path, clock: Clock) -> None:
+    slots = _slots(folder, clock, 1, 0)
+    turns = [_turn(slots, stranger) for stranger in STRANGERS[:9]]
+    clock.now += login_slots.RUSH / 2
+    turns.append(_turn(slots, STRANGERS[9]))
+    clock.now += login_slots.RUSH / 2
+    assert isinstance(slots.begin(STRANGERS[10]), Refusal)
+    for turn in turns:
+        slots.end(turn, succeeded=False)
+    # After a refusal there is no other rush for a while.
+    _turn(slots, STRANGERS[11])
+    assert isinstance(slots.begin(STRANGERS[12]), Refusal)
+    clock.now += login_slots.PRESSED
+    _turn(slots, STRANGERS[13])
+
+
+def test_the_known_are_refused_only_if_they_have_taken_much(folder: Path, clock: Clock) -> None:
+    slots = _slots(folder, clock, 1, 1)
+    _known(slots, clock, ALICE, *STRANGERS)
+    turns = [_turn(slots, stranger) for stranger in STRANGERS[:20]]
+    assert clock.now - LONG * 2 >= login_slots.WAIT  # the second of them waited, in vain
+    for turn in turns[:8]:
+        slots.end(turn, succeeded=True)
+
+
+def test_who_guesses_known_users_passwords_behind_their_address_is_no_known_user(
+    folder: Path, clock: Clock
+) -> None:
+    slots = _slots(folder, clock, 1, 0)
+    _known(slots, clock, ALICE)
+    slots.end(_turn(slots, ALICE), succeeded=False)
+    _turn(slots, STRANGERS[0])
+    assert slots.begin(ALICE) == Refusal(much=True)
+    # and she has to wait for little longer than half a minute
+    clock.now += 2 * login_slots.HALVED
+    _turn(slots, ALICE)
 
 
 _HOLDS = """
@@ -231,8 +271,7 @@ def test_a_killed_process_gives_its_turn_back(
     folder: Path, holder: subprocess.Popen[bytes]
 ) -> None:
     slots = LoginSlots(folder, running=1, waiting=1)
-    short = LoginSlots(folder, running=1, waiting=0)
-    assert isinstance(short.begin(ALICE), Refusal)
+    assert isinstance(LoginSlots(folder, running=1, waiting=0).begin(ALICE), Refusal)
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     _turn(slots, ALICE)
@@ -245,7 +284,7 @@ def test_nobody_waits_for_a_process_that_is_stopped_inside_the_lock(
     other = _slots(folder, clock, 1, 0)
     with other._lock:
         turn = _turn(slots, ALICE)
-        assert isinstance(slots.begin(ALICE), Refusal)
+        assert isinstance(slots.begin(STRANGERS[0]), Refusal)
         slots.end(turn, succeeded=True)
     _turn(slots, ALICE)
 
@@ -274,7 +313,7 @@ def test_a_file_that_was_removed_is_made_anew(folder: Path, clock: Clock) -> Non
     (folder / login_slots.NAME).unlink()
     slots.end(turn, succeeded=True)
     _turn(slots, ALICE)
-    assert isinstance(_slots(folder, clock, 1, 0).begin(ALICE), Refusal)
+    assert isinstance(_slots(folder, clock, 1, 0).begin(STRANGERS[0]), Refusal)
 
 
 def test_the_file_tells_no_names(folder: Path, clock: Clock) -> None:
