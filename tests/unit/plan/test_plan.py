@@ -21,7 +21,8 @@ from keyfront.gateway.plan.workload import PROFILES, SMALL, Profile, Workload, p
 _NAMES = """
 uwsgi.processes uwsgi.threads uwsgi.gevent uwsgi.listen uwsgi.harakiri uwsgi.buffer_size
 uwsgi.login_limit uwsgi.socket_timeout uwsgi.max_requests uwsgi.max_requests_delta
-uwsgi.max_worker_lifetime uwsgi.max_worker_lifetime_delta uwsgi.reload_on_rss uwsgi.reload_memory uwsgi.worker_reload_mercy
+uwsgi.max_worker_lifetime uwsgi.max_worker_lifetime_delta uwsgi.reload_on_rss uwsgi.reload_memory
+uwsgi.worker_reload_mercy
 database.max_pool_size database.max_overflow database.connections
 ldap.pool_size ldap.auth_pool_size ldap.connections memcached.pool_maxsize memcached.connections
 nginx.worker_processes nginx.worker_connections nginx.worker_rlimit_nofile nginx.in_flight
