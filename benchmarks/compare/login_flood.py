@@ -11,17 +11,18 @@ Each time, for so many seconds quietly and for so many under a flood:
   turn;
 * in the flood another process tries ``--tries`` passwords a second, each from another address
   (127.64.0.0/10) and for one of 20 users that there are, those three among them: for a name that
-  there is not, Keystone hashes nothing. At most 200 tries are under way at a time.
+  there is not, Keystone hashes nothing. At most 100 tries are under way at a time.
 
 A login succeeds if it is answered 201 within ten seconds. Recovery is the time from the end of the
-flood until a stranger's login, tried again each 0.1 s, succeeds. Clients, flood and Keystone have
-the same cores, so what the flood takes to send counts as well: compare the two columns.
+flood until a stranger's login, tried again each 0.1 s for a minute, succeeds. Clients, flood and
+Keystone have the same cores, so what the flood takes to send counts as well: compare the columns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -46,11 +47,12 @@ from ..lineups.keystone import VALIDATION, Keystone, ask, login
 from ..worlds.processes import HOST, free_port
 
 _PATIENCE = 10.0
+_HOPELESS = 60.0
 _USERS = ("anna", "berta", "clara")
 _VICTIMS = (*_USERS, *(f"victim-{number}" for number in range(17)))
 _PASSWORD = "right-and-long-enough"
 # Threads of the flood: each waits for its answer, so fewer send less than was asked for.
-_SENDERS = 200
+_SENDERS = 100
 
 
 @dataclass
@@ -160,8 +162,8 @@ def _recovery(port: int) -> float:
     began = time.monotonic()
     body = login("newcomer", _PASSWORD, None)
     while _send(port, "127.3.0.1", "POST", {}, body) != 201:
-        if time.monotonic() - began > 120:
-            raise ServerError("two minutes after the flood nobody can log in")
+        if time.monotonic() - began > _HOPELESS:
+            return math.inf
         time.sleep(0.1)
     return time.monotonic() - began
 
@@ -214,6 +216,11 @@ def _at(times: list[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
 
 
+def _recovered(result: Result) -> str:
+    seconds = result.recovery
+    return f"{seconds:.1f} s" if seconds < _HOPELESS else f"over {_HOPELESS:.0f} s"
+
+
 def _print(results: dict[str, Result]) -> None:
     rows: list[tuple[str, Callable[[Result], str]]] = [
         ("validations, p50, quiet", lambda x: f"{_at(x.quiet.validations, 0.5) * 1e3:.1f} ms"),
@@ -228,7 +235,7 @@ def _print(results: dict[str, Result]) -> None:
         ("tries answered 401", lambda x: f"{x.tried[401]}"),
         ("tries refused", lambda x: f"{x.tried[429] + x.tried[503]}"),
         ("tries without an answer", lambda x: f"{x.tried[0]}"),
-        ("recovery", lambda x: f"{x.recovery:.1f} s"),
+        ("recovery", _recovered),
     ]
     print(f"{'':<28}" + "".join(f"{name:>16}" for name in results))
     for label, show in rows:
