@@ -51,7 +51,7 @@ LOG = logging.getLogger("keyfront.gateway")
 
 #: Seconds that a login waits for its turn.
 WAIT = 2.0
-#: Seconds after a refusal for which half of the turns are kept for the known.
+#: Seconds after a refusal for which half of the turns and places are kept for the known.
 PRESSED = 2.0
 #: Seconds in which the cost of an address, user or project halves.
 HALVED = 30.0
@@ -267,7 +267,10 @@ class _Table:
         runs, found = self._look(mine, now)
         much = cost >= MUCH
         may_pass = known and not much
-        if not runs and found.waiting >= self._waiting:
+        # In a flood there is always another stranger for a turn: waiting only takes their threads
+        # from those that have to be refused.
+        places = self._waiting // 2 if not known and self._is_pressed(now) else self._waiting
+        if not runs and found.waiting >= places:
             if may_pass or self._is_rush(now):
                 runs = True
             elif found.last is None or found.last <= mine:
@@ -355,8 +358,7 @@ class _Table:
             return False
         if not mine[0] or found.strangers < self._strangers:
             return True
-        pressed: float = _HEAD.unpack_from(self._memory)[1]
-        return not 0 <= now - pressed < PRESSED
+        return not self._is_pressed(now)
 
     def _found(self) -> _Found:
         running = strangers = waiting = 0
@@ -401,6 +403,11 @@ class _Table:
                 self._memory[at + _STATE] = _FREE
                 found = True
         return found
+
+    def _is_pressed(self, now: float) -> bool:
+        """Tell whether somebody was refused a moment ago."""
+        pressed: float = _HEAD.unpack_from(self._memory)[1]
+        return 0 <= now - pressed < PRESSED
 
     def _press(self, now: float) -> None:
         key, _, *others = _HEAD.unpack_from(self._memory)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,11 @@ def test_who_waits_in_vain_is_refused_and_leaves_the_place(folder: Path, clock: 
         began = clock.now
         assert isinstance(slots.begin(stranger), Refusal)
         assert clock.now - began == pytest.approx(login_slots.WAIT, abs=0.05)
+        # in a flood strangers do not even wait
+        began = clock.now
+        assert isinstance(slots.begin(stranger), Refusal)
+        assert clock.now == began
+        clock.now += login_slots.PRESSED
 
 
 def test_a_known_user_takes_the_place_of_a_stranger_who_waits(folder: Path, clock: Clock) -> None:
@@ -268,12 +274,16 @@ def holder(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_killed_process_gives_its_turn_back(
-    folder: Path, holder: subprocess.Popen[bytes]
+    folder: Path, clock: Clock, holder: subprocess.Popen[bytes]
 ) -> None:
-    slots = LoginSlots(folder, running=1, waiting=1)
-    assert isinstance(LoginSlots(folder, running=1, waiting=0).begin(ALICE), Refusal)
+    clock.now = time.monotonic()  # the holder's
+    slots = _slots(folder, clock, 1, 0)
+    assert isinstance(slots.begin(ALICE), Refusal)
+    clock.now += login_slots.PRESSED
+    assert isinstance(slots.begin(ALICE), Refusal)
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
+    clock.now += login_slots.PRESSED
     _turn(slots, ALICE)
 
 
