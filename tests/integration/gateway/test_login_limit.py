@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from keyfront.gateway.node.counters import read
+from keyfront.gateway.node.login_slots import Login, LoginSlots, Turn
 from support.keystone_world import User, World
 from support.keystones import keystone_state, serve_as_is
 from support.served import PATIENCE, Served, wait_for
@@ -39,6 +40,24 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     environment = {"KEYFRONT_LOGIN_LIMIT": str(LIMIT), "OS_IDENTITY__PASSWORD_HASH_ROUNDS": "12"}
     with serve_as_is(state, "uwsgi", environment=environment) as running:
         yield running
+
+
+@pytest.mark.parametrize("server", ("gevent", "mod_wsgi"))
+def test_other_servers_have_the_same_turns(server: str, tmp_path: Path) -> None:
+    state = keystone_state(tmp_path / "state")
+    with serve_as_is(state, server, environment={"KEYFRONT_LOGIN_LIMIT": "1"}) as served:
+        world = World(served.url, served.password)
+        known, stranger = world.user(), world.user()
+        assert _log_in(served, "127.2.0.1", known)[0] == 201
+        slots = LoginSlots(state / "run/node", running=1, waiting=0)
+        turn = slots.begin(Login("192.0.2.1"))
+        assert isinstance(turn, Turn)
+        # once it is no rush any more
+        wait_for(lambda: _log_in(served, "127.3.0.1", stranger)[0] == 503, "it is refused")
+        assert _log_in(served, "127.2.0.1", known)[0] == 201
+        slots.end(turn, succeeded=False)
+        wait_for(lambda: _log_in(served, "127.3.0.1", stranger)[0] == 201, "it has a turn")
+        assert read(state / "run/node").logins_refused > 0
 
 
 @pytest.fixture(scope="module")
