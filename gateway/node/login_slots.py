@@ -73,7 +73,7 @@ _LONGEST = 120.0
 # Seconds between two looks for processes that died over a turn; each reads a file of each holder.
 _REAP = 0.25
 # Seconds to wait for the file. It is held for microseconds.
-_LOCK = 0.1
+_LOCK = 0.5
 
 _KEY = 16
 # The key; when somebody was last refused; when dead holders were last looked for; since when, and
