@@ -118,7 +118,7 @@ def test_who_waits_in_vain_is_refused_and_leaves_the_place(folder: Path, clock: 
         clock.now += login_slots.PRESSED
 
 
-def test_a_known_user_takes_the_place_of_a_stranger_who_waits(folder: Path, clock: Clock) -> None:
+def test_a_known_user_waits_behind_no_stranger(folder: Path, clock: Clock) -> None:
     slots = _slots(folder, clock, 1, 1)
     _known(slots, clock, ALICE)
     turn = _turn(slots, STRANGERS[0])
@@ -164,7 +164,9 @@ def test_an_address_that_has_taken_much_comes_last(folder: Path, clock: Clock) -
         outcomes.append(slots.begin(STRANGERS[1]))
 
     clock.meanwhile = [another_comes]
+    began = clock.now
     assert slots.begin(Login("203.0.113.9", "d")) == Refusal(much=True)
+    assert clock.now - began < 0.1, "it makes place, and is told at once"
     assert isinstance(outcomes[0], Turn)
 
 
