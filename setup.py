@@ -54,6 +54,11 @@ EXTRAS = {
     "metrics": [
         "prometheus_client>=0.20",  # the text formats of Prometheus, for keyfront metrics
     ],
+    "otel": [
+        "opentelemetry-api>=1.30",  # spans and the trace context of W3C, for KEYFRONT_TRACES
+        "opentelemetry-sdk>=1.30",  # samples, batches and queues them
+        "opentelemetry-exporter-otlp-proto-http>=1.30",  # sends them to a collector
+    ],
     "top": [
         "rich>=13",  # lays out, colours and shows the screen of keyfront top
     ],
@@ -102,6 +107,9 @@ EXTRAS = {
         "hypothesis>=6.100",  # tries the epoch protocol in every order
         "kombu>=5",  # what oslo.messaging uses of it; the heartbeat covers its own pools, too
         "keystoneauth1",  # a real client session against the served Keystone
+        "opentelemetry-api>=1.30",  # the spans of KEYFRONT_TRACES
+        "opentelemetry-sdk>=1.30",  # samples, batches and queues them
+        "opentelemetry-exporter-otlp-proto-http>=1.30",  # and with it opentelemetry-proto, to read
         "openstacksdk",  # reads clouds.yaml for keyfront check
         "ldap3>=2.9",  # the directory tests compare our encoder with its own
         "ldappool>=3.0",  # what the LDAP pool is compared with; Keystone's driver imports it

@@ -57,9 +57,11 @@ def _hooked() -> bool:
 
 
 def install(registry: ForkRegistry) -> None:
-    """Bound the stop of every worker from now on; of this one, if this process is a worker."""
+    """Bound the stop of every worker from now on; of this one, if this process is a worker.
+
+    Workers with greenlets are :func:`install_last`'s.
+    """
     if "gevent" in uwsgi.opt:
-        _bound_gevent(registry)
         return
     if not _hooked():
         # without the hook the passed-on signal would kill the worker at once
@@ -90,7 +92,15 @@ def _release() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
-def _bound_gevent(registry: ForkRegistry) -> None:
+def install_last(registry: ForkRegistry) -> None:
+    """Bound the stop of workers with greenlets; call it when all else is registered.
+
+    A handler after it that starts a thread, and so waits, would have the hub run before uWSGI's
+    loop does, and then a stop would cut off running requests.
+    """
+    if "gevent" not in uwsgi.opt:
+        return
+
     # uWSGI's gevent loop takes SIGHUP through the hub and then waits for requests without a bound
     # (plugins/gevent/gevent.c, py_uwsgi_gevent_graceful); a second watcher on the hub starts ours
     def watch() -> None:

@@ -35,6 +35,7 @@ from .node.installation import Node
 from .queue_limit import from_environment, limit_queue
 from .reload import daemons
 from .server_error import answer_errors
+from .traces import installation as traces
 
 
 class _FreshProcess:
@@ -84,6 +85,7 @@ with reported():
     slow = slow_requests.from_environment()
     most_logins = login_limit.from_environment()
     node = Node()
+    trace = traces.install(registry)
 registry.install()
 node.install(registry)
 _loaded = load_or_fail(
@@ -99,13 +101,15 @@ _limited = login_limit.limit_logins(
     refused=node.login_refused,
 )
 application = node.wrap(
-    limit_queue(
-        slow_requests.tell_slow(
-            answer_errors(_limited, client_gone=_is_of_reading), seconds=slow
-        ),
-        seconds=queue_timeout,
-        waited=node.queued,
-        shed=node.shed,
+    trace(
+        limit_queue(
+            slow_requests.tell_slow(
+                answer_errors(_limited, client_gone=_is_of_reading), seconds=slow
+            ),
+            seconds=queue_timeout,
+            waited=node.queued,
+            shed=node.shed,
+        )
     ),
     _loaded,
 )

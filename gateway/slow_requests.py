@@ -74,7 +74,7 @@ def tell_slow(
 
     def telling(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         began = clock()
-        phases = RequestPhases()
+        phases = current.get() or RequestPhases()  # those of its trace
         token = current.set(phases)
         told: list[Any] = []
 
@@ -142,7 +142,7 @@ def _tell(
         **{f"{name}_count": phases.counts[part] for part, name in enumerate(TIMED)},
         "rest_ms": round(rest * 1000),
         "cache": phases.cache or "-",
-        "request_id": _request_id(headers),
+        "request_id": request_id(headers) or "-",
     }
     more = f"; {left_out} more were slow, and are not told of" if left_out else ""
     parts = ", ".join(f"{name} {found[f'{name}_ms']} ({found[f'{name}_count']})" for name in TIMED)
@@ -166,11 +166,12 @@ def _known(form: re.Pattern[str], text: str) -> str:
     return text if form.fullmatch(text) else "-"
 
 
-def _request_id(headers: list[tuple[str, str]]) -> str:
+def request_id(headers: list[tuple[str, str]]) -> str:
+    """Return the request id among an answer's headers, empty without one in OpenStack's form."""
     for name, value in headers:
         if name.lower() == _ID_HEADER:
-            return _known(_REQUEST_ID, value)
-    return "-"
+            return value if _REQUEST_ID.fullmatch(value) else ""
+    return ""
 
 
 def watch_database() -> None:

@@ -36,6 +36,7 @@ from .application import keep_connections, load_or_fail, pin_argv, reported
 from .node.installation import Node
 from .request_body import read_whole
 from .server_error import answer_errors
+from .traces import installation as traces
 
 if "pyargv" not in uwsgi.opt:
     pin_argv("uwsgi")
@@ -51,6 +52,7 @@ with reported():
     slow = slow_requests.from_environment()
     most_logins = login_limit.from_environment()
     node = Node()
+    trace = traces.install(registry)
 registry.install()
 bounded_stop.install(registry)
 node.install(registry)
@@ -69,18 +71,21 @@ slots = node.login_slots(running=_running, waiting=_waiting, processes=uwsgi.num
 _loaded = load_or_fail(raising="need-app" in uwsgi.opt)
 _limited = login_limit.limit_logins(_loaded, slots=slots, refused=node.login_refused)
 application = node.wrap(
-    memory_limit.limit_memory(
-        queue_limit.limit_queue(
-            whole(slow_requests.tell_slow(answer_errors(_limited), seconds=slow)),
-            seconds=queue_timeout,
-            refusing=whole,
-            waited=node.queued,
-            shed=node.shed,
-        ),
-        mebibytes=most_memory,
-        reload=_reload,
+    trace(
+        memory_limit.limit_memory(
+            queue_limit.limit_queue(
+                whole(slow_requests.tell_slow(answer_errors(_limited), seconds=slow)),
+                seconds=queue_timeout,
+                refusing=whole,
+                waited=node.queued,
+                shed=node.shed,
+            ),
+            mebibytes=most_memory,
+            reload=_reload,
+        )
     ),
     _loaded,
 )
 keep_connections()
+bounded_stop.install_last(registry)
 registry.loaded()

@@ -11,11 +11,15 @@ from keyfront.common.fork import registry
 
 from . import slow_requests
 from .application import keep_connections, load_or_fail, pin_argv
+from .traces import installation as traces
 
 pin_argv()
+trace = traces.install(registry)
 registry.install()
-application = slow_requests.tell_slow(
-    load_or_fail(raising=True), seconds=slow_requests.from_environment()
+application = trace(
+    slow_requests.tell_slow(
+        load_or_fail(raising=True), seconds=slow_requests.from_environment()
+    )
 )
 keep_connections()
 # a server that preloads forks after this (os.register_at_fork starts its workers' handlers); in any

@@ -35,6 +35,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from keyfront.common import request_phases
 from keyfront.errors import ImportedTooEarlyError, PasteFileError
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
 from keyfront.middleware.tokens.routes import TOKENS
@@ -216,7 +217,7 @@ def _says_when(headers: list[tuple[str, str]]) -> bool:
     return any(name.lower() == "retry-after" for name, _ in headers)
 
 
-def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> KeystoneApplication:
+def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSGIApplication:
     """Build Keystone's public application (entry point ``paste.app_factory``).
 
     Keystone's configuration is global to the process, so this is called once per process.
@@ -247,10 +248,13 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> Key
     application = refuse_deep(application, limit=_largest_body())
     loss = DatabaseLoss()
     loss.watch()
-    if slow_requests.from_environment():
+    if slow_requests.from_environment() or request_phases.watches:
         slow_requests.watch_database()
         slow_requests.watch_hashes(_import("keystone.common.password_hashing"))
-    return KeystoneApplication(application, request_store, views.begin, loss)
+    served: WSGIApplication = request_phases.watched(
+        "keystone", KeystoneApplication(application, request_store, views.begin, loss)
+    )
+    return served
 
 
 def _largest_body() -> int:

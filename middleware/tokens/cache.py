@@ -64,6 +64,9 @@ _READS = frozenset({"GET", "HEAD"})
 
 _ALL = Slots((ALL_SLOT,))
 
+# The name of each count, by its place in a row.
+_COUNTED = ("", *NAMES, *(f"ended_{cause}" for cause in CAUSES))
+
 # What Keystone's caches have by default.
 _NULL = "dogpile.cache.null"
 
@@ -157,7 +160,7 @@ class TokenCache:
             return self.application(environ, start_response)
         key = self._keys.key(environ)
         if key is None:
-            return self._bypass(environ, start_response)
+            return self._bypass(environ, start_response, "request")
         entry = self.answers.get(key)
         if entry is None:
             entry = self.refusals.get(key)
@@ -241,7 +244,7 @@ class TokenCache:
         if not listing:
             way = self._variants.way(environ, self._keys)
             if way is None:
-                return self._bypass(environ, start_response)
+                return self._bypass(environ, start_response, "variants")
         stands = self._stands_now if asked else self._stands
         lost, found = False, NODE_HITS
         question: Question | None = None
@@ -266,7 +269,7 @@ class TokenCache:
         except CoordinatorError:
             lost = True
         if lost:  # not above: Keystone would log this error with each of its lines
-            return self._bypass(environ, start_response)
+            return self._bypass(environ, start_response, "coordinator")
         if entry is not None:
             self._count(found)
             self._keep(key, entry, way)
@@ -392,9 +395,12 @@ class TokenCache:
         return self._stands(entry) and self._fresh_now(entry.epoch, entry.slots)
 
     def _bypass(
-        self, environ: dict[str, Any], start_response: Callable[..., Any]
+        self, environ: dict[str, Any], start_response: Callable[..., Any], reason: str
     ) -> Iterable[bytes]:
         self._count(BYPASSED)
+        phases = request_phases.current.get()
+        if phases is not None:
+            phases.cache_reason = reason
         return self._let_through(environ, start_response)
 
     def _let_through(
@@ -446,8 +452,11 @@ class TokenCache:
 
     def _count(self, place: int) -> None:
         phases = request_phases.current.get()
-        if phases is not None and not phases.cache:
-            phases.cache = NAMES[place - 1]
+        if phases is not None:
+            if phases.cache:
+                phases.cache_also += (_COUNTED[place],)
+            else:
+                phases.cache = _COUNTED[place]
         self._node.counters.count(place)
 
 
@@ -537,7 +546,7 @@ def _tags(environ: Mapping[str, Any], request: Request, status: str) -> set[str]
 
 def filter_factory(
     global_conf: Mapping[str, str] | None, **local_conf: str
-) -> Callable[[WSGIApplication], TokenCache]:
+) -> Callable[[WSGIApplication], WSGIApplication]:
     """Build the filter (entry point ``paste.filter_factory``).
 
     :param local_conf: options of ``[keyfront_token_cache]`` for this pipeline
@@ -546,9 +555,11 @@ def filter_factory(
     :raises MissingPartError: Keystone is not installed
     """
 
-    def build(application: WSGIApplication) -> TokenCache:
+    def build(application: WSGIApplication) -> WSGIApplication:
         # Only now: Keystone's configuration is read when Keystone is loaded.
-        return token_cache(application, local_conf)
+        cache = token_cache(application, local_conf)
+        watched: WSGIApplication = request_phases.watched("token cache", cache)
+        return watched
 
     return build
 

@@ -140,9 +140,9 @@ class Handler(common.KeystoneLDAPHandler):
         search: Any = super().search_s
         given: tuple[Any, ...] = (base, scope, filterstr, attrlist, attrsonly)
         if takes_size_limit(common.KeystoneLDAPHandler):
-            found: Found = _asked(lambda: search(*given, sizelimit))
+            found: Found = _asked("search", lambda: search(*given, sizelimit))
         else:
-            found = _asked(lambda: search(*given))
+            found = _asked("search", lambda: search(*given))
             found = found[:sizelimit] if sizelimit else found
         _keep(key, found)
         return found
@@ -169,10 +169,11 @@ class Handler(common.KeystoneLDAPHandler):
         if (kept := _kept(key)) is not None:
             return _Again(kept)
         message = _asked(
+            "prepare search",
             lambda: super(Handler, self).search_ext(
                 base, scope, filterstr, attrlist, attrsonly, serverctrls, clientctrls, timeout,
                 sizelimit,
-            )
+            ),
         )  # fmt: skip
         self._pending = (message, key)
         return message
@@ -191,7 +192,7 @@ class Handler(common.KeystoneLDAPHandler):
         if isinstance(msgid, _Again):
             return msgid.found
         found: Found = _asked(
-            lambda: super(Handler, self).result3(msgid, all, timeout, resp_ctrl_classes)
+            "search", lambda: super(Handler, self).result3(msgid, all, timeout, resp_ctrl_classes)
         )
         pending, self._pending = self._pending, None
         if pending is not None and pending[0] is msgid:
@@ -320,7 +321,7 @@ class Identity(core.Identity):
             raise AssertionError(refused) from None
         failure: DirectoryError | None = None
         try:
-            with timed(DIRECTORY) if current.get() else NOBODY:
+            with timed(DIRECTORY, "bind") if current.get() else NOBODY:
                 identity = self.pool.get().authenticate(user["dn"], secret, address=_address())
         except DirectoryError as error:
             # Without its frames, which hold the password, and raised below outside of them.
@@ -409,13 +410,14 @@ def _keep(key: Any, found: Found) -> None:
         kept[key] = _copied(found)
 
 
-def _asked(call: Callable[[], T]) -> T:
+def _asked(operation: str, call: Callable[[], T]) -> T:
     """Return what a search finds, with Keystone's exceptions for outages and refusals.
 
+    :param operation: what a trace calls it
     :raises keystone.exception.Error: as :meth:`Handler.search_s`
     """
     try:
-        with timed(DIRECTORY) if current.get() else NOBODY:
+        with timed(DIRECTORY, operation) if current.get() else NOBODY:
             return call()
     except ldap.SIZELIMIT_EXCEEDED:
         raise exception.LDAPSizeLimitExceeded() from None

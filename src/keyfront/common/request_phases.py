@@ -1,14 +1,16 @@
 """Notes where the time of a request goes, by the parts that take it, for whoever wants to know.
 
 Token cache, directory, database and hash are in packages that do not know each other, and none of
-them knows whether anybody asks: :mod:`keyfront.gateway.slow_requests` does. A context variable, so
-that threads and greenlets have their own. Where nobody asks, a part costs one look at it.
+them knows whether anybody asks: :mod:`keyfront.gateway.slow_requests` and
+:mod:`keyfront.gateway.traces` do. A context variable, so that threads and greenlets have their own.
+Where nobody asks, a part costs one look at it.
 """
 
 from __future__ import annotations
 
 import contextvars
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,7 +22,7 @@ DIRECTORY, STATEMENTS, HASH = range(len(TIMED))
 class RequestPhases:
     """The phases of one request."""
 
-    __slots__ = ("began", "cache", "counts", "seconds")
+    __slots__ = ("began", "cache", "cache_also", "cache_reason", "counts", "seconds")
 
     def __init__(self) -> None:
         #: Seconds of what was timed, as in :data:`TIMED`.
@@ -29,13 +31,19 @@ class RequestPhases:
         self.counts = [0, 0, 0]
         #: What the token cache did with it, a count of ``keyfront tokens stats``; empty: nothing.
         self.cache = ""
+        #: What it counted besides: why an answer that was kept had ended, that none was kept.
+        self.cache_also: tuple[str, ...] = ()
+        #: Why it stepped aside.
+        self.cache_reason = ""
         #: When the statement began that is under way (``time.perf_counter``).
         self.began = 0.0
 
-    def add(self, part: int, seconds: float) -> None:
+    def add(self, part: int, seconds: float, operation: str = "", error: str = "") -> None:
         """Note that something was done, and how long it took.
 
         :param part: a place in :data:`TIMED`
+        :param operation: what it was
+        :param error: the class of the exception that it ended with
         """
         self.seconds[part] += seconds
         self.counts[part] += 1
@@ -50,24 +58,43 @@ NOBODY = nullcontext()
 """What :func:`timed` returns where nobody asks; a look at :data:`current` spares that call."""
 
 
-def timed(part: int) -> Any:
+def timed(part: int, operation: str = "") -> Any:
     """Return a context manager that notes how long its block took.
 
     :param part: a place in :data:`TIMED`
+    :param operation: what the block does
     """
     phases = current.get()
-    return NOBODY if phases is None else _Timed(phases, part)
+    return NOBODY if phases is None else _Timed(phases, part, operation)
+
+
+watches: dict[str, Callable[[Any], Any]] = {}
+"""A registry: who watches a part that is an application, before it is loaded, by the part's name.
+
+What stands here is given the application and returns what is to stand in its place.
+"""
+
+
+def watched(part: str, application: Any) -> Any:
+    """Return an application as who watches it wants it; where nobody does, the application itself.
+
+    :param part: ``token cache`` or ``keystone``
+    """
+    watch = watches.get(part)
+    return application if watch is None else watch(application)
 
 
 class _Timed:
-    __slots__ = ("_began", "_part", "_phases")
+    __slots__ = ("_began", "_operation", "_part", "_phases")
 
-    def __init__(self, phases: RequestPhases, part: int) -> None:
+    def __init__(self, phases: RequestPhases, part: int, operation: str) -> None:
         self._phases = phases
         self._part = part
+        self._operation = operation
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
 
-    def __exit__(self, *error: object) -> None:
-        self._phases.add(self._part, time.perf_counter() - self._began)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        seconds = time.perf_counter() - self._began
+        self._phases.add(self._part, seconds, self._operation, kind.__name__ if kind else "")

@@ -95,9 +95,9 @@ def test_connections_survive_idle_times(own: Broker, start: Start) -> None:
     for _ in range(2):
         time.sleep(IDLE)
         lost = at_once(stock, "publish", name="it")
-        kept = {worker: worker.ask("publish", name="it") for worker in ours}
+        for worker in ours:
+            worker.ask("publish", name="it")
         assert min(min(x) for x in lost.values()) >= 1.0, f"nothing was lost: {lost}"
-        assert max(max(x) for x in kept.values()) < min(min(x) for x in lost.values()) / 2, kept
         at_once(ours, "call", name="it", topic=TOPIC)
     for worker in ours:
         check_kept(own, worker, 2)
@@ -134,8 +134,8 @@ def test_a_connection_that_the_broker_lost_is_replaced_when_it_is_taken(
     for worker in stock:
         assert lost[worker][0] >= 1.0, f"{worker}: nothing was lost: {lost}"
     for worker in ours:
-        seconds = worker.ask("publish", name="it", number=2)
-        assert max(seconds) < min(x[0] for x in lost.values()) / 2, f"{worker}: {seconds}"
+        worker.ask("publish", name="it", number=2)
+        # stock logs an error and sleeps before it connects again
         assert " ERROR " not in worker.logged(before[worker]), worker
         assert accepted(own, worker) == 2, worker
         found = worker.ask("stats")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -12,10 +13,15 @@ import keystone.conf.default
 import keystone.conf.ldap
 import pytest
 from keystone.common import driver_hints
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from oslo_config import cfg
 
 import keyfront.middleware
 from keyfront.common.request_phases import DIRECTORY, RequestPhases, current
+from keyfront.gateway.traces.spans import TracedPhases
 from keyfront.middleware.ldap import LDAPPool
 from keyfront.middleware.ldap.keystone.driver import Identity
 from support.directory import Directory, directory
@@ -100,9 +106,29 @@ def test_a_login_by_keystone(slapd: Directory, tmp_path: Path) -> None:
         token = current.set(asked)
         log_in()
         current.reset(token)
+        told = _spans_of(log_in)
     finally:
         driver.pool.get().close()
     assert "middleware/ldap/keystone/handler.py" in passed
     assert len(passed) <= MOST, sorted(passed)
     assert asked.counts[DIRECTORY] >= 3
     assert asked.seconds[DIRECTORY] > 0
+    assert Counter(span.name for span in told)["directory bind"] == 1
+    assert {span.name for span in told} == {"directory bind", "directory search"}
+    for span in told:
+        assert span.end_time > span.start_time
+        for secret in (user.password, user.uid, user.cn, slapd.people):
+            assert secret not in span.to_json()
+
+
+def _spans_of(call: Callable[[], object]) -> list[Any]:
+    """The spans that a trace of a request with this call has of the directory."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    token = current.set(TracedPhases(provider.get_tracer("test"), Context()))
+    try:
+        call()
+    finally:
+        current.reset(token)
+    return list(exporter.get_finished_spans())

@@ -1,0 +1,118 @@
+"""Microseconds of CPU time that traces cost a hit in the token cache, in this process.
+
+    python -m keyfront.benchmarks.compare.trace_cost [--rounds N]
+
+The same filled cache is asked in turns as it is (``off``: nothing is wrapped), with traces of which
+the sampler takes none, of which it takes each twentieth, and with all of them, which is a span for
+the request and one for the cache. What counts is the CPU time of this process with all of its
+threads, so that encoding and sending is in it; the collector is another process. The queue is long
+enough for all, and is sent before a turn ends. Prints the median over the rounds, with the lowest
+and the highest, and the same of the ratio to ``off`` in each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from keyfront.errors import KeyfrontError
+
+from .ratios import Spread
+from .token_hit import Pipeline, call, fill, new_filter, shared_folder
+from .token_stand_in import Answers, request
+
+CALLS = 2_000
+ENTRIES = 1_000
+
+_COLLECTOR = """
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_message(self, *details):
+        pass
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+
+#: The variables of each line.
+LINES: dict[str, dict[str, str]] = {
+    "off": {},
+    "none sampled": {"OTEL_TRACES_SAMPLER": "always_off"},
+    "5 % sampled": {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.05"},
+    "all sampled": {"OTEL_TRACES_SAMPLER": "always_on"},
+}
+
+
+@contextmanager
+def _collector() -> Iterator[str]:
+    process = subprocess.Popen([sys.executable, "-c", _COLLECTOR], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def turn(cache: Pipeline, variables: dict[str, str], url: str) -> float:
+    """Return microseconds of CPU time per hit, with what is sent of it.
+
+    :param variables: of OpenTelemetry's; without any, traces are off
+    """
+    from keyfront.gateway.traces import export, spans
+
+    given = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_MAX_QUEUE_SIZE": str(4 * CALLS), **variables,
+    }  # fmt: skip
+    environs = [request(number % ENTRIES) for number in range(CALLS)]
+    with mock.patch.dict(os.environ, given):
+        sender = export.Sender()
+        served = cache
+        if variables:
+            sender.start()
+            served = spans.trace_requests(spans.watch_token_cache(cache), sender)
+        began = time.process_time()
+        for environ in environs:
+            call(served, environ)
+        sender.stop()
+        return (time.process_time() - began) / CALLS * 1e6
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the comparison and print it."""
+    parser = argparse.ArgumentParser(prog="trace_cost", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each (default 15)")
+    options = parser.parse_args(arguments)
+    found: dict[str, list[float]] = {name: [] for name in LINES}
+    with shared_folder() as folder, _collector() as url:
+        cache = new_filter(Answers(), folder, 2 * ENTRIES)
+        fill(cache, ENTRIES)
+        for number in range(options.rounds + 1):
+            for name, variables in LINES.items():
+                spent = turn(cache, variables, url)
+                if number:  # the first is for the processor's caches
+                    found[name].append(spent)
+    for name, rounds in found.items():
+        ratio = Spread.of([x / off for x, off in zip(rounds, found["off"], strict=True)])
+        print(f"{name:14}{Spread.of(rounds).text(1):>24} us a hit, {ratio.text(1)} times off")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyfrontError as error:
+        sys.exit(str(error))
