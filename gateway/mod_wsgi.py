@@ -22,7 +22,7 @@ import time
 
 from keyfront.common.fork import registry
 
-from . import slow_requests
+from . import login_limit, slow_requests
 from .application import (
     RETRY_AFTER,
     FailedApplication,
@@ -61,6 +61,18 @@ def _in_daemon_process() -> bool:
     return bool(getattr(mod_wsgi, "process_group", ""))
 
 
+def _daemons() -> tuple[int, int]:
+    """Return how many processes there are at most, and the threads of each."""
+    try:
+        import mod_wsgi
+    except ImportError:
+        return 1, 1
+    return (
+        int(getattr(mod_wsgi, "maximum_processes", 1)),
+        int(getattr(mod_wsgi, "threads_per_process", 1)),
+    )
+
+
 def _is_of_reading(error: Exception) -> bool:
     """Tell whether mod_wsgi has raised an error because a request's body broke off."""
     # It has no class of its own, and no errno; the words are those of server/wsgi_input.c.
@@ -71,6 +83,7 @@ pin_argv("mod_wsgi")
 with reported():
     queue_timeout = from_environment()
     slow = slow_requests.from_environment()
+    most_logins = login_limit.from_environment()
     node = Node()
     trace = traces.install(registry)
 registry.install()
@@ -80,11 +93,18 @@ _loaded = load_or_fail(
 )
 #: Whether the application failed to load.
 failed = isinstance(_loaded, FailedApplication)
+_processes, _threads = _daemons()
+_running, _waiting = login_limit.shares(most_logins, _processes, _threads)
+_limited = login_limit.limit_logins(
+    _loaded,
+    slots=node.login_slots(running=_running, waiting=_waiting, processes=_processes),
+    refused=node.login_refused,
+)
 application = node.wrap(
     trace(
         limit_queue(
             slow_requests.tell_slow(
-                answer_errors(_loaded, client_gone=_is_of_reading), seconds=slow
+                answer_errors(_limited, client_gone=_is_of_reading), seconds=slow
             ),
             seconds=queue_timeout,
             waited=node.queued,

@@ -31,7 +31,7 @@ if "gevent" in uwsgi.opt:
 
 from keyfront.common.fork import registry
 
-from . import bounded_stop, memory_limit, queue_limit, slow_requests
+from . import bounded_stop, login_limit, memory_limit, queue_limit, slow_requests
 from .application import keep_connections, load_or_fail, pin_argv, reported
 from .node.installation import Node
 from .request_body import read_whole
@@ -50,6 +50,7 @@ whole = partial(read_whole, read_chunk=uwsgi.chunked_read if _speaks_http else N
 with reported():
     queue_timeout, most_memory = queue_limit.from_environment(), memory_limit.from_environment()
     slow = slow_requests.from_environment()
+    most_logins = login_limit.from_environment()
     node = Node()
     trace = traces.install(registry)
 registry.install()
@@ -63,12 +64,17 @@ def _reload() -> None:
     os.kill(os.getpid(), signal.SIGHUP)
 
 
+_running, _waiting = login_limit.shares(
+    most_logins, uwsgi.numproc, uwsgi.cores, greenlets="gevent" in uwsgi.opt
+)
+slots = node.login_slots(running=_running, waiting=_waiting, processes=uwsgi.numproc)
 _loaded = load_or_fail(raising="need-app" in uwsgi.opt)
+_limited = login_limit.limit_logins(_loaded, slots=slots, refused=node.login_refused)
 application = node.wrap(
     trace(
         memory_limit.limit_memory(
             queue_limit.limit_queue(
-                whole(slow_requests.tell_slow(answer_errors(_loaded), seconds=slow)),
+                whole(slow_requests.tell_slow(answer_errors(_limited), seconds=slow)),
                 seconds=queue_timeout,
                 refusing=whole,
                 waited=node.queued,

@@ -102,6 +102,11 @@ FAMILIES = (
         "requests refused with 503, as they had waited longer than KEYFRONT_QUEUE_TIMEOUT", "node",
     ),
     Family(
+        "keyfront_logins_refused", COUNTER,
+        "logins refused with 503 or 429, as too many were under way (KEYFRONT_LOGIN_LIMIT)",
+        "node",
+    ),
+    Family(
         "keyfront_queue_seconds", HISTOGRAM,
         "how long requests waited for a worker, those included that were refused for it; none "
         "without KEYFRONT_QUEUE_TIMEOUT", "node",
@@ -316,6 +321,7 @@ class NodeCollector(Collector):
             ("keyfront_requests", (), found.requests),
             ("keyfront_requests_in_progress", (), found.under_way),
             ("keyfront_requests_shed", (), found.shed),
+            ("keyfront_logins_refused", (), found.logins_refused),
         )
         memory = []
         for pid in found.workers:

@@ -40,6 +40,8 @@ LOG = logging.getLogger("keyfront.gateway")
 # What this process last found of each part of health.PARTS: milliseconds since 1970, doubled, and
 # one more if it was there.
 _FOUND, _FOUND_COUNT = 7, 8
+# Logins refused as too many were under way.
+LOGINS_REFUSED = _FOUND + _FOUND_COUNT
 # By how many bits the microseconds have that a request waited for its turn.
 _QUEUED, _LENGTHS = 16, 32
 # For each thread, how many requests began and how many ended; the last is for all others.
@@ -60,6 +62,7 @@ class Count(NamedTuple):
         of it, by ``i``
     :param waited_seconds: for so long in all
     :param shed: requests refused as they had waited too long
+    :param logins_refused: logins refused as too many were under way
     :param started: processes that began to serve
     :param grown: processes replaced as they had grown
     :param workers: the numbers of the processes that serve
@@ -73,6 +76,7 @@ class Count(NamedTuple):
     waited: tuple[int, ...]
     waited_seconds: float
     shed: int
+    logins_refused: int
     started: int
     grown: int
     workers: tuple[int, ...]
@@ -229,6 +233,7 @@ def read(folder: Path) -> Count:
         waited=waited,
         waited_seconds=sum(row[_QUEUED_MICROSECONDS] for row in rows) / 1e6,
         shed=sum(row[SHED] for row in rows),
+        logins_refused=sum(row[LOGINS_REFUSED] for row in rows),
         started=sum(row[WORKERS] for row in rows),
         grown=sum(row[GROWN] for row in rows),
         workers=tuple(row[0] for row in workers),

@@ -12,7 +12,8 @@ from keyfront.errors import ServerError
 from ..application import FailedApplication, describe
 from . import health
 from .checks import Ask, Checks
-from .counters import GROWN, SHED, NodeCounts, count_requests
+from .counters import GROWN, LOGINS_REFUSED, SHED, NodeCounts, count_requests
+from .login_slots import LoginSlots
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -50,6 +51,21 @@ class Node:
     def shed(self) -> None:
         """Count a request that is refused as it waited too long."""
         self.counts.count(SHED)
+
+    def login_refused(self) -> None:
+        """Count a login that is refused as too many are under way."""
+        self.counts.count(LOGINS_REFUSED)
+
+    def login_slots(self, *, running: int, waiting: int, processes: int) -> LoginSlots | None:
+        """Return the turns of logins, shared by all processes of the node.
+
+        :param running: logins that may run at a time; 0: ``None`` is returned
+        :param waiting: logins that may wait at a time
+        :param processes: processes of the server
+        """
+        if not running:
+            return None
+        return LoginSlots(self.folder, running=running, waiting=waiting, processes=processes)
 
     def grown(self) -> None:
         """Count a worker that is replaced as it has grown."""

@@ -6,6 +6,7 @@ import math
 
 from keyfront.common.machine import MIB, Machine
 
+from .. import login_limit
 from . import costs
 from .budgets import fits
 from .numbers import Numbers, count
@@ -37,6 +38,7 @@ def put_workers(numbers: Numbers, machine: Machine, workload: Workload, profile:
     _processes(numbers, machine, workload, profile, limit, front)
     threads = _threads(numbers, workload)
     _mod_wsgi(numbers, machine, profile, limit - math.ceil(front), threads)
+    _logins(numbers, machine, workload)
     _capacity(numbers, machine, workload)
     _queue(numbers, machine, workload)
     _recycling(numbers, profile)
@@ -166,6 +168,22 @@ def _mod_wsgi(
     numbers.put(
         "mod_wsgi.threads", threads, "threads a process", f"uwsgi.threads {threads}",
         "More queue for the interpreter lock and hold connections",
+    )
+
+
+def _logins(numbers: Numbers, machine: Machine, workload: Workload) -> None:
+    processes, threads = numbers["uwsgi.processes"], numbers["uwsgi.threads"]
+    room = max(1, processes * threads - max(1, processes * threads // 4))
+    busy = min(machine.cores, processes)
+    value = min(room if workload.ldap else min(busy, room), login_limit.MOST)
+    numbers.put(
+        "uwsgi.login_limit", value, "logins at a time on this node",
+        f"three quarters of {processes} x {threads} threads, as logins wait for the directory"
+        if workload.ldap
+        else f"{count(busy, 'core')}, of which each checks one password at a time, at most three "
+        f"quarters of {processes} x {threads} threads",
+        "More make each slower, and in a flood of logins validations wait behind them; fewer leave "
+        "cores idle when many log in",
     )
 
 

@@ -102,6 +102,7 @@ def _requests(found: counters.Count) -> dict[str, Any]:
         "requests": found.requests,
         "in_progress": found.under_way,
         "shed": found.shed,
+        "logins_refused": found.logins_refused,
         "workers_started": found.started,
         "workers_outgrown": found.grown,
         "queue_seconds_mean": found.waited_seconds / counted if counted else None,
@@ -205,6 +206,7 @@ def _of_requests(part: Mapping[str, Any]) -> Iterator[Row]:
     if part["queue_seconds_p99"] is not None:
         yield "queue", f"{part['queue_seconds_p99']:.4g} s", "99 of 100 waited less"
     yield "shed", part["shed"], "refused, as they had waited too long"
+    yield "logins refused", part["logins_refused"], "as too many were under way"
     yield "outgrown", part["workers_outgrown"], "workers replaced for their memory"
     for name, one in part["parts"].items():
         yield name, "there" if one["ok"] else "AWAY", f"asked {one['seconds_ago']} s ago"

@@ -41,6 +41,7 @@ HEALTHY = {
     "keyfront_part_ok|part=directory": "1x160",
     "keyfront_draining": "0x160",
     "keyfront_requests_shed_total": "0x160",
+    "keyfront_logins_refused_total": "0+1x160",
     "keyfront_queue_seconds_bucket|le=0.001024": "0+2990x160",
     "keyfront_queue_seconds_bucket|le=0.524288": "0+3000x160",
     "keyfront_queue_seconds_bucket|le=4.194304": "0+3000x160",
@@ -75,6 +76,7 @@ FAULTS = {
         "keyfront_queue_seconds_bucket|le=0.001024": "0x160",
         "keyfront_queue_seconds_bucket|le=0.524288": "0x160",
     },
+    "KeyfrontLoginsRefused": {"keyfront_logins_refused_total": "0x130 0+60x29"},
     "KeyfrontQueueSlow": {
         "keyfront_queue_seconds_bucket|le=0.001024": "0+1000x160",
         "keyfront_queue_seconds_bucket|le=0.524288": "0+2000x160",

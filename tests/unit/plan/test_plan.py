@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from keyfront.common.machine import MIB, Machine
 from keyfront.errors import OptionError
+from keyfront.gateway.login_limit import MOST
 from keyfront.gateway.plan import costs
 from keyfront.gateway.plan.compute import GROUPS, Plan, plan
 from keyfront.gateway.plan.numbers import Numbers, count
@@ -19,8 +20,9 @@ from keyfront.gateway.plan.workload import PROFILES, SMALL, Profile, Workload, p
 # Every name that templates and programs rely on.
 _NAMES = """
 uwsgi.processes uwsgi.threads uwsgi.gevent uwsgi.listen uwsgi.harakiri uwsgi.buffer_size
-uwsgi.socket_timeout uwsgi.max_requests uwsgi.max_requests_delta uwsgi.max_worker_lifetime
-uwsgi.max_worker_lifetime_delta uwsgi.reload_on_rss uwsgi.reload_memory uwsgi.worker_reload_mercy
+uwsgi.login_limit uwsgi.socket_timeout uwsgi.max_requests uwsgi.max_requests_delta
+uwsgi.max_worker_lifetime uwsgi.max_worker_lifetime_delta uwsgi.reload_on_rss uwsgi.reload_memory
+uwsgi.worker_reload_mercy
 database.max_pool_size database.max_overflow database.connections
 ldap.pool_size ldap.auth_pool_size ldap.connections memcached.pool_maxsize memcached.connections
 nginx.worker_processes nginx.worker_connections nginx.worker_rlimit_nofile nginx.in_flight
@@ -337,6 +339,25 @@ def test_a_directory_takes_more_threads() -> None:
     made = plan(machine, Workload(ldap_connections=8))
     assert value(made, "uwsgi.threads") == 2
     assert not made.conflicts
+
+
+@pytest.mark.parametrize(
+    ("cores", "workload", "expected"),
+    (
+        (1, Workload(), 1),
+        (2, Workload(), 2),
+        (64, Workload(), 64),
+        (2, Workload(ldap_connections=100), 6),
+        (256, Workload(ldap_connections=100000), MOST),
+    ),
+)
+def test_a_login_for_each_core_or_while_they_wait_for_a_directory(
+    cores: int, workload: Workload, expected: int
+) -> None:
+    made = plan(Machine(cores=cores, memory=256 * 1024 * MIB), workload)
+    assert value(made, "uwsgi.login_limit") == expected
+    of_all = value(made, "uwsgi.processes") * value(made, "uwsgi.threads")
+    assert expected < of_all
 
 
 def test_nginx_takes_no_room_from_the_application() -> None:

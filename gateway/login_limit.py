@@ -1,0 +1,222 @@
+"""Limits the logins that run at a time, so that a flood of them stops nobody else.
+
+Keystone checks a password by a hash that takes a core for a quarter of a second, and everybody may
+ask for it. With ``KEYFRONT_LOGIN_LIMIT`` (logins at a time on this node; unset or 0 for no limit)
+the others wait for their turn, two seconds at most and as far as there are threads for it, or are
+answered 503 or 429 with ``Retry-After`` at once. In a flood a quarter of the server's threads, and
+at least one, has no login of strangers, so what the token cache knows is answered. Who is next, and
+that nobody can keep others out, is told in :mod:`.node.login_slots`.
+
+A login is a request for which Keystone hashes something or asks a directory: a token by password or
+application credential, an OAuth 2.0 token, a change of one's own password. Everything else passes,
+and so does what Keystone refuses before it looks at a password.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from keyfront.common import ranges
+
+from .error_body import answer_error, error_body
+from .node.login_slots import Login, LoginSlots, Refusal
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+LOG = logging.getLogger("keyfront.gateway")
+
+VARIABLE = "KEYFRONT_LOGIN_LIMIT"
+MOST = 256
+_ALLOWED = f"an integer, 1 to {MOST}, or 0 for no limit"
+
+# Bytes; Keystone refuses larger bodies, unless it is told otherwise.
+_READ = 114688
+_HASHED = frozenset({"password", "application_credential"})
+_WAIT = ("Retry-After", "2")
+_BUSY = error_body(503, "Too many logins are under way. The login was not tried.")
+_MUCH = error_body(429, "Too many logins from this address. The login was not tried.")
+
+
+def from_environment() -> int:
+    """Return the limit that ``KEYFRONT_LOGIN_LIMIT`` names; 0 for none.
+
+    :raises OptionError: it is not a whole number from 0 to 256
+    """
+    return ranges.whole(VARIABLE, os.environ.get(VARIABLE, "0"), 0, MOST, _ALLOWED)
+
+
+def shares(limit: int, processes: int, threads: int, *, greenlets: bool = False) -> tuple[int, int]:
+    """Return how many logins may run, and how many may wait, on a server.
+
+    :param limit: logins that may run, as the operator has it; 0 for no limit, which is returned
+    :param processes: processes of the server
+    :param threads: requests that each of them answers at a time
+    :param greenlets: true if these are greenlets: a hash then stops all others of its process
+    """
+    if not limit:
+        return 0, 0
+    of_all = processes * threads
+    can_run = _but_for_a_quarter(processes if greenlets else of_all)
+    running = min(limit, can_run)
+    return running, max(0, _but_for_a_quarter(of_all) - running)
+
+
+def _but_for_a_quarter(count: int) -> int:
+    return max(1, count - max(1, count // 4))
+
+
+def limit_logins(
+    application: WSGIApplication,
+    *,
+    slots: LoginSlots | None,
+    refused: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> WSGIApplication:
+    """Wrap an application so that its logins have turns.
+
+    A body without a length has to be read whole before, as :mod:`.request_body` does.
+
+    :param slots: the turns; ``None`` returns the application itself
+    :param refused: called for each login that is refused
+    :param clock: seconds that never go back
+    """
+    if slots is None:
+        return application
+    turns = slots
+    lines = _Lines(clock)
+
+    def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("REQUEST_METHOD") != "POST":
+            return application(environ, start_response)
+        login = login_of(environ)
+        if login is None:
+            return application(environ, start_response)
+        turn = turns.begin(login)
+        if isinstance(turn, Refusal):
+            refused()
+            lines.refused()
+            if turn.much:
+                return answer_error(start_response, "429 Too Many Requests", _MUCH, _WAIT)
+            return answer_error(start_response, "503 Service Unavailable", _BUSY, _WAIT)
+        succeeded = False
+
+        def start(status: str, *rest: Any) -> Any:
+            nonlocal succeeded
+            succeeded = status[:1] == "2"
+            return start_response(status, *rest)
+
+        try:
+            return application(environ, start)
+        finally:
+            turns.end(turn, succeeded=succeeded)
+
+    return limiting
+
+
+def login_of(environ: WSGIEnvironment) -> Login | None:
+    """Return who logs in by a POST; ``None`` if it is no login.
+
+    A body that is read is put back.
+    """
+    path = environ.get("PATH_INFO", "").rstrip("/")
+    address = environ.get("REMOTE_ADDR") or ""
+    if path.endswith("/auth/tokens"):
+        body = _body(environ)
+        return Login(address) if body is None else _of_token(address, body)
+    if path.endswith("/password"):
+        return Login(address, _text("id", path.split("/")[-2]))
+    if path.endswith("/OS-OAUTH2/token"):
+        return Login(address, _text("client", _client(environ.get("HTTP_AUTHORIZATION", ""))))
+    return None
+
+
+def _of_token(address: str, body: bytes) -> Login | None:
+    try:
+        # as Keystone reads it, whatever its type is said to be
+        auth = json.loads(body)["auth"]
+        identity = auth["identity"]
+        methods = _HASHED.intersection(identity["methods"])
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    if not methods:
+        return None
+    user = ""
+    if "password" in methods:
+        user = _reference(_within(identity, "password", "user"))
+    else:
+        given = _within(identity, "application_credential")
+        user = _text("credential", given.get("id") or [given.get("name"), given.get("user")])
+    scope = _within(auth, "scope")
+    project = _reference(_within(scope, "project")) or _reference(_within(scope, "domain"))
+    return Login(address, user, project)
+
+
+def _within(value: Any, *names: str) -> dict[str, Any]:
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _reference(given: dict[str, Any]) -> str:
+    """Return the same text for the same user or project, however the JSON was written."""
+    if given.get("id"):
+        return _text("id", given["id"])
+    if given.get("name"):
+        domain = _within(given, "domain")
+        return _text("name", given["name"], domain.get("id"), domain.get("name"))
+    return ""
+
+
+def _text(*parts: Any) -> str:
+    # Passwords are not among them.
+    return repr(parts)[:1000]
+
+
+def _client(authorization: str) -> str:
+    """Return the client of HTTP's basic authentication (RFC 7617)."""
+    _, _, word = authorization.partition(" ")
+    try:
+        return base64.b64decode(word).partition(b":")[0].decode("latin-1")
+    except ValueError:
+        return ""
+
+
+def _body(environ: WSGIEnvironment) -> bytes | None:
+    """Return the body, which stays to be read; ``None`` if it is too long or of no known length."""
+    length = environ.get("CONTENT_LENGTH") or ""
+    if not length and not environ.get("HTTP_TRANSFER_ENCODING"):
+        return b""
+    if not (length.isascii() and length.isdigit()) or len(length) > 9 or int(length) > _READ:
+        return None
+    body: bytes = environ["wsgi.input"].read(int(length))
+    environ["wsgi.input"] = io.BytesIO(body)
+    return body
+
+
+class _Lines:
+    """The line about refused logins: one a second and process at most."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next = 0.0
+        self._count = 0
+
+    def refused(self) -> None:
+        with self._lock:
+            self._count += 1
+            now = self._clock()
+            if now < self._next:
+                return
+            self._next = now + 1
+            count, self._count = self._count, 0
+        LOG.warning("logins were refused, as too many were under way: %d (%s)", count, VARIABLE)

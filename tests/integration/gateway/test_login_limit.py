@@ -1,0 +1,197 @@
+"""A flood of logins: Keystone behind uWSGI goes on answering those who are not part of it."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from keyfront.gateway.node.counters import read
+from keyfront.gateway.node.login_slots import Login, LoginSlots, Turn
+from support.keystone_world import User, World
+from support.keystones import keystone_state, serve_as_is
+from support.served import PATIENCE, Served, wait_for
+
+pytest.importorskip("keystone")
+
+LIMIT = 2
+# At a time, each from an address of its own; more than turns and threads.
+ATTACKERS = 8
+# What is refused here: nothing of a password is hashed before.
+REFUSALS = (429, 503)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A Keystone that hashes as it does in production, and has turns for logins."""
+    state = keystone_state(tmp_path_factory.mktemp("flood") / "state")
+    environment = {"KEYFRONT_LOGIN_LIMIT": str(LIMIT), "OS_IDENTITY__PASSWORD_HASH_ROUNDS": "12"}
+    with serve_as_is(state, "uwsgi", environment=environment) as running:
+        yield running
+
+
+@pytest.mark.parametrize("server", ("gevent", "mod_wsgi"))
+def test_other_servers_have_the_same_turns(server: str, tmp_path: Path) -> None:
+    state = keystone_state(tmp_path / "state")
+    with serve_as_is(state, server, environment={"KEYFRONT_LOGIN_LIMIT": "1"}) as served:
+        world = World(served.url, served.password)
+        known, stranger = world.user(), world.user()
+        assert _log_in(served, "127.2.0.1", known)[0] == 201
+        slots = LoginSlots(state / "run/node", running=1, waiting=0)
+        turn = slots.begin(Login("192.0.2.1"))
+        assert isinstance(turn, Turn)
+        # once it is no rush any more
+        wait_for(lambda: _log_in(served, "127.3.0.1", stranger)[0] == 503, "it is refused")
+        assert _log_in(served, "127.2.0.1", known)[0] == 201
+        slots.end(turn, succeeded=False)
+        wait_for(lambda: _log_in(served, "127.3.0.1", stranger)[0] == 201, "it has a turn")
+        assert read(state / "run/node").logins_refused > 0
+
+
+@pytest.fixture(scope="module")
+def world(served: Served) -> World:
+    return World(served.url, served.password)
+
+
+def _ask(
+    served: Served, source: str, method: str, body: object = None, **headers: str
+) -> tuple[int, http.client.HTTPMessage, Any]:
+    """Send one request from an address of this machine."""
+    connection = HTTPConnection(
+        "127.0.0.1", served.port, timeout=PATIENCE, source_address=(source, 0)
+    )
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    with closing(connection):
+        data = None if body is None else json.dumps(body)
+        connection.request(method, "/v3/auth/tokens", data, sent)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, json.loads(answer.read() or b"null")
+
+
+def _log_in(served: Served, source: str, user: User | str, password: str = "") -> Any:
+    if isinstance(user, User):
+        who: dict[str, object] = {"id": user.id, "password": password or user.password}
+    else:
+        who = {"name": user, "domain": {"id": "default"}, "password": password}
+    identity = {"methods": ["password"], "password": {"user": who}}
+    return _ask(served, source, "POST", {"auth": {"identity": identity}})
+
+
+class Flood:
+    """Logins with wrong passwords, each from another address, and how they were answered."""
+
+    def __init__(self, served: Served, users: list[User | str]) -> None:
+        self.served = served
+        self.users = users
+        self.over = threading.Event()
+        self.statuses: Counter[int] = Counter()
+        self.wrong: list[object] = []
+        self._numbers = itertools.count()
+        self._threads = [threading.Thread(target=self._send) for _ in range(ATTACKERS)]
+
+    def _send(self) -> None:
+        while not self.over.is_set():
+            number = next(self._numbers)
+            source = f"127.{number >> 14 & 63 | 64}.{number >> 7 & 127}.{number % 127 + 1}"
+            try:
+                status, headers, body = _log_in(
+                    self.served, source, self.users[number % len(self.users)], "wrong"
+                )
+            except (OSError, http.client.HTTPException):
+                continue  # its worker was killed
+            self.statuses[status] += 1
+            if status in REFUSALS:
+                right = body["error"]["code"] == status and headers["Retry-After"] == "2"
+            else:
+                right = status == 401
+            if not right:
+                self.wrong.append((status, body))
+
+    def refused(self) -> int:
+        return sum(self.statuses[status] for status in REFUSALS)
+
+    def more(self, count: int) -> None:
+        """Wait until as many more were refused."""
+        before = self.refused()
+        wait_for(lambda: self.refused() >= before + count, "they are refused", [self.statuses])
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            self.more(2 * ATTACKERS)
+            yield
+        finally:
+            self.over.set()
+            for thread in self._threads:
+                thread.join()
+        assert not self.wrong, self.wrong[:3]
+
+
+def _workers(served: Served) -> list[psutil.Process]:
+    return served.masters("uwsgi").children()
+
+
+def test_a_flood_keeps_nobody_out(served: Served, world: World) -> None:
+    honest = [(world.user(), f"127.2.0.{number}") for number in range(1, 4)]
+    token = world.admin
+    for user, address in honest:
+        assert _log_in(served, address, user)[0] == 201
+    # Strangers, and the honest ones' own names at other addresses.
+    flood = Flood(served, [f"nobody-{number}" for number in range(3)] + [x for x, _ in honest])
+    node = Path(served.state) / "run/node"
+    before = read(node).logins_refused
+    with flood.under_way():
+        for user, address in honest:
+            assert _log_in(served, address, user)[0] == 201, flood.statuses
+            for _ in range(5):
+                headers = {"X_Auth_Token": token, "X_Subject_Token": token}
+                assert _ask(served, address, "GET", **headers)[0] == 200
+        flood.more(ATTACKERS)
+    assert flood.statuses[401], "strangers had turns as well"
+    assert read(node).logins_refused - before == flood.refused()
+    # Once it is over everybody passes, also who has never been here.
+    newcomer = world.user()
+    assert _log_in(served, "127.3.0.1", newcomer)[0] == 201
+
+
+def test_killed_workers_give_their_turns_back(served: Served, world: World) -> None:
+    user = world.user()
+    assert _log_in(served, "127.4.0.1", user)[0] == 201
+    # For a name that there is not, nothing is hashed, and no turn would be held when it comes.
+    flood = Flood(served, [user])
+    with flood.under_way():
+        for _ in range(2):
+            killed = _workers(served)
+            for worker in killed:
+                os.kill(worker.pid, signal.SIGKILL)
+            gone = {worker.pid for worker in killed}
+            wait_for(
+                lambda gone=gone: len({x.pid for x in _workers(served)} - gone) == len(gone),
+                "the master has started others",
+            )
+            flood.more(ATTACKERS)
+    # All turns at the same time, and nobody waits for more than those.
+    outcomes: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: outcomes.append(_log_in(served, "127.4.0.1", user)[0]))
+        for _ in range(LIMIT)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [201] * LIMIT
