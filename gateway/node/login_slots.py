@@ -57,8 +57,10 @@ PRESSED = 2.0
 HALVED = 30.0
 #: Seconds for which it is known that a user has logged in from an address.
 KNOWN = 7 * 86400.0
-#: Seconds for which more logins than there are turns and places are a rush, and no flood.
-RUSH = 1.0
+#: Seconds for which more logins than there are turns and places are a rush, and no flood: as long
+#: as requests may wait for their turn by default, so that a node that has just been started, and
+#: knows nobody, refuses no more of those who come at once than it did without a limit.
+RUSH = 5.0
 #: Seconds of turns, of which somebody has taken much if he took more than that lately.
 MUCH = 1.0
 

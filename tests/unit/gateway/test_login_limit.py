@@ -228,7 +228,7 @@ def test_in_a_rush_everybody_runs(folder: Path, clock: Clock) -> None:
     # After a refusal there is no other rush for a while.
     _turn(slots, STRANGERS[11])
     assert isinstance(slots.begin(STRANGERS[12]), Refusal)
-    clock.now += login_slots.PRESSED
+    clock.now += login_slots.RUSH
     _turn(slots, STRANGERS[13])
 
 
