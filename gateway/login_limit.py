@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from keyfront.common import ranges
+from keyfront.common import json_text, ranges
 
 from .error_body import answer_error, error_body
+from .line_limit import LineLimit
 from .node.login_slots import Login, LoginSlots, Refusal
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def limit_logins(
     if slots is None:
         return application
     turns = slots
-    lines = _Lines(clock)
+    lines = LineLimit(clock=clock)
 
     def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("REQUEST_METHOD") != "POST":
@@ -103,7 +102,10 @@ def limit_logins(
         turn = turns.begin(login)
         if isinstance(turn, Refusal):
             refused()
-            lines.refused()
+            left_out = lines.admit()
+            if left_out is not None:
+                text = "logins were refused, as too many were under way: %d (%s)"
+                LOG.warning(text, left_out + 1, VARIABLE)
             if turn.much:
                 return answer_error(start_response, "429 Too Many Requests", _MUCH, _WAIT)
             return answer_error(start_response, "503 Service Unavailable", _BUSY, _WAIT)
@@ -142,10 +144,10 @@ def login_of(environ: WSGIEnvironment) -> Login | None:
 def _of_token(address: str, body: bytes) -> Login | None:
     try:
         # as Keystone reads it, whatever its type is said to be
-        auth = json.loads(body)["auth"]
+        auth = json_text.parse(body)["auth"]
         identity = auth["identity"]
         methods = _HASHED.intersection(identity["methods"])
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (ValueError, TypeError, LookupError):
         return None
     if not methods:
         return None
@@ -200,23 +202,3 @@ def _body(environ: WSGIEnvironment) -> bytes | None:
     body: bytes = environ["wsgi.input"].read(int(length))
     environ["wsgi.input"] = io.BytesIO(body)
     return body
-
-
-class _Lines:
-    """The line about refused logins: one a second and process at most."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._next = 0.0
-        self._count = 0
-
-    def refused(self) -> None:
-        with self._lock:
-            self._count += 1
-            now = self._clock()
-            if now < self._next:
-                return
-            self._next = now + 1
-            count, self._count = self._count, 0
-        LOG.warning("logins were refused, as too many were under way: %d (%s)", count, VARIABLE)

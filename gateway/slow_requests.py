@@ -20,7 +20,6 @@ import functools
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from keyfront.common import ranges
 from keyfront.common.request_phases import HASH, STATEMENTS, TIMED, RequestPhases, current, timed
 
+from .line_limit import LineLimit
 from .queue_limit import since_1970
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def tell_slow(
     """
     if not seconds:
         return application
-    lines = _Lines(clock)
+    lines = LineLimit(_LINES, clock=clock)
 
     def telling(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         began = clock()
@@ -87,37 +87,10 @@ def tell_slow(
         finally:
             current.reset(token)
             took = clock() - began
-            if took > seconds and lines.may_be_written():
-                _tell(environ, told, phases, took, wall() - took, lines.left_out())
+            if took > seconds and (left_out := lines.admit()) is not None:
+                _tell(environ, told, phases, took, wall() - took, left_out)
 
     return telling
-
-
-class _Lines:
-    """The number of lines that this process has written in the present second."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._until = 0.0
-        self._written = 0
-        self._left_out = 0
-
-    def may_be_written(self) -> bool:
-        with self._lock:
-            now = self._clock()
-            if now >= self._until:
-                self._until, self._written = now + 1, 0
-            self._written += 1
-            if self._written > _LINES:
-                self._left_out += 1
-                return False
-            return True
-
-    def left_out(self) -> int:
-        with self._lock:
-            count, self._left_out = self._left_out, 0
-            return count
 
 
 def _tell(

@@ -8,7 +8,8 @@ Each time, for so many seconds quietly and for so many under a flood:
 
 * a service validates one token 20 times a second, on a connection of its own each time;
 * three users, who have logged in before, log in from addresses of their own, one each second in
-  turn;
+  turn (``known``);
+* another logs in each three seconds, from an address that has never been heard of (``newcomers``);
 * in the flood another process tries ``--tries`` passwords a second, each from another address
   (127.64.0.0/10) and for one of 20 users that there are, those three among them: for a name that
   there is not, Keystone hashes nothing. At most 100 tries are under way at a time.
@@ -50,6 +51,7 @@ _PATIENCE = 10.0
 _HOPELESS = 60.0
 _USERS = ("anna", "berta", "clara")
 _VICTIMS = (*_USERS, *(f"victim-{number}" for number in range(17)))
+_NEWCOMER = "newcomer"
 _PASSWORD = "right-and-long-enough"
 # Threads of the flood: each waits for its answer, so fewer send less than was asked for.
 _SENDERS = 100
@@ -57,16 +59,17 @@ _SENDERS = 100
 
 @dataclass
 class Phase:
-    """What clients saw, quietly or in a flood."""
+    """What clients saw, quietly or in a flood.
 
+    :param from_range: tells the newcomers' addresses of one phase from those of the other
+    """
+
+    from_range: int
     validations: list[float] = field(default_factory=list)
     failed: int = 0
-    logins: Counter[int] = field(default_factory=Counter)
+    known: Counter[int] = field(default_factory=Counter)
+    newcomers: Counter[int] = field(default_factory=Counter)
     times: list[float] = field(default_factory=list)
-
-    def share(self) -> float:
-        """Return the part of the honest logins that succeeded."""
-        return self.logins[201] / max(1, sum(self.logins.values()))
 
 
 @dataclass
@@ -141,12 +144,18 @@ def _clients(port: int, headers: dict[str, str], phase: Phase) -> Iterator[None]
         which = number % len(_USERS)
         began = time.perf_counter()
         body = login(_USERS[which], _PASSWORD, None)
-        phase.logins[_send(port, f"127.2.0.{which + 1}", "POST", {}, body)] += 1
+        phase.known[_send(port, f"127.2.0.{which + 1}", "POST", {}, body)] += 1
         phase.times.append(time.perf_counter() - began)
+
+    def come(number: int) -> None:
+        body = login(_NEWCOMER, _PASSWORD, None)
+        source = f"127.{4 + phase.from_range}.0.{number % 250 + 1}"
+        phase.newcomers[_send(port, source, "POST", {}, body)] += 1
 
     threads = [
         threading.Thread(target=_paced, args=(over, 20.0, validate)),
         threading.Thread(target=_paced, args=(over, 1.0, log_in)),
+        threading.Thread(target=_paced, args=(over, 1 / 3, come)),
     ]
     for thread in threads:
         thread.start()
@@ -160,7 +169,7 @@ def _clients(port: int, headers: dict[str, str], phase: Phase) -> Iterator[None]
 
 def _recovery(port: int) -> float:
     began = time.monotonic()
-    body = login("newcomer", _PASSWORD, None)
+    body = login(_NEWCOMER, _PASSWORD, None)
     while _send(port, "127.3.0.1", "POST", {}, body) != 201:
         if time.monotonic() - began > _HOPELESS:
             return math.inf
@@ -186,7 +195,7 @@ def measure(keystone: Keystone, folder: Path, limit: int, seconds: float, tries:
     with uwsgi.serving(folder, text, port, environment) as server:
         headers = keystone.validation_headers(server.url)
         token = headers["X-Subject-Token"]
-        for name in (*_VICTIMS, "newcomer"):
+        for name in (*_VICTIMS, _NEWCOMER):
             if not ask(server.url, "GET", f"/v3/users?name={name}", token)["users"]:
                 user = {"user": {"name": name, "password": _PASSWORD, "domain_id": "default"}}
                 ask(server.url, "POST", "/v3/users", token, user)
@@ -194,7 +203,7 @@ def measure(keystone: Keystone, folder: Path, limit: int, seconds: float, tries:
             address = f"127.2.0.{number}"
             if _send(port, address, "POST", {}, login(name, _PASSWORD, None)) != 201:
                 raise ServerError(f"{name} cannot log in")
-        quiet, flood = Phase(), Phase()
+        quiet, flood = Phase(0), Phase(1)
         with _clients(port, headers, quiet):
             time.sleep(seconds)
         results: Any = multiprocessing.Queue()
@@ -218,6 +227,10 @@ def _at(times: list[float], part: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
 
 
+def _succeeded(logins: Counter[int]) -> str:
+    return f"{logins[201]} of {logins.total()}"
+
+
 def _recovered(result: Result) -> str:
     seconds = result.recovery
     return f"{seconds:.1f} s" if seconds < _HOPELESS else f"over {_HOPELESS:.0f} s"
@@ -231,10 +244,11 @@ def _print(results: dict[str, Result]) -> None:
         ("validations, p99, flood", lambda x: _at(x.flood.validations, 0.99)),
         ("validations sent, flood", lambda x: f"{len(x.flood.validations) + x.flood.failed}"),
         ("unanswered in 10 s", lambda x: f"{x.flood.failed}"),
-        ("honest logins, quiet", lambda x: f"{x.quiet.share():.0%}"),
-        ("honest logins, flood", lambda x: f"{x.flood.share():.0%}"),
-        ("honest logins sent, flood", lambda x: f"{sum(x.flood.logins.values())}"),
+        ("known users, quiet", lambda x: _succeeded(x.quiet.known)),
+        ("known users, flood", lambda x: _succeeded(x.flood.known)),
         ("their p50, flood", lambda x: _at(x.flood.times, 0.5)),
+        ("newcomers, quiet", lambda x: _succeeded(x.quiet.newcomers)),
+        ("newcomers, flood", lambda x: _succeeded(x.flood.newcomers)),
         ("tries answered 401", lambda x: f"{x.tried[401]}"),
         ("tries refused", lambda x: f"{x.tried[429] + x.tried[503]}"),
         ("tries without an answer", lambda x: f"{x.tried[0]}"),

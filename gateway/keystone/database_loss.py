@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import threading
-import time
 from typing import Any
 
 from keyfront.middleware.tokens.request import Request, current
+
+from ..line_limit import LineLimit
 
 LOG = logging.getLogger(__name__)
 
@@ -34,17 +34,15 @@ _SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _MYSQL = (1021, 1026, 1114)
 _POSTGRESQL = ("53100", "58030")
 
-# Seconds between two lines of the log.
-_INTERVAL = 1.0
-
 
 class DatabaseLoss:
-    """The requests of this process that the database has failed."""
+    """The requests of this process that the database has failed.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._next = 0.0
-        self._untold = 0
+    :param lines: how many of them are told of
+    """
+
+    def __init__(self, lines: LineLimit | None = None) -> None:
+        self._lines = lines or LineLimit()
 
     def watch(self) -> None:
         """Note the failures of all engines of this process, and keep Keystone's traces of them
@@ -64,13 +62,9 @@ class DatabaseLoss:
 
         :param request: with what the driver said, in one line
         """
-        with self._lock:
-            now = time.monotonic()
-            if now < self._next:
-                self._untold += 1
-                return
-            self._next = now + _INTERVAL
-            untold, self._untold = self._untold, 0
+        untold = self._lines.admit()
+        if untold is None:
+            return
         more = f"; so were {untold} others since the last such line" if untold else ""
         text = "the database cannot be reached, a request was answered 503%s: %s"
         if request.disk_failed:

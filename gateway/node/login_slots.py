@@ -36,6 +36,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -115,23 +116,26 @@ class Login(NamedTuple):
     project: str = ""
 
 
+@dataclass(slots=True)
 class Turn:
-    """The turn of a login; it is given back by :meth:`LoginSlots.end`."""
+    """The turn of a login; it is given back by :meth:`LoginSlots.end`.
 
-    __slots__ = ("_at", "_began", "_login", "_may_pass", "_much", "_number", "_table", "_waits")
+    :param at: its place in the table
+    :param number: this process's number of it
+    :param waits: true until it begins
+    :param much: true if its address, or its user from there, has taken much lately
+    :param may_pass: true if it begins even if there is no turn, after it has waited
+    :param began: when it began
+    """
 
-    def __init__(
-        self, table: _Table, login: Login, at: int, number: int, waits: bool, much: bool,
-        may_pass: bool, now: float,
-    ) -> None:  # fmt: skip
-        self._table = table
-        self._login = login
-        self._at = at
-        self._number = number
-        self._waits = waits
-        self._much = much
-        self._may_pass = may_pass
-        self._began = now
+    table: _Table
+    login: Login
+    at: int
+    number: int
+    waits: bool
+    much: bool
+    may_pass: bool
+    began: float
 
 
 class Refusal(NamedTuple):
@@ -194,7 +198,7 @@ class LoginSlots:
 
         :param succeeded: true if somebody has logged in
         """
-        table = turn._table
+        table = turn.table
         try:
             with table.lock:
                 table.end(turn, succeeded)
@@ -206,14 +210,14 @@ class LoginSlots:
     def _begin(self, table: _Table, login: Login) -> Turn | Refusal:
         with table.lock:
             turn = table.ask(login)
-        if not isinstance(turn, Turn) or not turn._waits:
+        if not isinstance(turn, Turn) or not turn.waits:
             return turn
         try:
-            while turn._waits:
+            while turn.waits:
                 self._sleep(_POLL)
                 with table.lock:
                     if table.is_over(turn):
-                        return Refusal(turn._much)
+                        return Refusal(turn.much)
         except BaseException:  # a greenlet is ended, or the file cannot be had
             table.free(turn)
             raise
@@ -297,16 +301,16 @@ class _Table:
     def is_over(self, turn: Turn) -> bool:
         """Tell whether a turn that waits is to wait no longer, in vain; it may also begin."""
         now = self._clock()
-        pid, _, number, since, cost, state, unknown = _PLACE.unpack_from(self._memory, turn._at)
-        if (pid, number, state) != (os.getpid(), turn._number, _WAITS):
+        pid, _, number, since, cost, state, unknown = _PLACE.unpack_from(self._memory, turn.at)
+        if (pid, number, state) != (os.getpid(), turn.number, _WAITS):
             self.free(turn)
             return True
         waited = now - since >= WAIT
-        if self._look(_order(unknown, cost, since), now)[0] or (waited and turn._may_pass):
-            turn._waits = False
-            turn._began = now
+        if self._look(_order(unknown, cost, since), now)[0] or (waited and turn.may_pass):
+            turn.waits = False
+            turn.began = now
             _PLACE.pack_into(
-                self._memory, turn._at, *self._who(), number, now, cost, _RUNS, unknown
+                self._memory, turn.at, *self._who(), number, now, cost, _RUNS, unknown
             )
             return False
         if not waited:
@@ -318,14 +322,14 @@ class _Table:
     def end(self, turn: Turn, succeeded: bool) -> None:
         """Settle what a login took, and remember who it was if it succeeded."""
         now = self._clock()
-        address, pair = self._address_and_pair(turn._login)
-        took = min(max(now - turn._began, 0.0), _LONGEST)
+        address, pair = self._address_and_pair(turn.login)
+        took = min(max(now - turn.began, 0.0), _LONGEST)
         for each in (address, pair):
             self._pay(each, took - _ESTIMATE, now)
         if not succeeded:
             self._pay(pair, _WRONG, now)
-        elif turn._login.user:
-            for each in self._user_and_project(turn._login):
+        elif turn.login.user:
+            for each in self._user_and_project(turn.login):
                 self._pay(each, took, now)
             at, _ = self._pair_at(pair, now)
             _PAIR.pack_into(self._memory, at, pair, now)
@@ -335,9 +339,9 @@ class _Table:
 
         It needs no lock: nobody else writes to the place of a living process but that it is out.
         """
-        pid, _, number, *_ = _PLACE.unpack_from(self._memory, turn._at)
-        if (pid, number) == (os.getpid(), turn._number):
-            self._memory[turn._at + _STATE] = _FREE
+        pid, _, number, *_ = _PLACE.unpack_from(self._memory, turn.at)
+        if (pid, number) == (os.getpid(), turn.number):
+            self._memory[turn.at + _STATE] = _FREE
 
     def _who(self) -> tuple[int, int]:
         pid = os.getpid()

@@ -10,6 +10,7 @@ import json
 import random
 import re
 import select
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -22,6 +23,7 @@ from support import APPS
 from support.deployments import Deployment, deployed
 from support.fuzzing import damaged, each_case
 from support.programs import own_folder
+from support.served import PATIENCE
 
 LINE_UPS = ("nginx+uwsgi", "apache+uwsgi", "mod_wsgi", "haproxy")
 CASES = 30
@@ -167,23 +169,30 @@ def marked(mark: bytes) -> bytes:
     return b"GET /marked HTTP/1.1\r\n%bX-Mark: %b\r\nConnection: close\r\n\r\n" % (HOST, mark)
 
 
-def told(site: Site, data: bytes) -> bytes:
-    """Send bytes on a connection of their own; returns all that came back."""
+def told(site: Site, data: bytes, *, ends: bool = False) -> bytes:
+    """Send bytes on a connection of their own; returns all that came back.
+
+    :param ends: whether the server is to close it; one that waits for more is given up otherwise
+    """
     found = b""
     try:
         client = site.deployment.raw(f"127.9.{random.randrange(250)}.{random.randrange(1, 250)}")
     except OSError:
         return b""
     with client, suppress(OSError):
-        client.settimeout(10)
+        client.settimeout(PATIENCE if ends else 10)
         with suppress(OSError):  # it may refuse before all of it has come
             client.sendall(data)
-        while client.pending() or select.select([client], [], [], QUIET if found else 2.0)[0]:
+        while ends or client.pending() or _readable(client, QUIET if found else 2.0):
             part = client.recv(65536)
             if not part:
                 break
             found += part
     return found
+
+
+def _readable(client: ssl.SSLSocket, seconds: float) -> bool:
+    return bool(select.select([client], [], [], seconds)[0])
 
 
 def check(site: Site, sent: bytes, number: int, *, within: bool) -> None:
@@ -195,7 +204,7 @@ def check(site: Site, sent: bytes, number: int, *, within: bool) -> None:
     site.seen()
     mark = b"m%d" % number
     answer = told(site, sent + marked(mark))
-    after = told(site, marked(b"innocent"))
+    after = told(site, marked(b"innocent"), ends=True)
     seen = site.seen()
     # Another's connection gets its own answer and nobody else's.
     assert re.fullmatch(rb"HTTP/1\.1 200 [^\0]*\r\n\r\nmark=innocent;", after), (sent, after)
@@ -256,7 +265,7 @@ def test_two_hundred_clients_who_send_a_byte_at_a_time(name: str, sites: dict[st
             for client in clients:
                 client.sendall(sent[place : place + 1])
             site.seen()
-            assert b"mark=between;" in told(site, marked(b"between"))
+            assert b"mark=between;" in told(site, marked(b"between"), ends=True)
             assert [one["mark"] for one in site.seen()] == ["between"]
 
 

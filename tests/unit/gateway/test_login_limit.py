@@ -46,10 +46,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture(autouse=True)
-def no_rush(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is more than there are turns is a flood at once, but for tests of a rush."""
-    if "rush" not in request.node.name:
-        monkeypatch.setattr(login_slots, "RUSH", 0.0)
+def no_rush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is more than there are turns is a flood at once."""
+    monkeypatch.setattr(login_slots, "RUSH", 0.0)
 
 
 @pytest.fixture
@@ -216,7 +215,10 @@ def test_a_flood_of_addresses_does_not_make_the_known_forgotten(
     _turn(slots, ALICE)
 
 
-def test_in_a_rush_everybody_runs(folder: Path, clock: Clock) -> None:
+def test_in_a_rush_everybody_runs(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login_slots, "RUSH", 4.0)
     slots = _slots(folder, clock, 1, 0)
     turns = [_turn(slots, stranger) for stranger in STRANGERS[:9]]
     clock.now += login_slots.RUSH / 2

@@ -11,8 +11,8 @@ from typing import Any
 import pymysql
 import pytest
 
-from keyfront.gateway.keystone import database_loss
 from keyfront.gateway.keystone.database_loss import DatabaseLoss, is_worth_logging, note_error
+from keyfront.gateway.line_limit import LineLimit
 from keyfront.middleware.tokens.request import Request, current
 
 
@@ -97,12 +97,9 @@ def test_keystones_traces_of_it_are_not_logged(
     assert is_worth_logging(record) is logged
 
 
-def test_a_line_a_second(
-    request_: Request, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_line_a_second(request_: Request, caplog: pytest.LogCaptureFixture) -> None:
     times = iter((10.0, 10.2, 10.9, 11.0, 12.0))
-    monkeypatch.setattr(database_loss, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    loss = DatabaseLoss()
+    loss = DatabaseLoss(LineLimit(clock=lambda: next(times)))
     for _ in range(4):
         request_.lost, request_.disk_failed = "refused", False
         loss.tell(request_)
