@@ -28,7 +28,8 @@ from ..load.generators import parse_ab
 from ..load.measured import Load
 from ..worlds import rabbitmq
 from ..worlds.certificates import Pair, certificates
-from ..worlds.processes import HOST, Process, finished, free_port
+from ..worlds.ports import free_port
+from ..worlds.processes import HOST, Process, finished
 from . import timelines
 from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, alike, number, verdict

@@ -19,7 +19,8 @@ from keyfront.common import programs
 from keyfront.errors import ServerError
 
 from .certificates import certificates
-from .processes import HOST, Process, free_port
+from .ports import free_port
+from .processes import HOST, Process
 
 SUFFIX = "dc=example,dc=org"
 PEOPLE = f"ou=People,{SUFFIX}"

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import dataclasses
 import errno
-import random
 import re
 import shutil
 import signal
@@ -27,7 +26,7 @@ import ldap.modlist
 
 from support import processes
 from support.certificates import Certificates, Pair, certificates
-from support.served import PATIENCE
+from support.served import PATIENCE, free_port
 from support.servers import _own_folder, _program, _ready, _running
 
 SUFFIX = "dc=example,dc=org"
@@ -362,7 +361,7 @@ def directory(
         _make_database(program, own, shown, _ldif(many, odd, ppolicy), ppolicy, extra,
                        extra_database)  # fmt: skip
         while True:
-            port, tls_port = _free_ports()
+            port, tls_port = free_port(), free_port()
             server = Directory(
                 program, own, folder, port, tls_port if shown else None, made, many, odd
             )
@@ -493,24 +492,6 @@ def _make_database(
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout.decode(errors="replace")
-
-
-def _free_ports() -> tuple[int, int]:
-    """Two ports that no client gets from the kernel.
-
-    One from the kernel's range could be taken while slapd is stopped, even by a client that
-    connects to itself.
-    """
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    candidates = [x for x in range(10000, 65536) if not low <= x <= high]
-    free: list[int] = []
-    while len(free) < 2:
-        port = random.choice(candidates)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            free += [port] if port not in free else []
-    return free[0], free[1]
 
 
 def _listening() -> set[int]:

@@ -23,16 +23,9 @@ from redis.retry import Retry
 
 from support import programs
 from support.certificates import Certificates
-from support.fault_proxy import bind_stable
-from support.served import PATIENCE
+from support.served import PATIENCE, free_port
 
 _NOT_YET = (redis.ConnectionError, redis.TimeoutError, OSError)
-
-
-def free_port() -> int:
-    """A port that nobody listens at and the kernel gives to no client."""
-    with contextlib.closing(bind_stable()) as bound:
-        return int(bound.getsockname()[1])
 
 
 def _program() -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -21,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from keyfront.benchmarks.worlds.ports import free_port as free_port
 from support.processes import command_line
 
 SHAPES = ("uwsgi", "gevent", "nginx+uwsgi", "apache+uwsgi", "mod_wsgi")
@@ -50,30 +50,6 @@ def as_ordinary_user() -> list[str]:
     if not _namespaces_allowed():
         pytest.skip("mod_wsgi does not run as root, and user namespaces are not allowed here")
     return _USER_NAMESPACE
-
-
-def free_port() -> int:
-    """A port that stays this process's own until it ends.
-
-    The kernel gives no such port away, neither to a client nor to a server at port 0, while ours
-    is not there yet or stopped; and no test process that runs beside this one chooses it.
-    """
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    others = [x for x in range(10000, 65536) if not low <= x <= high]
-    candidates = others or range(10000, 65536)
-    # not the random that a test may have seeded
-    for port in random.Random().sample(candidates, len(candidates)):
-        with socket.socket() as probe, socket.socket(socket.AF_UNIX) as claim:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-                claim.bind(f"\0keyfront-tests-port-{port}")
-            except OSError:
-                continue
-            # the name is taken as long as this process has the descriptor
-            claim.detach()
-            return port
-    raise AssertionError("no port is free")
 
 
 @dataclass

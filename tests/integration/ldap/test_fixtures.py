@@ -211,11 +211,11 @@ def test_stop_kill_pause(tmp_path: Path) -> None:
 
 
 def test_another_port_if_one_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = directory_module._free_ports
+    find = directory_module.free_port
     with socket.create_server(("127.0.0.1", 0)) as squatter:
-        tries = [(squatter.getsockname()[1], find()[0])]
+        tries = [squatter.getsockname()[1]]
         monkeypatch.setattr(
-            directory_module, "_free_ports", lambda: tries.pop() if tries else find()
+            directory_module, "free_port", lambda: tries.pop() if tries else find()
         )
         with directory(tmp_path, users=1) as d:
             assert d.port != squatter.getsockname()[1]
