@@ -87,7 +87,15 @@ def running(
     :param until: when it must have answered, by ``time.monotonic()``
     :raises ServerError: it does not start, or answers with an error; says why
     """
-    port = claim("127.0.0.1:0", "127.0.0.1", 0)
+    with claim("127.0.0.1:0", "127.0.0.1", 0) as port:
+        with _serving(candidate, application, folder, port, until) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def _serving(
+    candidate: Candidate, application: Application, folder: Path, port: int, until: float
+) -> Iterator[Running]:
     log = folder / "uwsgi.log"
     ini = folder / "uwsgi.ini"
     ini.write_text(_configuration(candidate, application, folder, port), encoding="utf-8")
