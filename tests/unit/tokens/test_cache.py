@@ -16,12 +16,14 @@ pytest.importorskip("sqlalchemy")
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import cache as keystone_filter
-from keyfront.middleware.tokens import epochs, request, variants
+from keyfront.middleware.tokens import epochs, node_cache, request, variants
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.counters import CAUSES
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.epochs import slots
+from support.clocks import Clock
+from support.served import PATIENCE
 from support.token_worlds import World, model
 
 
@@ -480,12 +482,15 @@ def test_a_caller_who_was_let_in_by_something_else_is_looked_at_each_time(
     assert world.keystone.asked == 2
 
 
-def test_concurrent_misses_ask_once(world: World) -> None:
+def test_concurrent_misses_ask_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long they stand still, with a lock or without.
+    monkeypatch.setattr(node_cache, "_LOCK_SECONDS", PATIENCE)
+    world = World(tmp_path / "shared", flight_timeout=PATIENCE)
     answering, go = threading.Event(), threading.Event()
 
     def slow() -> None:
         answering.set()
-        assert go.wait(30)
+        assert go.wait(PATIENCE)
 
     world.keystone.while_answering = slow
     other = world.worker()
@@ -496,20 +501,24 @@ def test_concurrent_misses_ask_once(world: World) -> None:
 
     threads = [threading.Thread(target=ask, args=(by,)) for by in (world.cache, other, other)]
     threads[0].start()
-    assert answering.wait(30)
+    assert answering.wait(PATIENCE)
     for thread in threads[1:]:
         thread.start()
     while world.counts["waits"] < 2:
         threads[1].join(0.01)
     go.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert results == [b"body of t"] * 3
     assert world.keystone.asked == 1
 
 
-def test_who_waits_in_vain_asks_himself(tmp_path: Path) -> None:
-    world = World(tmp_path / "shared", flight_timeout=0.05)
+def test_who_waits_in_vain_asks_himself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other's question must not have ended before this one is asked.
+    monkeypatch.setattr(node_cache, "time", Clock())
+    world = World(tmp_path / "shared", flight_timeout=5.0)
     world.get()
     world.change("all")
     (key,) = world.cache.answers._entries
