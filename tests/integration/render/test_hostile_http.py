@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from keyfront.gateway.plan.workload import Workload
 from support import APPS
 from support.deployments import Deployment, deployed
 from support.fuzzing import damaged, each_case
@@ -149,6 +150,8 @@ def sites() -> Iterator[dict[str, Site]]:
                 trusted=("127.0.0.1",) if not behind else (),
                 nodes=(behind.deployment,) if behind else (),
                 pair=found["nginx+uwsgi"].deployment.folder if found else None,
+                # on a busy machine one waits for more than the second that is usual here
+                workload=Workload(latency=60),
                 environment={"PYTHONPATH": str(APPS), "RECORDED": str(record)},
             )  # fmt: skip
             found[name] = Site(stack.enter_context(made), record)
@@ -160,7 +163,7 @@ def sites() -> Iterator[dict[str, Site]]:
 
 def connected(site: Site) -> None:
     """Wait until a plain request is answered by the application."""
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + PATIENCE
     while b"mark=hello;" not in told(site, marked(b"hello")):
         assert time.monotonic() < ends, site.deployment.logs()
 
