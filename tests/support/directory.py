@@ -296,8 +296,8 @@ class Directory:
     def counts(self) -> Counts:
         """What clients did since the last :meth:`mark`, or since the first start.
 
-        All that was answered is in it, and all connections that were made. An unbind or a
-        close has no answer: slapd may learn of it later, see :meth:`wait_for`.
+        All that was answered is in it, and all connections on which something was. An unbind or
+        a close has no answer: slapd may learn of it later, see :meth:`wait_for`.
         """
         self._catch_up()
         total = [0] * len(_FIELDS)
@@ -327,10 +327,14 @@ class Directory:
             return
         self._marks += 1
         name = f"{_MARK}-{self._marks}"
-        # A new connection: those made before it were accepted before it.
+        # A new connection: those on which anything was answered before have lesser numbers.
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as client:
             client.sendall(_search_request(name))
             assert client.recv(4096), f"slapd hung up; see {self.log}"
+        deadline = time.monotonic() + PATIENCE
+        while owed := _owed(self.log.read_bytes(), name.encode()):
+            assert time.monotonic() < deadline, f"slapd does not write of {owed}; see {self.log}"
+            time.sleep(0.005)
 
 
 @contextlib.contextmanager
@@ -527,7 +531,41 @@ _LINE = re.compile(
     rb")"
 )
 _OURS = re.compile(rb'conn=(\d+) op=0 SRCH base="' + _MARK.encode())
+_OWES = re.compile(
+    rb"conn=(?P<conn>\d+) (?:"
+    rb"fd=\d+ (?P<accept>ACCEPT) "
+    rb"|op=(?P<bind>\d+) BIND dn=.* method=128"
+    rb"|op=(?P<answered>\d+) RESULT tag=97 "
+    rb"|fd=\d+ (?P<close>closed)"
+    rb")"
+)
 _FIELDS = ("accept", "bind", "refused", "search", "unbind", "starttls", "close")
+
+
+def _owed(log: bytes, name: bytes) -> set[str]:
+    """What slapd has done before it answered our search, and not written yet.
+
+    It writes of a connection, and of the answer to a BIND, a little later than others can act on
+    it, each from a thread of its own.
+    """
+    ours = re.search(rb'conn=(\d+) op=0 SRCH base="' + name + b'"', log)
+    if ours is None:
+        return {"the search"}
+    accepted, closed = set[int](), set[int]()
+    binds: set[tuple[int, int]] = set()
+    for line in _OWES.finditer(log):
+        connection = int(line["conn"])
+        if line["accept"]:
+            accepted.add(connection)
+        elif line["close"]:
+            closed.add(connection)
+        elif line["bind"]:
+            binds.add((connection, int(line["bind"])))
+        else:
+            binds.discard((connection, int(line["answered"])))
+    numbers = [int(number) for number in re.findall(rb"conn=(\d+)", log)]
+    owed = {f"conn={x}" for x in set(range(min(numbers), int(ours[1]) + 1)) - accepted}
+    return owed | {f"conn={x} op={n}" for x, n in binds if x not in closed}
 
 
 def _count(log: bytes, start: int) -> list[int]:

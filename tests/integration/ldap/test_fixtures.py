@@ -79,6 +79,26 @@ def test_counts_what_others_did_and_not_itself(d: Directory) -> None:
     assert d.counts() == Counts()
 
 
+def test_what_slapd_has_not_written_yet_is_waited_for() -> None:
+    """An answer is sent before its line is written, and a connection served before its own."""
+    ours = b'conn=1002 op=0 SRCH base="cn=keyfront-mark-7" scope=0\n'
+    lines = [
+        b"conn=1000 fd=12 ACCEPT from IP=127.0.0.1:1 (IP=127.0.0.1:2)\n",
+        b'conn=1000 op=3 BIND dn="cn=a" method=128\n',
+        b"conn=1000 op=3 RESULT tag=97 err=49 qtime=0.1 etime=0.2 text=\n",
+        b"conn=1001 fd=13 ACCEPT from IP=127.0.0.1:3 (IP=127.0.0.1:2)\n",
+        b'conn=1001 op=0 BIND dn="cn=b" method=128\n',
+        b"conn=1001 fd=13 closed (connection lost)\n",
+        b"conn=1002 fd=14 ACCEPT from IP=127.0.0.1:4 (IP=127.0.0.1:2)\n",
+    ]
+    missing = {0: {"conn=1000"}, 2: {"conn=1000 op=3"}, 3: {"conn=1001"}, 5: {"conn=1001 op=0"}}
+    for without in range(len(lines) + 1):
+        log = b"".join(x for n, x in enumerate(lines) if n != without) + ours
+        expected = missing.get(without, set()) | ({"conn=1002"} if without == 6 else set())
+        assert directory_module._owed(log, b"cn=keyfront-mark-7") == expected, without
+    assert directory_module._owed(b"".join(lines) + ours, b"cn=keyfront-mark-70") == {"the search"}
+
+
 def test_everybody_can_log_in(d: Directory) -> None:
     assert len(d.users) == 20
     for user in (*d.users, *d.odd_users):
