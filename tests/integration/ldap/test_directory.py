@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from keyfront.middleware.ldap.protocol import controls, messages
 from support.certificates import certificates
 from support.directory import Directory, User, directory
 from support.fault_proxy import FaultProxy, proxy_process
+from support.output import Lines
 from support.served import PATIENCE, wait_for
 
 # Seconds in which a server that is well answers, on a busy machine as well; others are waited for.
@@ -817,37 +817,6 @@ assert pool.close()
 """
 
 
-class Lines:
-    """What a process prints, line by line."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        self._descriptor = process.stdout.fileno()
-        self._unread = b""
-
-    def next(self) -> str:
-        while b"\n" not in self._unread:
-            self._read(PATIENCE)
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line.decode()
-
-    def until(self, last: str) -> None:
-        while (line := self.next()) != last:
-            assert line == "tick", line
-
-    def drop(self) -> None:
-        """Forget what it has printed so far."""
-        while select.select([self._descriptor], [], [], 0)[0]:
-            self._read(0)
-        self._unread = self._unread.rpartition(b"\n")[2]
-
-    def _read(self, seconds: float) -> None:
-        assert select.select([self._descriptor], [], [], seconds)[0], "it stands still"
-        part = os.read(self._descriptor, 65536)
-        assert part, f"it has ended: {self._unread!r}"
-        self._unread += part
-
-
 @pytest.mark.parametrize("size", [50, 10])
 @pytest.mark.parametrize("model", GREEN)
 def test_fifty_logins_in_greenlets(d: Directory, model: str, size: int) -> None:
@@ -873,7 +842,7 @@ def test_fifty_logins_in_greenlets(d: Directory, model: str, size: int) -> None:
             assert process.stdin is not None
             lines = Lines(process)
             for connects in (True, False):
-                lines.until("ready")
+                assert lines.after("tick") == "ready"
                 asked = int(proxy.ask("received", "request"))
                 proxy.ask("stall")
                 process.stdin.write(b"go\n")
@@ -886,8 +855,8 @@ def test_fifty_logins_in_greenlets(d: Directory, model: str, size: int) -> None:
                 for _ in range(5):
                     assert lines.next() == "tick"
                 proxy.ask("forward")
-                lines.until("done")
-            held, opened, sent = map(int, lines.next().split())
+                assert lines.after("tick") == "done"
+            held, opened, sent = map(int, lines.after("tick").split())
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
