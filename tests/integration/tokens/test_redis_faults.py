@@ -616,7 +616,7 @@ def test_nothing_is_told_in_a_new_table_before_it_has_settled(
         keystone.stamp(mark)
     seconds, microseconds = server.client.time()
     assert seconds * 10**6 + microseconds >= int(server.client.hget(KEY, "until"))
-    assert keystone.fresh(keystone.now(), entry(5))
+    wait_for(lambda: keystone.fresh(keystone.now(), entry(5)), "nobody writes who did before")
     keystone.close()
 
 
