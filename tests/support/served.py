@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from keyfront.benchmarks.worlds.ports import free_port as free_port
-from support.processes import command_line
+from support.processes import command_line, kill, parent, runs
 
 SHAPES = ("uwsgi", "gevent", "nginx+uwsgi", "apache+uwsgi", "mod_wsgi")
 WITH_UWSGI = SHAPES[:-1]
@@ -93,7 +94,7 @@ class Served:
         """The process that runs this program and was not started by the same program."""
         found = {x.pid: x for x in self.processes() if name in "".join(command_line(x)[:1])}
         for process in found.values():
-            if process.ppid() not in found:
+            if parent(process) not in {0, *found}:
                 return process
         raise AssertionError(f"no {name} among {self.processes()}")
 
@@ -140,9 +141,9 @@ def serve(
             process.wait()
         assert process.stdout is not None
         process.stdout.close()
-        left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        left = [p for p in family if runs(p)]
         for p in left:
-            p.kill()
+            kill(p)
         assert not left, f"left running: {left}"
 
 
@@ -178,3 +179,18 @@ def stats(path: Path) -> dict[str, object]:
             data += part
     content: dict[str, object] = json.loads(data)
     return content
+
+
+def answered(served: Served) -> dict[int, int]:
+    """How many requests each worker of a uWSGI has answered, when it is at none.
+
+    It counts one after its client has read the whole answer.
+    """
+
+    def look() -> list[dict[str, Any]]:
+        workers = stats(served.state / "run" / "stats.sock")["workers"]
+        assert isinstance(workers, list)
+        return workers
+
+    wait_for(lambda: not any(one["status"] == "busy" for one in look()), "no request runs")
+    return {one["id"]: one["requests"] for one in look()}
