@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
+from keyfront.common import file_lock
+from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import cache as keystone_filter
 from keyfront.middleware.tokens import epochs, node_cache, request, variants
@@ -526,6 +528,30 @@ def test_who_waits_in_vain_asks_himself(
     world.get()
     assert world.keystone.asked == 2
     assert world.counts["waits"] == 1
+
+
+def test_a_worker_that_begins_waits_for_one_who_makes_the_files(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes a busy machine longer than a request would wait."""
+    clock = Clock()
+    monkeypatch.setattr(file_lock, "time", clock)
+    making = FileLock(world.folder / "node-lock")
+    making.__enter__()
+    over = clock.monotonic() + 2.0
+
+    def sleep(seconds: float) -> None:
+        clock.later(seconds)
+        if clock.monotonic() > over and making._threads.locked():
+            making.__exit__(None, None, None)
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    with pytest.raises(CoordinatorError, match=r"not free within 0\.1 s"):
+        world.cache._node.start(world.coordinator.secret)
+    assert clock.monotonic() < over
+    other = world.worker()
+    assert clock.monotonic() > over
+    assert world.get(by=other)[0] == "200 OK"
 
 
 def test_a_lost_table_makes_it_slower_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
