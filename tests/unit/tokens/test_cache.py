@@ -24,6 +24,8 @@ from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.counters import CAUSES
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.epochs import slots
+from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.routes import Routes
 from support.clocks import Clock
 from support.served import PATIENCE
 from support.token_worlds import World, model
@@ -536,6 +538,7 @@ def test_a_worker_that_begins_waits_for_one_who_makes_the_files(
     """Which takes a busy machine longer than a request would wait."""
     clock = Clock()
     monkeypatch.setattr(file_lock, "time", clock)
+    node = Node(world.folder, size=1 << 20, flight_timeout=5.0)
     making = FileLock(world.folder / "node-lock")
     making.__enter__()
     over = clock.monotonic() + 2.0
@@ -547,9 +550,12 @@ def test_a_worker_that_begins_waits_for_one_who_makes_the_files(
 
     monkeypatch.setattr(clock, "sleep", sleep)
     with pytest.raises(CoordinatorError, match=r"not free within 0\.1 s"):
-        world.cache._node.start(world.coordinator.secret)
+        node.start(world.coordinator.secret)
     assert clock.monotonic() < over
-    other = world.worker()
+    other = TokenCache(
+        world.keystone, world.coordinator, node,
+        ttl=30.0, negative_ttl=30.0, memory=1 << 20, routes=Routes(()),
+    )  # fmt: skip
     assert clock.monotonic() > over
     assert world.get(by=other)[0] == "200 OK"
 
