@@ -120,6 +120,14 @@ def test_a_login_by_password(site: Site) -> None:
     assert again.body["token"]["user"]["id"] == answer.body["token"]["user"]["id"]
 
 
+def test_first_logins_of_one_user_at_the_same_time(site: Site) -> None:
+    """Stock Keystone answers those with 409 that find that he was written down meanwhile."""
+    user = site.directories[TWO].users[19]
+    with ThreadPoolExecutor(4) as many:
+        answers = list(many.map(lambda _: site.login(user, domain=TWO), range(4)))
+    assert [answer.status for answer in answers] == [201] * 4, answers
+
+
 def test_names_of_all_kinds(site: Site) -> None:
     for domain in (ONE, TWO):
         for user in site.directories[domain].odd_users:
