@@ -17,12 +17,12 @@ pytest.importorskip("redis")
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.mark_owners import begins
-from keyfront.middleware.tokens.coordinator.redis import coordinator as module
+from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import DIRTY, MARK_SECONDS, Epoch, Mark, Slots
 from keyfront.middleware.tokens.invalidation.rules import FIXED
 from support.lease_model import FIRST, Table
-from support.redis_epochs import KEY, SLOTS, RedisClock, address
+from support.redis_epochs import KEY, SLOTS, TIMEOUT, RedisClock, address, program_by
 from support.redis_servers import RedisServer, redis_server
 
 # The key that names the tables.
@@ -47,7 +47,8 @@ class Both:
     def __init__(self, server: RedisServer, clock: RedisClock, dice: random.Random) -> None:
         self._server, self._clock, self._dice = server, clock, dice
         self.nodes = [
-            Redis(address(server.url), slot_count=SLOTS, timeout=5.0, lease=0.5) for _ in range(2)
+            Redis(address(server.url), slot_count=SLOTS, timeout=TIMEOUT, lease=0.5)
+            for _ in range(2)
         ]
         self._settled: set[str] = set()
         self._begun = False
@@ -185,8 +186,12 @@ def test_the_twin_says_what_redis_says(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     dice = random.Random(seed)
-    clock = RedisClock(server)
-    monkeypatch.setattr(module, "time", clock)
+    # Time passes for both when the test says so: the twin's does not run on by itself.
+    clock = RedisClock(server, runs=False)
+    clock.put_in_place(monkeypatch)
+    program = program_by("1.7e15")
+    monkeypatch.setattr(contact, "PROGRAM", program)
+    monkeypatch.setattr(contact, "SHA1", server.client.script_load(program))
     server.client.flushall()
     both = Both(server, clock, dice)
     done = []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from keyfront.middleware.tokens import options
-from keyfront.middleware.tokens.coordinator.redis import coordinator, lease
+from keyfront.middleware.tokens.coordinator.redis import coordinator, lease, scripts
 from keyfront.middleware.tokens.coordinator.redis.address import Address
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import DIGEST
@@ -72,14 +72,28 @@ def _wait_for_answers(one: Redis, seconds: float) -> None:
         link._connection._sock.settimeout(seconds)
 
 
+def program_by(now: str, program: bytes = scripts.PROGRAM) -> bytes:
+    """What Redis runs for the coordinator, by another clock than the machine's.
+
+    :param now: microseconds, as Lua has them
+    """
+    of_machine = (
+        b"local time = redis.call('TIME')\n"
+        b"local now = tonumber(time[1]) * 1000000 + tonumber(time[2])"
+    )
+    assert program.count(of_machine) == 1
+    return program.replace(of_machine, f"local now = {now}".encode())
+
+
 class RedisClock(Clock):
     """For the place of ``time`` in the coordinator: whoever sleeps on it moves Redis' clock on.
 
+    :param runs: whether it goes on by itself as well, as the clock of Redis does
     :ivar server: the Redis, settable
     """
 
-    def __init__(self, server: RedisServer, key: str = KEY) -> None:
-        super().__init__(runs=True)
+    def __init__(self, server: RedisServer, key: str = KEY, *, runs: bool = True) -> None:
+        super().__init__(runs=runs)
         self.server = server
         self._key = key
 

@@ -232,7 +232,8 @@ def test_whoever_reads_the_configuration_takes_part(
     monkeypatch.setitem(sys.modules, "keystone.conf", SimpleNamespace(CONF=conf))
     registry = Registry()
     monkeypatch.setattr(change_log, "registry", registry)
-    one = attach(server.url, create=False)
+    one, keystone = attach(server.url, create=False), attach(server.url)
+    change(keystone)  # it begins the table, of which this one cannot find out who wrote before
     told = change_log.Changes(lambda: tmp_path / "node")
     told.end(told.begin(["user:1"]), ["user:1"])
     epoch = one.now()
@@ -247,7 +248,8 @@ def test_whoever_reads_the_configuration_takes_part(
     with pytest.raises(CoordinatorError):
         told.begin(["user:1"])
     registry.forget(tmp_path / "node")
-    one.close()
+    for made in (one, keystone):
+        made.close()
 
 
 def test_many_slots_are_touched_at_once(server: RedisServer) -> None:
