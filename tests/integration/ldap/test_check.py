@@ -20,7 +20,7 @@ from keyfront.cli import main as cli
 from support.certificates import Certificates, Pair
 from support.directory import Directory, directory
 from support.fault_proxy import FaultProxy
-from support.served import PATIENCE
+from support.served import PATIENCE, free_port
 
 # Seconds for what must fail for want of an answer.
 SHORT = 3.0
@@ -196,9 +196,7 @@ def test_a_password_that_is_about_to_expire(d: Directory, tmp_path: Path, check:
 
 
 def test_nobody_is_there(check: Check) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    status, found = check(f"ldap://127.0.0.1:{port}")
+    status, found = check(f"ldap://127.0.0.1:{free_port()}")
     assert status == 1
     assert reason(found) == ("connect", "no connection: Connection refused")
     status, found = check("ldap://does-not-exist.invalid", seconds=SHORT)

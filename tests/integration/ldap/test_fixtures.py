@@ -17,7 +17,7 @@ from support import directory as directory_module
 from support.certificates import WRONG_HOST, certificates
 from support.directory import Counts, Directory, directory
 from support.fault_proxy import FaultProxy, proxy_process
-from support.served import PATIENCE
+from support.served import PATIENCE, free_port
 
 # Seconds in which nothing has to come; passing them costs a test that time, never its verdict.
 SILENCE = 0.2
@@ -435,9 +435,7 @@ def test_garbage(echo: int) -> None:
 
 
 def test_without_a_server() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    with FaultProxy(port) as proxy:
+    with FaultProxy(free_port()) as proxy:
         # by then, or as soon as it asks
         with pytest.raises(ConnectionResetError), connect(proxy) as client:
             client.recv(1)
