@@ -151,7 +151,8 @@ def _read_until(process: subprocess.Popen[bytes], until: bytes) -> bytes:
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
     output = b""
-    deadline = time.monotonic() + PATIENCE
+    # a Keystone may have to be made first
+    deadline = time.monotonic() + 2 * PATIENCE
     while until not in output:
         ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))
         data = os.read(descriptor, 65536) if ready else b""
