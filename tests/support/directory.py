@@ -24,6 +24,7 @@ import ldap
 import ldap.controls
 import ldap.modlist
 
+from keyfront.benchmarks.worlds.ports import listening
 from support import processes
 from support.certificates import Certificates, Pair, certificates
 from support.served import PATIENCE, free_port
@@ -171,7 +172,7 @@ class Directory:
         def look() -> None:
             # it has its ports before it says this, listens a little later, and would count
             # a connection
-            if b"slapd starting" not in log.read_bytes() or not ports <= _listening():
+            if b"slapd starting" not in log.read_bytes() or not ports <= listening():
                 raise LookupError("it does not listen")
 
         try:
@@ -496,14 +497,6 @@ def _make_database(
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout.decode(errors="replace")
-
-
-def _listening() -> set[int]:
-    """The ports of 127.0.0.1 that somebody listens at."""
-    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    listen, here = "0A", "0100007F"
-    found = (row[1].split(":") for row in rows if row[3] == listen)
-    return {int(port, 16) for address, port in found if address == here}
 
 
 def _search_request(base: str) -> bytes:
