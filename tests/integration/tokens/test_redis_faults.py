@@ -614,7 +614,7 @@ def test_nothing_is_told_in_a_new_table_before_it_has_settled(
 ) -> None:
     """Until then somebody may go by an older one."""
     monkeypatch.setattr(contact, "SETTLE_SECONDS", 0.15)
-    monkeypatch.setattr(module, "LOCK_SECONDS", PATIENCE)
+    monkeypatch.setattr(module, "_BEGIN_SECONDS", PATIENCE)
     keystone = Redis(address(server.url), slot_count=SLOTS, timeout=TIMEOUT)
     mark = keystone.mark(some(2))
     server.client.flushall()

@@ -278,7 +278,7 @@ def wall(tmp_path_factory: pytest.TempPathFactory) -> SetClock:
 @pytest.fixture
 def stepped(wall: SetClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
     # A change waits for a table to settle in steps that count no longer than they should take.
-    monkeypatch.setattr(module, "LOCK_SECONDS", PATIENCE)
+    monkeypatch.setattr(module, "_BEGIN_SECONDS", PATIENCE)
     wall.set(0)
     with redis_server(environment=wall.environment) as server:
         wall.set(1000)

@@ -58,6 +58,9 @@ _RECOVER_SECONDS = 0.1
 _AHEAD = 16
 # Seconds between looks at a new table, of which more would not count.
 _STEP = STEP_SECONDS / 2
+# Seconds that a change waits until a new table has settled, at most: those steps take longer than
+# they count for where a machine is busy. uWSGI ends a worker over a stuck request after 30 or more.
+_BEGIN_SECONDS = 15.0
 _ALL = Slots((ALL_SLOT,))
 _FIXED = Slots(range(len(FIXED)))
 _FIRST = str(FIRST_MARK).encode()
@@ -495,19 +498,19 @@ class Redis:
     # Writing
 
     def _mark(self, slots: Slots, owner: str) -> Mark:
-        deadline = time.monotonic() + LOCK_SECONDS
+        begun = time.monotonic()
         while True:
             answer = self._run("mark", ",".join(map(str, slots)), owner)
             serial, wait = int(answer[4]), int(answer[3]) / 1e6
             if serial > 0:
                 marked = Slots(map(int, answer[5].split(b",")))
                 return Mark(int(answer[0], 16), serial, marked)
-            why = "it was made anew, again and again"
+            limit, why = _BEGIN_SECONDS, "it was made anew, again and again"
             if serial < 0:
-                wait, why = 0.05, "too many changes are under way at once"
+                wait, limit, why = 0.05, LOCK_SECONDS, "too many changes are under way at once"
                 if self.recover():
                     continue
-            if time.monotonic() + wait > deadline:
+            if time.monotonic() + wait > begun + limit:
                 raise CoordinatorError(f"{self.address}: {why}; try again")
             time.sleep(min(wait, _STEP))
 
