@@ -6,7 +6,6 @@ become so when whoever sent it has been dead for long. Two workers.
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,8 @@ from keyfront.middleware.tokens.epochs import MARK_SECONDS
 from support import servers
 from support.keystone_world import VALIDATE, Client, World, random_name
 from support.keystones import keystone_state, serve_as_is
+from support.processes import kill
+from support.programs import remove
 from support.redis_servers import redis_server
 from support.served import PATIENCE, Served, wait_for
 
@@ -99,7 +100,7 @@ class Place(NamedTuple):
         try:
             wait_for(lambda: self.commits() == 1, "the revocation is being committed")
             for process in self.served.masters("uwsgi").children():
-                process.kill()
+                kill(process)
             thread.join(PATIENCE)
             yield
         finally:
@@ -121,12 +122,13 @@ def place(
     """With epochs of the node, or those in Redis."""
     folder = tmp_path_factory.mktemp("commits")
     path = folder / "epochs"
-    lose: Callable[[], object] = partial(shutil.rmtree, path)
+    lose: Callable[[], object] = partial(remove, path)
     with ExitStack() as stack:
         coordinator = ""
         if getattr(request, "param", "node") == "Redis":
             redis = stack.enter_context(redis_server(folder / "redis"))
             coordinator, lose = redis.url, redis.client.flushall
+            coordinator += "\ncoordinator_timeout = 10"
         server = stack.enter_context(servers.postgresql(folder, replicated=True))
         url = server.fresh_database("keystone")
         extra = EXTRA.format(path=path, coordinator=coordinator)
@@ -138,7 +140,8 @@ def place(
             cursor.execute("ALTER DATABASE keystone SET synchronous_commit = on")
         served = stack.enter_context(serve_as_is(state, "uwsgi"))
         world = World(served.url, served.password)
-        assert world.admin
+        # A change waits for a table that has just begun, on a busy machine for too long.
+        world.wait_until_kept()
         yield Place(served, world, database, path, lose)
 
 
