@@ -27,7 +27,13 @@ from keyfront.errors import (
     OptionError,
     Verdict,
 )
-from keyfront.middleware.ldap import TLS, LDAPPool, pool_counters, service_refusals
+from keyfront.middleware.ldap import (
+    TLS,
+    LDAPPool,
+    pool_counters,
+    service_account,
+    service_refusals,
+)
 from keyfront.middleware.ldap.protocol import controls, messages
 from support.certificates import certificates
 from support.directory import Directory, User, directory
@@ -85,8 +91,11 @@ def make(served: Directory) -> Iterator[Make]:
 
 @pytest.fixture(autouse=True)
 def refused_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A password that was refused is not offered again within a test, however long that takes."""
+    """A password that was refused is not offered again within a test, however long that takes, and
+    neither is one that somebody is just offering."""
     monkeypatch.setattr(service_refusals, "HOLD_SECONDS", PATIENCE)
+    for module in (service_refusals, service_account):
+        monkeypatch.setattr(module, "_TURN_SECONDS", PATIENCE)
 
 
 @pytest.fixture(params=KINDS)
@@ -168,7 +177,7 @@ REFUSED = """
 import sys, time
 from keyfront.errors import CredentialsError
 from keyfront.middleware.ldap import LDAPPool, service_refusals
-service_refusals.HOLD_SECONDS = 100.0
+service_refusals.HOLD_SECONDS = service_refusals._TURN_SECONDS = 100.0
 url, dn = sys.argv[1:]
 pool = LDAPPool(url, bind_dn=dn, bind_password="an old one", min_size=1)
 print("begun", flush=True)
