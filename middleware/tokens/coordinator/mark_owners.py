@@ -48,8 +48,10 @@ HERE, UNKNOWN = "-", "?"
 #: In place of a server: the number is that of a transaction of PostgreSQL, whatever its session.
 TRANSACTION = "xid"
 
-# Among sessions: they may be in no transaction, and idle for ever.
-_ENDLESS = "idle"
+# What begins the name of a session that may be in no transaction; among such: they may wait for
+# ever.
+_IN_ANY = "session"
+_ENDLESS = "endless"
 
 # In place of a process: the mark with which a table begins.
 _NEW = "new"
@@ -305,16 +307,15 @@ def _writers(dialect: str, connection: Any, age: float) -> set[str] | None:
         return None
     if age < _ARRIVAL_SECONDS:
         return {UNKNOWN}
-    try:
+    listed: list[tuple[Any, ...]] = []
+    with suppress(Exception):  # without the right
         _do(connection, _MYSQL_BEGIN)
-        found = _rows(connection, _MYSQL_TRANSACTIONS)
-    except Exception:  # without the right
-        writers = _sessions_at_it(connection, age)
-    else:
-        if not any(own for _, own, _ in found):
-            return {UNKNOWN}  # of some time ago
+        listed = _rows(connection, _MYSQL_TRANSACTIONS)
+    if any(own for _, own, _ in listed):
         writers = _of_sessions(connection, _MYSQL_WRITERS, _ARRIVAL_SECONDS, age)
-        writers.update(str(name) for name, _, writes in found if writes)
+        writers.update(str(name) for name, _, writes in listed if writes)
+    else:  # of some time ago, and all who ask may keep it so
+        writers = _sessions_at_it(connection, age)
     if not writers and any(_rows(connection, statement) for statement in _MYSQL_OTHERS):
         return None
     return writers
@@ -323,8 +324,9 @@ def _writers(dialect: str, connection: Any, age: float) -> set[str] | None:
 def _sessions_at_it(connection: Any, age: float) -> set[str]:
     """Return the sessions that may be in a transaction which has written since before a time.
 
-    For whom MySQL or MariaDB tells of no transactions. Of one that waits for its client that cannot
-    be seen, but by how long it has waited, and that MariaDB does not let it wait for longer.
+    For whom MySQL or MariaDB tells of no transactions, or of those of before. Of one that waits for
+    its client that cannot be seen, but by how long it has waited, and that MariaDB does not let it
+    wait for longer.
     """
     bound: float = IDLE_SECONDS + _ARRIVAL_SECONDS
     try:
@@ -333,9 +335,10 @@ def _sessions_at_it(connection: Any, age: float) -> set[str]:
         bound = math.inf
     # A commit may have been sent after that time, by whoever had waited until then.
     late = min(bound, age)
-    writers = _of_sessions(connection, _MYSQL_WRITERS, late, age)
+    found = _of_sessions(connection, _MYSQL_WRITERS, late, age)
     if age <= bound:
-        writers |= _of_sessions(connection, _MYSQL_IDLE, _ARRIVAL_SECONDS, age)
+        found |= _of_sessions(connection, _MYSQL_IDLE, _ARRIVAL_SECONDS, age)
+    writers = {f"{_IN_ANY} {one}" for one in found}
     return writers | {_ENDLESS} if writers and bound == math.inf else writers
 
 
@@ -459,10 +462,12 @@ class Settled:
         writers = _writers(dialect, connection, age)
         if writers is None or UNKNOWN in writers:
             return None if writers is None else True
+        # Of transactions and of mere sessions each have been asked for by themselves.
+        kind = f"{owner} {any(one.startswith(_IN_ANY) for one in writers)}"
         known, older = self._older.get(number, ("", writers))
-        if known == owner:
+        if known == kind:
             writers &= older
-        self._older[number] = (owner, writers)
+        self._older[number] = (kind, writers)
         if _ENDLESS in writers and len(writers) > 1:
             return None
         return bool(writers - {_ENDLESS})
