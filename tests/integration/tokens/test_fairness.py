@@ -154,7 +154,9 @@ def _fair(folder: Path, more: str = "", memcached: str | None = None) -> Iterato
         "KEYFRONT_APP": f"config:{folder / 'pipeline.ini'}", "PYTHONPATH": str(folder),
     }
     with serve_as_is(state, "uwsgi", environment=environment) as served:
-        yield Fair(served, World(served.url, served.password), folder, shared)
+        world = World(served.url, served.password)
+        world.wait_until_kept()
+        yield Fair(served, world, folder, shared)
 
 
 def _hits_beside(fair: Fair, activity: Callable[[], object]) -> float:

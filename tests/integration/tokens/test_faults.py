@@ -470,11 +470,12 @@ def test_damaged_file(house: House, name: str, fault: str) -> None:
         ring = [path for path in rings(house.folder) if path.name.startswith(f"{name}-")]
         _FAULTS[fault](ring[0] if ring else house.folder / name)
         _change_beside_readers(watch)
-        hits = _hits(house, watch) if name != "counters" else 1
+        if name != "counters":
+            # Of a table that was made anew nothing is kept before the database was asked.
+            wait_for(lambda: _hits(house, watch), "something is answered from the cache again")
     if fault not in _DEADLY:
         assert watch.lost == 0
         assert watch.unconfirmed == 0
-    assert hits > 0, "nothing is answered from the cache any more"
     assert re.search(_LINES.get((name, fault), ""), house.logged()[logged:])
 
 
