@@ -86,8 +86,8 @@ TOKEN_CACHE = [
         help="Folder of the files that the workers of this node share, best on tmpfs. It is made "
         "with mode 0700. By default a folder named after the database, so that everything that "
         "writes to the same database finds it: in /run/keyfront if that is the service user's, "
-        "else in /dev/shm, or in /tmp if the service may not write there; there any local user can "
-        "make it first, and the start then fails. It must be the same for all workers and for "
+        "else in /dev/shm, or in /tmp if the service may not write there, where one that another "
+        "local user has made first is passed over. It must be the same for all workers and for "
         "keystone-manage, so it cannot be set in a paste file.",
     ),
     cfg.FloatOpt(

@@ -54,7 +54,7 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _PORTS = {"mysql": 3306, "mariadb": 3306, "postgresql": 5432}
 
 # A folder that is named after a database.
-_BY_DATABASE = re.compile("(tokens|keyfront)-[0-9a-f]{16}")
+_BY_DATABASE = re.compile("(tokens|keyfront)-[0-9a-f]{16}(-[0-9]+)?")
 
 # Parts of a URL's query that say which database it is, besides host and name.
 _WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
@@ -65,16 +65,17 @@ def default_folder(url: Any) -> Path:
 
     In :data:`PLACE`, if root has made it for the service's user: nobody else can make anything
     there, or have it be found elsewhere. Else in /dev/shm, where a mapped file is memory and
-    nothing else, but where anybody may make the folder first; or in /tmp, where the service may not
-    write into that. Named after the database, without
-    user and password. A folder that is there stays the one, for who has it and who comes later.
+    nothing else; or in /tmp, where the service may not write into that. Named after the database,
+    without user and password. There anybody may make a folder of that name first: it is passed
+    over, for one with a number behind the name. A folder of the service's own that is there stays
+    the one, for who has it and who comes later.
 
     :param url: a ``sqlalchemy.engine.URL``
     """
     name = _name(url)
     found = _present.get(name)
     if found is None or not os.path.lexists(found):
-        found = _usual(name)
+        found = _usual(name, _owners(url))
         if _owner(found) == os.geteuid():
             _present[name] = found
     return found
@@ -84,40 +85,73 @@ def default_folder(url: Any) -> Path:
 _present: dict[str, Path] = {}
 
 
-def _usual(name: str) -> Path:
-    shared = _shared(name)
-    service = _place_owner()
-    if service is None:
-        return shared
+def _usual(name: str, owners: set[int]) -> Path:
+    me, service = os.geteuid(), _place_owner()
+    shared = _shared(name, owners if service is None else owners | {service})
     private = PLACE / f"tokens-{name}"
-    if os.path.lexists(private):
+    if service is None:
+        found = shared
+    elif os.path.lexists(private):
         return private
-    me, there = os.geteuid(), _owner(shared)
     # A service that was started before the place was made goes on where it is.
-    if there in (me, service) or me not in (service, 0):
-        return shared
-    if there is not None:
-        LOG.warning(
-            "%s belongs to user %d and is not used, but %s: if a Keystone of the same database "
-            "runs as that user, neither hears of the other's changes",
-            *(shared, there, private),
-        )
-    return private
+    elif _owner(shared) in (me, service) or me not in (service, 0):
+        found = shared
+    else:
+        found = private
+    for other in dict.fromkeys(_anybodys(name)):
+        there = _owner(other)
+        if there not in (None, me, *owners) and other != found:
+            LOG.warning(
+                "%s belongs to user %d and is not used, but %s: if a Keystone of the same "
+                "database runs as that user, neither hears of the other's changes",
+                *(other, there, found),
+            )
+    return found
 
 
-def _shared(name: str) -> Path:
-    """Return the folder where the service makes it if it has no :data:`PLACE`.
+def _shared(name: str, owners: set[int] | None = None) -> Path:
+    """Return the folder where the service has it, or makes it, if it has no :data:`PLACE`.
 
-    Root, who may write everywhere, takes the place where everybody may, or what is there before.
+    Root, who may write everywhere, takes the place where everybody may, or what is there before: of
+    a stranger's it is not sure that it is none of the service's.
+
+    :param owners: whose folders are the service's; by default this process's user
     """
+    owners = {os.geteuid()} if owners is None else owners
     folders = _anybodys(name)
     root = os.geteuid() == 0
     for folder in folders:
-        if root and os.path.lexists(folder):
-            return folder
+        for one in _beside(folder):
+            if _owner(one) in owners:
+                return one
+    for folder in folders:
+        there = _beside(folder)
+        if root and there:
+            return there[0]
         if _may_write(folder.parent, anybody=root):
-            return folder
-    return next((folder for folder in folders if _may_write(folder.parent)), folders[-1])
+            return folder if root else _free(folder)
+    return next((_free(folder) for folder in folders if _may_write(folder.parent)), folders[-1])
+
+
+def _beside(folder: Path) -> list[Path]:
+    """Return the folders of a name and of that with numbers, those that are there, in order."""
+    try:
+        names = [one for one in os.listdir(folder.parent) if _without_number(one) == folder.name]
+    except OSError:
+        return []
+    return [folder.parent / one for one in sorted(names, key=lambda one: (len(one), one))]
+
+
+def _free(folder: Path) -> Path:
+    """Return the first of them that is not there: all that are have been made by others."""
+    there = {one.name for one in _beside(folder)}
+    names = (folder.name, *(f"{folder.name}-{number}" for number in range(1, len(there) + 1)))
+    return folder.parent / next(one for one in names if one not in there)
+
+
+def _without_number(name: str) -> str:
+    found = _BY_DATABASE.fullmatch(name)
+    return name[: found.start(2)] if found and found[2] else name
 
 
 def _anybodys(name: str) -> list[Path]:
@@ -216,8 +250,18 @@ def trusted_users(url: Any, folder: Path) -> set[int] | None:
     :returns: ``None``, all of them, of a folder that only root and the service can have made
     """
     # Wherever it would lie now: a folder that was found stays the one.
-    if folder not in _anybodys(_name(url)):
+    if folder.with_name(_without_number(folder.name)) not in _anybodys(_name(url)):
         return None
+    return _trusted(url)
+
+
+def _owners(url: Any) -> set[int]:
+    """Return whose folders may be the one of a database, where others may have made some."""
+    me = os.geteuid()
+    return {me} if me else _trusted(url)
+
+
+def _trusted(url: Any) -> set[int]:
     keystone: Any = sys.modules.get("keystone.conf")
     found = {0}
     paths = [url.database] if url.get_backend_name() == "sqlite" else []

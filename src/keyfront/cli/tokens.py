@@ -255,7 +255,8 @@ def caches() -> list[Cache]:
     from keyfront.middleware.tokens.invalidation.change_log import BASES
 
     places = [f"{PLACE}/tokens-", *(f"{base}/keyfront-" for base in BASES)]
-    names = [name for place in places for name in glob.glob(f"{place}{_DIGEST}")]
+    ends = (_DIGEST, f"{_DIGEST}-[0-9]*")  # where somebody else had the name first
+    names = [name for place in places for end in ends for name in glob.glob(f"{place}{end}")]
     found = [Cache(Path(name)) for name in names if _is_cache(Path(name))]
     served = _served()
     if served is not None and served.folder not in [one.folder for one in found]:

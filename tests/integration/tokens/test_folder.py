@@ -83,11 +83,15 @@ class Machine:
         self.place.chmod(mode)
         os.chown(self.place, user, user)
 
-    def squat(self) -> None:
-        """As a stranger, make the folder first."""
-        self.shared.mkdir(0o755)
-        (self.shared / NAME).touch()
-        for path in (self.shared / NAME, self.shared):
+    def beside(self, number: str) -> Path:
+        return self.shared.with_name(f"{self.shared.name}{number}")
+
+    def squat(self, number: str = "") -> None:
+        """As a stranger, make the folder first, or one with a number."""
+        folder = self.beside(number)
+        folder.mkdir(0o755)
+        (folder / NAME).touch()
+        for path in (folder / NAME, folder):
             os.chown(path, STRANGER, STRANGER)
 
     def start(self, user: int, deed: str) -> subprocess.Popen[str]:
@@ -103,9 +107,11 @@ class Machine:
         process = self.start(user, "share")
         try:
             assert process.stdout is not None
-            yield Worker(process, Path(process.stdout.readline().strip()))
+            worker = Worker(process, Path(process.stdout.readline().strip()))
+            yield worker
         finally:
-            process.communicate(timeout=PATIENCE)
+            said = process.communicate(timeout=PATIENCE)[1]
+        worker.said = said
 
     def change(self, user: int) -> str:
         """Change something as ``keystone-manage`` would; return what it complains of."""
@@ -124,6 +130,8 @@ class Machine:
 class Worker:
     process: subprocess.Popen[str]
     folder: Path
+    #: Its log, once it is over.
+    said: str = ""
 
     def hears_nothing(self) -> bool:
         """Whether what it took at its start is still fresh."""
@@ -155,7 +163,8 @@ def machine() -> Iterator[Machine]:
     finally:
         shutil.rmtree(base)
         for folder in (shared, made.shared):
-            shutil.rmtree(folder, ignore_errors=True)
+            for one in folder.parent.glob(f"{folder.name}*"):
+                shutil.rmtree(one)
 
 
 @pytest.fixture
@@ -213,7 +222,9 @@ def test_a_service_that_runs_elsewhere_stays_there(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("place", ["none", "root's", "open to others", "a link"])
-def test_without_a_place_the_start_fails_and_says_what_to_do(machine: Machine, place: str) -> None:
+def test_without_a_place_a_stranger_who_is_first_is_passed_over(
+    machine: Machine, place: str
+) -> None:
     if place == "root's":
         machine.make_place(ROOT)
     elif place == "open to others":
@@ -224,12 +235,43 @@ def test_without_a_place_the_start_fails_and_says_what_to_do(machine: Machine, p
         assert worker.folder == machine.shared
     shutil.rmtree(machine.shared)
     machine.squat()
-    said = machine.refusal()
+    machine.squat("-1")
+    second = machine.beside("-2")
+    with machine.worker() as first, machine.worker() as other:
+        assert first.folder == other.folder == second
+        # Who comes later goes there as well, whatever the stranger does with his.
+        shutil.rmtree(machine.shared)
+        with machine.worker() as third:
+            assert third.folder == second
+        machine.squat("-3")
+        for user in (ROOT, SERVICE):
+            with machine.worker() as fresh:
+                assert fresh.folder == second
+                machine.change(user)
+                assert not fresh.hears_nothing()
+        assert not first.hears_nothing() and not other.hears_nothing()
+
+
+def test_root_trusts_no_stranger_where_no_service_is(machine: Machine) -> None:
+    """It may be the service's, under a user that root knows nothing of."""
+    machine.squat()
+    said = machine.change(ROOT)
     assert f"{machine.shared}: belongs to user {STRANGER}" in said
-    assert f"have root make {machine.place} for this process's user" in said
-    # Nor is a change made that the service might not hear of.
-    for user in (ROOT, SERVICE):
-        assert f"belongs to user {STRANGER}" in machine.change(user)
+    assert f"have root make {machine.place}" in said or "remove it" in said
+    shutil.rmtree(machine.shared)
+    machine.squat("-1")
+    assert f"{machine.beside('-1')}: belongs to user {STRANGER}" in machine.change(ROOT)
+
+
+def test_who_passes_over_a_stranger_says_so(machine: Machine) -> None:
+    """He may run a Keystone of the same database."""
+    machine.squat()
+    with machine.worker() as worker:
+        assert worker.folder == machine.beside("-1")
+    assert (
+        f"{machine.shared} belongs to user {STRANGER} and is not used, but {worker.folder}"
+        in worker.said
+    )
 
 
 def test_another_users_service_does_not_go_its_own_way(machine: Machine) -> None:
@@ -255,11 +297,15 @@ def test_root_finds_what_the_service_has_where_it_may_write(
         assert not worker.hears_nothing()
 
 
-def test_a_stranger_who_is_first_there_is_seen(closed: Machine) -> None:
+def test_a_stranger_who_is_first_there_is_passed_over(closed: Machine) -> None:
     closed.squat()
-    assert f"{closed.shared}: belongs to user {STRANGER}" in closed.refusal()
-    for user in (ROOT, SERVICE):
-        assert f"belongs to user {STRANGER}" in closed.change(user)
+    assert f"belongs to user {STRANGER}" in closed.change(ROOT)
+    with closed.worker() as worker:
+        assert worker.folder == closed.beside("-1")
+        for user in (ROOT, SERVICE):
+            with closed.worker() as fresh:
+                closed.change(user)
+                assert not fresh.hears_nothing()
 
 
 def test_a_stranger_who_holds_a_lock_is_not_waited_for(machine: Machine) -> None:
@@ -268,8 +314,9 @@ def test_a_stranger_who_holds_a_lock_is_not_waited_for(machine: Machine) -> None
     with (machine.shared / "lock").open("w") as lock, (machine.shared / NAME).open("w") as table:
         table.truncate(1 << 20)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for user in (ROOT, SERVICE):
-            said = machine.change(user)
-            assert f"{machine.shared}: belongs to user {STRANGER}" in said
-            assert "not free within" not in said
-        assert f"{machine.shared}: belongs to user {STRANGER}" in machine.refusal()
+        said = machine.change(ROOT)
+        assert f"{machine.shared}: belongs to user {STRANGER}" in said
+        assert "not free within" not in said
+        assert "Error" not in machine.change(SERVICE)
+        with machine.worker() as worker:
+            assert worker.folder == machine.beside("-1")

@@ -92,7 +92,7 @@ def test_no_cache_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], acti
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("place", [SHARED, INNER, f"/tmp/keyfront-{DIGEST}"])
+@pytest.mark.parametrize("place", [SHARED, INNER, f"/tmp/keyfront-{DIGEST}", f"{SHARED}-[0-9]*"])
 def test_the_only_cache_is_found(
     folder: Path,
     tmp_path: Path,
