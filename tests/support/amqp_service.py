@@ -30,7 +30,8 @@ It answers in JSON:
 ``/sleep?seconds=1``, ``/burn?seconds=1``
     wait as the process's threads do; use a core
 ``/stats``, ``/pid``
-    what the heartbeat tells of this process; which process it is
+    what the heartbeat tells of this process; which process it is, and the seconds that
+    oslo.messaging and kombu slept in it before they connected again
 
 Run as a program, ``python amqp_service.py --server eventlet|gevent|wsgiref``, it prints its port.
 It uses nothing that oslo.messaging 12 did not have.
@@ -74,6 +75,23 @@ import zlib  # noqa: E402
 from collections.abc import Callable, Iterable  # noqa: E402
 from typing import Any  # noqa: E402
 from urllib.parse import parse_qsl  # noqa: E402
+
+_delays = [0.0]
+
+
+def _count_delays() -> None:
+    sleep = time.sleep
+
+    def counted(seconds: float = 0) -> None:
+        who = sys._getframe(1).f_globals.get("__name__", "")
+        if seconds >= 0.5 and who.startswith(("oslo_messaging.", "kombu.")):
+            _delays[0] += seconds
+        sleep(seconds)
+
+    time.sleep = counted
+
+
+_count_delays()
 
 import oslo_messaging  # noqa: E402
 from oslo_config import cfg  # noqa: E402
@@ -206,7 +224,7 @@ class Service:
         return heartbeat.statistics()
 
     def do_pid(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "served": self._echo.served}
+        return {"pid": os.getpid(), "served": self._echo.served, "delays": _delays[0]}
 
     def _transport(self, kind: str) -> Any:
         if kind not in self._transports:

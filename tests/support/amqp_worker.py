@@ -6,11 +6,16 @@ its own runs, as in a worker of uWSGI or mod_wsgi between requests; after ``mode
 do run. :class:`Worker` is the other end, for tests.
 
 Two threads of it (green ones, when it is patched) never stop: one sleeps and notes by how much it
-overslept, the other writes log lines through oslo.log.
+overslept, the other writes log lines through oslo.log. A native one tells how much of that the
+process did not run at all.
+
+What an operation took is told as the seconds that oslo.messaging and kombu slept in it before they
+tried again: a busy machine adds nothing to them.
 """
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import contextlib
 import faulthandler
@@ -22,6 +27,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +39,9 @@ PATIENCE = 60.0
 MODELS = ("none", "eventlet", "gevent")
 _TICK = 0.005
 _read, _write = os.read, os.write
+_start_native, _sleep_natively = _thread.start_new_thread, time.sleep
+# The seconds that each thread has asked to sleep, once they are counted.
+_slept: defaultdict[int, float] = defaultdict(float)
 
 
 class Worker:
@@ -170,28 +179,28 @@ class _Program:
         logging.setup(conf, "worker")
         self._log = logging.getLogger("worker")
         self._records = 0
-        self._gap = self._stall = 0.0
+        self._stall = 0.0
+        self._ran = 0
+        _start_native(self._run, ())
         for function in (self._tick, self._chatter):
             threading.Thread(target=function, daemon=True).start()
 
     # The two threads that never stop
 
-    def _tick(self) -> None:
-        """Note the longest time between two wake-ups.
+    def _run(self) -> None:
+        """Count, natively, the ticks for which the process runs."""
+        while not self._stop:
+            _sleep_natively(_TICK)
+            self._ran += 1
 
-        What the kernel let it wait for a processor is taken off: the machine is shared.
-        """
-        schedule = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        before = time.monotonic()
-        waited = int(os.pread(schedule, 100, 0).split()[1])
+    def _tick(self) -> None:
+        """Note the longest time between two wake-ups in which the process ran."""
+        before = self._ran
         while not self._stop:
             time.sleep(_TICK)
-            now = time.monotonic()
-            waits = int(os.pread(schedule, 100, 0).split()[1])
-            gap = now - before - _TICK
-            self._gap = max(self._gap, gap)
-            self._stall = max(self._stall, gap - (waits - waited) / 1e9)
-            before, waited = now, waits
+            ran = self._ran
+            self._stall = max(self._stall, (ran - before - 1) * _TICK)
+            before = ran
 
     def _chatter(self) -> None:
         while not self._stop:
@@ -216,10 +225,13 @@ class _Program:
 
     def do_stall(self) -> dict[str, float]:
         """The worst since it was asked last; seconds, and how often the log was written to."""
+        before, deadline = self._records, time.monotonic() + PATIENCE / 2
         time.sleep(4 * _TICK)  # what stood still for long is noted on waking up
-        answer = {"gap": self._gap, "stall": self._stall, "records": self._records}
+        while self._records == before and time.monotonic() < deadline:
+            time.sleep(_TICK)
+        answer = {"stall": self._stall, "records": self._records}
         time.sleep(4 * _TICK)
-        self._gap = self._stall = 0.0
+        self._stall = 0.0
         return answer
 
     def do_descriptors(self) -> int:
@@ -269,13 +281,13 @@ class _Program:
             cfg.CONF.set_override(option, value, "oslo_messaging_rabbit")
 
     def do_publish(self, name: str, number: int = 1, size: int = 20) -> list[float]:
-        """Cast messages that nobody hears; the seconds that each took."""
+        """Cast messages that nobody hears; the seconds that were slept in each."""
         client = self._client(name, "nobody")
         body = "x" * size
         return [self._timed(lambda: client.cast({}, "note", body=body)) for _ in range(number)]
 
     def do_fail(self, name: str) -> float:
-        """A cast that is not tried again; the seconds until it fails, as it must."""
+        """A cast that is not tried again; the seconds slept until it fails, as it must."""
         import oslo_messaging
 
         client = self._client(name, "nobody", retry=0)
@@ -396,7 +408,7 @@ class _Program:
 
     # fork
 
-    def do_fork(self, command: dict[str, Any], seconds: int = 20) -> Any:
+    def do_fork(self, command: dict[str, Any], seconds: int = int(PATIENCE)) -> Any:
         """Carry out a command in a child, which then collects garbage and ends."""
         ours, theirs = os.pipe()
         child = os.fork()
@@ -438,9 +450,10 @@ class _Program:
         return make(self._things[name], oslo_messaging.Target(topic=topic), **options)
 
     def _timed(self, action: Callable[[], object]) -> float:
-        started = time.monotonic()
+        me = self._threading.get_ident()
+        before = _slept[me]
         action()
-        return time.monotonic() - started
+        return _slept[me] - before
 
     def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         arguments = dict(command)
@@ -471,6 +484,19 @@ class _Program:
             yield from lines
 
 
+def _count_sleeps() -> None:
+    """Note what is slept from now on, by those who have not imported it yet."""
+    import threading
+
+    sleep = time.sleep
+
+    def counted(seconds: float = 0) -> None:
+        _slept[threading.get_ident()] += seconds
+        sleep(seconds)
+
+    time.sleep = counted
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--patch", choices=MODELS, required=True)
@@ -488,6 +514,7 @@ def main() -> None:
         import gevent.monkey
 
         gevent.monkey.patch_all()
+    _count_sleeps()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     # nothing but answers to standard output
     output = os.dup(1)

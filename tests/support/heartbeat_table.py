@@ -55,6 +55,8 @@ class Outcome:
     """Closed by either side, for whatever reason."""
     missed: int = 0
     """Connections that RabbitMQ closed since no heartbeat came."""
+    delays: float = 0.0
+    """Slept before connecting again."""
     warnings: list[str] = field(default_factory=list)
     """What the heartbeat logged."""
     statistics: dict[str, Any] = field(default_factory=dict)

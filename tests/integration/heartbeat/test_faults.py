@@ -24,16 +24,18 @@ from support.served import wait_for
 
 pytestmark = pytest.mark.slow
 
-# Seconds. A broker closes a connection two to three of them after the last byte.
-HEARTBEAT = 1
+# Seconds. A broker closes a connection two to three of them after the last byte: on a busy machine
+# a process stands still for a part of that.
+HEARTBEAT = 3
 IDLE = 4 * HEARTBEAT
 # A heartbeat that ends no connection, where that is not the subject; rate 1: oslo.messaging's own
 # thread looks every 30 s, and does not repair in the meantime what the test has broken.
 LONG = {"threshold": 60, "rate": 1}
 SLOW = os.environ.get("KEYFRONT_HEARTBEAT_SLOW") == "1"
 GREEN = ("eventlet", "gevent")
-# Seconds that a hub may stand still, or twice what it does without us.
-STANDSTILL = 0.05
+# Seconds that a hub may stand still while its process runs, or twice what it does without us. What
+# it writes into its log may have to wait for the disk.
+STANDSTILL = 0.2
 
 
 class Crew(dict[tuple[str, bool], Worker]):
@@ -52,9 +54,12 @@ class Crew(dict[tuple[str, bool], Worker]):
         self.ask("publish", name=name)
 
     def publish_after_a_fault(self) -> dict[Worker, list[float]]:
-        """One message each. With ours one after the other: they are to be fast, not to compete."""
+        """One message each; how long was waited before it was tried again.
+
+        With ours once the others are done: whoever is first may be quicker than the fault.
+        """
         seconds = at_once(self.of(ours=False), "publish", name="it")
-        return seconds | {x: x.ask("publish", name="it") for x in self.of(ours=True)}
+        return seconds | at_once(self.of(ours=True), "publish", name="it")
 
     def pairs(self, answers: dict[Worker, Any]) -> Iterator[tuple[str, Any, Any]]:
         """By model: with ours, without."""
@@ -176,7 +181,7 @@ def test_computing_in_a_request(crew: Crew, rabbit: Broker) -> None:
     for worker in crew.of(ours=True):
         assert missed(rabbit, worker) == 0, worker
     for worker in crew.of(*GREEN, ours=False):
-        assert missed(rabbit, worker) > 0, f"{worker}: nothing was tested"
+        wait_for(lambda x=worker: missed(rabbit, x) > 0, f"{worker} is lost, or nothing is tested")
     crew.ask("close", name="it")
 
 
@@ -210,7 +215,10 @@ def test_idle_and_stopped(
         assert missed(rabbit, worker) == before[worker], worker
     for worker in crew.of(*GREEN, ours=False):
         # the publisher's connection, the caller's two and the listener's two or three
-        assert missed(rabbit, worker) >= before[worker] + 4, f"{worker}: nothing was tested"
+        wait_for(
+            lambda x=worker: missed(rabbit, x) >= before[x] + 4,
+            f"{worker} is lost, or nothing is tested",
+        )
     seconds = crew.publish_after_a_fault()
     for model in GREEN:
         assert seconds[crew[model, True]][0] < seconds[crew[model, False]][0] / 2, model
@@ -244,6 +252,7 @@ def check_pools_of_kombu(proxies: dict[Worker, FaultProxy]) -> None:
             worker.ask("kombu_publish", name="pool")
             assert proxy.accepted == 1, worker
             proxy.reset()
+            wait_for(lambda x=worker, y=proxy: y.port not in x.brokers(), "it is reset")
             worker.ask("kombu_publish", name="pool")
             assert proxy.accepted == 2, worker
         else:
@@ -404,13 +413,16 @@ def test_cut_while_publishing(
     """Half a frame on its way is the end of that connection; the next one is kept as well."""
     open_through(proxies, rabbit)
     received = {x: proxy.received("request") for x, proxy in proxies.items()}
-    for worker in crew.values():
-        worker.tell("publish", name="it", number=40, size=400_000)
+    # more than all buffers on the way take while nothing is passed on
+    for worker, proxy in proxies.items():
+        proxy.stall()
+        worker.tell("publish", name="it", size=24_000_000)
     for worker, proxy in proxies.items():
         proxy.wait_for_bytes("request", received[worker] + 2_000_000)
         proxy.reset()
+        proxy.forward()
     for worker in crew.values():
-        assert len(worker.answer()) == 40
+        worker.answer()
     for worker in crew.of(ours=True):
         now = worker.ask("stats")
         assert now["connections"] == 1, worker

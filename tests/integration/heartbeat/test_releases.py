@@ -16,12 +16,14 @@ import pytest
 
 from support.amqp_worker import MODELS, Worker, at_once
 from support.broker import Broker, broker
+from support.served import wait_for
 
 pytestmark = pytest.mark.slow
 
 RELEASE = tuple(map(int, metadata.version("oslo.messaging").split(".")[:2]))
-# Seconds. A broker closes a connection two to three of them after the last byte.
-HEARTBEAT = 1
+# Seconds. A broker closes a connection two to three of them after the last byte: on a busy machine
+# a process stands still for a part of that.
+HEARTBEAT = 3
 IDLE = 4 * HEARTBEAT
 # oslo.messaging's own thread then looks every 30 s, and connects nobody again in the meantime.
 LONG = {"threshold": 60, "rate": 1}
@@ -92,8 +94,10 @@ def test_connections_survive_idle_times(own: Broker, start: Start) -> None:
     for worker in ours:
         # the publisher's, and that of the answers to its calls
         assert accepted(own, worker) == 2, worker
-    for _ in range(2):
+    for number in range(2):
         time.sleep(IDLE)
+        for worker in stock:
+            wait_for(lambda x=worker, y=number: missed(own, x) > y, f"{worker} is lost")
         lost = at_once(stock, "publish", name="it")
         for worker in ours:
             worker.ask("publish", name="it")
@@ -103,7 +107,7 @@ def test_connections_survive_idle_times(own: Broker, start: Start) -> None:
         check_kept(own, worker, 2)
         assert warnings(worker) == []
     for worker in stock:
-        assert missed(own, worker) == 2, worker
+        assert missed(own, worker) >= 2, worker
 
 
 @pytest.mark.skipif(
