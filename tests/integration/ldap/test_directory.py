@@ -34,6 +34,7 @@ from keyfront.middleware.ldap import (
     service_account,
     service_refusals,
 )
+from keyfront.middleware.ldap import logins as logins_module
 from keyfront.middleware.ldap.protocol import controls, messages
 from support.certificates import certificates
 from support.directory import Directory, User, directory
@@ -96,6 +97,12 @@ def refused_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_refusals, "HOLD_SECONDS", PATIENCE)
     for module in (service_refusals, service_account):
         monkeypatch.setattr(module, "_TURN_SECONDS", PATIENCE)
+
+
+@pytest.fixture(autouse=True)
+def nobody_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For others who wait, should the machine stand still for as long as that takes."""
+    monkeypatch.setattr(logins_module, "SLOW_SECONDS", PATIENCE)
 
 
 @pytest.fixture(params=KINDS)

@@ -36,7 +36,7 @@ from keyfront.errors import (
     PoolTimeoutError,
     Verdict,
 )
-from keyfront.middleware.ldap import TLS, LDAPPool
+from keyfront.middleware.ldap import TLS, LDAPPool, logins
 from support.directory import Directory, User, directory
 from support.fault_proxy import FaultProxy
 from support.output import Lines
@@ -53,6 +53,12 @@ SOON = 6.0
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Directory]:
     with directory(tmp_path_factory.mktemp("slapd"), tls="both", ppolicy=True) as d:
         yield d
+
+
+@pytest.fixture(autouse=True)
+def nobody_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For others who wait, should the machine stand still for as long as that takes."""
+    monkeypatch.setattr(logins, "SLOW_SECONDS", PATIENCE)
 
 
 @pytest.fixture

@@ -93,6 +93,12 @@ def slapd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Directory]:
         yield d
 
 
+@pytest.fixture(autouse=True)
+def nobody_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For others who wait, should the machine stand still for as long as that takes."""
+    monkeypatch.setattr(logins, "SLOW_SECONDS", PATIENCE)
+
+
 @pytest.fixture
 def d(slapd: Directory) -> Directory:
     slapd.mark()
@@ -385,11 +391,7 @@ def test_no_fault_is_a_wrong_password(d: Directory, folder: Path, fault: str) ->
     d.unlock(user.dn)
 
 
-def test_a_pool_in_use_is_503_soon(
-    d: Directory, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Else the first gives up for the other, should the machine stand still for as long.
-    monkeypatch.setattr(logins, "SLOW_SECONDS", PATIENCE)
+def test_a_pool_in_use_is_503_soon(d: Directory, folder: Path) -> None:
     user = d.users[11]
     with FaultProxy(d.port) as proxy:
         chosen = options(
