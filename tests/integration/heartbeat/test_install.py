@@ -15,8 +15,9 @@ from support.amqp_worker import MODELS, Worker, at_once
 from support.broker import Broker
 from support.served import wait_for
 
-# Seconds. A broker closes a connection two to three of them after the last byte.
-HEARTBEAT = 1
+# Seconds. A broker closes a connection two to three of them after the last byte: on a busy machine
+# a process stands still for a part of that.
+HEARTBEAT = 3
 IDLE = 4 * HEARTBEAT
 
 # What it is told
@@ -56,7 +57,8 @@ def test_twice(run: Any, rabbit: Broker, request: pytest.FixtureRequest) -> None
         import time
         first = heartbeat.install()
         channel = connect()
-        start = time.monotonic()
+        from keyfront.gateway.heartbeat.registry import writer_of
+        start = writer_of(channel.connection._transport).kept.written
         second = heartbeat.install(interval=0.3)
         idle_until_beats(3)
         say(seconds=time.monotonic() - start)
@@ -68,7 +70,7 @@ def test_twice(run: Any, rabbit: Broker, request: pytest.FixtureRequest) -> None
     assert len(again) == 1, ended.printed
     assert rabbit.missed(request.node.name) == 0
     # one each half heartbeat, by one thread and as was said first: every 0.3 s would take 0.9
-    assert ended.said["seconds"] > 1.3
+    assert ended.said["seconds"] > 2.6 * HEARTBEAT / 2
 
 
 def test_again_after_fork(run: Any, rabbit: Broker, request: pytest.FixtureRequest) -> None:
@@ -276,7 +278,8 @@ def test_nothing_outlives_its_owner(workers: list[Worker], rabbit: Broker) -> No
         worker.ask("amqp", name="open", port=rabbit.port, heartbeat=60)
     seconds = {worker: worker.end() for worker in workers}
     with_ours, stock = (sum(t for x, t in seconds.items() if x.ours is y) for y in (True, False))
-    assert with_ours < 2 * stock + 0.5, seconds
+    # whoever waited for the thread of the beats would wait for half a minute, until the next one
+    assert with_ours < 2 * stock + 15, seconds
 
 
 @pytest.mark.slow

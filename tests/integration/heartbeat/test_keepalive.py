@@ -48,6 +48,9 @@ import json, os, socket, threading, time
 from keyfront.gateway.heartbeat import tcp
 from keyfront.gateway.heartbeat.keepalive import keepalive
 
+# Seconds that a check waits: for longer than a busy machine stands still.
+PATIENT = 5
+
 def tell(**what):
     print(json.dumps(what), flush=True)
     sys.stdin.readline()
@@ -107,7 +110,7 @@ def ask(engine):
 direct, through = sys.argv[2:]
 engine = sqlalchemy.create_engine(direct)
 stock = sqlalchemy.create_engine(direct)
-slow = sqlalchemy.create_engine(through, connect_args={"read_timeout": 1})
+slow = sqlalchemy.create_engine(through, connect_args={"read_timeout": PATIENT})
 kept, kept_slow = keep(engine, 1000), keep(slow, 1)
 
 before = [ask(engine), ask(engine)]
@@ -157,7 +160,7 @@ def ours():
     return Connection.connect(ServerURL.parse(url), tls=TLS(), connect_timeout=60)
 
 def theirs():
-    made = ldap3.Connection(ldap3.Server(url, get_info=None), receive_timeout=1)
+    made = ldap3.Connection(ldap3.Server(url, get_info=None), receive_timeout=PATIENT)
     made.open()
     return made
 
@@ -165,7 +168,7 @@ def search(connection):
     return connection.search("", "(objectClass=*)", "BASE", attributes=["1.1"])
 
 kinds = [
-    (ours, lambda connection: connection.ping(1.0), lambda connection: connection.transport.raw),
+    (ours, lambda ours: ours.ping(PATIENT), lambda connection: connection.transport.raw),
     (theirs, search, lambda connection: connection.socket),
 ]
 
@@ -293,11 +296,11 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def did_not_stand_still(told: dict[str, Any]) -> None:
-    """While the check waited for a second or more, the others ran: nothing like all of it.
+    """While the check waited for seconds, the others ran: nothing like all of it.
 
     Under 50 ms on a quiet machine; this one may be shared.
     """
-    assert told["seconds"] >= 0.9
+    assert told["seconds"] >= 4.9
     assert told["worst"] < told["seconds"] / 2, told
     assert told["ticks"] > 20
 
@@ -337,7 +340,7 @@ def test_a_database_that_restarts_and_one_that_is_gone_silently(database: Databa
                 told = model.told()
                 found = told["statistics"]
                 assert found["failed"] == 1
-                assert found["check_seconds_worst"] >= 0.9
+                assert found["check_seconds_worst"] >= 4.9
                 did_not_stand_still(told)
                 model.go_on()
 

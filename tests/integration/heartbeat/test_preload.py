@@ -22,7 +22,8 @@ from support.broker import Broker
 from support.programs import running
 from support.served import PATIENCE, wait_for
 
-HEARTBEAT = 1
+# Seconds; a broker closes a connection two to three of them after the last byte.
+HEARTBEAT = 3
 _SERVICE = """{patch}
 import json
 import os

@@ -33,11 +33,15 @@ def no_thread(*_):
 native.start_new_thread = no_thread
 """
 
+# At its second turn, before it has beaten.
 DIES = """
+turns = []
 def die(*_):
-    raise SystemExit
+    turns.append(1)
+    if len(turns) > 1:
+        raise SystemExit
+    return 0.1
 thread.HeartbeatThread.turn = die
-time.sleep(0.6)
 """
 
 DAMAGED = """
@@ -59,7 +63,7 @@ sys.modules["uwsgi"] = SimpleNamespace(
     ("before", "after", "words", "models"),
     [
         (NO_THREAD, "", "cannot be started", MODELS),
-        ("", DIES, "ended by a SystemExit", MODELS),
+        (DIES, "", "ended by a SystemExit", MODELS),
         (DAMAGED, "", "MemoryError", ["gevent"]),
         (NO_TIMER, "", "no timer", ["eventlet"]),
     ],
