@@ -536,6 +536,7 @@ def test_a_wrong_service_password_is_sent_once(
             assert "bind_dn or the client certificate was refused" in str(error)
         with pytest.raises(CredentialsError), pool.connection():
             pass
+        until(lambda: caplog.records or not min_size, "a worker, too, has been told")
     assert server.asked("bind") == [f"bind {SERVICE}"]
     assert pool.servers[0].state == "up"
     lines = [record.getMessage() for record in caplog.records]
