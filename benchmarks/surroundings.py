@@ -180,8 +180,13 @@ class Watch:
 
     def stop(self) -> None:
         """End the watch; what is asked later speaks of the time until now."""
-        self._end = time.monotonic() - self._start, cpu_times()
+        self._end = self._until_now()
         self._loads.append(os.getloadavg()[0])
+
+    def _until_now(self) -> tuple[float, Times]:
+        # The clock first and last: what was taken between is not more than all cores.
+        times = cpu_times()
+        return time.monotonic() - self._start, times
 
     @property
     def seconds(self) -> float:
@@ -193,7 +198,7 @@ class Watch:
 
         ``quiet`` is true if others took less than 5 % of all cores and the host less than 5 %.
         """
-        elapsed, after = self._end or (self.seconds, cpu_times())
+        elapsed, after = self._end or self._until_now()
         elapsed = max(elapsed, 1 / _TICKS)
         before = self._times
         own = after.own - before.own

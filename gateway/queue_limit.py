@@ -11,13 +11,15 @@ with ``t=`` before them or not; milliseconds and microseconds are known by their
 server must set it, and not pass on what a client sends; without it, nothing is refused. The files
 of ``keyfront render`` do both.
 
-What was over before the application was loaded does not count: who came while the server was
-stopped or replaced waited for the server, not for its turn, and coming back would not help him.
+What was over before the first request was begun does not count: who came while the server was
+stopped or replaced, loaded the application or forked its workers waited for the server, not for his
+turn, and coming back would not help him.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -55,7 +57,8 @@ def limit_queue(
 ) -> WSGIApplication:
     """Wrap an application so that requests which waited longer than ``seconds`` are answered 503.
 
-    The wait is counted from this call on at the earliest: make it when the application is loaded.
+    The wait is counted from the first request on that this process begins, or another one that was
+    forked from it or from which it was forked after this call.
 
     :param seconds: 0.1 to 3600; 0 returns the application itself
     :param refusing: wraps the refusal as the application is wrapped already
@@ -65,7 +68,9 @@ def limit_queue(
     """
     if not seconds:
         return application
-    loaded = clock()
+    # When the first request was begun; 0: none was. Anonymous and shared, so that a worker that
+    # replaces another one knows of it.
+    first = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
     wait = ("Retry-After", str(max(1, round(seconds))))
 
     def refuse(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -76,7 +81,10 @@ def limit_queue(
     def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         began = environ.get("HTTP_X_REQUEST_START")
         if began:
-            turn = clock() - max(since_1970(began), loaded)
+            now = clock()
+            if not first[0]:
+                first[0] = now
+            turn = now - max(since_1970(began), first[0])
             waited(turn)
             if turn > seconds:
                 shed()

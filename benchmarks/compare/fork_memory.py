@@ -30,7 +30,8 @@ from ..lineups import uwsgi
 from ..lineups.keystone import VALIDATION, VERSION, Keystone
 from ..lineups.uwsgi import Server
 from ..worlds import processes
-from ..worlds.processes import HOST, free_port
+from ..worlds.ports import free_port
+from ..worlds.processes import HOST
 
 APP = "keyfront.gateway.uwsgi:application"
 

@@ -29,6 +29,7 @@ from keyfront.gateway.serve.lineups import Program
 
 from ..lineups import servers
 from ..worlds import processes
+from ..worlds.ports import free_port
 
 _REQUEST = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _PREFORK = 40
@@ -116,7 +117,7 @@ def candidates(folder: Path, clients: int) -> Iterator[tuple[str, Program, int, 
     certificate, key = certificates.make(folder, "localhost")
     user = (programs.front_user() or (None,))[0]
     for slots in (1024, 16384):
-        port = processes.free_port()
+        port = free_port()
         nginx = servers.nginx(
             folder,
             f"{processes.HOST}:{port} ssl",
@@ -137,7 +138,7 @@ def candidates(folder: Path, clients: int) -> Iterator[tuple[str, Program, int, 
         ("event", _event(clients), clients),
         ("prefork", _PREFORKED, _PREFORK - 1),
     ):
-        port = processes.free_port()
+        port = free_port()
         apache = servers.apache(
             folder,
             f"{processes.HOST}:{port}",

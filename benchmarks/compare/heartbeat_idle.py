@@ -33,7 +33,8 @@ from ..lineups import uwsgi
 from ..load import wrk
 from ..load.measured import Load
 from ..worlds import rabbitmq
-from ..worlds.processes import HOST, free_port
+from ..worlds.ports import free_port
+from ..worlds.processes import HOST
 from . import comparison, heartbeat_worker
 from .comparison import say
 from .goals import HEARTBEAT_PERCENT, HEARTBEAT_REQUESTS, MET, MISSED

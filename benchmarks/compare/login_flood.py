@@ -45,7 +45,8 @@ from keyfront.gateway.serve import lineups as serve_lineups
 
 from ..lineups import uwsgi
 from ..lineups.keystone import VALIDATION, Keystone, ask, login
-from ..worlds.processes import HOST, free_port
+from ..worlds.ports import free_port
+from ..worlds.processes import HOST
 
 _PATIENCE = 10.0
 _HOPELESS = 60.0

@@ -19,7 +19,8 @@ from ..lineups import uwsgi
 from ..lineups.keystone import VALIDATION, Keystone, ask, escaped, log_in, login
 from ..lineups.uwsgi import PROCESSES, Server
 from ..worlds.memcached import memcached
-from ..worlds.processes import HOST, free_port
+from ..worlds.ports import free_port
+from ..worlds.processes import HOST
 from ..worlds.redis import redis
 from . import service_application
 from .token_servers import CONNECTIONS

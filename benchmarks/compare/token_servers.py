@@ -28,7 +28,7 @@ from ..worlds.fault_proxy import proxy_process
 from ..worlds.mariadb import mariadb
 from ..worlds.memcached import memcached
 from ..worlds.memcached import program as memcached_program
-from ..worlds.processes import free_port
+from ..worlds.ports import free_port
 
 STOCK = "keystone.wsgi.api:application"
 BARE = "bare:application"

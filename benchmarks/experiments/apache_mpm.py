@@ -28,7 +28,8 @@ from ..load.generators import parse_ab
 from ..load.measured import Load
 from ..worlds import rabbitmq
 from ..worlds.certificates import Pair, certificates
-from ..worlds.processes import HOST, Process, finished, free_port
+from ..worlds.ports import free_port
+from ..worlds.processes import HOST, Process, finished
 from . import timelines
 from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, alike, number, verdict
@@ -43,7 +44,8 @@ SIDES = ("stock", "keyfront")
 REQUESTS, CLIENTS = 1000, 10
 # Seconds; 60 by default, after which an idle experiment would take minutes.
 HEARTBEAT = 4
-IDLE, QUICK_IDLE = 60, 14
+# RabbitMQ closes a connection three of them after the last beat, and may be late itself.
+IDLE, QUICK_IDLE = 60, 20
 ROUNDS, QUICK_ROUNDS = 6, 1
 PROCESSES = 2
 _PUBLISH = "/publish"

@@ -39,7 +39,7 @@ def prefix() -> tuple[str, ...] | None:
 def _works(command: list[str]) -> bool:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=20
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=120
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -21,7 +21,8 @@ from .. import results
 from ..lineups import lineup, servers
 from ..load import generators, sender
 from ..load.measured import Load
-from ..worlds.processes import HOST, Process, free_port
+from ..worlds.ports import free_port
+from ..worlds.processes import HOST, Process
 from . import isolation, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, alike, number, verdict

@@ -25,9 +25,10 @@ class Limit:
         self.refused = refused
 
     def add(self, pid: int) -> None:
-        """Put a process under it; what it forks later is, too."""
+        """Put a process under it, unless it has ended; what it forks later is, too."""
         if self._folder is not None:
-            self._folder.joinpath("cgroup.procs").write_text(str(pid), encoding="ascii")
+            with suppress(ProcessLookupError):
+                self._folder.joinpath("cgroup.procs").write_text(str(pid), encoding="ascii")
 
     def peak(self) -> int | None:
         """Return the most bytes ever in use, with file pages; ``None`` if not known."""

@@ -23,7 +23,8 @@ from .. import results
 from ..lineups import lineup, servers
 from ..load import generators
 from ..load.measured import Load, Request
-from ..worlds.processes import HOST, Process, free_port
+from ..worlds.ports import free_port
+from ..worlds.processes import HOST, Process
 from . import isolation, memory_limit, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
 from .judging import PAIRS, Change, Finding, number, verdict

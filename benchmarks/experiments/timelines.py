@@ -189,7 +189,12 @@ class Watch:
 
     def _run(self) -> None:
         last, at = self._before, self._began
-        while not self._stop.wait(INTERVAL):
+        over = False
+        while not over:
+            over = self._stop.wait(INTERVAL)
+            # a block that was over before the first sample has one at its end
+            if over and at != self._began:
+                return
             usage, now = Usage(), time.monotonic()
             when = round(now - self._start, 2)
             for name, spent in usage.cpu.items():

@@ -36,6 +36,7 @@ from keyfront.gateway.serve import lineups as serve_lineups
 from keyfront.gateway.serve.lineups import Program
 from keyfront.gateway.serve.state import State
 
+from ..worlds.ports import free_port
 from ..worlds.processes import (
     FILES,
     HOST,
@@ -43,7 +44,6 @@ from ..worlds.processes import (
     Cores,
     Process,
     family,
-    free_port,
     memory,
     status,
 )

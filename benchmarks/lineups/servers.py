@@ -311,7 +311,7 @@ def as_ordinary_user() -> tuple[str, ...]:
         return ()
     program = programs.system_program((_ORDINARY[0],), "util-linux")
     command = (program, *_ORDINARY[1:])
-    if run([*command, "true"], capture_output=True, check=False, timeout=20).returncode:
+    if run([*command, "true"], capture_output=True, check=False, timeout=120).returncode:
         raise MissingPartError(
             "mod_wsgi does not run as root, and user namespaces are not permitted here: run it as "
             "an ordinary user"

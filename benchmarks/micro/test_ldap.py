@@ -33,7 +33,7 @@ from keyfront.benchmarks.worlds.slapd import (
 from keyfront.middleware.ldap import LDAPPool
 
 # Seconds until slapd has written what it answered into its log.
-PATIENCE = 10
+PATIENCE = 60
 
 
 @pytest.fixture(scope="module")

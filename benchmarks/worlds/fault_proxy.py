@@ -4,7 +4,7 @@ It delays, cuts, stalls, resets, vanishes or answers nonsense, switched while it
 carries hundreds of connections. Run as a program it does so beside a client that it must take no
 time from, or whose threads are green::
 
-    python fault_proxy.py --target 3890 --delay 0.01
+    python -m keyfront.benchmarks.worlds.fault_proxy --target 3890 --delay 0.01
 
 It prints its port, then takes the names of its methods, with arguments (of ``garbage`` in
 hexadecimal), from standard input, one a line, and prints ``ok``, a number or ``error: …`` for
@@ -18,7 +18,6 @@ import contextlib
 import errno
 import heapq
 import itertools
-import random
 import select
 import selectors
 import socket
@@ -29,8 +28,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
+
+from .ports import bind_stable
 
 # Seconds; a bound on a hang, not an expectation.
 PATIENCE = 90.0
@@ -40,27 +40,6 @@ _CHUNK = 65536
 _HELD = 4 << 20
 _EOF = "eof"
 _RESET = "reset"
-
-
-def bind_stable(host: str = "127.0.0.1") -> socket.socket:
-    """Return a socket at a port that the kernel gives to no client.
-
-    From the kernel's own range a port could be taken as soon as nobody listens there, even by a
-    client that connects to itself.
-    """
-    text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-    low, high = map(int, text.split())
-    candidates = [x for x in range(10000, 65536) if not low <= x <= high]
-    while True:
-        bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((host, random.choice(candidates)))
-            return bound
-        except OSError as error:
-            bound.close()
-            if error.errno != errno.EADDRINUSE:
-                raise
 
 
 class _Flow:
@@ -607,7 +586,7 @@ class ProxyProcess:
 @contextlib.contextmanager
 def proxy_process(target_port: int, *, delay: float = 0.0) -> Iterator[ProxyProcess]:
     """Run this file as a program until the block ends."""
-    command = [sys.executable, __file__, "--target", str(target_port), "--delay", str(delay)]
+    command = [sys.executable, "-m", __name__, "--target", str(target_port), "--delay", str(delay)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         try:

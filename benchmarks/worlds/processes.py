@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from keyfront.common import programs
 from keyfront.common.programs import first_error
 from keyfront.errors import ServerError
 
@@ -38,11 +37,6 @@ STOP_PATIENCE = 5.0
 STOCK_FILES = 1024
 #: Descriptors for everything else; enough for 5000 connections through a web server.
 FILES = 65536
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody listens at now."""
-    return programs.claim(f"{HOST}:0", HOST, 0)
 
 
 def status(port: int, path: str = "/", *, patience: float = 60.0) -> int:

@@ -29,7 +29,7 @@ from keyfront.common import programs
 from keyfront.errors import MissingPartError, ServerError
 
 from .certificates import Certificates
-from .fault_proxy import bind_stable
+from .ports import free_port
 from .processes import HOST, Process, family, freeze, state
 
 # Seconds; a bound on a hang, not an expectation.
@@ -408,8 +408,8 @@ def broker(
         # a socket's path is short
         with tempfile.TemporaryDirectory(prefix="keyfront-rabbitmq-", dir="/tmp") as name:
             server = Broker(
-                program.resolve(), Path(name), folder, port or _stable_port(),
-                _stable_port() if tls else None, tls, extra, small,
+                program.resolve(), Path(name), folder, port or free_port(),
+                free_port() if tls else None, tls, extra, small,
             )  # fmt: skip
             try:
                 server.start()
@@ -438,12 +438,6 @@ def _make_home(home: Path, scripts: Path) -> None:
     for part in (scripts.parent / "plugins").iterdir():
         if not part.name.startswith("rabbitmq_") or part.name.startswith("rabbitmq_prelaunch"):
             (parts / part.name).symlink_to(part)
-
-
-def _stable_port() -> int:
-    with bind_stable() as bound:
-        number: int = bound.getsockname()[1]
-        return number
 
 
 def _connections(log: str) -> list[Seen]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from keyfront.common import programs
 
-from .processes import HOST, Process, free_port
+from .ports import free_port
+from .processes import HOST, Process
 
 # The last is the same program: what it does goes by the name it is called by. It is in a package
 # that starts no service.

@@ -19,7 +19,8 @@ from keyfront.common import programs
 from keyfront.errors import ServerError
 
 from .certificates import certificates
-from .processes import HOST, Process, free_port
+from .ports import free_port, listening
+from .processes import HOST, Process
 
 SUFFIX = "dc=example,dc=org"
 PEOPLE = f"ou=People,{SUFFIX}"
@@ -151,7 +152,8 @@ def slapd(folder: Path, users: int) -> Iterator[Slapd]:
     # with -d it stays in the foreground, and the log goes to standard error, unbuffered
     command = [str(program), "-f", str(configuration), "-d", "stats", "-h", urls]
     with Process("slapd", command, log=log) as process:
-        process.wait_until(lambda: b"slapd starting" in log.read_bytes())
+        # it says that it starts before it does; a connection would be one of those that it counts
+        process.wait_until(lambda: {port, plain_port} <= listening())
         yield Slapd(port, plain_port, made.ca_file, log)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import queue
 import threading
 import time
 import warnings
@@ -16,6 +17,8 @@ from .readers.files import Unread
 
 # Seconds for connecting, for each answer, and for all together.
 _ANSWER, _ALL = 5, 20
+# How often the time is asked for.
+_CLOCKS = 3
 # Transactions that a node of Galera may have to apply yet; from 16 on it holds up all the others.
 _QUEUE = 10
 
@@ -60,20 +63,26 @@ def look(found: Found, *, patience: float = _ALL) -> Schema | None:
     except ImportError:
         found.unread.append(Unread("the database", "SQLAlchemy is not installed here"))
         return None
-    made: list[Schema | Exception] = []
+    made: queue.SimpleQueue[Schema | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            made.append(_asked(found, url))
+            made.put(_asked(found, url))
         # What a driver raises is its own, and may name the password.
         except Exception as error:
-            made.append(error)
+            made.put(error)
 
-    # Of a driver that waits for ever only a thread is lost.
-    thread = threading.Thread(target=ask, name="doctor-database", daemon=True)
-    thread.start()
-    thread.join(patience)
-    answer = made[0] if made else None
+    answer: Schema | Exception | None
+    # Filters of warnings are this process's: a thread that is lost would put them back at any time.
+    with warnings.catch_warnings(action="ignore"):
+        # Of a driver that waits for ever only a thread is lost.
+        threading.Thread(target=ask, name="doctor-database", daemon=True).start()
+        try:
+            # Not by join(): Keystone's models bring eventlet, which imports a second threading, and
+            # the thread in which that happens is never seen to end.
+            answer = made.get(timeout=patience)
+        except queue.Empty:
+            answer = None
     if isinstance(answer, Schema):
         return answer
     kind = f"no answer within {patience:g} s" if answer is None else type(answer).__name__
@@ -86,20 +95,19 @@ def look(found: Found, *, patience: float = _ALL) -> Schema | None:
 def _asked(found: Found, url: str) -> Schema:
     import sqlalchemy
 
-    with warnings.catch_warnings(action="ignore"):
-        plain = sqlalchemy.engine.make_url(url).difference_update_query(["plugin"])
-        plain, arguments = _for_reading(found, plain)
-        engine = sqlalchemy.create_engine(
-            plain, poolclass=sqlalchemy.pool.NullPool, connect_args=arguments
-        )
-        schema = Schema(host=plain.host or "")
-        with engine.connect() as connection:
-            if engine.dialect.name == "postgresql":
-                _postgresql(connection, schema)
-            elif engine.dialect.name == "mysql":
-                _mysql(connection, schema)
-            schema.missing_indexes = _missing(sqlalchemy.inspect(connection), found)
-        return schema
+    plain = sqlalchemy.engine.make_url(url).difference_update_query(["plugin"])
+    plain, arguments = _for_reading(found, plain)
+    engine = sqlalchemy.create_engine(
+        plain, poolclass=sqlalchemy.pool.NullPool, connect_args=arguments
+    )
+    schema = Schema(host=plain.host or "")
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            _postgresql(connection, schema)
+        elif engine.dialect.name == "mysql":
+            _mysql(connection, schema)
+        schema.missing_indexes = _missing(sqlalchemy.inspect(connection), found)
+    return schema
 
 
 def _for_reading(found: Found, url: Any) -> tuple[Any, dict[str, Any]]:
@@ -125,12 +133,19 @@ def _for_reading(found: Found, url: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _ahead(connection: Any, statement: str) -> float:
-    """Return by how many seconds this clock is ahead of what a statement gives, since 1970."""
+    """Return by how many seconds this clock is ahead of what a statement gives, since 1970.
+
+    By the quickest answer: by one that was long on its way it may be off by half of that.
+    """
     import sqlalchemy
 
-    begun = time.time()
-    theirs = float(connection.execute(sqlalchemy.text(statement)).scalar())
-    return (begun + time.time()) / 2 - theirs
+    told = []
+    for _ in range(_CLOCKS):
+        begun = time.time()
+        theirs = float(connection.execute(sqlalchemy.text(statement)).scalar())
+        ended = time.time()
+        told.append((ended - begun, (begun + ended) / 2 - theirs))
+    return min(told)[1]
 
 
 def _postgresql(connection: Any, schema: Schema) -> None:

@@ -34,9 +34,10 @@ _LONGEST_BEAT: Final = 0.1
 _BEAT: Final = 0.00005
 # The part of an interval by which a beat may be late before somebody else has to send it.
 _SLACK: Final = 0.5
-# Seconds that a broker has for ending its channels after a goodbye: RabbitMQ takes a connection
-# that ends before that for a client that vanished.
-_ANSWER: Final = 1.0
+# Seconds that a broker has at most for ending its channels and answering a goodbye, and between two
+# looks for it: RabbitMQ takes a connection that ends before that for a client that vanished.
+_ANSWER: Final = 10.0
+_LOOK: Final = 1.0
 
 
 class KeptConnection:
@@ -95,7 +96,7 @@ class KeptConnection:
         #: (``time.monotonic``).
         self.written: float = monotonic()
         self.beaten: float = self.written
-        #: When a beat was last sent, or not taken as bytes of ours fill the buffer.
+        #: When a beat or the goodbye was last sent, or not taken as bytes of ours fill the buffer.
         self.tried: float = self.written
         #: True while the native thread holds the lock.
         self.beating = False
@@ -130,11 +131,14 @@ class KeptConnection:
             if self.stopped or self.dead or self.closed:
                 return None
             if self.expired:
+                if self._waits_for_answer(now):
+                    return now + min(self.interval, _LOOK)
                 self._hang_up()
                 return None
             if self.pooled is not None and self.pooled.claim(now - self.interval):
                 self._expire()
-                return now + min(self.interval, _ANSWER)
+                self.tried = monotonic()
+                return now + min(self.interval, _LOOK)
             due = max(self.written, self.beaten) + self.interval
             if due - self.early > now and not self.pending:
                 self.row[FLOWING] += 1
@@ -171,6 +175,14 @@ class KeptConnection:
             pass  # it is down already
         self.row[EXPIRED] += 1
         self.row[CONNECTIONS] -= 1
+
+    def _waits_for_answer(self, now: float) -> bool:
+        """Tell whether the broker has sent nothing since the goodbye, and may still."""
+        state = self.state()
+        passed = now - self.tried
+        if state is None or not state.established or passed >= _ANSWER:
+            return False
+        return passed < _LOOK / 2 or state.silent_data >= passed
 
     def _hang_up(self) -> None:
         """End it, after the broker could answer the goodbye; it is left to be closed."""

@@ -118,6 +118,7 @@ def connect(database: Database) -> CacheViews:
 
     from .cache_regions import CacheViews
     from .repeated_work import leave_out
+    from .simultaneous_logins import let_all_in
     from .unheard_changes import leave_out_unheard
     from .validation_policy import tell_of_validations
 
@@ -127,6 +128,7 @@ def connect(database: Database) -> CacheViews:
     fork.registry.register("request identifiers", after=entries.begin_request_ids)
     fork.registry.register("token counters", after=counters.claim_all)
     keep_per_request(import_keystone("keystone.common.cache._context_cache")._ResponseCacheProxy)
+    let_all_in()
     regions = list(_cache_regions())
     values = _options()
     memory = _keep_in_memory(regions, database, values)

@@ -7,6 +7,7 @@ monkey-patched they are greenlets.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
@@ -30,6 +31,9 @@ _RETRY_JITTER = 0.1
 #: Seconds after which the idle connections are looked at, at the latest.
 SWEEP_SECONDS = 60.0
 
+# Part of the time between two sweeps: what was heard from since is left alone.
+_FRESH = 0.5
+
 
 def run(pool: ConnectionPool[Any], state: State[Any]) -> float:
     """Do all that is due for a pool.
@@ -49,7 +53,7 @@ def run(pool: ConnectionPool[Any], state: State[Any]) -> float:
 
 
 def _sweep(pool: ConnectionPool[Any], state: State[Any]) -> None:
-    """Close what nobody wanted for ``max_idle``, and look at the other idle connections."""
+    """Close what nobody wanted for ``max_idle``, and look at what was not heard from of late."""
     now = pool.clock()
     with state.lock:
         # Two would evict one too many.
@@ -60,10 +64,18 @@ def _sweep(pool: ConnectionPool[Any], state: State[Any]) -> None:
         while unwanted := _take_unwanted(pool, state, now):
             pool.drop(state, unwanted, evicted=True)
         with state.lock:
-            members = list(state.idle)
             # Those that stay are asked before the server finds them idle for too long.
-            check_after = pool.check_after if state.suspect else pool.max_idle
+            check_after, fresh = pool.max_idle, _interval(pool) * _FRESH
+            if state.suspect:
+                check_after, fresh = pool.check_after, -math.inf
             state.suspect = False
+            # While it is looked at it is lent: not what somebody may want at this very moment, who
+            # would wait, or open another one.
+            members = [
+                member
+                for member in state.idle
+                if now - member.alive_at >= fresh or now >= member.expires_at
+            ]
         for member in members:
             pool.examine(state, member, check_after)
     finally:
@@ -125,11 +137,16 @@ def _put_off(
         LOG.warning("%s: cannot open a connection: %s", pool.name, error, exc_info=trace)
 
 
+def _interval(pool: ConnectionPool[Any]) -> float:
+    """Return the seconds between two sweeps, at most."""
+    return min(SWEEP_SECONDS, pool.max_idle / 8)
+
+
 def _delay(pool: ConnectionPool[Any], state: State[Any]) -> float:
     """Return the seconds until something is due."""
     now = pool.clock()
     with state.lock:
-        due = now + min(SWEEP_SECONDS, pool.max_idle / 8)
+        due = now + _interval(pool)
         for member in () if state.sweeping else state.idle:
             due = min(due, member.expires_at, member.alive_at + pool.max_idle)
             if state.size > pool.min_size:

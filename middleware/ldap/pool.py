@@ -857,7 +857,8 @@ class ConnectionPool(Generic[C]):
         """
         state = self._here()
         with state.lock:
-            for member in state.idle:
+            # Also what the workers look at meanwhile. Who has used one has heard from it.
+            for member in (*state.idle, *state.lent.values()):
                 if predicate(member.connection):
                     member.alive_at = -math.inf
 

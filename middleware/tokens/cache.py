@@ -147,7 +147,7 @@ class TokenCache:
             if not coordinator.may_be_away:
                 raise
             generation = 0  # it may come later; until then Keystone is asked
-        self._start_generation(generation)
+        self._start_generation(generation, patient=True)
 
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
@@ -429,7 +429,7 @@ class TokenCache:
         memory.put(key, entry)
         other.drop(key)  # what a yes was, a no is now, or the other way round
 
-    def _start_generation(self, generation: int) -> None:
+    def _start_generation(self, generation: int, *, patient: bool = False) -> None:
         """Begin anew with another epoch table: nothing from before it stands."""
         secret = self.coordinator.secret
         self.answers.clear()
@@ -437,7 +437,7 @@ class TokenCache:
         self.listings.clear()
         if self._first is not None:
             self._first.clear()
-        self._node.start(secret)
+        self._node.start(secret, patient=patient)
         self._keys = Keys(secret, self._callers)
         self._generation = generation
 

@@ -47,7 +47,7 @@ MARK_TAGS = 64
 DIRTY = 2**64 - 1
 
 # Raised when what a mark, a stamp or a number means changes.
-_PROTOCOL = 2
+_PROTOCOL = 3
 
 #: The slot of the tag ``all``, on which every answer depends.
 ALL_SLOT = 0

@@ -93,6 +93,7 @@ class Node:
         self._flight_timeout = flight_timeout
         # A request does not wait for it longer than a good part of what asking Keystone takes.
         self._lock = FileLock(folder / _LOCK, seconds=_LOCK_SECONDS)
+        self._patient_lock = FileLock(folder / _LOCK)
         self.counters = Counters(folder / _COUNTERS, FileLock(folder / _LOCK))
         self._secret = b""
         # All of them or none.
@@ -101,13 +102,15 @@ class Node:
         self._values_pause = 0.0
         self._checked = 0.0
 
-    def start(self, secret: bytes) -> None:
+    def start(self, secret: bytes, *, patient: bool = False) -> None:
         """Use the entries that go with an epoch table; those of another are dropped.
 
+        :param patient: whether this is no request, and must not fail for another process that is
+            making the files: their room is reserved under the lock
         :raises CoordinatorError: a file cannot be made
         """
         self._secret = secret
-        with self._lock:
+        with self._patient_lock if patient else self._lock:
             self._rings, self._values = {}, None
             # a keyed hash: the configuration has passwords, and a file's name is for everybody
             setup = hashlib.blake2b(self._configured, key=secret, digest_size=4).hexdigest()

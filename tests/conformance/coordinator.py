@@ -45,8 +45,14 @@ class World(Protocol):
         ...
 
 
+# Seconds; a bound on a hang.
+PATIENCE = 90.0
 #: Longer than any coordinator may go on trusting a table that is lost.
 NOTICE_SECONDS = 2.0
+
+
+#: Less than the time of a mark by so much that a busy machine does not make up for it.
+SHORT = MARK_SECONDS / 4
 
 
 def some(*numbers: int) -> Slots:
@@ -235,10 +241,10 @@ class CoordinatorSuite:
     def test_an_abandoned_mark_is_completed(self, world: World, peers: Any) -> None:
         before = peers[1].now()
         peers[0].mark(some(1))
-        world.later(MARK_SECONDS - 1)
+        world.later(SHORT)
         assert peers[1].recover() == 0
         assert not peers[1].fresh(peers[1].now(), entry(1))
-        world.later(2)
+        world.later(MARK_SECONDS - SHORT + 1)
         assert peers[1].recover() == 1
         assert peers[2].recover() == 0
         for peer in peers:
@@ -275,10 +281,10 @@ class CoordinatorSuite:
             peer.settled = ask
         peers[0].mark(some(1), "node:1:2 server/3")
         peers[0].mark(some(2), "another")
-        world.later(MARK_SECONDS - 1)
+        world.later(SHORT)
         assert peers[1].recover() == 0
         assert not asked
-        world.later(2)
+        world.later(MARK_SECONDS - SHORT + 1)
         assert peers[1].recover() == 0
         assert sorted(asked) == ["another", "node:1:2 server/3"]
         assert not peers[2].fresh(peers[2].now(), entry(1))
@@ -527,10 +533,10 @@ class Hammer:
             for thread in (*self._readers, *self._writers):
                 thread.start()
             for thread in self._writers:
-                thread.join(60)
+                thread.join(PATIENCE)
             self._over.set()
             for thread in self._readers:
-                thread.join(60)
+                thread.join(PATIENCE)
         finally:
             self._over.set()
             sys.setswitchinterval(interval)

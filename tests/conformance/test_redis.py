@@ -13,10 +13,9 @@ pytest.importorskip("redis")
 
 from conformance.coordinator import CoordinatorSuite, World  # noqa: E402
 from keyfront.errors import CoordinatorError  # noqa: E402
-from keyfront.middleware.tokens.coordinator.redis import coordinator as module  # noqa: E402
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis  # noqa: E402
 from keyfront.middleware.tokens.epochs import Epoch, Slots  # noqa: E402
-from support.redis_epochs import KEY, SLOTS, RedisClock, address  # noqa: E402
+from support.redis_epochs import KEY, SLOTS, TIMEOUT, RedisClock, address  # noqa: E402
 from support.redis_servers import RedisServer, redis_server  # noqa: E402
 
 
@@ -32,7 +31,8 @@ class Deployment:
         self._attached: list[Redis] = []
 
     def attach(self, **options: Any) -> Redis:
-        made = self.kind(address(self.server.url), slot_count=SLOTS, lease=self.lease, **options)
+        settings = {"slot_count": SLOTS, "timeout": TIMEOUT, "lease": self.lease, **options}
+        made = self.kind(address(self.server.url), **settings)
         self._attached.append(made)
         return made
 
@@ -57,7 +57,7 @@ def server() -> Iterator[RedisServer]:
 def clock(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisClock:
     server.client.flushall()
     clock = RedisClock(server)
-    monkeypatch.setattr(module, "time", clock)
+    clock.put_in_place(monkeypatch)
     return clock
 
 

@@ -24,7 +24,14 @@ from keyfront.middleware.tokens.coordinator.redis import scripts as redis_script
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis  # noqa: E402
 from keyfront.middleware.tokens.coordinator.redis.history import History  # noqa: E402
 from support.clocks import Clock  # noqa: E402
-from support.redis_epochs import KEY, address, head, set_head  # noqa: E402
+from support.redis_epochs import (  # noqa: E402
+    KEY,
+    TIMEOUT,
+    address,
+    head,
+    program_by,
+    set_head,
+)
 from support.redis_servers import RedisServer, redis_server  # noqa: E402
 from unit.tokens.test_epoch_protocol import TAG_SETS, Protocol, run  # noqa: E402
 
@@ -73,12 +80,8 @@ class OnRedis(Protocol):
         self.clock = MachineClock(self.server)
         self.undo.enter_context(mock.patch.object(module, "time", self.clock))
         # Redis' own clock cannot be set: its program asks the machine's.
-        program = self.program.replace(
-            b"local time = redis.call('TIME')\n"
-            b"local now = tonumber(time[1]) * 1000000 + tonumber(time[2])",
-            f"local now = tonumber(redis.call('GET', '{MachineClock.now}'))".encode(),
-        )
-        assert program != self.program
+        now = f"tonumber(redis.call('GET', '{MachineClock.now}'))"
+        program = program_by(now, self.program)
         digest = self.server.client.script_load(program)
         self.undo.enter_context(mock.patch.object(redis_contact, "PROGRAM", program))
         self.undo.enter_context(mock.patch.object(redis_contact, "SHA1", digest))
@@ -86,7 +89,7 @@ class OnRedis(Protocol):
         self.processes = [self.attach() for _ in self.processes]
 
     def attach(self, *, create: bool = True) -> Any:
-        return Redis(address(self.server.url), slot_count=1024, timeout=10)
+        return Redis(address(self.server.url), slot_count=1024, timeout=TIMEOUT)
 
     def lose_the_table(self, worker: int) -> None:
         self.server.client.delete(KEY)

@@ -23,7 +23,14 @@ import pytest
 
 pytest.register_assert_rewrite("conformance.coordinator")
 
-from conformance.coordinator import CoordinatorSuite, World, change, entry, some  # noqa: E402
+from conformance.coordinator import (  # noqa: E402
+    PATIENCE,
+    CoordinatorSuite,
+    World,
+    change,
+    entry,
+    some,
+)
 from keyfront.common.file_lock import FileLock  # noqa: E402
 from keyfront.errors import CoordinatorError  # noqa: E402
 from keyfront.middleware.tokens.coordinator import local as shared_memory  # noqa: E402
@@ -86,11 +93,11 @@ class Child:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
-    def status(self, seconds: float = 30.0) -> int:
+    def status(self) -> int:
         """How it ended; it is killed if it does not."""
         pidfd = os.pidfd_open(self.pid)
         try:
-            if not select.select([pidfd], [], [], seconds)[0]:
+            if not select.select([pidfd], [], [], PATIENCE)[0]:
                 os.kill(self.pid, signal.SIGKILL)
         finally:
             os.close(pidfd)
@@ -102,7 +109,7 @@ def hand_over(pipe: tuple[int, int]) -> None:
 
 
 def await_hand_over(pipe: tuple[int, int]) -> None:
-    assert select.select([pipe[0]], [], [], 30)[0]
+    assert select.select([pipe[0]], [], [], PATIENCE)[0]
     os.read(pipe[0], 1)
 
 
@@ -179,7 +186,7 @@ def test_interpreters_of_their_own_keep_the_table_valid(tmp_path: Path) -> None:
             writer.stdin.write("\n")
             writer.stdin.flush()
         for writer in writers:
-            writer.communicate(timeout=60)
+            writer.communicate(timeout=PATIENCE)
             assert writer.returncode == 0
     finally:
         for writer in writers:
@@ -350,10 +357,10 @@ def test_a_child_forked_while_a_thread_holds_the_lock(tmp_path: Path, pipes: Cal
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(10)
+    assert held.wait(PATIENCE)
     epoch = coordinator.now()
-    assert Child(child).status(8) == 0
-    thread.join(10)
+    assert Child(child).status() == 0
+    thread.join(PATIENCE)
     assert done.is_set()
     assert not coordinator.fresh(epoch, entry(1))
     change(coordinator, some(1))
@@ -366,7 +373,7 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_who_is_killed(
 
     def grandchild() -> None:
         hand_over(ready)
-        select.select([end[0]], [], [], 30)
+        select.select([end[0]], [], [], PATIENCE)
 
     def parent() -> None:
         lock = FileLock(path)
@@ -433,7 +440,7 @@ def test_processes_keep_each_other_out_when_folder_and_lock_are_made_anew(
     finally:
         hand_over(release)
         assert child.status() == 0
-        thread.join(10)
+        thread.join(PATIENCE)
     assert entered.is_set()
 
 

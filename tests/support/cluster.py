@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from support import APPS, servers
-from support.keystone_world import VALIDATE
+from support.keystone_world import VALIDATE, World
 from support.keystones import keystone_state, serve_as_is
 from support.served import Served, free_port, serve
 from support.token_changes import Kind, Prepared, Read
@@ -92,19 +92,23 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    folder: Path, *, nodes: int = 2, coordinator: str = "", options: str = "",
-    service_options: str = "", database_options: Mapping[str, object] | None = None,
+    folder: Path, *, nodes: int = 2, coordinator: str = "", coordinator_timeout: float = 10.0,
+    options: str = "", service_options: str = "",
+    database_options: Mapping[str, object] | None = None,
 ) -> Iterator[Cluster]:
-    """Run one until the block ends.
+    """Run one until the block ends; in its table of epochs changes may begin at once.
 
     :param folder: an empty one
     :param nodes: Keystones: one on SQLite or two on a MariaDB
     :param coordinator: URL of the Redis they share; none if empty
+    :param coordinator_timeout: seconds after which that counts as lost; by default many, as one
+        that is well may take its time on a busy machine
     :param options: more lines of ``[keyfront_token_cache]``
     :param service_options: more lines of the services' paste section
     :param database_options: more of MariaDB's
     """
-    shared = f"coordinator = {coordinator}\n" if coordinator else ""
+    lines = (f"coordinator = {coordinator}\n", f"coordinator_timeout = {coordinator_timeout}\n")
+    shared = "".join(lines) if coordinator else ""
     with ExitStack() as stack:
         server = None
         if nodes > 1:
@@ -118,8 +122,10 @@ def cluster(
                 extra=f"{_KEYSTONE}path = {folder / f'tokens{number}'}\n{shared}{options}\n",
             )
             running.append(stack.enter_context(serve_as_is(state, "uwsgi")))
+        # A change waits for a table that has just begun, on a busy machine for too long.
+        World(running[0].url, running[0].password).wait_until_kept()
         services = []
-        told = f"keyfront_coordinator = {coordinator}\n" if coordinator else ""
+        told = "".join(f"keyfront_{line}" for line in lines) if coordinator else ""
         for number, node in enumerate((running[0], running[-1])):
             services.append(
                 stack.enter_context(

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import dataclasses
 import errno
-import random
 import re
 import shutil
 import signal
@@ -26,9 +25,10 @@ import ldap
 import ldap.controls
 import ldap.modlist
 
+from keyfront.benchmarks.worlds.ports import listening
 from support import processes
 from support.certificates import Certificates, Pair, certificates
-from support.served import PATIENCE
+from support.served import PATIENCE, free_port
 from support.servers import _own_folder, _program, _ready, _running
 
 SUFFIX = "dc=example,dc=org"
@@ -182,7 +182,7 @@ class Directory:
         def look() -> None:
             # it has its ports before it says this, listens a little later, and would count
             # a connection
-            if b"slapd starting" not in log.read_bytes() or not ports <= _listening():
+            if b"slapd starting" not in log.read_bytes() or not ports <= listening():
                 raise LookupError("it does not listen")
 
         try:
@@ -307,8 +307,8 @@ class Directory:
     def counts(self) -> Counts:
         """What clients did since the last :meth:`mark`, or since the first start.
 
-        All that was answered is in it, and all connections that were made. An unbind or a
-        close has no answer: slapd may learn of it later, see :meth:`wait_for`.
+        All that was answered is in it, and all connections on which something was. An unbind or
+        a close has no answer: slapd may learn of it later, see :meth:`wait_for`.
         """
         self._catch_up()
         total = [0] * len(_FIELDS)
@@ -338,10 +338,14 @@ class Directory:
             return
         self._marks += 1
         name = f"{_MARK}-{self._marks}"
-        # A new connection: those made before it were accepted before it.
+        # A new connection: those on which anything was answered before have lesser numbers.
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as client:
             client.sendall(_search_request(name))
             assert client.recv(4096), f"slapd hung up; see {self.log}"
+        deadline = time.monotonic() + PATIENCE
+        while owed := _owed(self.log.read_bytes(), name.encode()):
+            assert time.monotonic() < deadline, f"slapd does not write of {owed}; see {self.log}"
+            time.sleep(0.005)
 
 
 @contextlib.contextmanager
@@ -374,7 +378,7 @@ def directory(
         _make_database(program, own, shown, _ldif(many, odd, ppolicy), ppolicy, extra,
                        extra_database)  # fmt: skip
         while True:
-            port, tls_port = _free_ports()
+            port, tls_port = free_port(), free_port()
             server = Directory(
                 program, own, folder, port, tls_port if shown else None, made, many, odd,
                 socket_file,
@@ -508,32 +512,6 @@ def _make_database(
     assert done.returncode == 0, done.stdout.decode(errors="replace")
 
 
-def _free_ports() -> tuple[int, int]:
-    """Two ports that no client gets from the kernel.
-
-    One from the kernel's range could be taken while slapd is stopped, even by a client that
-    connects to itself.
-    """
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    candidates = [x for x in range(10000, 65536) if not low <= x <= high]
-    free: list[int] = []
-    while len(free) < 2:
-        port = random.choice(candidates)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            free += [port] if port not in free else []
-    return free[0], free[1]
-
-
-def _listening() -> set[int]:
-    """The ports of 127.0.0.1 that somebody listens at."""
-    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    listen, here = "0A", "0100007F"
-    found = (row[1].split(":") for row in rows if row[3] == listen)
-    return {int(port, 16) for address, port in found if address == here}
-
-
 def _search_request(base: str) -> bytes:
     """A search of one entry for no attribute: RFC 4511 section 4.5.1."""
 
@@ -560,7 +538,41 @@ _LINE = re.compile(
     rb")"
 )
 _OURS = re.compile(rb'conn=(\d+) op=0 SRCH base="' + _MARK.encode())
+_OWES = re.compile(
+    rb"conn=(?P<conn>\d+) (?:"
+    rb"fd=\d+ (?P<accept>ACCEPT) "
+    rb"|op=(?P<bind>\d+) BIND dn=.* method=(?:128|163)"
+    rb"|op=(?P<answered>\d+) RESULT tag=97 "
+    rb"|fd=\d+ (?P<close>closed)"
+    rb")"
+)
 _FIELDS = ("accept", "bind", "refused", "sasl", "search", "unbind", "starttls", "close")
+
+
+def _owed(log: bytes, name: bytes) -> set[str]:
+    """What slapd has done before it answered our search, and not written yet.
+
+    It writes of a connection, and of the answer to a BIND, a little later than others can act on
+    it, each from a thread of its own.
+    """
+    ours = re.search(rb'conn=(\d+) op=0 SRCH base="' + name + b'"', log)
+    if ours is None:
+        return {"the search"}
+    accepted, closed = set[int](), set[int]()
+    binds: set[tuple[int, int]] = set()
+    for line in _OWES.finditer(log):
+        connection = int(line["conn"])
+        if line["accept"]:
+            accepted.add(connection)
+        elif line["close"]:
+            closed.add(connection)
+        elif line["bind"]:
+            binds.add((connection, int(line["bind"])))
+        else:
+            binds.discard((connection, int(line["answered"])))
+    numbers = [int(number) for number in re.findall(rb"conn=(\d+)", log)]
+    owed = {f"conn={x}" for x in set(range(min(numbers), int(ours[1]) + 1)) - accepted}
+    return owed | {f"conn={x} op={n}" for x, n in binds if x not in closed}
 
 
 def _count(log: bytes, start: int) -> list[int]:

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfront.common import programs
-from support.fault_proxy import bind_stable
-from support.served import PATIENCE, as_ordinary_user
+from support.served import PATIENCE, as_ordinary_user, free_port
 from support.servers import _running
 
 TESTS = Path(__file__).parent
@@ -197,8 +196,7 @@ def _apache(mpm: str, *, children: int, daemon_threads: int = 0) -> Any:
         program = programs.system_program(("apache2", "httpd"), "apache2-bin")
         processes = (_PREFORK if mpm == "prefork" else _EVENT).format(children=children)
         daemon = _DAEMON if daemon_threads else _PYTHON
-        with bind_stable() as bound:
-            port = bound.getsockname()[1]
+        port = free_port()
         config = place.folder / "apache.conf"
         config.write_text(
             _APACHE.format(

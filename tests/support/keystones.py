@@ -59,6 +59,9 @@ def keystone_state(
         text += (
             "\n[cache]\nenabled = true\n"
             f"backend = {cache_backend}\nmemcache_servers = {memcached}\n"
+            # After a second, by default, a server that is busy would count as dead for long. By the
+            # name of this release, and of older ones.
+            "socket_timeout = 10\nmemcache_socket_timeout = 10\n"
         )
     state.write("keystone.conf", f"{text}\n{extra}")
     if database_url is not None:

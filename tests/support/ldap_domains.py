@@ -23,7 +23,8 @@ def driver_options(server: Directory, **more: object) -> dict[str, object]:
         "user_objectclass": "kfUser",
         "group_tree_dn": server.groups,
         "group_name_attribute": "cn",
-        "pool_connection_timeout": 2,
+        # of a directory that is well, on a busy machine as well
+        "pool_connection_timeout": 8,
         **more,
     }
 

@@ -7,7 +7,8 @@ them. One row of the database has a version; what the service keeps is the versi
 answered.
 
 What must hold: from ``lease`` seconds after a change was completed, response or not, the service
-shows nothing from before it; nor, from then after its commit, from before one whose mark is there.
+shows nothing from before it; nor, from then after its commit, from before one whose mark is there;
+nor, in a table that was made since, from before a commit that was marked in one that is lost.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LEASE = 1.0
 #: Slots of what a change touches, and of an answer that shows it.
 CHANGED, SHOWN = (5,), (ALL_SLOT, 5)
 #: The serial number of the mark with which a generation begins.
-_FIRST = 0
+FIRST = 0
 
 # A mark: when its owner is looked for, and its slots.
 _Mark = tuple[float, tuple[int, ...]]
@@ -58,10 +59,10 @@ class Table:
 
     @classmethod
     def begin(cls, generation: int, now: float) -> Table:
-        """A new generation: everything is marked until nobody goes by an older one."""
+        """A new generation: everything is marked until nobody writes who did in an older one."""
         until = now + SETTLE_SECONDS
         return cls(
-            generation, 1, until, 0, ((_FIRST, (until, (ALL_SLOT,))),), ((ALL_SLOT, -1),)
+            generation, 1, until, 0, ((FIRST, (until, (ALL_SLOT,))),), ((ALL_SLOT, -1),)
         )
 
     def number(self, slot: int) -> int:
@@ -101,12 +102,12 @@ class Table:
         return self._with(sequence=number, numbers=numbers, changes=changes)
 
     def recover(self, settled: tuple[int, ...], now: float) -> tuple[Table, tuple[int, ...]]:
-        """Complete the first mark in its time, and settled ones; return those to be looked for."""
+        """Complete the marks that were settled; return those to be looked for."""
         table, old = self, []
         for serial, (deadline, slots) in self.marks:
             if deadline > now:
                 continue
-            if serial == _FIRST or serial in settled:
+            if serial in settled:
                 table = table.complete(slots, marked=True)._without(serial)
             else:
                 old.append(serial)
@@ -134,6 +135,7 @@ class Rules:
     :param sees_marks: a slot under a mark is not in it
     :param from_asking: it is complete up to when it was asked for, not up to when that came
     :param learns_forward: what it is taught from before its last change it does not take in
+    :param begins_marked: a table begins under a mark until who wrote before writes no more
     """
 
     ends: bool = True
@@ -141,6 +143,7 @@ class Rules:
     sees_marks: bool = True
     from_asking: bool = True
     learns_forward: bool = True
+    begins_marked: bool = True
 
 
 class _Mirror(Mirror):
@@ -194,16 +197,19 @@ class Leases:
 
     def __init__(self, rules: Rules, clock: _Clock) -> None:
         self.clock = clock
+        self._rules = rules
         self._table = Table.begin(1, clock.now)
-        self._table, _ = self._table.recover((), clock.now + SETTLE_SECONDS)
+        self._table, _ = self._table.recover((FIRST,), clock.now + SETTLE_SECONDS)
         self._table = replace(self._table, until=clock.now)
         for _ in range(3):  # there is more behind it than behind one that has just begun
             self._table = self._table.complete((7,), marked=False)
         self._made = 1
         self._mirror = _Mirror(rules, clock)
         self._database = 0
-        #: Transactions by process: on their way (0), or the version they made.
+        #: Transactions by process: begun (-1), on their way (0), or the version they made.
         self._transactions: dict[str, int] = {}
+        #: Who wrote when the database was first asked after a table was begun, and writes still.
+        self._older: tuple[int, frozenset[str]] = (0, frozenset())
         #: The mark of a process's change.
         self._marked: dict[str, tuple[int, int]] = {}
         self._owners: dict[tuple[int, int], str] = {}
@@ -222,13 +228,13 @@ class Leases:
             self.clock.now, self._table.save(), self._made, self._mirror.save(), self._database,
             tuple(sorted(self._transactions.items())), tuple(sorted(self._marked.items())),
             tuple(sorted(self._owners.items())), tuple(sorted(self._killed)), self._told,
-            self._committed, tuple(sorted(self._kept)),
+            self._committed, tuple(sorted(self._kept)), self._older,
         )  # fmt: skip
 
     def load(self, state: Any) -> None:
         (
             self.clock.now, table, self._made, mirror, self._database, transactions, marked,
-            owners, killed, self._told, self._committed, kept,
+            owners, killed, self._told, self._committed, kept, self._older,
         ) = state  # fmt: skip
         self._table = Table(*table)
         self._mirror.load(mirror)
@@ -271,7 +277,8 @@ class Leases:
         under = [
             version
             for when, version, (made, serial) in self._committed
-            if made == generation and (not grace or (when < before and serial in there))
+            if 0 < made < generation
+            or (made == generation and (not grace or (when < before and serial in there)))
         ]
         return max([0, *told, *under])
 
@@ -338,6 +345,7 @@ class Leases:
         if not serial:
             raise Disabled  # it waits
         mark = self._marked[self._acting] = self._table.generation, serial
+        self._transactions[self._acting] = -1
         self._owners[mark] = self._acting
         return mark
 
@@ -356,7 +364,7 @@ class Leases:
     def do_hear(self) -> int:
         """The node hears of it."""
         version = self._transactions[self._acting]
-        if not version:
+        if version < 1:
             raise Disabled
         return version
 
@@ -374,17 +382,38 @@ class Leases:
         self._told += ((self.clock.now, version),)
 
     def do_recover(self) -> None:
-        """A node completes what was abandoned."""
+        """A node completes what was abandoned, and the first mark when it is over."""
         self.do_ask()
         self._table, old = self._table.recover((), self.clock.now)
-        settled = tuple(x for x in old if self._is_over(self._owners[self._table.generation, x]))
+        settled = tuple(x for x in old if x == FIRST or self._is_over(self._owner(x)))
+        if FIRST in old and not self._has_begun():
+            settled = settled[1:]
         self._table, _ = self._table.recover(settled, self.clock.now)
         for serial in settled:
-            version = self._transactions.get(self._owners[self._table.generation, serial], 0)
+            version = self._transactions.get(self._owner(serial), 0) if serial else 0
             self._told += ((self.clock.now, version),)
 
+    def _owner(self, serial: int) -> str:
+        return self._owners[self._table.generation, serial]
+
+    def _has_begun(self) -> bool:
+        """Whether nobody writes any more who did when this was first asked."""
+        if not self._rules.begins_marked:
+            return True
+        generation, older = self._older
+        writing = frozenset(x for x in self._transactions if not self._writes_no_more(x))
+        if generation == self._table.generation:
+            writing &= older
+        self._older = self._table.generation, writing
+        return not writing
+
+    def _writes_no_more(self, process: str) -> bool:
+        # Of one that was killed the database ends what it has not heard to be committed.
+        version = self._transactions[process]
+        return version > 0 or (version < 0 and self.dead(process))
+
     def _is_over(self, owner: str) -> bool:
-        return self.dead(owner) and self._transactions.get(owner) != 0
+        return self.dead(owner) and self._writes_no_more(owner)
 
     def do_kill(self, worker: str) -> None:
         """Kill a node's worker."""

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import psutil
 
 from keyfront.benchmarks.worlds.processes import freeze
 
 stop = freeze
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended, whether or not its parent has asked how."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # between the two
+        return False
+
+
+def kill(process: psutil.Process) -> None:
+    """Kill a process that may have ended meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+def parent(process: psutil.Process) -> int:
+    """The number of a process's parent; 0 of one that has ended meanwhile."""
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def command_line(process: psutil.Process) -> list[str]:

@@ -54,6 +54,15 @@ def own_folder(name: str) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+def remove(folder: Path) -> None:
+    """Take a folder away from under those who write into it, at once.
+
+    They could make files in it while it is emptied, and then it could not be removed.
+    """
+    with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as aside:
+        folder.rename(Path(aside, folder.name))
+
+
 @contextlib.contextmanager
 def running(
     command: list[str], log: Path, stop: signal.Signals, *,

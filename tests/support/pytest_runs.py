@@ -13,4 +13,4 @@ _WITHOUT = ("cacheprovider", "hypothesispytest", "requests_mock")
 def run(pytester: pytest.Pytester, *arguments: str | Path) -> pytest.RunResult:
     """Run what lies in the folder of ``pytester``."""
     without = [part for name in _WITHOUT for part in ("-p", f"no:{name}")]
-    return pytester.runpytest_subprocess(*without, *arguments, timeout=300)
+    return pytester.runpytest_subprocess(*without, *arguments, timeout=900)

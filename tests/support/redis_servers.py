@@ -21,18 +21,13 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from support import programs
+from support import processes, programs
 from support.certificates import Certificates
-from support.fault_proxy import bind_stable
-from support.served import PATIENCE
+from support.served import PATIENCE, free_port
 
+# No test lasts as long.
+_DOWN_AFTER_MS = 600_000
 _NOT_YET = (redis.ConnectionError, redis.TimeoutError, OSError)
-
-
-def free_port() -> int:
-    """A port that nobody listens at and the kernel gives to no client."""
-    with contextlib.closing(bind_stable()) as bound:
-        return int(bound.getsockname()[1])
 
 
 def _program() -> Path:
@@ -145,7 +140,7 @@ class RedisServer:
 
     def stop(self) -> None:
         """Have it do nothing, as a machine that hangs."""
-        os.kill(self.pid, signal.SIGSTOP)
+        processes.stop(self.pid)
 
     def resume(self) -> None:
         """Let it go on."""
@@ -217,11 +212,11 @@ def redis_server(
 
 @contextlib.contextmanager
 def sentinels(
-    master: RedisServer, *, count: int = 3, name: str = "keyfront", down_after: float = 0.3
+    master: RedisServer, *, count: int = 3, name: str = "keyfront"
 ) -> Iterator[list[RedisServer]]:
     """Run sentinels that watch a master until the block ends.
 
-    :param down_after: seconds of silence after which it counts as down
+    They bear its silence, until :func:`watch_closely` says otherwise.
     """
     with contextlib.ExitStack() as stack:
         made = []
@@ -232,7 +227,7 @@ def sentinels(
             lines = [
                 f"sentinel myid {me}",
                 f"sentinel monitor {name} 127.0.0.1 {master.port} {count // 2 + 1}",
-                f"sentinel down-after-milliseconds {name} {round(down_after * 1000)}",
+                f"sentinel down-after-milliseconds {name} {_DOWN_AFTER_MS}",
                 f"sentinel failover-timeout {name} 3000",
             ]
             lines += [
@@ -247,6 +242,23 @@ def sentinels(
         for sentinel in made:
             sentinel.wait(lambda client: _knows(client, name, count - 1))
         yield made
+
+
+@contextlib.contextmanager
+def watch_closely(watchers: Sequence[RedisServer], name: str = "keyfront") -> Iterator[None]:
+    """Have sentinels take a master for down that is silent for a moment, as the block runs.
+
+    On a busy machine one that nothing ails is silent for longer: so only while it is down.
+    """
+    _set_patience(watchers, name, 300)
+    yield
+    _set_patience(watchers, name, _DOWN_AFTER_MS)
+
+
+def _set_patience(watchers: Sequence[RedisServer], name: str, milliseconds: int) -> None:
+    for one in watchers:
+        command = ("SENTINEL", "SET", name, "down-after-milliseconds", milliseconds)
+        one.client.execute_command(*command)
 
 
 def _knows(client: Any, name: str, others: int) -> bool:

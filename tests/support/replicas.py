@@ -89,9 +89,15 @@ class MariaDBPair:
 
 
 def _cut(server: servers.MariaDB) -> None:
-    for row in server.ask("SHOW PROCESSLIST"):
-        if row["db"] == "keystone":
-            server.ask(f"KILL {row['Id']}")
+    def sessions() -> set[int]:
+        return {row["Id"] for row in server.ask("SHOW PROCESSLIST") if row["db"] == "keystone"}
+
+    # It says so before they have ended, and one may do so by itself meanwhile.
+    cut = sessions()
+    for session in cut:
+        with contextlib.suppress(pymysql.err.OperationalError):
+            server.ask(f"KILL {session}")
+    wait_for(lambda: not cut & sessions(), "they have ended")
 
 
 @dataclass(frozen=True)

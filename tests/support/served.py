@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -17,11 +16,13 @@ from dataclasses import dataclass
 from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from support.processes import command_line
+from keyfront.benchmarks.worlds.ports import free_port as free_port
+from support.processes import command_line, kill, parent, runs
 
 SHAPES = ("uwsgi", "gevent", "nginx+uwsgi", "apache+uwsgi", "mod_wsgi")
 WITH_UWSGI = SHAPES[:-1]
@@ -50,30 +51,6 @@ def as_ordinary_user() -> list[str]:
     if not _namespaces_allowed():
         pytest.skip("mod_wsgi does not run as root, and user namespaces are not allowed here")
     return _USER_NAMESPACE
-
-
-def free_port() -> int:
-    """A port that stays this process's own until it ends.
-
-    The kernel gives no such port away, neither to a client nor to a server at port 0, while ours
-    is not there yet or stopped; and no test process that runs beside this one chooses it.
-    """
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    others = [x for x in range(10000, 65536) if not low <= x <= high]
-    candidates = others or range(10000, 65536)
-    # not the random that a test may have seeded
-    for port in random.Random().sample(candidates, len(candidates)):
-        with socket.socket() as probe, socket.socket(socket.AF_UNIX) as claim:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-                claim.bind(f"\0keyfront-tests-port-{port}")
-            except OSError:
-                continue
-            # the name is taken as long as this process has the descriptor
-            claim.detach()
-            return port
-    raise AssertionError("no port is free")
 
 
 @dataclass
@@ -117,7 +94,7 @@ class Served:
         """The process that runs this program and was not started by the same program."""
         found = {x.pid: x for x in self.processes() if name in "".join(command_line(x)[:1])}
         for process in found.values():
-            if process.ppid() not in found:
+            if parent(process) not in {0, *found}:
                 return process
         raise AssertionError(f"no {name} among {self.processes()}")
 
@@ -164,9 +141,9 @@ def serve(
             process.wait()
         assert process.stdout is not None
         process.stdout.close()
-        left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        left = [p for p in family if runs(p)]
         for p in left:
-            p.kill()
+            kill(p)
         assert not left, f"left running: {left}"
 
 
@@ -174,7 +151,8 @@ def _read_until(process: subprocess.Popen[bytes], until: bytes) -> bytes:
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
     output = b""
-    deadline = time.monotonic() + PATIENCE
+    # a Keystone may have to be made first
+    deadline = time.monotonic() + 2 * PATIENCE
     while until not in output:
         ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))
         data = os.read(descriptor, 65536) if ready else b""
@@ -202,3 +180,18 @@ def stats(path: Path) -> dict[str, object]:
             data += part
     content: dict[str, object] = json.loads(data)
     return content
+
+
+def answered(served: Served) -> dict[int, int]:
+    """How many requests each worker of a uWSGI has answered, when it is at none.
+
+    It counts one after its client has read the whole answer.
+    """
+
+    def look() -> list[dict[str, Any]]:
+        workers = stats(served.state / "run" / "stats.sock")["workers"]
+        assert isinstance(workers, list)
+        return workers
+
+    wait_for(lambda: not any(one["status"] == "busy" for one in look()), "no request runs")
+    return {one["id"]: one["requests"] for one in look()}

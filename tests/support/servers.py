@@ -28,7 +28,7 @@ from keyfront.benchmarks.worlds.mariadb import MariaDB
 from keyfront.benchmarks.worlds.mariadb import mariadb as _mariadb
 from keyfront.benchmarks.worlds.memcached import Memcached
 from keyfront.benchmarks.worlds.memcached import memcached as _memcached
-from support.processes import command_line
+from support.processes import command_line, runs
 from support.programs import or_skip as _or_skip
 from support.programs import own_folder as _own_folder
 from support.programs import program as _program
@@ -139,7 +139,7 @@ class Restarts:
     def __call__(self) -> None:
         command = self._process.cmdline()
         self._process.kill()
-        while self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE:
+        while runs(self._process):
             time.sleep(0.01)
         log = self._server.log.with_suffix(".again.log")
         process = self._lives.enter_context(_running(command, log, signal.SIGKILL))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -12,7 +13,7 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from support.served import PATIENCE
 
@@ -28,6 +29,10 @@ class Terminal:
     master: int
     slave: int
     output: str = ""
+    # what was read may end within a character
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=codecs.getincrementaldecoder("utf-8")
+    )
 
     def type(self, keys: bytes) -> None:
         os.write(self.master, keys)
@@ -42,7 +47,7 @@ class Terminal:
     def more(self, seconds: float = 0.1) -> None:
         """Take what it has written."""
         while select.select([self.master], [], [], seconds)[0]:
-            self.output += os.read(self.master, 65536).decode()
+            self.output += self._decoder.decode(os.read(self.master, 65536))
             seconds = 0
 
     def frames(self) -> list[list[str]]:

@@ -107,7 +107,7 @@ class World:
 
         :param coordinator: its own, instead of the node's
         """
-        options = {"ttl": 30.0, "negative_ttl": 5.0, "memory": 1 << 20, **self.options}
+        options = {"ttl": 30.0, "negative_ttl": 30.0, "memory": 1 << 20, **self.options}
         routes = Routes(options.pop("routes", ()))
         timeout = options.pop("flight_timeout", 5.0)
         return TokenCache(

@@ -45,8 +45,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources, so that building leaves nothing behind in the repository."""
     copy = tmp_path_factory.mktemp("packaging") / "tree"
     built = shutil.ignore_patterns(
-        ".git", ".tox", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache"
-    )
+        ".git", ".tox", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache",
+        # other processes write there meanwhile
+        ".hypothesis", "pytest-cache-files-*",
+    )  # fmt: skip
     return Path(shutil.copytree(ROOT, copy, ignore=built))
 
 

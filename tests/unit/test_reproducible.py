@@ -25,7 +25,7 @@ BUILD = (
 )
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".tox", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache",
-    ".hypothesis",
+    ".hypothesis", "pytest-cache-files-*",
 )  # fmt: skip
 
 

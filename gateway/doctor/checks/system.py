@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -407,7 +408,7 @@ def in_their_places(found: Found) -> Iterator[Finding]:
     for folder in rendered.folders(found.rendered):
         for path in found.files.glob(f"{folder}/system/etc/**/*"):
             place = rendered.in_place(str(folder), path)
-            if not place or found.files.resolved(path).is_dir():
+            if not place or os.path.isdir(found.files.resolved(path)):
                 continue
             here, there = (found.files.text(x, wanted=False) for x in (path, place))
             if here is not None and here != there:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 
@@ -153,7 +154,7 @@ class _Reader:
             else:
                 self.files.broken(directive.place, f"a file at {pattern}, which Include names")
         for path in found:
-            if self.files.resolved(path).is_dir():
+            if os.path.isdir(self.files.resolved(path)):
                 self.files.unread.append(Unread(path, "a folder is included; not followed"))
                 continue
             self.file(path, [*within, directive], directive.around)

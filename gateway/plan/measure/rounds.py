@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,14 +17,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from keyfront.common.machine import cores
+from keyfront.common.signals import held_back
 from keyfront.errors import ServerError
 
 from .candidates import Candidate
 from .generator import Order, Result
 from .results import CandidateResult
-from .server import Application, Running, running
+from .server import Application, Running, running, wait
 
 DEFAULT_SECONDS = 60
 SECONDS = range(10, 3601)
@@ -39,6 +42,7 @@ _REST = 2.5
 #: The part of its time that a generator computes from which on it may be what is measured.
 BOUND = 0.9
 
+T = TypeVar("T")
 #: A function that is told how far the measurement is, from 0 to 1, and the present step.
 Progress = Callable[[float, str], None]
 
@@ -71,15 +75,21 @@ def measure(
     """
     begin = time.monotonic()
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keyfront-plan-")))
+
+        def begun(what: contextlib.AbstractContextManager[T]) -> T:
+            # what a signal interrupts half begun would be left behind
+            with held_back(signal.SIGINT, signal.SIGTERM):
+                return stack.enter_context(what)
+
+        folder = Path(begun(tempfile.TemporaryDirectory(prefix="keyfront-plan-")))
         servers: list[Running] = []
         for number, candidate in enumerate(tried):
             progress((time.monotonic() - begin) / seconds, f"start {candidate}")
             own = folder / str(number)
             own.mkdir()
-            server = running(candidate, application, own, begin + seconds / 2)
-            servers.append(stack.enter_context(server))
-        load = stack.enter_context(_generators())
+            servers.append(begun(running(candidate, application, own)))
+            wait(servers[-1], application, begin + seconds / 2)
+        load = begun(_generators())
         left = begin + seconds - _REST - time.monotonic()
         rounds, each = _divide(left, len(tried), seconds)
         connections = _connections(tried)

@@ -79,15 +79,22 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    candidate: Candidate, application: Application, folder: Path, until: float
+    candidate: Candidate, application: Application, folder: Path
 ) -> Iterator[Running]:
-    """Serve the application as the candidate says until the block ends.
+    """Serve the application as the candidate says until the block ends; see :func:`wait`.
 
     :param folder: a folder of its own for configuration, log and sockets
-    :param until: when it must have answered, by ``time.monotonic()``
-    :raises ServerError: it does not start, or answers with an error; says why
+    :raises ServerError: it cannot be started; says why
     """
-    port = claim("127.0.0.1:0", "127.0.0.1", 0)
+    with claim("127.0.0.1:0", "127.0.0.1", 0) as port:
+        with _serving(candidate, application, folder, port) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def _serving(
+    candidate: Candidate, application: Application, folder: Path, port: int
+) -> Iterator[Running]:
     log = folder / "uwsgi.log"
     ini = folder / "uwsgi.ini"
     ini.write_text(_configuration(candidate, application, folder, port), encoding="utf-8")
@@ -103,7 +110,6 @@ def running(
         )
     server = Running(candidate=candidate, port=port, process=process, log=log)
     try:
-        _await(server, application, until)
         yield server
     finally:
         _end(server)
@@ -131,7 +137,12 @@ def _configuration(
     )
 
 
-def _await(server: Running, application: Application, until: float) -> None:
+def wait(server: Running, application: Application, until: float) -> None:
+    """Wait until the application answers.
+
+    :param until: when it must have, by ``time.monotonic()``
+    :raises ServerError: it does not start, or answers with an error; says why
+    """
     while True:
         if server.process.poll() is not None:
             raise ServerError(

@@ -59,6 +59,9 @@ _LEASE = int(LEASE_SECONDS * 1e9)
 # What a new file waits: the lease, and as much again for laying it out.
 _SETTLE = 2 * _LEASE
 
+# How often a new file is made, if it takes longer than the others wait for it.
+_TRIES = 3
+
 # Nanoseconds within which a file system may give two writes one time: some ticks of the kernel.
 _TICK = 100_000_000
 
@@ -409,7 +412,18 @@ class SharedMemory:
         return (memory if reason is None else None), identity, reason
 
     def _make(self) -> tuple[memoryview, tuple[int, int]]:
-        """Put a new table in place of whatever is there."""
+        """Put a new table in place of whatever is there.
+
+        Again where the machine stood still meanwhile: a worker must not fail to start for that.
+        """
+        for _ in range(_TRIES):
+            made = self._made()
+            if made is not None:
+                return made
+        raise CoordinatorError(f"{self._path}: took too long to be made; try again")
+
+    def _made(self) -> tuple[memoryview, tuple[int, int]] | None:
+        """Put a new table there; ``None`` if it took too long to be used."""
         new = self._path.with_name(f"{self._path.name}.new")
         with suppress(OSError):
             new.unlink()
@@ -437,7 +451,7 @@ class SharedMemory:
             # Some process may trust the old file for longer than this one waits.
             with suppress(OSError):
                 self._path.unlink()
-            raise CoordinatorError(f"{self._path}: took too long to be made; try again")
+            return None
         return memory, (found.st_dev, found.st_ino)
 
 

@@ -23,6 +23,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -47,11 +48,20 @@ HERE, UNKNOWN = "-", "?"
 #: In place of a server: the number is that of a transaction of PostgreSQL, whatever its session.
 TRANSACTION = "xid"
 
+# What begins the name of a session that may be in no transaction; among such: they may wait for
+# ever.
+_IN_ANY = "session"
+_ENDLESS = "endless"
+
 # In place of a process: the mark with which a table begins.
 _NEW = "new"
 
 # Seconds between questions to the database.
 _ASK_SECONDS = 1.0
+
+#: Seconds for which a transaction that has written may wait for its client in MariaDB, which then
+#: ends it: so long after a table was begun nobody is left in it who wrote before.
+IDLE_SECONDS = 30
 
 # Seconds for which a COMMIT may be on its way to MySQL or MariaDB, which does not tell of a session
 # that waits for one whether it is in a transaction; and what its times are rounded by.
@@ -76,15 +86,29 @@ SELECT pg_is_in_recovery(), ARRAY(
     WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
     AND a.datname = current_database() AND l.pid <> pg_backend_pid()
 )"""
-# Whose statement was begun before; of other users only with the right PROCESS.
+# Whose statement was begun before so many seconds; of other users only with the right PROCESS.
 _MYSQL_WRITERS = """\
 SELECT id FROM information_schema.processlist
 WHERE db = DATABASE() AND command <> 'Sleep' AND id <> CONNECTION_ID() AND time + %s >= %s"""
-# Only with that right.
+# Who has waited for his client since before, in a transaction or in none.
+_MYSQL_IDLE = """\
+SELECT id FROM information_schema.processlist
+WHERE db = DATABASE() AND command = 'Sleep' AND id <> CONNECTION_ID() AND time + %s >= %s"""
+# All transactions, with whether they are of this database and write. Only with that right. InnoDB
+# makes a list of them when nobody has asked for 0.1 seconds, and gives the former one to the rest:
+# it is a new one if this connection's own transaction is in it, which has just begun.
+_MYSQL_BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 _MYSQL_TRANSACTIONS = """\
-SELECT CONCAT(trx_mysql_thread_id, ' ', trx_id) FROM information_schema.innodb_trx
-WHERE trx_rows_modified > 0 AND trx_mysql_thread_id IN (
-    SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()
+SELECT CONCAT(trx_mysql_thread_id, ' ', trx_id), trx_mysql_thread_id = CONNECTION_ID(),
+    trx_rows_modified > 0 AND trx_mysql_thread_id IN (
+        SELECT id FROM information_schema.processlist
+        WHERE db = DATABASE() AND id <> CONNECTION_ID()
+    )
+FROM information_schema.innodb_trx"""
+_MARIADB_IDLE_SECONDS = "SELECT @@idle_write_transaction_timeout"
+_MARIADB_BOUND = """\
+SET SESSION idle_write_transaction_timeout = IF(
+    @@idle_write_transaction_timeout BETWEEN 1 AND {0}, @@idle_write_transaction_timeout, {0}
 )"""
 # Other servers take writes of the same database.
 _MYSQL_OTHERS = (
@@ -214,6 +238,14 @@ def transaction_of(dialect: str, connection: Any) -> str:
         return UNKNOWN
 
 
+def _do(connection: Any, statement: str) -> None:
+    cursor = connection.cursor()
+    try:
+        cursor.execute(statement)
+    finally:
+        cursor.close()
+
+
 def _rows(connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
     cursor = connection.cursor()
     try:
@@ -273,12 +305,58 @@ def _writers(dialect: str, connection: Any, age: float) -> set[str] | None:
         return None if behind and session_of(dialect, connection) == UNKNOWN else set(found)
     if dialect not in ("mysql", "mariadb") or session_of(dialect, connection) == UNKNOWN:
         return None
-    writers = {str(row[0]) for row in _rows(connection, _MYSQL_WRITERS, _ARRIVAL_SECONDS, age)}
+    if age < _ARRIVAL_SECONDS:
+        return {UNKNOWN}
+    listed: list[tuple[Any, ...]] = []
     with suppress(Exception):  # without the right
-        writers.update(str(row[0]) for row in _rows(connection, _MYSQL_TRANSACTIONS))
+        _do(connection, _MYSQL_BEGIN)
+        listed = _rows(connection, _MYSQL_TRANSACTIONS)
+    if any(own for _, own, _ in listed):
+        writers = _of_sessions(connection, _MYSQL_WRITERS, _ARRIVAL_SECONDS, age)
+        writers.update(str(name) for name, _, writes in listed if writes)
+    else:  # of some time ago, and all who ask may keep it so
+        writers = _sessions_at_it(connection, age)
     if not writers and any(_rows(connection, statement) for statement in _MYSQL_OTHERS):
         return None
-    return {UNKNOWN} if age < _ARRIVAL_SECONDS else writers
+    return writers
+
+
+def _sessions_at_it(connection: Any, age: float) -> set[str]:
+    """Return the sessions that may be in a transaction which has written since before a time.
+
+    For whom MySQL or MariaDB tells of no transactions, or of those of before. Of one that waits for
+    its client that cannot be seen, but by how long it has waited, and that MariaDB does not let it
+    wait for longer.
+    """
+    bound: float = IDLE_SECONDS + _ARRIVAL_SECONDS
+    try:
+        _row(connection, _MARIADB_IDLE_SECONDS)
+    except Exception:  # MySQL
+        bound = math.inf
+    # A commit may have been sent after that time, by whoever had waited until then.
+    late = min(bound, age)
+    found = _of_sessions(connection, _MYSQL_WRITERS, late, age)
+    if age <= bound:
+        found |= _of_sessions(connection, _MYSQL_IDLE, _ARRIVAL_SECONDS, age)
+    writers = {f"{_IN_ANY} {one}" for one in found}
+    return writers | {_ENDLESS} if writers and bound == math.inf else writers
+
+
+def _of_sessions(connection: Any, statement: str, *values: Any) -> set[str]:
+    return {str(row[0]) for row in _rows(connection, statement, *values)}
+
+
+def bound_idleness(dialect: str, connection: Any) -> None:
+    """Have the server end a transaction that has written and waits for its client for long.
+
+    Only MariaDB can. What is frozen before its commit cannot be told from what waits for nothing
+    without a right that few grant; so it may not come back later than this.
+
+    :param connection: of the driver
+    """
+    if dialect in ("mysql", "mariadb"):
+        with suppress(Exception):
+            _do(connection, _MARIADB_BOUND.format(IDLE_SECONDS))
 
 
 class Settled:
@@ -384,11 +462,15 @@ class Settled:
         writers = _writers(dialect, connection, age)
         if writers is None or UNKNOWN in writers:
             return None if writers is None else True
+        # Of transactions and of mere sessions each have been asked for by themselves.
+        kind = f"{owner} {any(one.startswith(_IN_ANY) for one in writers)}"
         known, older = self._older.get(number, ("", writers))
-        if known == owner:
+        if known == kind:
             writers &= older
-        self._older[number] = (owner, writers)
-        return bool(writers)
+        self._older[number] = (kind, writers)
+        if _ENDLESS in writers and len(writers) > 1:
+            return None
+        return bool(writers - {_ENDLESS})
 
 
 _DIED = "a writer died in its commit, and its database session {}"

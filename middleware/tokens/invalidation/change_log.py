@@ -156,7 +156,7 @@ def _name(url: Any) -> str:
     """Return what names a database, whoever connects to it."""
     database, backend = url.database, url.get_backend_name()
     if backend == "sqlite" and database:
-        database = os.path.abspath(database)
+        database = os.path.realpath(database)  # by a link it is the same
     host = (url.host or "localhost").lower()
     # One server has several names; two that are taken for one share a table, which costs hits.
     which = [
@@ -445,19 +445,16 @@ class Changes:
         return end_others(self.folder)
 
     def _say_that_nobody_hears(self) -> None:
-        """Log it, once. Whoever has named a folder means that there is a cache."""
+        """Log it, once: whether there is a cache elsewhere nobody can know from here."""
         if self._said:
             return
         self._said = True
-        if _BY_DATABASE.fullmatch(self.folder.name):
-            LOG.info("%s: there is no token cache to be told of changes", self.folder)
-        else:
-            LOG.warning(
-                "%s: there is no token cache to be told of changes, though path names it: if "
-                "Keystone runs elsewhere, as in another container, it may go on with what was "
-                "before until its ttl ends",
-                self.folder,
-            )
+        named = "" if _BY_DATABASE.fullmatch(self.folder.name) else ", though path names it"
+        LOG.warning(
+            "%s: there is no token cache to be told of changes%s: a Keystone that has one "
+            "elsewhere, as in another container, may go on with what was before until its ttl ends",
+            *(self.folder, named),
+        )
 
     def _is_over(self, mark: Mark) -> None:
         owners = self._owners.pop(mark, [])

@@ -323,9 +323,9 @@ class _Server:
             self._phase("name lookup", "TCP")
             plain = self._connected(known)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connected = time.perf_counter()
             tls = self._context
             self._phase("TCP", "TLS" if tls else "")
+            connected = self._since
             self._connection.sock = self._encrypted(plain, tls) if tls else plain
         except OSError as error:
             raise self._failed(error) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -131,7 +132,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     if arguments.explain is not None:
         out.write(report.explained(_check(arguments.explain), colour=colour))
         return 0
-    found = places.look(arguments.root.absolute(), _given(arguments), _told(arguments))
+    found = places.look(_root(arguments.root), _given(arguments), _told(arguments))
     if arguments.compare is not None:
         found.other_node = _other_node(arguments.compare)
     if arguments.live:
@@ -159,9 +160,18 @@ def _check(code: str) -> Check:
     return found
 
 
+def _root(path: Path) -> Path:
+    """:raises OptionError: it is no folder, or lies where this user may not look"""
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            return path.absolute()
+        reason = ""
+    except (OSError, ValueError) as error:
+        reason = f" ({getattr(error, 'strerror', None) or error})"
+    raise OptionError("--root", path, f"a folder{reason}")
+
+
 def _given(arguments: argparse.Namespace) -> places.Given:
-    if not arguments.root.is_dir():
-        raise OptionError("--root", arguments.root, "a folder")
     assumed = {}
     for text in arguments.assume:
         name, _, version = text.partition("=")

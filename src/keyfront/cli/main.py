@@ -7,7 +7,9 @@ is used. Bad input ends with one line on standard error and exit status 2.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -38,6 +40,10 @@ _COMMANDS = {
 }
 
 
+# Of a full disk, or one that is broken.
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status.
 
@@ -49,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
         command = importlib.import_module(f"keyfront.cli.{arguments.command}")
         status: int = command.run(arguments, sys.stdout, sys.stderr)
+        sys.stdout.flush()
         return status
     except KeyfrontError as error:
         sys.stderr.write(f"keyfront: {error}\n")
@@ -58,7 +65,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("keyfront: interrupted; the next run begins again\n")
         return 130
     except BrokenPipeError:
+        _forget_output()
         return 1
+    except OSError as error:
+        # one of a file that is not named is of what was printed
+        if error.errno not in _UNWRITTEN or error.filename is not None:
+            raise
+        _forget_output()
+        sys.stderr.write(f"keyfront: what it prints cannot be written: {error.strerror}\n")
+        return 2
+
+
+def _forget_output() -> None:
+    """Have the interpreter not try again, at its end, to write what could not be written."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):  # no file
+        pass
 
 
 def _parser() -> Parser:

@@ -85,11 +85,24 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
         folder.check()
     if chosen is not None:
         database.look(chosen)
-    port = claim(arguments.listen, host, port)
+    with claim(arguments.listen, host, port) as port:
+        return _serve(arguments, folder, chosen, (host, port), target, seconds, Progress(out))
+
+
+def _serve(
+    arguments: argparse.Namespace,
+    folder: state.State,
+    chosen: database.Database | None,
+    listen: tuple[str, int],
+    target: str,
+    stop_timeout: int,
+    progress: Progress,
+) -> int:
+    host, port = listen
+    server = arguments.server
     reach = supervisor.connect_host(host)
     endpoint = f"http://{supervisor.hostname_port(reach, port)}/v3"
 
-    progress = Progress(out)
     progress.line(f"keyfront {__version__} serves Keystone {series.installed()} with {server}")
     with folder.locked():
         if arguments.fresh:
@@ -105,7 +118,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
                 listen=supervisor.hostname_port(host, port),
                 target=target,
                 runtime=runtime,
-                stop_timeout=seconds,
+                stop_timeout=stop_timeout,
             )
             exposed = server in lineups.ALONE and not supervisor.is_loopback(host)
             return _run(server, lineup, (reach, port, endpoint), progress, exposed)

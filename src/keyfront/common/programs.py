@@ -17,7 +17,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -144,22 +145,33 @@ def parse_listen(text: str) -> tuple[str, int]:
     return bare, int(port_text)
 
 
-def claim(text: str, host: str, port: int) -> int:
-    """Find out that an address can be listened at; returns the port, a free one for 0.
+@contextmanager
+def claim(text: str, host: str, port: int) -> Iterator[int]:
+    """Keep an address for a server; gives the port, a free one for 0.
+
+    While the block runs the kernel gives it to no client and to nobody who asks for a free one,
+    whether the server listens there already, or is being started again.
 
     :param text: the option's value, for errors
     :raises ServerError: it is in use, not of this machine, or not permitted
     :raises OptionError: its host is no name or address
     """
+    with _bound(text, host, port) as kept:
+        bound: int = kept.getsockname()[1]
+        yield bound
+
+
+def _bound(text: str, host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # as the servers do: a port in TIME_WAIT is free
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen(1)
-            bound: int = probe.getsockname()[1]
-            return bound
+        with ExitStack() as stack:
+            kept = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            # As the servers do: a port in TIME_WAIT is free, and so is one that is bound so by
+            # somebody who does not listen, as this here.
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind((host, port))
+            stack.pop_all()
+            return kept
     except (socket.gaierror, UnicodeError):  # no such name, or no name at all
         raise OptionError("--listen", text, "an address of this machine") from None
     except PermissionError:

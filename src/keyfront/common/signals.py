@@ -1,8 +1,9 @@
-"""Signals for a process that sleeps in ``select`` until one arrives."""
+"""Signals for a process that sleeps in ``select`` until one arrives, and for one that they end."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -24,3 +25,28 @@ def taken(
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def held_back(*numbers: signal.Signals) -> Iterator[None]:
+    """Let signals wait until the block is over.
+
+    A handler that raises does so between any two steps: what was begun in the one is not known yet
+    to who would have ended it in the other. Outside the main thread nothing is done: none is
+    handled there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    come: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: come.append(number))
+        for number in numbers
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in dict.fromkeys(come):
+            signal.raise_signal(late)

@@ -75,7 +75,7 @@ def check_what_pytest_benchmark_reads(path: Path) -> None:
         cwd=path.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert "test_slower (baseline)" in done.stdout

@@ -70,7 +70,7 @@ def test_the_same_passes_and_a_slower_one_fails(pytester: pytest.Pytester, relea
 def test_a_wheel_is_a_release(pytester: pytest.Pytester, release: Path, tmp_path: Path) -> None:
     hook = "import sys, setuptools.build_meta as b; b.build_wheel(sys.argv[1])"
     command = [sys.executable, "-W", "ignore", "-c", hook, str(tmp_path)]
-    subprocess.run(command, cwd=release, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=release, check=True, capture_output=True, timeout=300)
     (wheel,) = tmp_path.glob("*.whl")
     speed_up(pytester)
     result = run(pytester, f"--gate-baseline={wheel}")
@@ -81,7 +81,7 @@ def test_a_wheel_is_a_release(pytester: pytest.Pytester, release: Path, tmp_path
 def test_a_revision_is_a_release(pytester: pytest.Pytester, release: Path) -> None:
     git = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"], ["tag", "v1"]):
-        subprocess.run([*git, *arguments], cwd=pytester.path, check=True, timeout=60)
+        subprocess.run([*git, *arguments], cwd=pytester.path, check=True, timeout=300)
     speed_up(pytester)
     result = run(pytester, "--gate-baseline=v1", "--gate-json=gate.json")
     result.assert_outcomes(passed=1)

@@ -23,7 +23,7 @@ def test_the_quick_form_passes_and_is_kept(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.iterdir()  # and nothing else is left behind

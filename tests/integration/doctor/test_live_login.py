@@ -15,6 +15,7 @@ from keyfront.cli import doctor
 from keyfront.cli.main import main
 from support.doctor.deployments import LOOPBACK
 from support.keystones import keystone_state, serve_as_is
+from support.served import PATIENCE, free_port
 
 _VARIABLES = ("CLOUD", "AUTH_URL", "USERNAME", "PASSWORD", "PROJECT_NAME", "CACERT", "TOKEN")
 _PASSWORD = "hunter2-very-secret"
@@ -50,6 +51,8 @@ def told(root: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[i
 def test_a_served_keystone(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # Beside others a login may take long.
+    monkeypatch.setattr(doctor, "_PATIENCE", PATIENCE)
     state = keystone_state(tmp_path / "state")
     with serve_as_is(state, "uwsgi") as served:
         # As one of the environment, of clouds.yaml, and of keyfront serve.
@@ -133,9 +136,7 @@ def test_a_name_that_nobody_knows(
 def test_nobody_listens(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    openrc(monkeypatch, f"http://127.0.0.1:{port}", _PASSWORD)
+    openrc(monkeypatch, f"http://127.0.0.1:{free_port()}", _PASSWORD)
     status, page = told(root, capsys)
     words = " ".join(page.split())
     assert status == 1

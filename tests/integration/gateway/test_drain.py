@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from keyfront.gateway.node.counters import read
+from keyfront.gateway.plan.workload import Workload
 from support import APPS
 from support.deployments import Deployment, deployed
 from support.programs import own_folder, running
@@ -83,6 +84,9 @@ def site(again: ExitStack) -> Iterator[tuple[Deployment, Deployment, Deployment]
                     folder, name, target="waiting_app:application", environment=environment,
                     pair=made[0].folder if made else None, trusted=("127.0.0.1",),
                     nodes=tuple(made) if name == "haproxy" else (),
+                    # On a busy machine requests wait for more than the second of the usual
+                    # workload here, and one is held for as long as the nodes take to notice.
+                    workload=Workload(latency=60),
                 )
             )
             made.append(deployment)
@@ -193,7 +197,8 @@ def test_prometheus_reads_what_a_node_counts(
 
     listening = [*command, "--listen", f"unix:{path}"]
     with running(listening, tmp_path / "metrics.out", signal.SIGTERM) as process:
-        wait_for(path.exists, "it listens")
+        # it is there before it listens
+        wait_for(lambda: _listens(path), "it listens")
         assert path.stat().st_mode & 0o777 == 0o660
         before = number("keyfront_requests_total")
         for _ in range(5):
@@ -211,6 +216,11 @@ def test_prometheus_reads_what_a_node_counts(
     assert 'keyfront_source_up{source="node"} 1.0' in text
     # what names the folder of no token cache is told of, and takes nothing else away
     assert 'keyfront_source_up{source="tokens"} 0.0' in text
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 def _raw(path: Path, request: bytes) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from support.served import PATIENCE
+from support.served import PATIENCE, free_port
 
 UWSGI = Path(sys.executable).with_name("uwsgi")
 pytestmark = pytest.mark.skipif(not UWSGI.exists(), reason="uWSGI is not installed")
@@ -150,9 +150,8 @@ def uwsgi(
     """Serve from ``folder`` until the master and both workers have told their state."""
     (folder / "app.py").write_text(APPLICATION)
     log = folder / "log"
-    with create_server(("127.0.0.1", 0)) as peer, create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        free.close()
+    with create_server(("127.0.0.1", 0)) as peer:
+        port = free_port()
         environment = {
             **os.environ,
             "REGISTRY": str(int(registry)),

@@ -21,8 +21,11 @@ TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=v
 MALFORMED = {"traceparent": f"00-{TRACE[:-1]}x-{PARENT}-01", "tracestate": "vendor=value"}
 REQUEST_ID = re.compile(r"req-[0-9a-f-]{36}")
 
-# So long that whatever arrives was sent at the workers' stop.
-AT_THE_STOP = {"OTEL_BSP_SCHEDULE_DELAY": "3600000"}
+# So long that whatever arrives was sent at the workers' stop, which waits for that.
+AT_THE_STOP = {
+    "OTEL_BSP_SCHEDULE_DELAY": "3600000",
+    "KEYFRONT_APP": "patient_keystone:application", "PYTHONPATH": str(APPS),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -49,7 +52,9 @@ def test_what_a_collector_is_told_of_logins_and_validations(
     state, port = keystone_state
     environment = _traced(receiver.url, **AT_THE_STOP)
     # The policy's warning of its deprecated rules is no part of this.
-    with serve(state, server, port=port, environment=environment) as served:
+    with serve(
+        state, server, port=port, environment=environment, arguments=("--stop-timeout", "80")
+    ) as served:
         world = World(served.url, served.password)
         world.wait_until_kept()
         user = world.user()

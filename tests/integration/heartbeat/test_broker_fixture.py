@@ -185,9 +185,9 @@ def test_it_ends_with_whoever_runs_it_and_takes_another_port(tmp_path: Path) -> 
     program = (
         "import sys, pathlib, socket\n"
         "from keyfront.benchmarks.worlds import rabbitmq as broker\n"
-        "taken, choose = socket.create_server(('127.0.0.1', 0)), broker._stable_port\n"
+        "taken, choose = socket.create_server(('127.0.0.1', 0)), broker.free_port\n"
         "ports = iter([taken.getsockname()[1]])\n"
-        "broker._stable_port = lambda: next(ports, None) or choose()\n"
+        "broker.free_port = lambda: next(ports, None) or choose()\n"
         "with broker.broker(pathlib.Path(sys.argv[1])) as server:\n"
         "    assert server.port != taken.getsockname()[1]\n"
         "    server.pause()\n"

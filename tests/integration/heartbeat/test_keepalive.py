@@ -30,8 +30,8 @@ import pytest
 from keyfront.gateway.heartbeat import tcp
 from keyfront.gateway.heartbeat.keepalive import keepalive
 from support.directory import directory
-from support.fault_proxy import FaultProxy, bind_stable
-from support.served import PATIENCE
+from support.fault_proxy import FaultProxy
+from support.served import PATIENCE, free_port
 from support.servers import _own_folder, _program, _ready, _running
 
 MODELS = ["unpatched", *(x for x in ("gevent", "eventlet") if importlib.util.find_spec(x))]
@@ -254,8 +254,7 @@ class Database:
         self._own, self._log = own, folder / "mariadb.log"
         self._program = _program("mariadbd", "mariadb-server-core")
         self._life = contextlib.ExitStack()
-        with bind_stable() as probe:
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
 
     def start(self) -> None:
         # killed before it wrote its first files whole, it would not start again with them

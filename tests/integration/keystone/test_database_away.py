@@ -33,6 +33,8 @@ password_hash_rounds = 4
 max_password_length = 4096
 [keyfront_token_cache]
 path =
+# What is known does not end by the clock on a busy machine.
+ttl = 3600
 """
 
 

@@ -545,7 +545,7 @@ def test_no_connection_is_lost_in_an_outage(tmp_path: Path) -> None:
     with directory(tmp_path, users=30) as server:
         driver = Identity(conf(tmp_path, server, page_size=2, pool_size=3))
         whole = len(driver.list_users(driver_hints.Hints()))
-        stopped = threading.Event()
+        stopped, noticed = threading.Event(), threading.Event()
         seen: list[tuple[int, int, int]] = []
 
         def list_users() -> tuple[int, int, int]:
@@ -555,6 +555,7 @@ def test_no_connection_is_lost_in_an_outage(tmp_path: Path) -> None:
                     good += len(driver.list_users(driver_hints.Hints())) == whole
                 except DirectoryUnavailable:
                     away += 1
+                    noticed.set()
                     stopped.wait(0.05)  # as a client would
                 except Exception:
                     other += 1
@@ -568,6 +569,8 @@ def test_no_connection_is_lost_in_an_outage(tmp_path: Path) -> None:
                     server.wait_for(lambda x, y=before: x.searches > y + 60, "all are at it")
                     if outages < 3:
                         server.kill()
+                        noticed.clear()
+                        assert noticed.wait(PATIENCE), "nobody finds it away"
                         server.start()
             finally:
                 stopped.set()

@@ -31,18 +31,18 @@ from keyfront.errors import (
     DirectoryTLSError,
     DirectoryUnavailableError,
 )
-from keyfront.middleware.ldap import TLS, LDAPPool
+from keyfront.middleware.ldap import TLS, LDAPPool, logins
 from keyfront.middleware.ldap.monitor import IDLE_SECONDS
 from support.directory import Directory, directory
 from support.fault_proxy import FaultProxy
 from support.served import PATIENCE, wait_for
 
-# Seconds to connect, and for each operation, in the tests of many.
-TIMEOUT = 1.0
+# Seconds to connect, and for each operation, in the tests of many: no pause takes as long.
+TIMEOUT = 5.0
 # The same for a single operation that must fail for want of an answer.
 SHORT = 0.3
 # Seconds in which a server that is well answers, on a busy machine as well.
-SOON = 3.0
+SOON = 6.0
 LOGINS, SEARCHES = 50, 5
 # Fewer than users, so that some always wait for a connection.
 AUTH_SIZE, SEARCH_SIZE = 20, 4
@@ -75,7 +75,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 
 @pytest.fixture
-def sites(made: Made) -> Iterator[tuple[Site, Site]]:
+def sites(made: Made, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Site, Site]]:
+    # What has no answer for longer is another matter, with a test of its own.
+    monkeypatch.setattr(logins, "SLOW_SECONDS", 2 * TIMEOUT)
     for d in (made.first, made.second):
         d.wait_for(lambda _, d=d: d.open_connections() == 0, "all are gone")
         d.mark()
@@ -239,17 +241,22 @@ def check_the_books(pool: LDAPPool, crowd: Crowd, *sites: Site) -> None:
     """All counts agree: the pool's, those of the set of servers, the kernel's and slapd's."""
     assert crowd.peak["auth_size"] <= AUTH_SIZE
     assert crowd.peak["search_size"] <= SEARCH_SIZE
-    stats = pool.get_stats()
-    for kind in ("auth", "search"):
-        numbers = {
-            name: int(stats[f"{kind}_{name}"])
-            for name in ("size", "idle", "lent", "waiting", "opened", "closed")
-        }
-        assert numbers["lent"] == numbers["waiting"] == 0, numbers
-        assert numbers["size"] == numbers["idle"], numbers
-        assert numbers["opened"] - numbers["closed"] == numbers["size"], numbers
-    size = int(stats["auth_size"] + stats["search_size"])
-    assert sockets(*sites) == size
+    told: list[object] = []
+
+    def agree() -> bool:
+        # The worker that looks after the servers may have one in its hands.
+        stats = pool.get_stats()
+        size = int(stats["auth_size"] + stats["search_size"])
+        known = [each.connections for each in pool.servers]
+        told[:] = [(stats, known, sockets(*sites))]
+        return all(
+            stats[f"{kind}_lent"] == stats[f"{kind}_waiting"] == 0
+            and stats[f"{kind}_size"] == stats[f"{kind}_idle"]
+            and stats[f"{kind}_opened"] - stats[f"{kind}_closed"] == stats[f"{kind}_size"]
+            for kind in ("auth", "search")
+        ) and size == sum(known) == sockets(*sites)
+
+    wait_for(agree, "all counts agree", told)
     for site, known in zip(sites, pool.servers, strict=True):
         assert known.url.text == site.url
         site.proxy.wait_for_connections(known.connections)
@@ -258,7 +265,6 @@ def check_the_books(pool: LDAPPool, crowd: Crowd, *sites: Site) -> None:
                 lambda _, d=site.d, n=known.connections: d.open_connections() == n,
                 "slapd has as many",
             )
-    assert sum(each.connections for each in pool.servers) == size
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -368,13 +374,14 @@ def test_what_is_opened_while_the_first_comes_back_leads_there_soon(
     ):
         warm(pool, second.d)  # by which the first is known to be down
         accepted = second.proxy.accepted
-        second.proxy.forward(delay=0.6)
         second.proxy.reset()
+        second.proxy.stall()
         opening = threads.submit(pool.search, user.dn)
         second.proxy.wait_for_accepted(accepted + 1)
         first.proxy.forward()
         wait_for(lambda: pool.servers[0].state == "up", "the first is found up")
         assert not opening.done()
+        second.proxy.forward()
         assert opening.result(PATIENCE).entries
         late = time.monotonic() + IDLE_SECONDS / 2
         while pool.servers[1].connections:
@@ -439,9 +446,9 @@ def test_a_name_may_have_many_addresses(
         return [(*found[0][:4], (f"127.0.1.{n}", port)) for n in range(1, number + 1)]
 
     monkeypatch.setattr(socket, "getaddrinfo", many)
-    with FaultProxy(d.tls_port, host="0.0.0.0", delay=1.0 / number) as proxy:
+    with FaultProxy(d.tls_port, host="0.0.0.0", delay=3.0 / number) as proxy:
         tls = TLS(ca_file=str(d.ca_file))
-        with make(proxy.url("ldaps"), tls=tls, connect_timeout=4.0) as pool:
+        with make(proxy.url("ldaps"), tls=tls, connect_timeout=12.0) as pool:
             user = d.users[1]
             assert pool.authenticate(user.uid, user.password).name == user.uid
             assert pool.search(user.dn, 0).entries
@@ -517,9 +524,11 @@ def test_what_keeps_some_users_out_says_nothing_of_the_server(
 
 @pytest.mark.parametrize("names", ["one part", "many parts"])
 def test_a_part_that_is_away_does_not_take_all_connections(
-    tmp_path: Path, names: str
+    tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many logins of users who nobody answers for, as anybody can send them."""
+    # A machine that stands still for two seconds answers for nobody.
+    monkeypatch.setattr(logins, "SLOW_SECONDS", 3 * logins.SLOW_SECONDS)
     size = 12
     done = threading.Event()
     said: collections.Counter[str] = collections.Counter()
@@ -577,7 +586,8 @@ def test_a_login_in_vain_has_the_server_asked(first: Site, second: Site) -> None
 def warm(pool: LDAPPool, d: Directory) -> None:
     """Have it open one connection to log in over."""
     pool.authenticate(d.users[0].uid, d.users[0].password)
-    assert pool.get_stats()["auth_idle"] == 1
+    # Where a server is up again, the worker looks at what is idle.
+    wait_for(lambda: pool.get_stats()["auth_idle"] == 1, "it is idle")
 
 
 @pytest.mark.parametrize("kind", ["plain", "ldaps", "starttls"])
@@ -735,7 +745,7 @@ def test_a_look_at_what_is_idle_leaves_time_for_the_other(
 ) -> None:
     """However long a server may take to be connected to."""
     user = first.d.users[1]
-    options = {"connect_timeout": PATIENCE, "operation_timeout": PATIENCE, "timeout": 3.0}
+    options = {"connect_timeout": PATIENCE, "operation_timeout": PATIENCE, "timeout": 8.0}
     with make(first.url, second.url, check_after=0.0, **options) as pool:
         warm(pool, first.d)
         pool.search(user.dn, 0)
@@ -844,7 +854,8 @@ def test_a_handshake_that_does_not_end(made: Made, kind: str, how: str) -> None:
             proxy.reset_after(100)
         expected = DirectoryTLSError if how == "reset" else DirectoryTimeoutError
         options = {"tls": tls, "connect_timeout": SOON}
-        with make(url, **options) as pool, pytest.raises(expected) as caught:
+        alone = {**options, "connect_timeout": SOON if how == "reset" else SHORT}
+        with make(url, **alone) as pool, pytest.raises(expected) as caught:
             pool.authenticate(user.uid, user.password)
         assert caught.value.server == url
         with make(url, other, **options) as pool:

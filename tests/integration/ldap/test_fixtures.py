@@ -17,7 +17,7 @@ from support import directory as directory_module
 from support.certificates import WRONG_HOST, certificates
 from support.directory import Counts, Directory, directory
 from support.fault_proxy import FaultProxy, proxy_process
-from support.served import PATIENCE
+from support.served import PATIENCE, free_port
 
 # Seconds in which nothing has to come; passing them costs a test that time, never its verdict.
 SILENCE = 0.2
@@ -77,6 +77,26 @@ def test_counts_what_others_did_and_not_itself(d: Directory) -> None:
     assert d.counts().binds_refused == 1
     d.mark()
     assert d.counts() == Counts()
+
+
+def test_what_slapd_has_not_written_yet_is_waited_for() -> None:
+    """An answer is sent before its line is written, and a connection served before its own."""
+    ours = b'conn=1002 op=0 SRCH base="cn=keyfront-mark-7" scope=0\n'
+    lines = [
+        b"conn=1000 fd=12 ACCEPT from IP=127.0.0.1:1 (IP=127.0.0.1:2)\n",
+        b'conn=1000 op=3 BIND dn="cn=a" method=128\n',
+        b"conn=1000 op=3 RESULT tag=97 err=49 qtime=0.1 etime=0.2 text=\n",
+        b"conn=1001 fd=13 ACCEPT from IP=127.0.0.1:3 (IP=127.0.0.1:2)\n",
+        b'conn=1001 op=0 BIND dn="cn=b" method=128\n',
+        b"conn=1001 fd=13 closed (connection lost)\n",
+        b"conn=1002 fd=14 ACCEPT from IP=127.0.0.1:4 (IP=127.0.0.1:2)\n",
+    ]
+    missing = {0: {"conn=1000"}, 2: {"conn=1000 op=3"}, 3: {"conn=1001"}, 5: {"conn=1001 op=0"}}
+    for without in range(len(lines) + 1):
+        log = b"".join(x for n, x in enumerate(lines) if n != without) + ours
+        expected = missing.get(without, set()) | ({"conn=1002"} if without == 6 else set())
+        assert directory_module._owed(log, b"cn=keyfront-mark-7") == expected, without
+    assert directory_module._owed(b"".join(lines) + ours, b"cn=keyfront-mark-70") == {"the search"}
 
 
 def test_everybody_can_log_in(d: Directory) -> None:
@@ -211,11 +231,11 @@ def test_stop_kill_pause(tmp_path: Path) -> None:
 
 
 def test_another_port_if_one_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = directory_module._free_ports
+    find = directory_module.free_port
     with socket.create_server(("127.0.0.1", 0)) as squatter:
-        tries = [(squatter.getsockname()[1], find()[0])]
+        tries = [squatter.getsockname()[1]]
         monkeypatch.setattr(
-            directory_module, "_free_ports", lambda: tries.pop() if tries else find()
+            directory_module, "free_port", lambda: tries.pop() if tries else find()
         )
         with directory(tmp_path, users=1) as d:
             assert d.port != squatter.getsockname()[1]
@@ -415,9 +435,7 @@ def test_garbage(echo: int) -> None:
 
 
 def test_without_a_server() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    with FaultProxy(port) as proxy:
+    with FaultProxy(free_port()) as proxy:
         # by then, or as soon as it asks
         with pytest.raises(ConnectionResetError), connect(proxy) as client:
             client.recv(1)

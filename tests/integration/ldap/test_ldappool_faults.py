@@ -18,6 +18,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,11 +39,14 @@ from keyfront.errors import (
 from keyfront.middleware.ldap import TLS, LDAPPool
 from support.directory import Directory, User, directory
 from support.fault_proxy import FaultProxy
+from support.output import Lines
 from support.served import PATIENCE, wait_for
 from support.stock_pool import StockPool
 
 ROOT = Path(__file__).parents[3]
 MANY = 12
+# Seconds in which a server that is well answers, on a busy machine as well.
+SOON = 6.0
 
 
 @pytest.fixture(scope="module")
@@ -230,12 +234,12 @@ def test_passwords_are_not_kept(d: Directory, user: User) -> None:
 
 def test_what_nobody_needs_is_closed(d: Directory, user: User) -> None:
     """Else its password would be kept for good."""
-    before = threading.active_count()
+    before = set(threading.enumerate())
     stock = StockPool(d.url, max_lifetime=0)
     assert stock.login(user.dn, user.password)
     # it is too old already, and nobody is there to close it
     assert (len(stock), d.open_connections()) == (1, 1), "the control"
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
     with Ours(d.url, max_idle=0.05) as ours:
         assert ours.login(user.dn, user.password)
@@ -409,31 +413,53 @@ def test_a_server_that_died_is_an_outage(d: Directory) -> None:
 # 9. Retries within retries at a server that does not answer
 
 
+class Hurried(StockPool):
+    """Gives up soon, but not at this server."""
+
+    well = ""
+
+    def _bind(self, connection: ldappool.StateConnector, *who: str) -> None:
+        if connection._uri == self.well:
+            connection.timeout = PATIENCE
+            connection.set_option(ldap.OPT_NETWORK_TIMEOUT, PATIENCE)
+        super()._bind(connection, *who)
+
+
 def test_a_dead_server_is_asked_once(
     d: Directory, proxy: FaultProxy, threads: ThreadPoolExecutor
 ) -> None:
     users = [(x.dn, x.password) for x in d.users[:MANY]]
     urls = (proxy.url(), d.url)
     proxy.stall()
-    stock = StockPool(",".join(urls), timeout=0.15, retry_delay=0.001)
+    stock = Hurried(",".join(urls), timeout=0.15, retry_delay=0.001)
+    stock.well = d.url
     with stock.all_at_once(users[0]):
-        tries = proxy.accepted
-        assert tries >= 9, "the control"
+        proxy.wait_for_accepted(9)  # the control
         with stock.connection(*users[1]):
             # it has learnt nothing
-            assert proxy.accepted >= tries + 9
+            proxy.wait_for_accepted(18)
+    for _ in range(2):
+        proxy._do(lambda: None)  # by which it has accepted all that there were
 
     accepted = proxy.accepted
-    with Ours(*urls, connect_timeout=1.0, auth_max_size=MANY) as ours:
+    with Ours(*urls, connect_timeout=SOON, auth_max_size=MANY) as ours:
+
+        def asked_in_vain() -> tuple[int, int]:
+            """How often it was tried, and how often that was to be."""
+            tries = proxy.accepted - accepted
+            first = ours.servers[0]
+            # the first time, and by the worker that looks for it to come back
+            return tries, first.failures + (first.state == "probing")
+
         assert ours.login(*users[0])
-        assert proxy.accepted - accepted == 1
+        tries, most = asked_in_vain()
+        assert 1 <= tries <= most
         d.mark()
         assert all(threads.map(lambda each: ours.login(*each), users))
         assert d.counts().binds == MANY
-        # nobody but the worker that looks for it to come back
-        tries = proxy.accepted - accepted
-        first = ours.servers[0]
-        assert tries <= first.failures + (first.state == "probing")
+        # nobody else
+        tries, most = asked_in_vain()
+        assert tries <= most
         assert ours.stats["logins_failed"] == 0
 
 
@@ -537,11 +563,11 @@ def run(script: str, *arguments: str) -> Any:
 
 
 @contextlib.contextmanager
-def started(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(script: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     path = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
     ) as process:  # fmt: skip
         try:
@@ -611,54 +637,64 @@ if model == "gevent":
 else:
     import eventlet; eventlet.monkey_patch()
     spawn, sleep = eventlet.spawn, eventlet.sleep
-import json, time
 from keyfront.middleware.ldap import LDAPPool
 from support.stock_pool import StockPool
 
 url, first, first_password, second, second_password = sys.argv[2:]
+patient = dict.fromkeys(("timeout", "connect_timeout", "operation_timeout"), 600.0)
 stock = StockPool(url)
-ours = LDAPPool(url, min_size=0)
+ours = LDAPPool(url, min_size=0, **patient)
 logins = (stock.login, ours.authenticate)
 for login in logins:
     login(first, first_password)
 
-def worst_gap(login):
-    worst, ended = 0.0, False
+def ticks_during(login):
+    ticks, ended = 0, False
     def tick():
-        nonlocal worst
-        last = time.monotonic()
+        nonlocal ticks
         while not ended:
+            ticks += 1
+            print("tick", flush=True)
             sleep(0.005)
-            now = time.monotonic()
-            worst = max(worst, now - last)
-            last = now
     spawn(tick)
     sleep(0)  # it begins
-    began = time.monotonic()
+    before = ticks
     assert login(second, second_password)
-    whole = time.monotonic() - began
-    sleep(0.02)  # it sees the gap
     ended = True
-    return worst / whole
+    return ticks - before
 
-print("warm", flush=True)
-sys.stdin.readline()
-print(json.dumps([worst_gap(login) for login in logins]), flush=True)
+for login in logins:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(ticks_during(login), flush=True)
 """
 
 
 @pytest.mark.parametrize("model", ["gevent", "eventlet"])
 def test_green_threads_run_while_one_waits(d: Directory, proxy: FaultProxy, model: str) -> None:
-    """The longest time for which no other ran, as a part of the time that a login took."""
+    """How often another one ran while a login had no answer."""
     if importlib.util.find_spec(model) is None:
         pytest.skip(f"{model} is not installed")
     users = [text for x in d.users[:2] for text in (x.dn, x.password)]
+    ran: list[int] = []
     with started(GREEN, model, proxy.url(), *users) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "warm\n"
-        proxy.forward(delay=0.5)
-        print(file=process.stdin, flush=True)
-        stock, ours = json.loads(process.stdout.readline())
-    assert stock > 0.9, "the control"
-    assert ours < 0.5
+        lines = Lines(process)
+        for _ in range(2):
+            assert lines.after("tick") == "ready"
+            proxy.stall()
+            sent = proxy.received("request")
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+            proxy.wait_for_bytes("request", sent + 1)
+            if not ran:
+                time.sleep(0.3)  # in which it could run; none of it is a verdict
+            else:
+                lines.drop()
+                for _ in range(10):
+                    assert lines.next() == "tick"
+            proxy.forward()
+            ran.append(int(lines.after("tick")))
+    stock, ours = ran
+    assert stock == 0, "the control"
+    assert ours >= 10

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ from support.served import PATIENCE, wait_for
 
 # Candidates: 1 process of 2, 4 and 8 threads, 2 processes of 2 threads, and gevent.
 ARGUMENTS = ("--measure", "--processes", "1", "--threads", "2", "--memory", "4G")
+# Half of it is there to start them in. On a machine that stands still no candidate is too late.
+LONG = ("--seconds", "40", "--latency", "60")
 
 
 class Measuring:
@@ -49,7 +53,7 @@ class Measuring:
 
     def run(self, target: str, *arguments: str) -> tuple[int, str, str]:
         process = self.start(target, *arguments)
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=2 * PATIENCE)
         return process.returncode, out, err
 
     def left(self) -> list[object]:
@@ -75,29 +79,45 @@ def measuring(tmp_path: Path) -> Iterator[Measuring]:
 @pytest.mark.slow
 def test_what_waits_gets_threads(measuring: Measuring) -> None:
     status, out, err = measuring.run(
-        "sleeping_app:sleeping", "--headers-file", str(measuring.headers), "--seconds", "24",
-        "--json",
+        "sleeping_app:sleeping", "--headers-file", str(measuring.headers), *LONG, "--json",
     )
     assert (status, err) == (0, "")
     assert "the-only-good-token" not in out
     content = json.loads(out)
     made = content["measurement"]
-    assert made["taken"] == "1 process x 8 threads"
-    assert content["numbers"]["uwsgi.threads"]["value"] == 8
-    # four times the threads wait four times as often
-    assert made["margin"] > max(1, made["noise"])
     first, *_ = made["candidates"]
     assert (first["processes"], first["threads"], first["failed"]) == (1, 2, 0)
     assert len(first["rates"]) == made["rounds"] >= 4
+    (best,) = (x for x in made["candidates"] if (x["processes"], x["threads"]) == (1, 8))
+    # four times the threads wait four times as often; a median has two rounds beside it
+    assert best["rate"] > 2 * first["rate"]
+    if _disturbed(first["rates"], best["rates"]):
+        assert made["verdict"].startswith("no clear winner, keep the computed plan")
+        assert "1 process x 8 threads is ahead by" in made["verdict"]
+        taken = 2
+    else:
+        assert made["taken"] == "1 process x 8 threads"
+        assert made["margin"] > max(1, made["noise"])
+        taken = 8
+    assert content["numbers"]["uwsgi.threads"]["value"] == taken
+
+
+def _disturbed(first: list[float], best: list[float]) -> bool:
+    """Whether the machine stood still for a good part of a slice: who cannot tell says so."""
+    lead = [b / a for a, b in zip(first, best, strict=True) if a]
+    margin = statistics.median(lead) - 1
+    return min(lead) <= 1 or margin <= (max(lead) - min(lead)) / 2
 
 
 @pytest.mark.slow
 def test_what_is_locked_gets_processes(measuring: Measuring) -> None:
-    # Twice the rate in each of four rounds: a machine that stands still for half of a slice in one
-    # of them leaves no clear winner, so the slices are longer than it ever does.
-    status, out, err = measuring.run("sleeping_app:locked", "--seconds", "24")
+    status, out, err = measuring.run("sleeping_app:locked", *LONG)
     assert (status, err) == (0, "")
-    assert "2 processes x 2 threads is the best" in " ".join(out.split()), out
+    # The first by the medians; a machine that stands still for half of a slice in one of the rounds
+    # leaves no clear winner, which it says.
+    told = " ".join(out.split())
+    assert re.search("2 processes x 2 threads is (the best|ahead by)", told), out
+    assert ("is the best" in told) != ("no clear winner" in told), out
     assert "1 process x 2 threads (plan)" in out
     assert out.splitlines()[0].startswith("GET / with ")
     assert max(map(len, out.splitlines())) <= 80

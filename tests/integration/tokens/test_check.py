@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,17 +38,26 @@ class Place(NamedTuple):
         who = {"OS_USERNAME": "admin", "OS_PASSWORD": self.served.password, **more}
         environment = {**os.environ, "OS_PROJECT_NAME": "admin", **who}
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
         assert self.served.password not in done.stdout + done.stderr
         return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+
+@contextmanager
+def serving(state: Path) -> Iterator[Served]:
+    """Run a Keystone whose table is in use when the block begins: the command waits for that for
+    some seconds, which a busy machine may need for more than that."""
+    with serve_as_is(state, "uwsgi") as served:
+        World(served.url, served.password).wait_until_kept()
+        yield served
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("check")
     state = keystone_state(folder / "state", extra=EXTRA.format(path=folder / "epochs"))
-    with serve_as_is(state, "uwsgi") as served:
+    with serving(state) as served:
         yield Place(served, state)
 
 
@@ -77,7 +86,7 @@ def test_a_node_that_goes_by_epochs_of_its_own(
 ) -> None:
     folder = tmp_path_factory.mktemp("another")
     state = keystone_state(folder / "state", extra=EXTRA.format(path=folder / "epochs"))
-    with serve_as_is(state, "uwsgi") as other:
+    with serving(state) as other:
         # Only its password is the other Keystone's.
         status, result = place.check(other.url, OS_PASSWORD=other.password)
         assert status == 1
@@ -96,7 +105,7 @@ DEAF = "does not hear of changes made at {}: a token that was revoked there is s
 def test_a_node_with_a_folder_of_its_own(place: Place, tmp_path: Path) -> None:
     """As in another container: same database, same keys, and nobody hears of the other."""
     extra = EXTRA.format(path=tmp_path / "epochs")
-    with serve_as_is(another_node(place, tmp_path / "state", extra), "uwsgi") as other:
+    with serving(another_node(place, tmp_path / "state", extra)) as other:
         status, result = place.check(place.served.url, other.url)
         assert status == 1
         process, first, second = faults(result)
@@ -117,9 +126,9 @@ def test_a_node_with_another_prefix_in_redis(place: Place, tmp_path: Path) -> No
             ("c", "coordinator_prefix = other:"),
         ):
             path = EXTRA.format(path=tmp_path / f"epochs-{name}")
-            extra = f"{path}coordinator = {redis.url}\n{more}\n"
+            extra = f"{path}coordinator = {redis.url}\ncoordinator_timeout = 10\n{more}\n"
             state = another_node(place, tmp_path / name, extra)
-            nodes.append(stack.enter_context(serve_as_is(state, "uwsgi")))
+            nodes.append(stack.enter_context(serving(state)))
         a, b, c = (node.url for node in nodes)
         config = tmp_path / "a" / "keystone.conf"
         status, result = place.check(a, b, config=config)

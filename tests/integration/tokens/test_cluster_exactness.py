@@ -18,7 +18,7 @@ from support.cluster import Cluster, cluster
 from support.exactness import check
 from support.keystone_world import Client, World
 from support.redis_servers import redis_server
-from support.served import Served, stats
+from support.served import Served, answered
 from support.token_changes import KINDS
 
 pytest.importorskip("keystone")
@@ -115,9 +115,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Running]:
 
 def _asked(node: Served) -> int:
     """How many requests a node's workers have answered."""
-    workers = stats(node.state / "run" / "stats.sock")["workers"]
-    assert isinstance(workers, list)
-    return sum(worker["requests"] for worker in workers)
+    return sum(answered(node).values())
 
 
 @pytest.mark.slow

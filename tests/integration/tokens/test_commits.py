@@ -6,12 +6,13 @@ become so when whoever sent it has been dead for long. Two workers.
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg2
@@ -24,6 +25,9 @@ from keyfront.middleware.tokens.epochs import MARK_SECONDS
 from support import servers
 from support.keystone_world import VALIDATE, Client, World, random_name
 from support.keystones import keystone_state, serve_as_is
+from support.processes import kill
+from support.programs import remove
+from support.redis_servers import redis_server
 from support.served import PATIENCE, Served, wait_for
 
 pytest.importorskip("keystone")
@@ -34,16 +38,26 @@ password_hash_rounds = 4
 [keyfront_token_cache]
 ttl = 600
 path = {path}
+coordinator = {coordinator}
 """
 
 
 class Place(NamedTuple):
-    """A served Keystone, its administrator, its database and its epochs."""
+    """A served Keystone, its administrator and its database.
+
+    :param folder: of the files that its workers share
+    :param lose: takes its epochs away
+    """
 
     served: Served
     world: World
     database: Any
-    epochs: SharedMemory
+    folder: Path
+    lose: Callable[[], object]
+
+    @property
+    def epochs(self) -> SharedMemory:
+        return SharedMemory(self.folder, create=False)
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         with self.database.cursor() as cursor:
@@ -69,8 +83,8 @@ class Place(NamedTuple):
 
     def hits(self) -> int:
         """How many answers were kept ones."""
-        lock = FileLock(self.epochs.folder / "node-lock")
-        return Counters(self.epochs.folder / "counters", lock).statistics()["hits"]
+        lock = FileLock(self.folder / "node-lock")
+        return Counters(self.folder / "counters", lock).statistics()["hits"]
 
     @contextmanager
     def revocation_that_waits(self, token: str) -> Iterator[None]:
@@ -86,7 +100,7 @@ class Place(NamedTuple):
         try:
             wait_for(lambda: self.commits() == 1, "the revocation is being committed")
             for process in self.served.masters("uwsgi").children():
-                process.kill()
+                kill(process)
             thread.join(PATIENCE)
             yield
         finally:
@@ -102,24 +116,33 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    """With epochs of the node, or those in Redis."""
     folder = tmp_path_factory.mktemp("commits")
-    with servers.postgresql(folder, replicated=True) as server:
+    path = folder / "epochs"
+    lose: Callable[[], object] = partial(remove, path)
+    with ExitStack() as stack:
+        coordinator = ""
+        if getattr(request, "param", "node") == "Redis":
+            redis = stack.enter_context(redis_server(folder / "redis"))
+            coordinator, lose = redis.url, redis.client.flushall
+            coordinator += "\ncoordinator_timeout = 10"
+        server = stack.enter_context(servers.postgresql(folder, replicated=True))
         url = server.fresh_database("keystone")
-        extra = EXTRA.format(path=folder / "epochs")
+        extra = EXTRA.format(path=path, coordinator=coordinator)
         state = keystone_state(folder / "state", database_url=url, extra=extra)
         database = psycopg2.connect(url.replace("+psycopg2", ""))
+        stack.callback(database.close)
         database.autocommit = True
         with database.cursor() as cursor:
             cursor.execute("ALTER DATABASE keystone SET synchronous_commit = on")
-        try:
-            with serve_as_is(state, "uwsgi") as served:
-                world = World(served.url, served.password)
-                assert world.admin
-                epochs = SharedMemory(folder / "epochs", create=False)
-                yield Place(served, world, database, epochs)
-        finally:
-            database.close()
+        served = stack.enter_context(serve_as_is(state, "uwsgi"))
+        world = World(served.url, served.password)
+        # A change waits for a table that has just begun, on a busy machine for too long.
+        world.wait_until_kept()
+        yield Place(served, world, database, path, lose)
 
 
 def test_a_commit_that_outlives_its_writer_is_waited_for(place: Place) -> None:
@@ -138,13 +161,13 @@ def test_a_commit_that_outlives_its_writer_is_waited_for(place: Place) -> None:
     assert {place.validate(token) for _ in range(4)} == {404}
 
 
+@pytest.mark.parametrize("place", ["node", "Redis"], indirect=True)
 def test_a_commit_that_outlives_its_writer_and_its_mark_is_waited_for(place: Place) -> None:
-    """As when a pod ends with its /dev/shm, or a host is started anew, and the database is not."""
+    """As when a pod ends with its /dev/shm, or Redis is started anew, and the database is not."""
     token = place.world.person().token
     assert {place.validate(token) for _ in range(4)} == {200}
     with place.revocation_that_waits(token):
-        folder = place.epochs.folder
-        shutil.rmtree(folder)
+        place.lose()
         wait_for(lambda: _answers(place, token), "there are workers again")
         deadline = time.monotonic() + 4
         while time.monotonic() < deadline:  # in each worker, again and again

@@ -27,7 +27,7 @@ from keyfront.middleware.tokens.counters import NAMES, Counters
 from support import servers
 from support.keystone_world import VALIDATE, Answer, Client, Person, World, grant
 from support.keystones import keystone_state, serve_as_is
-from support.served import Served, stats, wait_for
+from support.served import Served, answered, stats, wait_for
 
 pytest.importorskip("keystone")
 
@@ -154,7 +154,9 @@ def _fair(folder: Path, more: str = "", memcached: str | None = None) -> Iterato
         "KEYFRONT_APP": f"config:{folder / 'pipeline.ini'}", "PYTHONPATH": str(folder),
     }
     with serve_as_is(state, "uwsgi", environment=environment) as served:
-        yield Fair(served, World(served.url, served.password), folder, shared)
+        world = World(served.url, served.password)
+        world.wait_until_kept()
+        yield Fair(served, world, folder, shared)
 
 
 def _hits_beside(fair: Fair, activity: Callable[[], object]) -> float:
@@ -446,7 +448,7 @@ def test_keystone_is_asked_once(fair: Fair) -> None:
     assert len(bodies) == 1
     counted = fair.counted() - before
     assert counted == {"misses": 1, "waits": AT_ONCE - 1, "node_hits": AT_ONCE - 1}
-    assert len([x for x in _workers(fair) if x["requests"]]) == 2
+    assert len([x for x in answered(fair.served).values() if x]) == 2
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from http.client import HTTPConnection, HTTPException
@@ -38,7 +38,7 @@ from support import servers
 from support.cluster import Cluster, cluster
 from support.fault_proxy import FaultProxy
 from support.history import History
-from support.keystone_world import VALIDATE, Client, Person, World, grant, random_name
+from support.keystone_world import VALIDATE, Answer, Client, Person, World, grant, random_name
 from support.redis_servers import RedisServer, redis_server
 from support.served import PATIENCE, Served, stats
 from support.set_clock import SetClock
@@ -113,6 +113,28 @@ class Subject:
         ]
 
 
+class Insistent(World):
+    """Repeats what was refused for now, until nothing is to be made ready any more.
+
+    Redis counts as lost as soon as it takes its time.
+    """
+
+    insists = True
+
+    def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: object
+    ) -> Answer:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return super().send(method, path, headers, body)
+            except AssertionError as error:
+                refused = self.insists and ": 503 " in str(error)
+                if not refused or time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE)
+
+
 class Unanswered(Exception):
     """A change had no good answer."""
 
@@ -146,7 +168,7 @@ class Run:
         #: How often something broke, counted at its beginning.
         self.broken = 0
         first = served.nodes[0]
-        self.world = World(first.url, first.password)
+        self.world = Insistent(first.url, first.password)
         self.admin = self.world.admin
         service = self.world.make("service", "/services", name=random_name(), type=random_name())
         self.endpoint = self.world.make(
@@ -154,6 +176,7 @@ class Run:
         )
         # The change of a project takes time with what is in it, so each has its own.
         self.subjects = [self._subject() for _ in range(PEOPLE)]
+        self.world.insists = False
 
     def _subject(self) -> Subject:
         world = self.world
@@ -444,7 +467,9 @@ class Run:
             while not self.over.is_set():
                 done = self.total >= reads or time.monotonic() > end
                 done = done and len(self.faults) >= FAULTS and len(self.made) == KINDS
-                if done and min(self.made.values()) > 2:
+                done = done and len(self.logins) == len(self.served.nodes)
+                done = done and len(self.answers) == len(self.served.everywhere)
+                if done and min(self.made.values()) > 2 and min(self.answers.values()) > 20:
                     break
                 time.sleep(PAUSE)
         finally:
@@ -551,7 +576,7 @@ def run(folder: Path, reads: int, service_options: str = "") -> Run:
     ):
         url = f"redis://127.0.0.1:{proxy.port}/0"
         with cluster(
-            folder, coordinator=url, service_options=service_options,
+            folder, coordinator=url, coordinator_timeout=0.5, service_options=service_options,
             database_options=servers.OUTLIVES,
         ) as served:  # fmt: skip
             assert served.database is not None

@@ -18,7 +18,6 @@ from keyfront.cli import main as cli
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.factory import coordinator_of
 from keyfront.middleware.tokens.coordinator.redis import contact
-from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.counters import HITS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Slots, slots
@@ -27,7 +26,7 @@ from keyfront.middleware.tokens.invalidation.change_log import Registry
 from keyfront.middleware.tokens.node_cache import Node
 from support.certificates import Certificates, certificates
 from support.clocks import Clock
-from support.redis_epochs import KEY, RedisClock, values
+from support.redis_epochs import KEY, TIMEOUT, RedisClock, values
 from support.redis_servers import RedisServer, redis_server
 
 ENTRY = Slots((ALL_SLOT, 101))
@@ -61,8 +60,7 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture(autouse=True)
 def no_waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "server" in request.fixturenames:
-        clock = RedisClock(request.getfixturevalue("server"))
-        monkeypatch.setattr(module, "time", clock)
+        RedisClock(request.getfixturevalue("server")).put_in_place(monkeypatch)
 
 
 def test_the_rights_that_the_document_gives(server: RedisServer) -> None:
@@ -145,7 +143,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 def test_tls(made: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis_server(tls=made, config=["tls-auth-clients yes"]) as server:
-        monkeypatch.setattr(module, "time", RedisClock(server))
+        RedisClock(server).put_in_place(monkeypatch)
         monkeypatch.setattr(contact, "time", Clock())
         mine = {
             "coordinator_cert_file": str(made.client.certificate),
@@ -185,6 +183,7 @@ def configured(server: RedisServer, tmp_path: Path) -> Path:
         f"[database]\nconnection = sqlite:///{tmp_path}/k.db\n"
         f"[keyfront_token_cache]\npath = {tmp_path / 'node'}\n"
         f"coordinator = {server.url_of('keyfront-keystone:hush')}\n"
+        f"coordinator_timeout = {TIMEOUT}\n"
     )
     return path
 
@@ -233,7 +232,8 @@ def test_whoever_reads_the_configuration_takes_part(
     monkeypatch.setitem(sys.modules, "keystone.conf", SimpleNamespace(CONF=conf))
     registry = Registry()
     monkeypatch.setattr(change_log, "registry", registry)
-    one = attach(server.url, create=False)
+    one, keystone = attach(server.url, create=False), attach(server.url)
+    change(keystone)  # it begins the table, of which this one cannot find out who wrote before
     told = change_log.Changes(lambda: tmp_path / "node")
     told.end(told.begin(["user:1"]), ["user:1"])
     epoch = one.now()
@@ -248,7 +248,8 @@ def test_whoever_reads_the_configuration_takes_part(
     with pytest.raises(CoordinatorError):
         told.begin(["user:1"])
     registry.forget(tmp_path / "node")
-    one.close()
+    for made in (one, keystone):
+        made.close()
 
 
 def test_many_slots_are_touched_at_once(server: RedisServer) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,22 @@ from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.routes import Routes
 from support.clocks import Clock
 from support.fault_proxy import FaultProxy
-from support.redis_epochs import KEY, SLOTS, RedisClock, address, head, set_head
+from support.redis_epochs import (
+    KEY,
+    SLOTS,
+    TIMEOUT,
+    RedisClock,
+    address,
+    hanging,
+    head,
+    set_head,
+)
 from support.redis_servers import RedisServer, redis_server
-from support.served import wait_for
+from support.served import PATIENCE, wait_for
 
 Make = Callable[..., Redis]
 # In which all tables are named.
 REGISTER = "keyfront:digests"
-# Seconds in which a Redis that is well answers, on a busy machine as well.
-SOON = 2.0
 
 
 def some(*numbers: int) -> Slots:
@@ -71,7 +79,7 @@ def server() -> Iterator[RedisServer]:
 def clock(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisClock:
     """Nobody waits until a new table has settled."""
     clock = RedisClock(server)
-    monkeypatch.setattr(module, "time", clock)
+    clock.put_in_place(monkeypatch)
     return clock
 
 
@@ -87,9 +95,14 @@ def retries(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def make(server: RedisServer, clock: RedisClock, retries: Clock) -> Iterator[Make]:
     made: list[Redis] = []
 
-    def one(port: int = 0, **options: Any) -> Redis:
+    def one(port: int = 0, *, threads: bool = False, **options: Any) -> Redis:
+        """Make one; without ``threads`` only what the test does asks Redis, and whoever is first
+        to look for a Redis that was lost is the test, too."""
         url = f"redis://127.0.0.1:{port or server.port}"
-        made.append(Redis(address(url), **{"slot_count": SLOTS, "timeout": 2.0, **options}))
+        made.append(Redis(address(url), **{"slot_count": SLOTS, "timeout": TIMEOUT, **options}))
+        if not threads:
+            for poller in filter(None, (made[-1]._poller, made[-1]._contact._payer)):
+                poller.stop()
         return made[-1]
 
     yield one
@@ -160,7 +173,7 @@ def test_a_writer_that_dies_as_redis_does(
 def test_flushed_or_evicted(server: RedisServer, make: Make, how: str) -> None:
     """All of it, or each key alone."""
     keystone, service = make(), make(create=False)
-    lease = make(create=False, lease=0.1)
+    lease = make(create=False, lease=0.1, threads=True)
     change(keystone, 1)
     filled = service.now()
     assert service.fresh(filled, entry(1)) and lease.fresh(filled, entry(1))
@@ -227,7 +240,7 @@ def test_a_mark_that_is_completed_ends_other_versions(
 
 
 def test_many_make_a_new_table_at_once(server: RedisServer, make: Make) -> None:
-    coordinators = [make(timeout=10) for _ in range(8)]
+    coordinators = [make() for _ in range(8)]
     for _ in range(5):
         server.client.flushall()
         start, found = threading.Barrier(8), []
@@ -286,7 +299,7 @@ def test_demoted_and_promoted(server: RedisServer, make: Make, retries: Clock) -
     change(keystone, 1)
     with redis_server(replica_of=server) as other:
         change(keystone, 3)  # a server that gets a replica begins a new life
-        server.client.wait(1, 5000)
+        assert server.client.wait(1, round(PATIENCE * 1000)) == 1
         filled = service.now()
         other.client.replicaof("no", "one")
         change(keystone, 1)
@@ -318,26 +331,26 @@ def test_a_paused_redis_is_waited_for_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    keystone = make(proxy.port, timeout=SOON)
+    keystone = make(proxy.port)
     change(keystone, 1)
     filled = keystone.now()
-    server.stop()
-    assert not keystone.fresh(filled, entry(1))
-    asked, connected = proxy.received("request"), proxy.accepted
-    for _ in range(100):
+    with hanging(server, keystone):
         assert not keystone.fresh(filled, entry(1))
-        with pytest.raises(CoordinatorError):
-            keystone.now()
-        with pytest.raises(CoordinatorError):
-            keystone.mark(some(1))
-    assert (proxy.received("request"), proxy.accepted) == (asked, connected)
-    for _ in range(2):
-        retries.later(RETRY_SECONDS)
-        connected = proxy.accepted
-        assert not keystone.fresh(filled, entry(1))
-        assert not keystone.fresh(filled, entry(1))
-        assert proxy.accepted == connected + 1
-    server.resume()
+        proxy.wait_for_connections(0)  # and has counted what came by them
+        asked, connected = proxy.received("request"), proxy.accepted
+        for _ in range(100):
+            assert not keystone.fresh(filled, entry(1))
+            with pytest.raises(CoordinatorError):
+                keystone.now()
+            with pytest.raises(CoordinatorError):
+                keystone.mark(some(1))
+        assert (proxy.received("request"), proxy.accepted) == (asked, connected)
+        for number in (1, 2):
+            retries.later(RETRY_SECONDS)
+            assert not keystone.fresh(filled, entry(1))
+            assert not keystone.fresh(filled, entry(1))
+            proxy.wait_for_accepted(connected + number)
+            assert proxy.accepted == connected + number
     retries.later(RETRY_SECONDS)
     assert keystone.fresh(filled, entry(1))
     assert keystone.losses == 1
@@ -430,7 +443,7 @@ def test_a_stamp_that_is_not_answered_is_made_up_for(
 def test_answers_that_are_none(
     make: Make, proxy: FaultProxy, retries: Clock, nonsense: bytes
 ) -> None:
-    keystone, lease = make(proxy.port), make(proxy.port, lease=SOON)
+    keystone, lease = make(proxy.port), make(proxy.port, lease=1.0)
     change(keystone, 1)
     filled = keystone.now()
     assert lease.fresh(filled, entry(1))
@@ -483,17 +496,20 @@ def test_changes_that_are_allowed_without_redis(
     caplog: pytest.LogCaptureFixture,
     how: str,
 ) -> None:
-    keystone = make(allow=True, bound="30 s (ttl)", timeout=SOON)
+    keystone = make(allow=True, bound="30 s (ttl)")
     other = make()
     change(keystone, 1)
     filled = other.now()
-    server.stop() if how == "stopped" else server.kill()
-    for _ in range(3):
-        change(keystone, 1)
-        assert not keystone.fresh(filled, entry(9))
+    if how == "restarted":
+        server.kill()
+    with hanging(server, keystone) if how == "stopped" else nullcontext():
+        for _ in range(3):
+            change(keystone, 1)
+            assert not keystone.fresh(filled, entry(9))
     told = [r.getMessage() for r in caplog.records if "changes are made all the same" in r.message]
     assert len(told) == 1 and "may go on with answers from before for 30 s (ttl)" in told[0]
-    server.resume() if how == "stopped" else server.start()
+    if how == "restarted":
+        server.start()
     retries.later(RETRY_SECONDS)
     assert not keystone.fresh(filled, entry(9))
     assert not other.fresh(filled, entry(9))
@@ -508,17 +524,16 @@ def test_a_change_that_may_be_told_of_late(
     server: RedisServer, make: Make, clock: RedisClock, retries: Clock
 ) -> None:
     """It is made without Redis whatever the option says, and told of before anything is fresh."""
-    keystone, other = make(timeout=SOON), make()
+    keystone, other = make(), make()
     change(keystone, 1)
     filled = other.now()
-    server.stop()
-    with pytest.raises(CoordinatorError):
-        keystone.mark(some(1))
-    late = keystone.mark(some(1), late=True)
-    assert late == UNTOLD
-    keystone.stamp(late)
-    assert not keystone.fresh(filled, entry(9))
-    server.resume()
+    with hanging(server, keystone):
+        with pytest.raises(CoordinatorError):
+            keystone.mark(some(1))
+        late = keystone.mark(some(1), late=True)
+        assert late == UNTOLD
+        keystone.stamp(late)
+        assert not keystone.fresh(filled, entry(9))
     retries.later(RETRY_SECONDS)
     assert not keystone.fresh(filled, entry(9))
     assert not other.fresh(filled, entry(9))
@@ -532,18 +547,17 @@ def test_a_process_that_starts_without_redis(
     """As keystone-manage does: it has never heard how many slots there are."""
     other = make()
     change(other, 1)
-    keystone = make(allow=allow, timeout=SOON)
+    keystone = make(allow=allow)
     registry.set(tmp_path, keystone)
     changes = Changes(lambda: tmp_path)
-    server.stop()
     try:
-        if allow:
-            assert changes.begin(["user:u"]) == UNTOLD
-        else:
-            with pytest.raises(CoordinatorError):
-                changes.begin(["user:u"])
+        with hanging(server, keystone):
+            if allow:
+                assert changes.begin(["user:u"]) == UNTOLD
+            else:
+                with pytest.raises(CoordinatorError):
+                    changes.begin(["user:u"])
     finally:
-        server.resume()
         registry.forget(tmp_path)
 
 
@@ -551,12 +565,11 @@ def test_what_is_owed_is_paid_without_being_asked(
     server: RedisServer, make: Make, clock: RedisClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contact, "time", clock)
-    keystone, other = make(allow=True, timeout=SOON), make()
+    keystone, other = make(allow=True, threads=True), make()
     change(keystone, 1)
     filled = other.now()
-    server.stop()
-    change(keystone, 1)
-    server.resume()
+    with hanging(server, keystone):
+        change(keystone, 1)
     clock.later(RETRY_SECONDS)
     server.wait(lambda client: not other.fresh(filled, entry(9)))
 
@@ -564,15 +577,14 @@ def test_what_is_owed_is_paid_without_being_asked(
 def test_more_is_owed_than_is_remembered(
     server: RedisServer, make: Make, retries: Clock
 ) -> None:
-    keystone, other = make(timeout=SOON), make()
+    keystone, other = make(), make()
     change(keystone, 1)
     marks = [keystone.mark(some(n)) for n in range(100)]
     filled = other.now()
-    server.stop()
-    for mark in marks:
-        with pytest.raises(CoordinatorError):
-            keystone.stamp(mark)
-    server.resume()
+    with hanging(server, keystone):
+        for mark in marks:
+            with pytest.raises(CoordinatorError):
+                keystone.stamp(mark)
     retries.later(RETRY_SECONDS)
     keystone.now()
     assert not other.fresh(filled, entry(200))
@@ -581,11 +593,10 @@ def test_more_is_owed_than_is_remembered(
 def test_what_was_paid_before_the_commit_is_owed_again(
     server: RedisServer, make: Make, retries: Clock
 ) -> None:
-    keystone, other = make(allow=True, timeout=SOON), make()
+    keystone, other = make(allow=True), make()
     change(keystone, 1)
-    server.stop()
-    mark = keystone.mark(some(1))
-    server.resume()
+    with hanging(server, keystone):
+        mark = keystone.mark(some(1))
     retries.later(RETRY_SECONDS)
     keystone.now()
     read = other.now()  # and from the database what the commit will replace
@@ -603,7 +614,8 @@ def test_nothing_is_told_in_a_new_table_before_it_has_settled(
 ) -> None:
     """Until then somebody may go by an older one."""
     monkeypatch.setattr(contact, "SETTLE_SECONDS", 0.15)
-    keystone = Redis(address(server.url), slot_count=SLOTS)
+    monkeypatch.setattr(module, "_BEGIN_SECONDS", PATIENCE)
+    keystone = Redis(address(server.url), slot_count=SLOTS, timeout=TIMEOUT)
     mark = keystone.mark(some(2))
     server.client.flushall()
     if deed == "mark":
@@ -616,14 +628,14 @@ def test_nothing_is_told_in_a_new_table_before_it_has_settled(
         keystone.stamp(mark)
     seconds, microseconds = server.client.time()
     assert seconds * 10**6 + microseconds >= int(server.client.hget(KEY, "until"))
-    assert keystone.fresh(keystone.now(), entry(5))
+    wait_for(lambda: keystone.fresh(keystone.now(), entry(5)), "nobody writes who did before")
     keystone.close()
 
 
 def test_a_closed_link_does_not_connect_by_itself(server: RedisServer) -> None:
     """It would lead to whatever is there then, under the name of the life that it knew."""
     where = address(server.url)
-    link = Link(redis_server_module.connect(where, where.hosts[0], 1.0), where.hosts[0])
+    link = Link(redis_server_module.connect(where, where.hosts[0], TIMEOUT), where.hosts[0])
     link.close()
     with pytest.raises(redis.ConnectionError, match="was closed"):
         link.run("KEYS", "*")
@@ -672,10 +684,9 @@ def test_a_mark_whose_answer_was_lost_is_ended_by_its_process(
     registry.set(tmp_path, coordinator)
     told_of = Changes(lambda: tmp_path)
     try:
-        server.stop()
-        with pytest.raises(CoordinatorError):
-            told_of.begin(["catalog"])
-        server.resume()
+        with hanging(server, coordinator):
+            with pytest.raises(CoordinatorError):
+                told_of.begin(["catalog"])
         retries.later(RETRY_SECONDS)
         wait_for(lambda: coordinator.statistics()["changes_under_way"] == 1, "it is marked")
         clock.later(MARK_SECONDS + 1)

@@ -21,9 +21,9 @@ from keyfront.middleware.tokens.coordinator.redis.contact import SETTLE_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.coordinator.redis.scripts import CHANGES, STEP_SECONDS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
-from support.redis_epochs import KEY, SLOTS, RedisClock, address, head, set_head
+from support.redis_epochs import KEY, SLOTS, TIMEOUT, RedisClock, address, head, set_head
 from support.redis_servers import RedisServer, redis_server
-from support.served import wait_for
+from support.served import PATIENCE, wait_for
 from support.set_clock import SetClock
 
 Make = Callable[..., Redis]
@@ -42,11 +42,12 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def make(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.setattr(module, "time", RedisClock(server))
+    RedisClock(server).put_in_place(monkeypatch)
     made: list[Redis] = []
 
     def one(**options: Any) -> Redis:
-        made.append(Redis(address(server.url), **{"slot_count": SLOTS, "timeout": 5.0, **options}))
+        settings = {"slot_count": SLOTS, "timeout": TIMEOUT, **options}
+        made.append(Redis(address(server.url), **settings))
         return made[-1]
 
     yield one
@@ -275,7 +276,9 @@ def wall(tmp_path_factory: pytest.TempPathFactory) -> SetClock:
 
 
 @pytest.fixture
-def stepped(wall: SetClock) -> Iterator[RedisServer]:
+def stepped(wall: SetClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    # A change waits for a table to settle in steps that count no longer than they should take.
+    monkeypatch.setattr(module, "_BEGIN_SECONDS", PATIENCE)
     wall.set(0)
     with redis_server(environment=wall.environment) as server:
         wall.set(1000)
@@ -285,7 +288,7 @@ def stepped(wall: SetClock) -> Iterator[RedisServer]:
 
 
 def attach(server: RedisServer, **options: Any) -> Redis:
-    return Redis(address(server.url), slot_count=SLOTS, timeout=5.0, **options)
+    return Redis(address(server.url), slot_count=SLOTS, timeout=TIMEOUT, **options)
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0])

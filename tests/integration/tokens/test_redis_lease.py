@@ -24,8 +24,9 @@ from keyfront.middleware.tokens.coordinator.redis.scripts import CHANGES
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots, slots
 from support.clocks import Clock
 from support.fault_proxy import FaultProxy
-from support.redis_epochs import KEY, SLOTS, RedisClock, address
+from support.redis_epochs import KEY, SLOTS, TIMEOUT, RedisClock, address, hanging
 from support.redis_servers import RedisServer, redis_server
+from support.served import PATIENCE
 
 LEASE = 0.5
 ENTRY = Slots((ALL_SLOT, 101))
@@ -62,7 +63,7 @@ def make(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]
 
     def one(port: int = 0, *, thread: bool = False, **options: Any) -> Redis:
         url = f"redis://127.0.0.1:{port or server.port}"
-        made.append(Redis(address(url), **{"slot_count": SLOTS, "timeout": 2.0, **options}))
+        made.append(Redis(address(url), **{"slot_count": SLOTS, "timeout": TIMEOUT, **options}))
         if not thread and made[-1]._poller is not None:
             made[-1]._poller.stop()
         return made[-1]
@@ -248,19 +249,19 @@ def test_redis_is_lost_when_the_lease_has_ended(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    service = make(proxy.port, create=False, lease=LEASE, timeout=0.5)
+    service = make(proxy.port, create=False, lease=LEASE)
     epoch = keystone.now()
     poll_clock(service, clock, monkeypatch)
     assert service.fresh(epoch, ENTRY)
-    server.stop()
-    assert service.fresh(epoch, ENTRY)
-    clock.later(LEASE + 0.001)
-    assert not service.fresh(epoch, ENTRY)
-    asked = proxy.received("request")
-    for _ in range(50):
+    with hanging(server, service):
+        assert service.fresh(epoch, ENTRY)
+        clock.later(LEASE + 0.001)
         assert not service.fresh(epoch, ENTRY)
-    assert proxy.received("request") == asked
-    server.resume()
+        proxy.wait_for_connections(0)  # and has counted what came by them
+        asked = proxy.received("request")
+        for _ in range(50):
+            assert not service.fresh(epoch, ENTRY)
+        assert proxy.received("request") == asked
     clock.later(contact.RETRY_SECONDS)
     assert service.fresh(epoch, ENTRY)
 
@@ -268,7 +269,7 @@ def test_redis_is_lost_when_the_lease_has_ended(
 def test_the_thread_keeps_the_mirror_up_to_date(
     server: RedisServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "time", RedisClock(server))
+    RedisClock(server).put_in_place(monkeypatch)
     keystone = make()
     change(keystone)
     service = make(create=False, lease=0.1, thread=True)
@@ -284,7 +285,7 @@ def test_the_thread_keeps_the_mirror_up_to_date(
 def test_a_child_has_a_mirror_and_connections_of_its_own(
     server: RedisServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "time", RedisClock(server))
+    RedisClock(server).put_in_place(monkeypatch)
     keystone = make()
     change(keystone)
     service = make(create=False, lease=1.0, thread=True)
@@ -306,14 +307,14 @@ def test_a_child_has_a_mirror_and_connections_of_its_own(
                 assert service._poller._thread.is_alive()
                 assert strict_and_lease(keystone, service)
                 os.write(ready[1], b".")
-                select.select([over[0]], [], [], 30)
+                select.select([over[0]], [], [], PATIENCE)
                 status = 0
             except BaseException as error:
                 print(repr(error), file=sys.stderr)
             finally:
                 os._exit(status)
     try:
-        if not select.select([ready[0]], [], [], 30)[0]:
+        if not select.select([ready[0]], [], [], PATIENCE)[0]:
             os.kill(pid, signal.SIGKILL)
         assert len(server.client.client_list(_type="normal")) > before
     finally:

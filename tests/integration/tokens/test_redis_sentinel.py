@@ -15,13 +15,13 @@ import redis
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.redis import contact
-from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis import sentinels as redis_sentinels
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
 from support.clocks import Clock
-from support.redis_epochs import SLOTS, RedisClock, address, head
-from support.redis_servers import RedisServer, redis_server, sentinels
+from support.redis_epochs import SLOTS, TIMEOUT, RedisClock, address, head
+from support.redis_servers import RedisServer, redis_server, sentinels, watch_closely
+from support.served import PATIENCE
 
 ENTRY = Slots((ALL_SLOT, 101))
 CHANGED = Slots((101,))
@@ -41,7 +41,7 @@ class Deployment:
 
     def attach(self, count: int = 3, **options: Any) -> Redis:
         where = address(self.url(count), coordinator_sentinel_master="keyfront")
-        self._made.append(Redis(where, **{"slot_count": SLOTS, "timeout": 0.5, **options}))
+        self._made.append(Redis(where, **{"slot_count": SLOTS, "timeout": TIMEOUT, **options}))
         return self._made[-1]
 
     def await_failover(self) -> None:
@@ -123,12 +123,14 @@ def test_an_old_master_is_not_believed(
     lease = deployment.attach(create=False, lease=0.1)
     writer = deployment.attach()
     clock = RedisClock(old)
-    monkeypatch.setattr(module, "time", clock)
+    clock.put_in_place(monkeypatch)
+    # When it is back, sentinels would make it a replica after some seconds.
+    old.client.execute_command("ACL", "SETUSER", "default", "-slaveof", "-replicaof")
     change(keystone)
     mark = writer.mark(Slots((300,)))
     filled = service.now()
     assert service.fresh(filled, ENTRY) and lease.fresh(filled, ENTRY)
-    assert old.client.wait(1, 10000) == 1
+    assert old.client.wait(1, round(PATIENCE * 1000)) == 1
     new.client.save()
     new.kill()  # it does not hear of the next change
     change(keystone)
@@ -136,10 +138,10 @@ def test_an_old_master_is_not_believed(
     read = service.now()
     old.stop()
     new.start()
-    deployment.await_failover()
+    with watch_closely(deployment.sentinels):
+        deployment.await_failover()
     assert int(head(new.client)["sequence"]) == filled.sequence < read.sequence
-    clock = RedisClock(new)
-    monkeypatch.setattr(module, "time", clock)
+    clock.server = new
     forget_master(lease)
     old.resume()
     assert old.client.info("replication")["role"] == "master"
@@ -168,12 +170,13 @@ def test_a_stamp_on_a_master_that_is_none_any_more(
 ) -> None:
     """It is done anew where the sentinels are, as what was read there since must not stand."""
     first, second = deployment.attach(), deployment.attach()
-    monkeypatch.setattr(module, "time", RedisClock(deployment.master))
+    clock = RedisClock(deployment.master)
+    clock.put_in_place(monkeypatch)
     change(first)
     mark = first.mark(CHANGED)
     deployment.sentinels[0].wait(fail_over)
     deployment.await_failover()
-    monkeypatch.setattr(module, "time", RedisClock(deployment.replica))
+    clock.server = deployment.replica
     retry(second)
     read = second.now()
     assert read.generation != mark.generation

@@ -42,7 +42,7 @@ from support.replicas import (
     pgpool,
     postgresql_pair,
 )
-from support.served import Served, free_port, wait_for
+from support.served import PATIENCE, Served, free_port, wait_for
 
 pytest.importorskip("keystone")
 
@@ -56,6 +56,8 @@ ttl = 600
 negative_ttl = 600
 path = {path}
 coordinator = {redis}
+# One that is well takes no longer on a busy machine.
+coordinator_timeout = 10
 """
 SETTLE = 5.0
 PASTE = """\
@@ -99,7 +101,7 @@ class Place:
         """Have everything read in the database that others have put into memcached."""
         if self.memcached is not None:
             host, _, port = self.memcached.rpartition(":")
-            with socket.create_connection((host, int(port)), timeout=10) as connection:
+            with socket.create_connection((host, int(port)), PATIENCE) as connection:
                 connection.sendall(b"flush_all\r\n")
                 assert connection.recv(64) == b"OK\r\n"
 
@@ -167,7 +169,10 @@ def place(
         b = node(folder / "b", url, redis, memcached=memcached, reading=reading)
         pair.follow() if isinstance(pair, LogicalPair) else pair.let_go()
         served = [stack.enter_context(serve_as_is(state, "uwsgi")) for state in (a, b)]
-        yield Place(pair, redis, memcached, *served)
+        found = Place(pair, redis, memcached, *served)
+        # A change waits for a table that has just begun, on a busy machine for too long.
+        found.world.wait_until_kept()
+        yield found
 
 
 @contextmanager
@@ -236,7 +241,8 @@ def test_what_others_put_into_memcached_stands_at_a_replica_as_well(place: Place
 def test_a_service_keeps_nothing_of_the_past(place: Place, tmp_path: Path) -> None:
     """It asks each time: as long as the replica is behind it is told what that says, no longer."""
     pytest.importorskip("keystonemiddleware")
-    with service(tmp_path, place.b, f"keyfront_coordinator = {place.redis}\n") as running:
+    options = f"keyfront_coordinator = {place.redis}\nkeyfront_coordinator_timeout = 10\n"
+    with service(tmp_path, place.b, options) as running:
         token = place.token()
         client = Client(running.url.removesuffix("/v3"))
 

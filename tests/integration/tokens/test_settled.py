@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import socketserver
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -200,13 +201,47 @@ def test_mariadb_knows_what_it_is_at(mariadb: Any, monkeypatch: pytest.MonkeyPat
         assert not _asked(judge, mark_owners.beginning(9), 2.0)
         mariadb.ask(f"KILL QUERY {mariadb.ask(sleeps)[0]['id']}")
         thread.join(PATIENCE)
-    # A transaction that waits for its client is seen with the right PROCESS only.
+    # A transaction that waits for its client, with the right PROCESS and without.
     with _writing(url, 2):
-        assert not _asked(judge, mark_owners.beginning(10), 3.0)
-        monkeypatch.setattr(mark_owners, "_MYSQL_TRANSACTIONS", "SELECT 1 FROM that_is_refused")
-        assert _asked(judge, mark_owners.beginning(11), 3.0)
-    monkeypatch.undo()
+        assert not _asked(judge, mark_owners.beginning(10), 2.0)
+        with monkeypatch.context() as refused:
+            refused.setattr(mark_owners, "_MYSQL_TRANSACTIONS", "SELECT 1 FROM that_is_refused")
+            assert not _asked(judge, mark_owners.beginning(11), 2.0)
     assert _asked(judge, mark_owners.beginning(10), 4.0)
+
+
+# In the server, and by several: on a busy machine one alone may look too seldom.
+_WATCH = """\
+BEGIN NOT ATOMIC
+    DECLARE found INT;
+    WHILE IS_FREE_LOCK('over') DO
+        SELECT COUNT(*) INTO found FROM information_schema.innodb_trx;
+    END WHILE;
+END"""
+
+
+def test_mariadb_tells_of_transactions_of_some_time_ago(mariadb: Any) -> None:
+    """For as long as somebody looks at them all the time, as some who watch servers do."""
+    url = mariadb.url("keystone")
+    judge = _judge(url)
+    # From where nobody looks for who writes here.
+    connect = _judge(mariadb.fresh_database("watched")).connections[0][1]
+    look = "SELECT COUNT(*) AS n FROM information_schema.processlist WHERE info LIKE '%innodb_trx'"
+    with ExitStack() as stack:
+        ends, *watchers = (stack.enter_context(closing(connect())) for _ in range(5))
+        threads = [threading.Thread(target=_do, args=(one, _WATCH)) for one in watchers]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_for(lambda: mariadb.ask(look)[0]["n"] > 1, "they watch")
+            with _writing(url, 51):
+                assert not _asked(judge, mark_owners.beginning(51), 2.0)
+            # And that nobody has waited for so long is known all the same.
+            assert _asked(judge, mark_owners.beginning(51), 40.0)
+        finally:
+            _do(ends, "SELECT GET_LOCK('over', 0)")
+            for thread in threads:
+                thread.join(PATIENCE)
 
 
 # Whose lines make the tables of privileges; of the package of the server itself.
@@ -231,19 +266,21 @@ with sa.create_engine(sys.argv[1]).connect() as connection:
 """
 
 
-def _grant(server: Any) -> None:
-    """Let the server go by privileges: of ``keystone`` all, of others what guides tell to grant."""
+@pytest.fixture(scope="module")
+def granted(mariadb: Any) -> Any:
+    """The server goes by privileges: of ``keystone`` all, of others what guides tell to grant."""
     lines = _TABLES.read_text(encoding="utf-8").splitlines()
     starts = tuple(f"CREATE TABLE IF NOT EXISTS {table} " for table in _PRIVILEGES)
     tables = [line for line in lines if line.startswith(starts)]
     assert len(tables) == len(_PRIVILEGES)
     everything = """('localhost', 'keystone', '{"access": 18446744073709551615}')"""
-    server.ask("USE mysql", *tables, f"INSERT INTO global_priv VALUES {everything}")
-    server.ask("FLUSH PRIVILEGES")
+    mariadb.ask("USE mysql", *tables, f"INSERT INTO global_priv VALUES {everything}")
+    mariadb.ask("FLUSH PRIVILEGES")
     for user in USERS:
         grant = f"GRANT ALL PRIVILEGES ON keystone.* TO {user}@localhost"
-        server.ask(f"CREATE USER {user}@localhost", grant)
-    server.ask(f"GRANT PROCESS ON *.* TO {USERS[-1]}@localhost")
+        mariadb.ask(f"CREATE USER {user}@localhost", grant)
+    mariadb.ask(f"GRANT PROCESS ON *.* TO {USERS[-1]}@localhost")
+    return mariadb
 
 
 class _Numbering(socketserver.BaseRequestHandler):
@@ -285,11 +322,10 @@ def _proxy(behind: Path) -> Iterator[int]:
 
 
 def test_mariadb_whose_user_sees_his_own_sessions_only(
-    mariadb: Any, caplog: pytest.LogCaptureFixture
+    granted: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without the right PROCESS, which no guide of Keystone tells to grant."""
-    _grant(mariadb)
-    full = mariadb.url("keystone")
+    full = granted.url("keystone")
     plain, other, seeing = (full.replace("keystone@", f"{user}@") for user in USERS)
     look = "SELECT COUNT(*) AS n FROM information_schema.processlist WHERE info = 'COMMIT'"
 
@@ -298,15 +334,14 @@ def test_mariadb_whose_user_sees_his_own_sessions_only(
         judge._told = ""
         return _asked(judge, owner, age), caplog.text
 
-    with _proxy(mariadb.socket) as port:
+    with _proxy(granted.socket) as port:
         proxied = f"mysql+pymysql://plain@127.0.0.1:{port}/keystone"
         own, strange, behind, right = map(_judge, (plain, other, proxied, full))
-        with closing(right.connections[0][1]()) as backup:
-            writer = subprocess.Popen(
-                [sys.executable, "-c", _WRITER, plain, "31"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
+        with closing(right.connections[0][1]()) as backup, subprocess.Popen(
+            [sys.executable, "-c", _WRITER, plain, "31"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as writer:
             try:
                 assert writer.stdout is not None
                 session = writer.stdout.readline().decode().strip()
@@ -316,28 +351,29 @@ def test_mariadb_whose_user_sees_his_own_sessions_only(
                 assert writer.stdin is not None
                 writer.stdin.write(b"\n")
                 writer.stdin.flush()
-                wait_for(lambda: mariadb.ask(look)[0]["n"] == 1, "the server is committing")
+                wait_for(lambda: granted.ask(look)[0]["n"] == 1, "the server is committing")
+                # As good as dead; a server that hears of its end would end the session soon.
+                writer.send_signal(signal.SIGSTOP)
+                # Whoever has the same user sees it, and waits for as long as it takes.
+                over, text = said(own, owner, 1e6)
+                assert not over
+                assert "its database session goes on; until that is over" in text
+                assert said(own, NEW, 2.0)[0] is False
+                # Another user does not, nor who asks through a proxy: they wait for so long.
+                for judge in (strange, behind):
+                    over, text = said(judge, owner, 299)
+                    assert not over
+                    assert "cannot be looked for; until 300 s have passed" in text
+                    over, text = said(judge, owner, 301)
+                    assert over
+                    assert "taken for complete after 301 s" in text
+                # A table that was made anew: a proxy tells nothing, another user sees nobody.
+                assert "cannot be found out; until 300 s" in said(behind, NEW, 299)[1]
+                assert said(strange, NEW, 2.0)[0]
+                # With the right he sees all.
+                assert not _asked(_judge(seeing), NEW, 2.0)
             finally:
                 writer.kill()
-                writer.communicate()
-            # Whoever has the same user sees it, and waits for as long as it takes.
-            over, text = said(own, owner, 1e6)
-            assert not over
-            assert "its database session goes on; until that is over" in text
-            assert said(own, NEW, 2.0)[0] is False
-            # Another user does not, nor who asks through a proxy: they wait for so long.
-            for judge in (strange, behind):
-                over, text = said(judge, owner, 299)
-                assert not over
-                assert "cannot be looked for; until 300 s have passed" in text
-                over, text = said(judge, owner, 301)
-                assert over
-                assert "taken for complete after 301 s" in text
-            # A table that was made anew: a proxy tells nothing, another user sees nobody.
-            assert "cannot be found out; until 300 s" in said(behind, NEW, 299)[1]
-            assert said(strange, NEW, 2.0)[0]
-            # With the right he sees all.
-            assert not _asked(_judge(seeing), NEW, 2.0)
             _do(backup, "UNLOCK TABLES")
         wait_for(lambda: _asked(own, owner, 10), "its session is gone")
         assert not _asked(strange, owner, 299)
@@ -350,6 +386,119 @@ def test_mariadb_whose_user_sees_his_own_sessions_only(
         assert not over
         assert "cannot be looked for; until 300 s have passed" in text
         assert _asked(own, mark_owners.left(session), 301)
+
+
+# A process that is stopped before its commit.
+_STOPPED = """\
+import sys
+import sqlalchemy as sa
+from keyfront.middleware.tokens.coordinator import mark_owners
+mark_owners.IDLE_SECONDS = int(sys.argv[3])
+from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import attach
+engine = sa.create_engine(sys.argv[1])
+attach(engine)
+with engine.connect() as connection:
+    connection.exec_driver_sql(f"INSERT INTO t VALUES ({sys.argv[2]})")
+    print("has written", flush=True)
+    sys.stdin.readline()
+    try:
+        connection.commit()
+    except sa.exc.OperationalError as error:
+        print(error.orig.args[0], flush=True)
+    else:
+        print("committed", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def _stopped(url: str, value: int, idle: int) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _STOPPED, url, str(value), str(idle)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "has written\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def _says(process: subprocess.Popen[str]) -> str:
+    """After it was let go on."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def test_mariadb_does_not_let_a_stopped_writer_come_back_late(granted: Any) -> None:
+    """Whom nobody without the right PROCESS sees, but by his waiting."""
+    plain = granted.url("keystone").replace("keystone@", f"{USERS[0]}@")
+    judge, bound = _judge(plain), mark_owners.IDLE_SECONDS + 2.0
+
+    def is_over(number: int, age: float) -> bool:
+        return _asked(judge, mark_owners.beginning(number), age)
+
+    def rows(value: int) -> int:
+        return int(granted.ask(f"SELECT COUNT(*) AS n FROM keystone.t WHERE x = {value}")[0]["n"])
+
+    with _stopped(plain, 61, mark_owners.IDLE_SECONDS) as process:
+        assert not is_over(61, 2.0)
+        # As long as he may come back; he comes, and is at his commit.
+        backup = _judge(granted.url("keystone")).connections[0][1]()
+        with closing(backup):
+            _do(backup, "FLUSH TABLES WITH READ LOCK")
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            look = "SELECT COUNT(*) AS n FROM information_schema.processlist WHERE info = 'COMMIT'"
+            wait_for(lambda: granted.ask(look)[0]["n"] == 1, "the server is committing")
+            # Since so much later: he had waited for as long.
+            assert not is_over(61, bound - 1)
+            process.send_signal(signal.SIGSTOP)
+            assert not is_over(61, bound - 1)
+            process.kill()
+            _do(backup, "UNLOCK TABLES")
+        wait_for(lambda: is_over(61, bound - 1), "its commit is over")
+        assert rows(61) == 1
+    # Another one has done something since, and is not waited for.
+    with closing(_judge(plain).connections[0][1]()):
+        assert not is_over(62, 2.0)
+        assert is_over(62, bound - 1)
+    # Longer than so he does not come back.
+    with _stopped(plain, 63, 1) as process:
+        assert not is_over(63, 2.0)
+        gone = f"SELECT id FROM information_schema.processlist WHERE user = '{USERS[0]}'"
+        wait_for(lambda: not granted.ask(gone), "the server has ended his session")
+        assert is_over(63, 3.0)
+        assert _says(process) in ("2006", "2013")
+        assert rows(63) == 0
+
+
+def test_mysql_lets_writers_wait_for_as_long_as_they_like(
+    granted: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So that without the right PROCESS it is not known when they are over."""
+    plain = granted.url("keystone").replace("keystone@", f"{USERS[0]}@")
+    monkeypatch.setattr(mark_owners, "_MARIADB_IDLE_SECONDS", "SELECT @@that_is_none")
+    judge = _judge(plain)
+    new = mark_owners.beginning(71)
+    with closing(_judge(plain).connections[0][1]()) as idle:
+        assert not _asked(judge, new, 2.0)
+        assert not _asked(judge, new, 2.0)
+        assert "cannot be found out; until 300 s have passed" in caplog.text
+        # It is at something, perhaps its commit, for however long.
+        thread = threading.Thread(target=_sleep, args=[idle])
+        thread.start()
+        sleeps = "SELECT id FROM information_schema.processlist WHERE info LIKE '%SLEEP(600)'"
+        wait_for(lambda: granted.ask(sleeps), "a statement is being executed")
+        assert not _asked(judge, new, 299)
+        assert _asked(judge, new, 301)
+        granted.ask(f"KILL QUERY {granted.ask(sleeps)[0]['id']}")
+        thread.join(PATIENCE)
+        # It has done something since, and it is over.
+        assert _asked(judge, new, 299)
 
 
 def _do(connection: Any, statement: str) -> None:

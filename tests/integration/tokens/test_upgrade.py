@@ -28,6 +28,8 @@ password_hash_rounds = 4
 ttl = 600
 path = {path}
 coordinator = {coordinator}
+# One that is well takes no longer on a busy machine.
+coordinator_timeout = 10
 """
 # Python imports it in each process before anything else.
 ANOTHER_VERSION = """\
@@ -68,6 +70,8 @@ def versions(
             served = serve_as_is(state, "uwsgi", environment=environment)
             running = stack.enter_context(served)
             worlds.append(World(running.url, running.password))
+            # A change waits for a table that has just begun, on a busy machine for too long.
+            worlds[-1].wait_until_kept()
         yield Versions(*worlds)
 
 

@@ -3,13 +3,24 @@
 ``/observed/environ`` answers with the text values of the request's environ as JSON, and the length
 of its body; ``/observed/sleep/SECONDS`` holds its thread that long. The rest is the application
 that ``OBSERVED_APP`` names.
+
+Loading it tells so by a file of its process number in the folder ``OBSERVED_LOADS``, and waits for
+``NUMBER.go`` beside it, as long as there is such a folder.
 """
 
 import json
 import os
 import time
+from pathlib import Path
 
 from keyfront.gateway.application import load
+
+LOADS = Path(os.environ.get("OBSERVED_LOADS", "/nowhere"))
+
+if LOADS.is_dir():
+    (LOADS / str(os.getpid())).touch()
+    while LOADS.is_dir() and not (LOADS / f"{os.getpid()}.go").exists():
+        time.sleep(0.02)
 
 behind = load(os.environ["OBSERVED_APP"])
 

@@ -86,7 +86,7 @@ def _rewritten(root: Path, folder: str, *changes: tuple[str, str]) -> None:
 def _run(*words: str | Path, **environment: str) -> str:
     done = subprocess.run(
         [str(x) for x in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
+        stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
         env={**os.environ, **environment},
     )  # fmt: skip
     return done.stdout if done.returncode else ""

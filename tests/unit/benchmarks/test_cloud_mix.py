@@ -89,7 +89,8 @@ def test_what_keyfront_changes() -> None:
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[sa.Engine]:
     """The tables of Keystone that are changed."""
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'keystone.sqlite'}")
+    # A commit may wait for a slow disk, and all others for it.
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'keystone.sqlite'}?timeout=60")
     with engine.begin() as connection:
         for statement in (
             "CREATE TABLE user (id TEXT, domain_id TEXT, enabled BOOLEAN, created_at DATETIME)",

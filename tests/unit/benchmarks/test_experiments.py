@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
@@ -29,6 +30,7 @@ from keyfront.benchmarks.results import Table
 from keyfront.benchmarks.worlds import rabbitmq
 from keyfront.cli.main import main
 from keyfront.errors import OptionError
+from support.served import PATIENCE
 
 
 def front(lineup: str, connections: int, rate: float, failed: int = 0, **more: Any) -> Any:
@@ -206,8 +208,14 @@ def test_processes_are_told_apart(name: str, line: str, expected: str | None) ->
 
 
 def test_a_watch_counts_what_the_kernel_does() -> None:
-    with timelines.Watch(0.0, {("answer", "things"): lambda: 42.0}) as watch:
-        watch._thread.join(2 * timelines.INTERVAL)
+    asked = threading.Event()
+
+    def answer() -> float:
+        asked.set()
+        return 42.0
+
+    with timelines.Watch(0.0, {("answer", "things"): answer}) as watch:
+        assert asked.wait(PATIENCE)
     assert watch.peaks["connections"] >= 0
     (line,) = (one for one in watch.timelines("t") if one.name == "t: answer")
     assert line.unit == "things"

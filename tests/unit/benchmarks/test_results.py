@@ -122,7 +122,8 @@ def test_own_work_is_not_others() -> None:
         while time.process_time() < end:
             pass
     found = watch.described()
-    assert found["own_cores"] > 0.1
+    # however long others let it wait
+    assert found["own_cores"] * watch.seconds > 0.2
     # with what else runs, never more than there are
     assert found["other_cores"] <= surroundings.os.cpu_count() + 0.2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import socket
 import ssl
 import sys
 import threading
@@ -100,6 +101,14 @@ class Keystone:
             server.server_close()
 
 
+@contextmanager
+def refusing() -> Iterator[str]:
+    """Where connections are refused: a port that nobody else is given meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets the variables of the openstack command."""
@@ -115,7 +124,8 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    status = cli.main(["check", *words])
+    # A busy machine is no reason to warn.
+    status = cli.main(["check", "--warn", "3600", *words])
     said = capsys.readouterr()
     assert SECRET not in said.out + said.err
     return status, said.out, said.err
@@ -165,7 +175,9 @@ def test_for_programs(
         found = json.loads(out)
         assert (status, found["status"]) == (1, "warning")
         assert "more than 0.001 s" in found["warnings"][0]
-    status, out, err = run(capsys, "--json")
+    with refusing() as url:
+        environ(url)
+        status, out, err = run(capsys, "--json")
     assert (status, err) == (2, "")
     assert json.loads(out)["status"] == "critical"
 
@@ -267,7 +279,9 @@ def test_a_keystone_that_does_not_answer(
         status, _, err = run(capsys, "--timeout", "0.05")
     assert status == 2
     assert "no answer within 0.05 s" in err
-    status, _, err = run(capsys)
+    with refusing() as url:
+        environ(url)
+        status, _, err = run(capsys)
     assert status == 2
     assert "Connection refused" in err
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from keyfront.gateway.doctor.registry import CHECKS
 from support.doctor.cases import CASES
 from support.doctor.deployments import CLEAN, DEBIAN_NGINX, KOLLA, LDAP_GALERA
 from support.doctor.machines import Machine
+from support.programs import own_folder
+from support.served import PATIENCE
 
 _CONF = "/etc/keystone/keystone.conf"
 _INI = "/etc/keystone/keystone-uwsgi.ini"
@@ -251,18 +254,21 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "/etc/nginx/gone.types: /etc/nginx/nginx.conf includes it and it is not there" in page
 
 
+@pytest.fixture
+def elsewhere() -> Iterator[Path]:
+    """A folder to be opened to others: pytest's are closed by each one that starts."""
+    with own_folder("doctor") as found:
+        yield found
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_as_a_user_who_may_read_little(tmp_path: Path) -> None:
-    DEBIAN_NGINX.make(tmp_path)
-    for path in (tmp_path, *tmp_path.parents):
-        if path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o011)
-    tmp_path.chmod(0o755)
-    for path in tmp_path.rglob("*"):
+def test_as_a_user_who_may_read_little(elsewhere: Path) -> None:
+    DEBIAN_NGINX.make(elsewhere)
+    for path in (elsewhere, *elsewhere.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    (tmp_path / "etc/keystone/keystone.conf").chmod(0o640)
-    (tmp_path / "etc/keystone/fernet-keys").chmod(0o700)
-    (tmp_path / "etc/nginx/sites-enabled").chmod(0o700)
+    (elsewhere / "etc/keystone/keystone.conf").chmod(0o640)
+    (elsewhere / "etc/keystone/fernet-keys").chmod(0o700)
+    (elsewhere / "etc/nginx/sites-enabled").chmod(0o700)
     # The first run imports: this Python may lie where others may not read.
     code = (
         "import os, sys\nfrom keyfront.cli.main import main\n"
@@ -271,8 +277,8 @@ def test_as_a_user_who_may_read_little(tmp_path: Path) -> None:
         "print('AS NOBODY'); sys.exit(main(words))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=60,
+        [sys.executable, "-c", code, str(elsewhere)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=PATIENCE,
     )
     said = " ".join(done.stdout.partition("AS NOBODY")[2].split())
     assert done.returncode in (0, 1), said

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,10 @@ except SystemExit:
     pass
 print(*(name for name in sys.modules if name.startswith("keyfront.")), file=sys.stderr)
 """
+
+
+# As from a shell: what is printed is kept until there is much of it.
+_BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 def imported(*words: str) -> set[str]:
@@ -61,3 +67,44 @@ def test_a_wrong_word_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and told.endswith("see keyfront --help\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize("words", [("plan",), ("plan", "--json", "uwsgi.threads"), ("doctor",)])
+def test_a_full_disk_is_told_in_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Also by what is so short that it is written at the end."""
+    where = ("--root", str(tmp_path)) if words[0] == "doctor" else ()
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "keyfront", *words, *where], stdout=full,
+            stderr=subprocess.PIPE, text=True, check=False, env=_BUFFERED,
+        )  # fmt: skip
+    said = "keyfront: what it prints cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "keyfront", "plan"], stdout=gone, stderr=subprocess.PIPE,
+            text=True, check=False, env=_BUFFERED,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_root_where_nobody_may_look(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path == Path("/closed/here"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return known(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert cli.main(["doctor", "--root", "/closed/here"]) == 2
+    said = "keyfront: --root = /closed/here: must be a folder (Permission denied)\n"
+    assert capsys.readouterr().err == said

@@ -292,11 +292,11 @@ def test_requests_sessions_are_disconnected() -> None:
         thread.start()
         with requests.Session() as session:
             url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-            assert session.get(url, timeout=5).status_code == 200
+            assert session.get(url, timeout=60).status_code == 200
             kept = {peer for _, peer in registry._shared_sockets()}
             assert any(str(server.getsockname()[1]) in peer for peer in kept)
             process._Connections().release()
-            thread.join(timeout=5)
+            thread.join(timeout=60)
             assert not thread.is_alive()
 
 

@@ -73,17 +73,28 @@ def taken() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_claim_finds_a_free_port_and_leaves_it_free() -> None:
-    port = machine.claim("127.0.0.1:0", "127.0.0.1", 0)
-    assert port > 0
-    assert machine.claim(f"127.0.0.1:{port}", "127.0.0.1", port) == port
-    with socket.create_server(("127.0.0.1", port)):
-        pass
+def test_claim_keeps_a_free_port_for_a_server() -> None:
+    with machine.claim("127.0.0.1:0", "127.0.0.1", 0) as port:
+        assert port > 0
+        with machine.claim(f"127.0.0.1:{port}", "127.0.0.1", port) as again:
+            assert again == port
+        # a server that starts, is stopped and starts again
+        for _ in range(2):
+            with socket.create_server(("127.0.0.1", port)):
+                pass
+
+
+def test_claim_keeps_a_port_from_clients_and_servers() -> None:
+    with machine.claim("127.0.0.1:0", "127.0.0.1", 0) as port, socket.socket() as client:
+        # as the kernel does for who asks for none: by nobody else's leave
+        with pytest.raises(OSError, match="in use"):
+            client.bind(("127.0.0.1", port))
 
 
 def test_claim_of_a_port_in_use(taken: int) -> None:
     with pytest.raises(ServerError) as caught:
-        machine.claim(f"127.0.0.1:{taken}", "127.0.0.1", taken)
+        with machine.claim(f"127.0.0.1:{taken}", "127.0.0.1", taken):
+            pass
     message = str(caught.value)
     assert message.startswith(f"--listen = 127.0.0.1:{taken}: address already in use; ")
     assert "127.0.0.1:0 for a free port" in message
@@ -92,13 +103,15 @@ def test_claim_of_a_port_in_use(taken: int) -> None:
 def test_claim_of_an_address_of_another_machine() -> None:
     # 192.0.2.0/24 is for documentation only (RFC 5737)
     with pytest.raises(ServerError, match="cannot assign requested address"):
-        machine.claim("192.0.2.1:5000", "192.0.2.1", 5000)
+        with machine.claim("192.0.2.1:5000", "192.0.2.1", 5000):
+            pass
 
 
 @pytest.mark.parametrize("host", ["host.invalid", "a..b", "a" * 64, "999.1.1.1", "*"])
 def test_claim_of_what_is_no_address(host: str) -> None:
     with pytest.raises(OptionError, match="must be an address of this machine"):
-        machine.claim(f"{host}:5000", host, 5000)
+        with machine.claim(f"{host}:5000", host, 5000):
+            pass
 
 
 def test_claim_where_the_machine_has_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +120,8 @@ def test_claim_where_the_machine_has_no_ipv6(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(socket, "socket", refuse)
     with pytest.raises(ServerError, match=r"\[::1\]:5000: address family not supported"):
-        machine.claim("[::1]:5000", "::1", 5000)
+        with machine.claim("[::1]:5000", "::1", 5000):
+            pass
 
 
 def test_claim_of_a_port_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +130,8 @@ def test_claim_of_a_port_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
     with pytest.raises(ServerError, match="a port below 1024 needs root"):
-        machine.claim("127.0.0.1:80", "127.0.0.1", 80)
+        with machine.claim("127.0.0.1:80", "127.0.0.1", 80):
+            pass
 
 
 def test_system_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from support.doctor.deployments import (
     PUPPET_COHOSTED,
 )
 from support.doctor.machines import NOW, Machine
+from support.programs import own_folder
 
 _CONF = "/etc/keystone/keystone.conf"
 _INI = "/etc/keystone/keystone-uwsgi.ini"
@@ -108,27 +109,25 @@ def test_counters_of_an_empty_proc(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_files_that_another_user_may_read(tmp_path: Path) -> None:
+def test_files_that_another_user_may_read() -> None:
     """keystone.conf and the only site may not be read: that is said, and nothing of them right."""
-    NGINX_COHOSTED.without("/etc/nginx/sites-enabled/others").make(tmp_path)
-    for path in (tmp_path, *tmp_path.parents):
-        if path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o011)
-    for path in tmp_path.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    (tmp_path / "etc/keystone").chmod(0o700)
-    (tmp_path / "etc/nginx/sites-enabled/keystone").chmod(0o600)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-            status = _as_another(tmp_path)
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with own_folder("doctor") as root:
+        NGINX_COHOSTED.without("/etc/nginx/sites-enabled/others").make(root)
+        for path in (root, *root.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        (root / "etc/keystone").chmod(0o700)
+        (root / "etc/nginx/sites-enabled/keystone").chmod(0o600)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                status = _as_another(root)
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def _as_another(root: Path) -> int:

@@ -281,13 +281,14 @@ def test_a_lease_that_is_no_number_ends_what_is_followed(tmp_path: Path) -> None
     made = leases_module.registry.make(tmp_path)
     assert made is not None
     try:
-        made.grant("d", time.monotonic())
+        now = time.monotonic()
+        made.grant("d", now)
         entry = _entry(1, followed=("d",))
-        assert entry.deadline > time.monotonic()
+        assert entry.deadline > now
         made.deadlines[made._place("d")] = math.nan
-        assert entry.deadline < time.monotonic()
-        made.grant("d", time.monotonic())
-        assert entry.deadline > time.monotonic()
+        assert entry.deadline < now
+        made.grant("d", now)
+        assert entry.deadline > now
     finally:
         leases_module.registry.leases = None
 

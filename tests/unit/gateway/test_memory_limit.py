@@ -10,6 +10,7 @@ import pytest
 from keyfront.errors import OptionError
 from keyfront.gateway import memory_limit
 from keyfront.gateway.memory_limit import FIRST_LOOK, INTERVAL, from_environment, limit_memory
+from support.served import PATIENCE
 
 MIB = 1 << 20
 
@@ -85,7 +86,7 @@ def test_two_threads_look_once() -> None:
     def look() -> int:
         if threading.current_thread() is not main:
             looking.set()
-            assert done.wait(10)
+            assert done.wait(PATIENCE)
         return 50 * MIB
 
     application: Any = limit_memory(
@@ -96,12 +97,12 @@ def test_two_threads_look_once() -> None:
     process.now += FIRST_LOOK
     other = threading.Thread(target=application, args=({}, None))
     other.start()
-    assert looking.wait(10)
+    assert looking.wait(PATIENCE)
     # meanwhile this one goes on
     assert application({}, None) == [b"done"]
     assert process.reloads == 0
     done.set()
-    other.join(10)
+    other.join(PATIENCE)
     assert process.reloads == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,10 +21,12 @@ def _application(environ: dict[str, Any], start_response: Callable[..., Any]) ->
     return [b"done"]
 
 
-def _limited(seconds: float, *, loaded: float = NOW - 1000, **options: Any) -> Any:
-    """The application behind the limit, loaded at that time; now it is ``NOW``."""
-    times = iter((loaded,))
-    return limit_queue(_application, seconds=seconds, clock=lambda: next(times, NOW), **options)
+def _limited(seconds: float, *, first: float = NOW - 1000, **options: Any) -> Any:
+    """The application behind the limit, which began a request at that time; now it is ``NOW``."""
+    times = iter((first,))
+    limited = limit_queue(_application, seconds=seconds, clock=lambda: next(times, NOW), **options)
+    assert _ask(limited, HTTP_X_REQUEST_START=f"t={first - 1000}")[0] == "200 OK"
+    return limited
 
 
 def _ask(application: Any, **environ: object) -> tuple[str, dict[str, str], bytes]:
@@ -51,8 +54,22 @@ def test_refuses_what_waited_too_long(began: str) -> None:
 def test_does_not_count_the_servers_own_pause() -> None:
     """Who came while the server was replaced is served, if only then his turn comes in time."""
     for ago, status in ((4, "200 OK"), (6, "503 Service Unavailable")):
-        limited = _limited(5, loaded=NOW - ago)
+        limited = _limited(5, first=NOW - ago)
         assert _ask(limited, HTTP_X_REQUEST_START=f"t={NOW - 100}")[0] == status
+
+
+def test_counts_from_the_first_request_of_any_worker() -> None:
+    """Forking takes its time, too; and a worker that replaces another is no pause of the server."""
+    times = [NOW]
+    limited = limit_queue(_application, seconds=5, clock=lambda: times[-1])
+    child = os.fork()
+    if not child:
+        came = f"t={NOW - 100}"
+        os._exit(0 if _ask(limited, HTTP_X_REQUEST_START=came)[0] == "200 OK" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    times.append(NOW + 6)
+    assert _ask(limited, HTTP_X_REQUEST_START=f"t={NOW + 2}")[0] == "200 OK"
+    assert _ask(limited, HTTP_X_REQUEST_START=f"t={NOW - 100}")[0].startswith("503 ")
 
 
 @pytest.mark.parametrize("began", (None, "", "t=", "soon", "t=nan", "t=inf", "t=1e999", "-"))

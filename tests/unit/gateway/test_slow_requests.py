@@ -15,6 +15,7 @@ from keyfront.common.request_phases import DIRECTORY, HASH, STATEMENTS, current,
 from keyfront.errors import OptionError
 from keyfront.gateway import slow_requests
 from keyfront.gateway.slow_requests import from_environment, route, tell_slow
+from support.served import PATIENCE
 
 REQUEST = {"REQUEST_METHOD": "GET", "PATH_INFO": "/v3/auth/tokens"}
 ID = "req-00000000-0000-0000-0000-000000000000"
@@ -138,10 +139,10 @@ def test_threads_have_phases_of_their_own() -> None:
     both = threading.Barrier(2)
 
     def application(environ: Any, start_response: Any) -> list[bytes]:
-        both.wait(10)
+        both.wait(PATIENCE)
         with timed(HASH):
             seen.append(current.get())
-        both.wait(10)
+        both.wait(PATIENCE)
         return []
 
     slow = tell_slow(application, seconds=3600)
@@ -149,7 +150,7 @@ def test_threads_have_phases_of_their_own() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert len(set(map(id, seen))) == 2
     assert [phases.counts[HASH] for phases in seen] == [1, 1]
 

@@ -256,12 +256,14 @@ def test_late_calls_nothing_that_could_be_patched() -> None:
 
 
 def test_late_leaves_nothing_behind(counts: Counts) -> None:
-    for _ in range(1000):
-        counts.late(0.25)
-    before = sys.getallocatedblocks()
-    for _ in range(1000):
-        counts.late(0.25)
-    assert sys.getallocatedblocks() - before < 20
+    def left() -> int:
+        before = sys.getallocatedblocks()
+        for _ in range(1000):
+            counts.late(0.25)
+        return sys.getallocatedblocks() - before
+
+    # the least of some: a thread that another test has left may leave more
+    assert min(left() for _ in range(5)) < 20
 
 
 def test_late_in_a_damaged_file_does_not_raise(counts: Counts) -> None:

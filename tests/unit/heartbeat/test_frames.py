@@ -480,7 +480,7 @@ def test_a_native_thread_that_beats_all_the_time_tears_nothing(
     sys.setswitchinterval(1e-5)
     thread.start()
     try:
-        while len(sent) < 300 or wire.row[counts.BEATS] < 100:
+        while len(sent) < 300 or wire.row[counts.BEATS] < 100 or not wire.row[counts.FLOWING]:
             assert native.monotonic() < deadline
             sent.append(frame(len(sent), len(sent) * 37 % 9000))
             writer(memoryview(sent[-1]))
@@ -502,4 +502,3 @@ def test_a_native_thread_that_beats_all_the_time_tears_nothing(
     assert rest == b""
     assert frames == sent
     assert beats_seen >= 100
-    assert wire.row[counts.FLOWING] > 0

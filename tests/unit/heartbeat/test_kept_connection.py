@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -12,12 +14,14 @@ import pytest
 
 from keyfront.gateway.heartbeat import counters as names
 from keyfront.gateway.heartbeat.counters import Counts
-from keyfront.gateway.heartbeat.kept_connection import FRAME, KeptConnection
+from keyfront.gateway.heartbeat.kept_connection import FRAME, GOODBYE, KeptConnection
+from keyfront.gateway.heartbeat.pooled import Pooled, PoolRecord
 from keyfront.gateway.heartbeat.thread import HeartbeatThread
 from keyfront.gateway.heartbeat.writer import Writer, make_writer
 from support.served import PATIENCE
 
 Pair = tuple[socket.socket, socket.socket]
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # asm-generic/socket.h
 
 
 @pytest.fixture
@@ -100,6 +104,10 @@ def test_a_full_buffer_is_not_waited_for_and_a_part_is_completed_first(
     ours, peer = pair
     kept = kept_connection(pair, counts)
     filled = 0
+    # It hears of nothing, so that no late acknowledgement makes room: classic BPF, ret #0.
+    deaf = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+    given = struct.pack("HP", 1, ctypes.addressof(deaf))
+    peer.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, given)
     ours.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:
@@ -109,6 +117,7 @@ def test_a_full_buffer_is_not_waited_for_and_a_part_is_completed_first(
     assert kept.beat(now) == now + 10.0
     assert counts.row[names.FULL] == 1
     kept.pending = FRAME[3:]  # as if three bytes had gone
+    peer.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
     reader = threading.Thread(target=read, args=(peer, filled))
     reader.start()
     writer_of(kept, pair)(b"whole")
@@ -145,6 +154,39 @@ def test_a_write_that_fails_on_a_severed_connection_is_not_counted(
     with pytest.raises(BrokenPipeError):
         writer_of(kept, pair)(b"goodbye")
     assert counts.row[names.STOPPED] == 0
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_after_a_goodbye_it_hangs_up_once_that_is_answered_or_long_ago(
+    pair: Pair, counts: Counts, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    kept = kept_connection(pair, counts)
+    steady = kept.state()
+    assert steady is not None
+    silent = [0.0]
+    monkeypatch.setattr(
+        KeptConnection, "state", lambda _: steady._replace(silent_data=silent[0])
+    )
+    counts.row[names.CONNECTIONS] = 1
+    kept.pooled = Pooled(PoolRecord(1.0, 0, lambda: None), lambda: None)
+    kept.pooled.put(kept.written - 100.0)
+    assert kept.beat(kept.written + 1.0) == kept.written + 2.0
+    assert read(pair[1], len(GOODBYE)) == GOODBYE
+    said = kept.tried
+    # its last data came before, whatever comes now would be its answer
+    for passed in (1.0, 5.0, 9.0):
+        silent[0] = passed + 2.0
+        assert kept.beat(said + passed) == said + passed + 1.0
+    pair[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        pair[1].recv(1)
+    pair[1].settimeout(PATIENCE)
+    later = 9.5 if answered else 10.5
+    silent[0] = 0.1 if answered else later + 2.0
+    assert kept.beat(said + later) is None
+    assert pair[1].recv(1) == b""
+    assert counts.row[names.EXPIRED] == 1
+    kept.close()
 
 
 def test_a_dead_peer_ends_the_beats(pair: Pair, counts: Counts) -> None:

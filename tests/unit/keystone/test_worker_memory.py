@@ -298,9 +298,10 @@ def test_a_value_that_is_older_than_its_region_lets_it_be_is_computed(
 ) -> None:
     """Keystone's [cache] expiration_time and cache_time."""
     caches.region.expiration_time = 10
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     with caches.request():
         caches.get(PROJECT, "project:p", value="old")
-    now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 9)
     with caches.request():
         assert caches.get(PROJECT, value="new") == "old"

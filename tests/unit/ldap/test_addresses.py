@@ -302,7 +302,7 @@ def test_a_lookup_that_hangs_is_left_alone(clock: Clock) -> None:
     began = time.monotonic()
     with pytest.raises(DirectoryTimeoutError, match="no answer to the lookup of ldap"):
         addresses.reach(lambda *arguments: pytest.fail("asked"), 0.05)
-    assert asked.is_set()
+    assert asked.wait(PATIENCE)
     assert time.monotonic() - began < PATIENCE / 2
     release.set()
 
@@ -390,8 +390,8 @@ def test_a_black_hole_costs_its_share() -> None:
             return dial(url, address, seconds)
 
         addresses = Addresses(url, resolve=lambda *arguments: found, clock=time.monotonic)
-        assert addresses.reach(counted, 0.6)[0] == "127.0.0.1"
-        assert addresses.reach(counted, 0.6)[0] == "127.0.0.1"
+        assert addresses.reach(counted, 5.0)[0] == "127.0.0.1"
+        assert addresses.reach(counted, 5.0)[0] == "127.0.0.1"
         assert calls == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
 
 
@@ -453,8 +453,8 @@ def test_one_that_is_connected_and_silent_leaves_time_for_the_others() -> None:
         addresses = Addresses(
             url, resolve=lambda *arguments: found, clock=time.monotonic, beside=True
         )
-        assert addresses.reach(silent, 8.0) == found[2]
-        assert all(1.5 < share <= 2.0 for share in shares)
+        assert addresses.reach(silent, 80.0) == found[2]
+        assert all(15 < share <= 20 for share in shares)
         # Nobody took the sockets: they are closed.
         assert [each.take() for each in unused] == [None] * 3
 
@@ -469,10 +469,10 @@ def test_all_that_fail_beside_each_other_are_told_of() -> None:
             url, resolve=lambda *arguments: found, clock=time.monotonic, beside=True
         )
         with pytest.raises(DirectoryTimeoutError) as caught:
-            addresses.reach(dial, 0.6)
+            addresses.reach(dial, 4.0)
     assert str(caught.value) == (
         f"{url.text}: 127.0.0.1: no connection: Connection refused; "
-        "127.0.0.3: no connection: Connection refused; 127.0.0.2: no connection within 0.6 s"
+        "127.0.0.3: no connection: Connection refused; 127.0.0.2: no connection within 4 s"
     )
 
 

@@ -36,7 +36,7 @@ from keyfront.middleware.ldap.protocol.connection import FAST_BIND, Connection
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from support.certificates import certificates
-from support.served import PATIENCE
+from support.served import PATIENCE, free_port
 
 DN = "uid=a,dc=x"
 SECRET = "s3cret-pässwörd"
@@ -886,8 +886,7 @@ def test_a_large_request_to_a_server_that_does_not_read() -> None:
 
 
 def test_a_refused_connection_names_the_server() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     url = ServerURL.parse(f"ldap://127.0.0.1:{port}")
     with pytest.raises(DirectoryUnavailableError, match=rf"127.0.0.1:{port}: .*refused"):
         Connection.connect(url, tls=TLS(), connect_timeout=PATIENCE)
@@ -904,8 +903,7 @@ def test_a_name_without_an_address() -> None:
 def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(says())
     host, port = server.url.host, server.url.port
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        closed = listener.getsockname()[1]
+    closed = free_port()
     kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
     found = [(*kind, (host, closed)), (*kind, (host, port))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)

@@ -258,6 +258,45 @@ def test_the_minimum_is_asked_in_time(make: Any, server: Server, clock: Clock) -
     assert server.checks == 1
 
 
+def test_a_sweep_leaves_alone_what_was_heard_from(
+    make: Any, server: Server, clock: Clock
+) -> None:
+    """Whoever wants it at that moment would find it lent, and open another one."""
+    looked_at: list[Connection] = []
+    pool = make(max_lifetime=1e6)
+    connection = pool.checkout()
+    pool.checkin(connection)
+    server.on_stale = looked_at.append
+    for seconds in (0, SWEEP_SECONDS / 2 - 1):
+        clock.later(seconds)
+        pool.maintain()
+        assert not looked_at
+    clock.later(1)
+    pool.maintain()
+    assert looked_at == [connection]
+    connection.stale = True
+    pool.maintain()
+    assert connection.closed
+    is_whole(pool, server)
+
+
+def test_what_is_looked_at_can_be_doubted(make: Any, server: Server, clock: Clock) -> None:
+    """It is lent to the workers then, and must not come back without having been asked."""
+    pool = make(max_lifetime=1e6, check_after=math.inf)
+    connection = pool.checkout()
+    pool.checkin(connection)
+    clock.later(SWEEP_SECONDS)
+    server.on_stale = gate = Gate()
+    sweeping = Task(pool.maintain)
+    assert gate.reached.wait(60)
+    pool.doubt(lambda each: each is connection)
+    gate.open()
+    sweeping.result()
+    with pool.connection() as again:
+        assert again is connection
+    assert server.checks == 1
+
+
 def test_the_old_are_replaced_before_anybody_asks(
     make: Any, server: Server, clock: Clock
 ) -> None:

@@ -165,7 +165,9 @@ def test_one_who_stands_still_in_his_turn_does_not_stop_the_others(
         assert mine
 
 
-def test_a_turn_is_one_at_a_time(folder: Path) -> None:
+def test_a_turn_is_one_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whoever waits for longer takes the next, as one does who stands still for as long.
+    monkeypatch.setattr(service_refusals, "_TURN_SECONDS", PATIENCE)
     one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
     with one.turn(0.0) as mine:
         assert mine

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import socket
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from keyfront.cli import plan as plan_command
 from keyfront.common.machine import MIB, Machine
 from keyfront.errors import ServerError
 from keyfront.gateway.plan.compute import plan
 from keyfront.gateway.plan.measure import generator, rounds
+from keyfront.gateway.plan.measure import server as candidate_server
 from keyfront.gateway.plan.measure.candidates import Candidate, candidates
 from keyfront.gateway.plan.measure.results import CandidateResult, choose_candidate, greenlets
 from keyfront.gateway.plan.workload import Workload
@@ -191,9 +198,19 @@ def order(port: int, *, seconds: float = 0.2) -> generator.Order:
     }
 
 
+def measured(port: int) -> generator.Result:
+    """What is found in a time long enough for an answer: of a short one nothing may be left."""
+    seconds = 0.2
+    while True:
+        result = generator.run(order(port, seconds=seconds))
+        if result["answers"] or result["failed"] or seconds > 60:
+            return result
+        seconds *= 2
+
+
 def test_good_answers_are_counted_with_their_time() -> None:
     with server(b"HTTP/1.1 200 OK\r\n\r\nok", delay=0.01) as port:
-        result = generator.run(order(port))
+        result = measured(port)
     assert result["answers"] == len(result["latencies"]) > 0
     assert result["failed"] == 0
     assert min(result["latencies"]) >= 0.01
@@ -205,7 +222,7 @@ def test_good_answers_are_counted_with_their_time() -> None:
 )
 def test_other_answers_are_failed(answer: bytes) -> None:
     with server(answer) as port:
-        result = generator.run(order(port))
+        result = measured(port)
     assert result["failed"] > 0
     assert result["answers"] == 0
 
@@ -215,7 +232,7 @@ def test_answers_that_do_not_come_are_failed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(generator, "_LOOK", 0.02)
     monkeypatch.setattr(generator, "_DRAIN", 0.05)
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
-        result = generator.run(order(listening.getsockname()[1]))
+        result = measured(listening.getsockname()[1])
     assert result["failed"] > 0
 
 
@@ -225,3 +242,28 @@ def test_nothing_is_left_for_the_next_order() -> None:
         generator.run(order(port, seconds=0.05))
         # the two under way when the time was over were awaited
         assert time.perf_counter() - before >= 0.2
+
+
+def test_what_is_interrupted_while_it_starts_a_server_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes when the process is there, and nobody knows it yet."""
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        started.append(real(["sleep", "600"], start_new_session=True))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(candidate_server, "uwsgi_program", lambda: "uwsgi")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    application = candidate_server.Application(target="x:y", environment={}, path="/", headers={})
+    with pytest.raises(KeyboardInterrupt), plan_command._interrupted_by_sigterm():
+        rounds.measure(
+            [Candidate(processes=1, threads=2)], application, 60, lambda done, step: None
+        )
+    assert [one.returncode for one in started] in ([-signal.SIGTERM], [-signal.SIGKILL])
+    assert not list(tmp_path.iterdir())

@@ -14,14 +14,20 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
+from keyfront.common import file_lock
+from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import cache as keystone_filter
-from keyfront.middleware.tokens import epochs, request, variants
+from keyfront.middleware.tokens import epochs, node_cache, request, variants
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.counters import CAUSES
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.epochs import slots
+from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.routes import Routes
+from support.clocks import Clock
+from support.served import PATIENCE
 from support.token_worlds import World, model
 
 
@@ -480,12 +486,15 @@ def test_a_caller_who_was_let_in_by_something_else_is_looked_at_each_time(
     assert world.keystone.asked == 2
 
 
-def test_concurrent_misses_ask_once(world: World) -> None:
+def test_concurrent_misses_ask_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long they stand still, with a lock or without.
+    monkeypatch.setattr(node_cache, "_LOCK_SECONDS", PATIENCE)
+    world = World(tmp_path / "shared", flight_timeout=PATIENCE)
     answering, go = threading.Event(), threading.Event()
 
     def slow() -> None:
         answering.set()
-        assert go.wait(30)
+        assert go.wait(PATIENCE)
 
     world.keystone.while_answering = slow
     other = world.worker()
@@ -496,20 +505,24 @@ def test_concurrent_misses_ask_once(world: World) -> None:
 
     threads = [threading.Thread(target=ask, args=(by,)) for by in (world.cache, other, other)]
     threads[0].start()
-    assert answering.wait(30)
+    assert answering.wait(PATIENCE)
     for thread in threads[1:]:
         thread.start()
     while world.counts["waits"] < 2:
         threads[1].join(0.01)
     go.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert results == [b"body of t"] * 3
     assert world.keystone.asked == 1
 
 
-def test_who_waits_in_vain_asks_himself(tmp_path: Path) -> None:
-    world = World(tmp_path / "shared", flight_timeout=0.05)
+def test_who_waits_in_vain_asks_himself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other's question must not have ended before this one is asked.
+    monkeypatch.setattr(node_cache, "time", Clock())
+    world = World(tmp_path / "shared", flight_timeout=5.0)
     world.get()
     world.change("all")
     (key,) = world.cache.answers._entries
@@ -517,6 +530,34 @@ def test_who_waits_in_vain_asks_himself(tmp_path: Path) -> None:
     world.get()
     assert world.keystone.asked == 2
     assert world.counts["waits"] == 1
+
+
+def test_a_worker_that_begins_waits_for_one_who_makes_the_files(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes a busy machine longer than a request would wait."""
+    clock = Clock()
+    monkeypatch.setattr(file_lock, "time", clock)
+    node = Node(world.folder, size=1 << 20, flight_timeout=5.0)
+    making = FileLock(world.folder / "node-lock")
+    making.__enter__()
+    over = clock.monotonic() + 2.0
+
+    def sleep(seconds: float) -> None:
+        clock.later(seconds)
+        if clock.monotonic() > over and making._threads.locked():
+            making.__exit__(None, None, None)
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    with pytest.raises(CoordinatorError, match=r"not free within 0\.1 s"):
+        node.start(world.coordinator.secret)
+    assert clock.monotonic() < over
+    other = TokenCache(
+        world.keystone, world.coordinator, node,
+        ttl=30.0, negative_ttl=30.0, memory=1 << 20, routes=Routes(()),
+    )  # fmt: skip
+    assert clock.monotonic() > over
+    assert world.get(by=other)[0] == "200 OK"
 
 
 def test_a_lost_table_makes_it_slower_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

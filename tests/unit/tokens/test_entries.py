@@ -491,15 +491,15 @@ def test_damage_is_one_of_the_errors_that_readers_expect(data: st.DataObject) ->
 def best_of(function: Callable[[], object], calls: int = 2000) -> float:
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(calls):
             function()
-        times.append((time.perf_counter() - began) / calls)
+        times.append((time.thread_time() - began) / calls)
     return min(times)
 
 
 def test_a_usual_key_is_quick() -> None:
-    """No parsing and no loop in Python; far below this on any machine."""
+    """No parsing and no loop in Python; far below this on any machine, however busy."""
     keys = Keys(SECRET)
     keys.key(USUAL)
     assert best_of(lambda: keys.key(USUAL)) < 100e-6

@@ -342,13 +342,16 @@ def test_what_a_replica_may_have_said_is_not_kept(cloud: Cloud) -> None:
 
 
 def test_an_answer_ends_with_the_first_of_its_facts(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = cloud.login()
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 29)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    cloud = Cloud(tmp_path / "shared")
+    cloud.known()
+    token = cloud.login()
+    now += 29
     assert cloud.asked("admin", token)[0] == 0
-    monkeypatch.setattr(time, "monotonic", lambda: now + 31)
+    now += 2
     assert cloud.asked("admin", token)[0] == 1
 
 

@@ -332,7 +332,7 @@ def migrated(folder: Path) -> dict[str, Any]:
         [sys.executable, "-c", program, "--config-file", str(config), "db_sync"],
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=600,
     )
     engine = sqlalchemy.create_engine(url)
     try:

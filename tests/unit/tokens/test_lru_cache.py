@@ -128,7 +128,7 @@ def test_threads() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join()
     finally:
         sys.setswitchinterval(interval)
     assert errors == []
@@ -163,7 +163,7 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     with memory._lock:  # held by a thread that is not in the child
         child = os.fork()
         if not child:
-            signal.alarm(10)
+            signal.alarm(60)
             memory.put(key(2), entry())
             sizes = sum(kept.size for kept in memory._entries.values())
             os._exit(0 if memory.get(key(2)) is not None and memory.size == sizes else 1)

@@ -135,7 +135,7 @@ def test_a_poller_ends_with_its_object() -> None:
     while not Polled.count:
         thread.join(0.001)
     del polled
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     poller.stop()
     poller.start()

@@ -369,11 +369,11 @@ def test_who_asks_and_dies_is_waited_for_no_longer(store: Store) -> None:
     try:
         asker.stdout.readline()
         assert store.asked(key(1))
-        assert not store.ask(key(1), 5)
+        assert not store.ask(key(1), 3600)
         asker.kill()
         asker.wait()
         assert not store.asked(key(1))
-        assert store.ask(key(1), 5)
+        assert store.ask(key(1), 3600)
         assert store.asked(key(1))
     finally:
         asker.kill()

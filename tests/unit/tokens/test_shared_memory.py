@@ -542,6 +542,28 @@ def test_a_file_that_took_too_long_to_make_is_not_used(
     assert not (folder / NAME).exists()
 
 
+def test_a_machine_that_stood_still_once_has_another_one_made(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, identities = os.rename, []
+
+    def slow_once(source: Path, target: Path) -> None:
+        if not identities:
+            clock.later(LEASE_SECONDS + 0.1)
+        rename(source, target)
+        identities.append(os.stat(target).st_ino)
+
+    monkeypatch.setattr(os, "rename", slow_once)
+    worker = attach(folder)
+    assert worker.fresh(worker.now(), ENTRY)
+    # Of the first one nobody has learned.
+    assert len(identities) == 2
+    assert (folder / NAME).stat().st_ino == identities[-1]
+    begun = clock.monotonic()
+    worker.mark(CHANGED)
+    assert clock.monotonic() - begun > LEASE_SECONDS, "from its own beginning on"
+
+
 # Bounds
 
 

@@ -6,7 +6,8 @@ or, with a lease, is answered by what this process heard of it at most a second 
 A table belongs to one life of one server (see ``server.py``): after a restart, a failover,
 an eviction, a flush, or when its numbers went back (see ``history.py``), the first writer makes a
 new generation, in which nothing older stands. In it no change begins before nobody can go by an
-older one any more.
+older one any more, and nothing is fresh before the database is at no transaction that was marked in
+an older one (see ``mark_owners.py``).
 
 Without Redis nothing is fresh. Changes are refused, or made and told of as soon as it is back.
 """
@@ -41,11 +42,12 @@ from ...epochs import (
 )
 from ...invalidation.rules import FIXED
 from ..local import SLOTS, check_folder
+from ..mark_owners import beginning
 from .address import Address
 from .contact import LEASE_SECONDS, UNTOLD, Contact
 from .history import LAST_NUMBER, Seen
 from .lease import Mirror, Poller
-from .scripts import CHANGES, STEP_SECONDS
+from .scripts import CHANGES, FIRST_MARK, STEP_SECONDS
 from .server import Link
 
 LOG = logging.getLogger(__name__)
@@ -56,8 +58,12 @@ _RECOVER_SECONDS = 0.1
 _AHEAD = 16
 # Seconds between looks at a new table, of which more would not count.
 _STEP = STEP_SECONDS / 2
+# Seconds that a change waits until a new table has settled, at most: those steps take longer than
+# they count for where a machine is busy. uWSGI ends a worker over a stuck request after 30 or more.
+_BEGIN_SECONDS = 15.0
 _ALL = Slots((ALL_SLOT,))
 _FIXED = Slots(range(len(FIXED)))
+_FIRST = str(FIRST_MARK).encode()
 # Slots of a table.
 _FEWEST, _MOST = 2 * len(FIXED) + 1, 2**24
 
@@ -156,6 +162,8 @@ class Redis:
         self._poller = None if lease is None else Poller(self._poll, min(lease, LEASE_SECONDS) / 2)
         self._head = _Head(b"", b"", Seen(), 0)
         self._recovered = 0.0
+        # The last generation in which this process has completed a change.
+        self._begun = b""
         # When marks that are to be looked at were first met, by generation and serial number.
         self._met: dict[tuple[bytes, bytes], float] = {}
         self._closed = False
@@ -295,16 +303,22 @@ class Redis:
         old = answer[5:]
         marks = list(zip(old[::3], old[1::3], old[2::3], strict=True))
         # Redis' clock may have been set: of a mark's age counts what has passed here as well.
-        now, met = time.monotonic(), self._met
-        self._met = {(answer[0], one[0]): met.get((answer[0], one[0]), now) for one in marks}
+        now, before = time.monotonic(), self._met
+        met = {(answer[0], one[0]): before.get((answer[0], one[0]), now) for one in marks}
+        self._met = met  # another thread may do so as well
         serials = []
         for serial, owner, age in marks:
-            here = MARK_SECONDS + now - self._met[answer[0], serial]
-            if self.settled(owner.decode("ascii", "replace"), min(int(age) / 1e6, here)):
+            here = now - met[answer[0], serial]
+            # Of that with which the table begins no more counts.
+            name, seconds = beginning(answer[0].decode("ascii")), here
+            if serial != _FIRST:
+                name = owner.decode("ascii", "replace")
+                seconds = min(int(age) / 1e6, MARK_SECONDS + here)
+            if self.settled(name, seconds):
                 serials.append(serial)
         if not serials:
             return 0
-        found = int(self._run("recover", b",".join(serials))[4])
+        found = int(self._run("recover", b",".join(serials), answer[0])[4])
         if found:
             LOG.warning("%s: completed %d change(s) of writers that died", self.address, found)
         return found
@@ -484,19 +498,19 @@ class Redis:
     # Writing
 
     def _mark(self, slots: Slots, owner: str) -> Mark:
-        deadline = time.monotonic() + LOCK_SECONDS
+        begun = time.monotonic()
         while True:
             answer = self._run("mark", ",".join(map(str, slots)), owner)
             serial, wait = int(answer[4]), int(answer[3]) / 1e6
             if serial > 0:
                 marked = Slots(map(int, answer[5].split(b",")))
                 return Mark(int(answer[0], 16), serial, marked)
-            why = "it was made anew, again and again"
+            limit, why = _BEGIN_SECONDS, "it was made anew, again and again"
             if serial < 0:
-                wait, why = 0.05, "too many changes are under way at once"
+                wait, limit, why = 0.05, LOCK_SECONDS, "too many changes are under way at once"
                 if self.recover():
                     continue
-            if time.monotonic() + wait > deadline:
+            if time.monotonic() + wait > begun + limit:
                 raise CoordinatorError(f"{self.address}: {why}; try again")
             time.sleep(min(wait, _STEP))
 
@@ -511,6 +525,10 @@ class Redis:
             except CoordinatorError:
                 time.sleep(wait)
                 return
+        if answer[0] != self._begun:
+            # As a rule nobody writes, and a new table can be used at once.
+            self._begun = answer[0]
+            self._recover_sometimes()
 
     def _recover_sometimes(self) -> None:
         now = time.monotonic()

@@ -28,9 +28,11 @@ Processes with other tags or slots have a key of another name; all names are in 
 table that is not named there does not count, for readers neither. A change takes the others' keys
 and names away, before and after it is committed, so that they begin anew.
 
-A new generation begins with a mark of everything, which lasts until ``until``: a change that was
-marked in an older one may commit meanwhile, and what was read before that must not stand. The clock
-may be set in that time. So of what passes between two looks :data:`STEP_SECONDS` count at most.
+A new generation begins with a mark of everything: a change that was marked in an older one may
+commit yet, and what was read before that must not stand. From ``until`` on, when nobody goes by an
+older one, it is looked at like other old marks, and completed when the database is at nothing of
+before. The clock may be set before ``until``. So of what passes between two looks
+:data:`STEP_SECONDS` count at most.
 """
 
 from __future__ import annotations
@@ -159,7 +161,7 @@ local function complete(slots, marked)
   redis.call('HDEL', key, 'c' .. text(s - CHANGES))
 end
 
--- Complete the first mark when its time has come, and those that were settled; find the old ones.
+-- Complete the marks that were settled; find the old ones, and in its time the first one.
 local function recover(settled)
   local found, old, wanted = 0, {}, {}
   for _, serial in ipairs(settled) do wanted[serial] = true end
@@ -167,8 +169,14 @@ local function recover(settled)
     local deadline, line = string.match(redis.call('HGET', key, 'm' .. serial) or '', '(%d+):(.*)')
     if serial == 'FIRST' then
       if until_ <= last then
-        complete({'0'}, true)
-        drop(serial)
+        if wanted[serial] then
+          complete({'0'}, true)
+          drop(serial)
+        else
+          old[#old + 1] = serial
+          old[#old + 1] = ''
+          old[#old + 1] = '0'
+        end
       end
     elseif not deadline or tonumber(deadline) <= now then
       if not deadline or wanted[serial] then
@@ -229,7 +237,8 @@ elseif deed == 'touch' then
   end_others()
   return answer()
 elseif deed == 'recover' then
-  local found, old = recover(list(ARGV[7]))
+  -- Settled was what another generation had by these numbers, if this is a new one.
+  local found, old = recover(ARGV[8] == generation and list(ARGV[7]) or {})
   return answer(text(found), unpack(old))
 elseif deed == 'count' then
   local under_way = 0
