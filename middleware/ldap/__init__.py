@@ -61,5 +61,6 @@ __all__ = [
     "pool_counters",
     "protocol",
     "secret_file",
+    "service_account",
     "wsgi",
 ]

@@ -262,7 +262,7 @@ class SearchConnector(Connector):
         """Return whether a connection that comes back may be lent again: not if somebody made it
         another's; nor is what ldap3 left there for the next one."""
         connection.forget()
-        return connection.usable and connection.bound_as == self.account.bound_as
+        return connection.usable and connection.bound_as in self.account.identities
 
     def after_fork(self) -> None:
         """Let go of what the parent opened, and of what its threads hold."""

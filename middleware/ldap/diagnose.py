@@ -23,7 +23,7 @@ from .protocol.controls import PAGED_RESULTS, PASSWORD_POLICY
 from .protocol.messages import START_TLS
 from .protocol.transport import Address, Transport
 from .protocol.urls import ServerURL
-from .service_account import ServiceAccount
+from .service_account import CertificateAccount, ServiceAccount
 
 T = TypeVar("T")
 State = Literal["ok", "failed", "warning", "note"]
@@ -133,6 +133,11 @@ class ServerReport:
         return self._worked("bind")
 
     @property
+    def identity(self) -> str | None:
+        """Whom the server made of a client certificate (SASL EXTERNAL), as it says it."""
+        return self._found("bind", "identity", str)
+
+    @property
     def search(self) -> bool | None:
         """True if the base could be searched."""
         return self._worked("search")
@@ -178,12 +183,14 @@ class Terms:
     :ivar dn: DN to bind; empty for nobody
     :ivar bind: sends the BIND, with a password that only it knows; returns ``None`` if it sent none
     :ivar base: DN to search; by default the first that the server names
+    :ivar external: true if that BIND is by SASL EXTERNAL, and the server tells as whom
     """
 
     dialer: Dialer
     dn: str
     bind: Callable[[Connection], BindAnswer | None] = field(repr=False)
     base: str | None = None
+    external: bool = False
 
     @classmethod
     def of_pool(cls, dialer: Dialer, account: ServiceAccount, base: str | None) -> Terms:
@@ -195,13 +202,14 @@ class Terms:
         """
 
         def bind(connection: Connection) -> BindAnswer | None:
-            if not account.dn:
+            if account.anonymous:
                 return None
             with account.attempt(dialer.connect_timeout):
                 account.assume(connection, dialer.connect_timeout)
             return TAKEN
 
-        return cls(dialer=dialer, dn=account.dn, bind=bind, base=base)
+        external = isinstance(account, CertificateAccount)
+        return cls(dialer=dialer, dn=account.dn, bind=bind, base=base, external=external)
 
 
 def examine(url: ServerURL, terms: Terms) -> ServerReport:
@@ -298,6 +306,11 @@ def _bind(report: ServerReport, connection: Connection, terms: Terms) -> None:
         told = f"; its password has expired, {answer.grace} more logins"
     elif answer.password_expiring is not None:
         told = f"; its password expires in {answer.password_expiring / 86400:.1f} days"
+    if terms.external:
+        identity = connection.bound_as or ""
+        text = f"{identity}, by SASL EXTERNAL, {_ms(taken)}"
+        report.add("bind", OK, text, identity=identity, milliseconds=taken)
+        return
     text = f"{terms.dn or 'anonymous'}, {_ms(taken)}{told}"
     report.add("bind", WARNING if told else OK, text, dn=terms.dn, milliseconds=taken)
     if terms.dn and not (report.tls or report.url.scheme == "ldapi"):
@@ -334,7 +347,7 @@ def _search(report: ServerReport, connection: Connection, terms: Terms) -> None:
     found = connection.search(base, 0, attributes=["1.1"]).entries
     taken = _since(start)
     if not found:
-        who = terms.dn or "nobody in particular"
+        who = connection.bound_as or "nobody in particular"
         raise DirectoryError(f"{base} is not shown to {who}; try another bind_dn")
     report.add("search", OK, f"{base}, {_ms(taken)}", base=base, milliseconds=taken)
 

@@ -47,7 +47,7 @@ from .protocol.transport import Address
 from .protocol.urls import ServerURL
 from .secret_file import read_secret
 from .servers import ServerSet, ServerState
-from .service_account import ServiceAccount
+from .service_account import CertificateAccount, ServiceAccount, check_sasl
 
 _COUNTS = (
     *("searches", "searches_retried", "searches_failed"),
@@ -112,6 +112,9 @@ class LDAPPool:
         nowhere
     :param bind_password_file: a file with it instead, which is read again when it is refused; only
         its owner may write it, and nobody but its group read it
+    :param sasl_mechanism: ``EXTERNAL``: search as whom the servers make of the client certificate
+        of ``tls``, instead of ``bind_dn``; with ``ldapi://`` of the user of the process. Users log
+        in by their passwords all the same.
     :param tls: certificates and StartTLS
     :param strategy: ``ordered``: the first server that is up; ``balanced``: the one with the
         fewest connections of this pool
@@ -157,6 +160,7 @@ class LDAPPool:
         bind_dn: str = "",
         bind_password: str | bytes = "",
         bind_password_file: str | None = None,
+        sasl_mechanism: Literal["EXTERNAL"] | None = None,
         tls: TLS | None = None,
         strategy: Literal["ordered", "balanced"] = "ordered",
         min_size: int = 1,
@@ -187,16 +191,23 @@ class LDAPPool:
     ) -> None:
         try:
             self._urls = _parsed(urls)
+            tls = TLS() if tls is None else tls
+            check_sasl(
+                sasl_mechanism, self._urls, tls, bind_dn=bind_dn, password=bool(bind_password),
+                password_file=bind_password_file,
+            )  # fmt: skip
             read = None
             if bind_password_file is not None:
                 if bind_password:
                     raise OptionError("bind_password", "(hidden)", "left out beside its file")
                 read = functools.partial(read_secret, "bind_password_file", bind_password_file)
-            account = ServiceAccount(
-                bind_dn,
-                read() if read else bind_password,
-                read=read,
-                servers=[url.text for url in self._urls],
+            texts = [url.text for url in self._urls]
+            account = (
+                CertificateAccount(tls, servers=texts)
+                if sasl_mechanism
+                else ServiceAccount(
+                    bind_dn, read() if read else bind_password, read=read, servers=texts
+                )
             )
         finally:
             # The traceback of an error below keeps this frame.
@@ -222,7 +233,7 @@ class LDAPPool:
         if ranges.count("max_answer", max_answer) < 1:
             raise OptionError("max_answer", max_answer, "a whole number of MiB, 1 or more")
         ranges.one_of("fast_bind", fast_bind, "auto", True, False)
-        tls = _checked(tls, self._urls)
+        _check_tls(tls, self._urls)
         self._names = Names(
             user_dn=user_dn, search_base=search_base, user_filter=user_filter,
             name_attribute=user_name_attribute,
@@ -257,8 +268,9 @@ class LDAPPool:
         )  # fmt: skip
         self._login_limit = None
         if max_refused_logins:
-            texts = sorted(url.text for url in self._urls)
-            self._login_limit = LoginLimit(max_refused_logins, refused_logins_seconds, texts)
+            self._login_limit = LoginLimit(
+                max_refused_logins, refused_logins_seconds, sorted(texts)
+            )
         auth_pool = self._auth_pool
         self._slow_binds = SlowBinds(auth_max_size, lambda: auth_pool.is_waited_for)
         self._counts = dict.fromkeys(_COUNTS, 0)
@@ -367,7 +379,8 @@ class LDAPPool:
 
         :param timeout: seconds for all of the answer; by default ``operation_timeout``
         :raises DirectoryUnavailableError: nobody answered, or no connection was free in time
-        :raises CredentialsError: the service itself was refused: ``bind_dn``, ``bind_password``
+        :raises CredentialsError: the service itself was refused: ``bind_dn`` and its password, or
+            its certificate
         :raises DirectoryAnswerError: a server refused, or a limit was reached, of the server's,
             ``size_limit``, ``max_answer`` or ``max_entries``
         :raises FilterError: ``filter`` is not one
@@ -591,18 +604,16 @@ def _parsed(urls: str | Sequence[str]) -> list[ServerURL]:
     return found
 
 
-def _checked(tls: TLS | None, urls: Sequence[ServerURL]) -> TLS:
-    """Return the options of TLS, after a look whether they go with the URLs and the files exist.
+def _check_tls(tls: TLS, urls: Sequence[ServerURL]) -> None:
+    """See whether the options of TLS go with the URLs and the files exist.
 
     :raises OptionError: StartTLS is wanted where it cannot be, or a file cannot be read
     """
-    tls = TLS() if tls is None else tls
     for url in urls:
         if tls.start_tls and url.scheme != "ldap":
             raise OptionError("start_tls", True, f"off with {url.scheme}:// ({url.text})")
     if tls.start_tls or any(url.scheme == "ldaps" for url in urls):
         tls.context()
-    return tls
 
 
 _all: weakref.WeakSet[LDAPPool] = weakref.WeakSet()

@@ -140,7 +140,9 @@ class Names:
                 raise _unknown()
             dn, attributes = found[0]
             return dn, name if self._name_attribute is None else self._named(attributes)
-        raise DirectoryUnavailableError(f"bind_dn was refused, users cannot be found: {refused}")
+        raise DirectoryUnavailableError(
+            f"bind_dn or the client certificate was refused, users cannot be found: {refused}"
+        )
 
 
     def _named(self, attributes: dict[str, list[bytes]]) -> str:

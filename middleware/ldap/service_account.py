@@ -1,9 +1,10 @@
-"""The identity that a pool searches with: the service's DN and its password, kept in one place.
+"""The identity that a pool searches with, kept in one place: the service's DN and its password, or
+what a server makes of its client certificate (SASL EXTERNAL).
 
-A password that the directory refuses is not offered again and again: many directories would lock
-the service's account, for everybody who uses it. What was refused is known to all processes of the
-node (:mod:`.service_refusals`). Where the password is in a file, that is read again when it is
-refused.
+A password that the directory refuses is not offered again and again, and a certificate neither:
+many directories would lock the service's account, for everybody who uses it. What was refused is
+known to all processes of the node (:mod:`.service_refusals`). Where the password is in a file, that
+is read again when it is refused.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from keyfront.common.condition import Condition
-from keyfront.errors import CredentialsError, DirectoryTimeoutError, OptionError
+from keyfront.errors import (
+    CredentialsError,
+    DirectoryTimeoutError,
+    DirectoryUnavailableError,
+    OptionError,
+)
 
 from .protocol.addresses import PassedOver, is_numeric
 from .protocol.connection import Connection
 from .protocol.messages import password_octets
+from .protocol.tls import TLS
 from .protocol.urls import ServerURL
 from .service_refusals import Refusals
 
@@ -28,6 +35,11 @@ LOG = logging.getLogger(__name__)
 _TURN_SECONDS = 1.0
 # Seconds for which nobody connects after all that answered had refused it.
 _REST_SECONDS = 1.0
+
+#: The SASL mechanism by which a service may bind instead of by a password (RFC 4422 appendix A).
+EXTERNAL = "EXTERNAL"
+# What is offered to a server by which a socket file is connected to.
+_PROCESS = b"the user of this process"
 
 
 class ServiceAccount:
@@ -47,12 +59,14 @@ class ServiceAccount:
     :param servers: URLs of the servers that it is offered to; what is refused is then shared with
         the other processes of the node that offer it to the same ones
     :raises OptionError: only one of the two is given, or there is no UTF-8 for the password
-    :ivar bound_as: ``bound_as`` of a connection that has this identity
+    :ivar who: who binds, for messages
+    :ivar anonymous: true if nobody does
+    :ivar identities: each ``bound_as`` of a connection that has this identity
     """
 
     __slots__ = (
         *("_accepted", "_changed", "_password", "_read", "_refusals", "_resting", "_single"),
-        *("_trying", "bound_as", "dn"),
+        *("_trying", "anonymous", "dn", "identities", "who"),
     )
 
     def __init__(
@@ -74,13 +88,29 @@ class ServiceAccount:
                 raise OptionError("bind_password", "(not set)", f"set, as bind_dn is {dn}")
             if given and not dn:
                 raise OptionError("bind_dn", "(not set)", "set, as bind_password is")
-            self.dn = dn
-            self.bound_as = dn or None
-            self._password = secret
+            self._set_up(dn, secret, servers, who=dn, anonymous=not dn, read=read)
         finally:
             del password
             secret = b""
-        self._accepted = not dn
+        self.identities |= {dn or None}
+
+    def _set_up(
+        self,
+        dn: str,
+        secret: bytes,
+        servers: Sequence[str],
+        *,
+        who: str,
+        anonymous: bool = False,
+        read: Callable[[], str] | None = None,
+    ) -> None:
+        self.dn = dn
+        self.who = who
+        self.anonymous = anonymous
+        self.identities: frozenset[str | None] = frozenset()
+        self._password = secret
+        del secret
+        self._accepted = anonymous
         self._trying = False
         self._read = read
         # A name may stand for several servers.
@@ -89,11 +119,12 @@ class ServiceAccount:
         )
         # Why nobody took it, and until when nobody is connected to in order to hear so again.
         self._resting: tuple[float, CredentialsError] | None = None
-        self._refusals = Refusals((dn, *sorted(servers)) if dn and servers else None)
+        known = bool(servers) and not anonymous
+        self._refusals = Refusals((who, *sorted(servers)) if known else None)
         self._changed = Condition()
 
     def __repr__(self) -> str:
-        return f"<ServiceAccount {self.dn!r}>"
+        return f"<{type(self).__name__} {self.who!r}>"
 
     def __reduce__(self) -> str:
         raise TypeError("a service identity is not copied or pickled: it has a password")
@@ -108,26 +139,26 @@ class ServiceAccount:
         :raises PassedOver: it was refused by this server only, or nobody could be asked in time
         :raises DirectoryUnavailableError: nobody answered
         """
-        if not self.dn:
+        if self.anonymous:
             connection.ping(timeout)
             return
         deadline = time.monotonic() + timeout
         alone = not self._accepted and self._refusals.shared
         if alone:
             # Who is alone keeps others waiting: not for a server that does not answer.
-            connection.ping(timeout)
+            self._see_alive(connection, timeout)
         # One after the other, so that a password that is not right any more is offered once.
         seconds = deadline - time.monotonic()
         with self._refusals.turn(seconds if alone else min(seconds, _TURN_SECONDS)) as mine:
             if alone and not mine:
                 raise PassedOver(
-                    f"another process's BIND as {self.dn} was not answered in {timeout:.3g} s",
+                    f"another process's BIND as {self.who} was not answered in {timeout:.3g} s",
                     server=connection.server,
                 )
             self._offer(connection, deadline)
 
     def _offer(self, connection: Connection, deadline: float) -> None:
-        source, secret = connection.source, self._password
+        source, secret = connection.source, self._offered(connection)
         place = None if self._single else source
         refused = self._refusals.held(secret, source)
         try:
@@ -136,7 +167,7 @@ class ServiceAccount:
                 if refused is not None:
                     self._refusals.note(secret, refused, place)
             if refused is not None:
-                fresh = self._read_again()
+                fresh = self._another(secret)
                 if fresh != secret and self._refusals.held(fresh, source) is None:
                     secret, refused = fresh, self._refusal(connection, fresh, deadline)
                     if refused is not None:
@@ -151,6 +182,18 @@ class ServiceAccount:
             raise refused
         finally:
             secret = fresh = b""
+
+    def _offered(self, connection: Connection) -> bytes:
+        """Return what is offered over a connection."""
+        return self._password
+
+    def _another(self, secret: bytes) -> bytes:
+        """Return what may be offered over a connection on which ``secret`` was refused."""
+        return self._read_again()
+
+    def _see_alive(self, connection: Connection, seconds: float) -> None:
+        """Have a server answer something within ``seconds``, before a BIND."""
+        connection.ping(seconds)
 
     def _refusal(
         self, connection: Connection, secret: bytes, deadline: float
@@ -170,7 +213,7 @@ class ServiceAccount:
             try:
                 return password_octets(self._read()) or self._password
             except OptionError as error:
-                LOG.warning("the password of %s cannot be read again: %s", self.dn, error)
+                LOG.warning("the password of %s cannot be read again: %s", self.who, error)
         return self._password
 
     @contextmanager
@@ -199,7 +242,7 @@ class ServiceAccount:
         :raises CredentialsError: it was refused a while ago, and is not offered again yet
         :raises DirectoryTimeoutError: the other's took too long
         """
-        if not self.dn:
+        if self.anonymous:
             return
         if (refused := self._held()) is not None:
             raise refused
@@ -214,7 +257,7 @@ class ServiceAccount:
                     return
                 if not self._changed.wait(deadline - now):
                     raise DirectoryTimeoutError(
-                        f"the first BIND as {self.dn} was not answered within {seconds:.3g} s"
+                        f"the first BIND as {self.who} was not answered within {seconds:.3g} s"
                     )
 
     def accepted(self) -> None:
@@ -233,7 +276,7 @@ class ServiceAccount:
 
     def refused(self, error: CredentialsError) -> None:
         """Note that the server refused it: for a while, nobody offers it again."""
-        if not self.dn:
+        if self.anonymous:
             return
         try:
             if self._single and self._refusals.held(self._password) is None:
@@ -274,3 +317,133 @@ class ServiceAccount:
         self._refusals.after_fork()
         self._changed = Condition()
         self._trying = False
+
+
+class CertificateAccount(ServiceAccount):
+    """The identity that servers make of the client certificate, by SASL EXTERNAL; where a socket
+    file is connected to, of the user of this process.
+
+    A certificate that is refused is as a password that is: kept back on the node, and offered again
+    at once when its file is another one.
+
+    :param tls: has the certificate
+    :param servers: URLs of the servers that it is offered to
+    """
+
+    __slots__ = ("_tls",)
+
+    def __init__(self, tls: TLS, *, servers: Sequence[str] = ()) -> None:
+        # Nobody is shown it where only socket files are connected to.
+        shown = any(ServerURL.parse(url).scheme != "ldapi" for url in servers)
+        self._tls = tls if shown else None
+        self._set_up("", b"", servers, who=EXTERNAL)
+
+    def _offered(self, connection: Connection) -> bytes:
+        self._password = connection.certificate or _PROCESS
+        return self._password
+
+    def _another(self, secret: bytes) -> bytes:
+        # Of this connection it was shown already: another one needs another connection.
+        return secret
+
+    def _see_alive(self, connection: Connection, seconds: float) -> None:
+        try:
+            connection.ping(seconds)
+        except DirectoryUnavailableError as error:
+            raise doubted(connection, error) from None
+
+    def _refusal(
+        self, connection: Connection, secret: bytes, deadline: float
+    ) -> CredentialsError | None:
+        try:
+            identity = bind_by_certificate(connection, deadline - time.monotonic())
+        except CredentialsError as error:
+            return error.with_traceback(None)
+        if identity not in self.identities:
+            self.identities |= {identity}
+        return None
+
+    def _read_again(self) -> bytes:
+        return self._tls.prepared().certificate if self._tls is not None else _PROCESS
+
+    def _held(self) -> CredentialsError | None:
+        now = self._read_again()
+        if now != self._password:
+            # What was learnt of the one before says nothing of this one.
+            self._password = now
+            self._accepted = False
+            self._resting = None
+        return super()._held()
+
+
+def bind_by_certificate(connection: Connection, seconds: float | None = None) -> str:
+    """Send a BIND by SASL EXTERNAL within ``seconds``, and return who that is to the server.
+
+    :raises CredentialsError: it was refused, or accepted as nobody
+    :raises DirectoryUnavailableError: nobody answered
+    """
+    try:
+        return connection.bind_external(timeout=seconds)
+    except DirectoryUnavailableError as error:
+        raise doubted(connection, error) from None
+
+
+def doubted(connection: Connection, error: DirectoryUnavailableError) -> DirectoryUnavailableError:
+    """Return the error of what was asked first over a connection, with what it may be due to.
+
+    A server that refuses a client certificate may just hang up: with TLS 1.3 after the handshake,
+    as far as we see it, and with GnuTLS without a word.
+    """
+    if type(error) is not DirectoryUnavailableError or not connection.certificate:
+        return error
+    return DirectoryUnavailableError(
+        f"{str(error).removeprefix(f'{connection.server}: ')}; it may not accept the client "
+        "certificate",
+        server=connection.server,
+    )
+
+
+def check_sasl(
+    mechanism: str | None,
+    urls: Sequence[ServerURL],
+    tls: TLS,
+    *,
+    bind_dn: str = "",
+    password: bool = False,
+    password_file: str | None = None,
+) -> None:
+    """See whether ``sasl_mechanism`` goes with the other options of a pool.
+
+    :param mechanism: its value; ``None``: the service binds by its password, or not at all
+    :param urls: URLs of the servers
+    :param tls: certificates and StartTLS
+    :param bind_dn: DN that is bound with a password
+    :param password: true if there is one
+    :param password_file: the file that it is in
+    :raises OptionError: it is another one than EXTERNAL, or one of them contradicts it
+    """
+    if mechanism is None:
+        return
+    if mechanism != EXTERNAL:
+        raise OptionError("sasl_mechanism", mechanism, f"{EXTERNAL}, or left out")
+    beside = f"left out beside sasl_mechanism = {EXTERNAL}: the certificate tells who binds"
+    if bind_dn:
+        raise OptionError("bind_dn", bind_dn, beside)
+    if password:
+        raise OptionError("bind_password", "(hidden)", beside)
+    if password_file is not None:
+        raise OptionError("bind_password_file", password_file, beside)
+    for url in urls:
+        if url.scheme == "ldap" and not tls.start_tls:
+            raise OptionError(
+                "sasl_mechanism",
+                mechanism,
+                f"used over TLS only, and {url} is without: use ldaps:// or StartTLS",
+            )
+        if url.scheme != "ldapi" and not tls.client_cert:
+            raise OptionError(
+                "client_cert",
+                "(not set)",
+                f"set with sasl_mechanism = {EXTERNAL}, as the server takes the service's identity "
+                "from it",
+            )

@@ -85,13 +85,14 @@ def _flag(default: bool, help: str) -> Option:
     return Option(read, default, "true or false", help)
 
 
-def _choice(default: str, choices: Mapping[str, Any], help: str) -> Option:
+def _choice(default: str | None, choices: Mapping[str, Any], help: str) -> Option:
     def read(text: str) -> Any:
         if text not in choices:
             raise ValueError
         return choices[text]
 
-    return Option(read, choices[default], "one of " + ", ".join(choices), help)
+    allowed = "one of " + ", ".join(choices) if len(choices) > 1 else next(iter(choices))
+    return Option(read, None if default is None else choices[default], allowed, help)
 
 
 def _same(*words: str) -> dict[str, str]:
@@ -206,6 +207,12 @@ OPTIONS: dict[str, Option] = {
         _same("demand", "allow", "never"),
         "Whether the server's certificate must be trusted and for its name. With never and allow "
         "anybody between can read the passwords.",
+    ),
+    "sasl_mechanism": _choice(
+        None,
+        _same("EXTERNAL"),
+        "EXTERNAL: whoever servers make of tls_client_cert searches, instead of bind_dn; with "
+        "ldapi:// the user of the process. Users log in by their passwords all the same.",
     ),
     "tls_client_cert": _text(None, "PEM file of a certificate to show to servers.", "a path"),
     "tls_client_key": _text(None, "Its key, by default in the same file.", "a path"),
@@ -327,6 +334,15 @@ def _agree(values: dict[str, Any]) -> None:
             if both
             else f"{OPTIONS['user_dn'].allowed}, unless there is search_base",
         )
+    if values["sasl_mechanism"] is not None:
+        if values["search_base"] is None:
+            allowed = "left out without search_base: nobody searches"
+            raise _error("sasl_mechanism", values["sasl_mechanism"], allowed)
+        for name in ("bind_dn", "bind_password", "bind_password_file"):
+            if values[name] is not None:
+                shown = values[name] if name != "bind_password" else "(hidden)"
+                allowed = "left out beside sasl_mechanism: the certificate tells who binds"
+                raise _error(name, shown, allowed)
     secrets = [x for x in ("bind_password", "bind_password_file") if values[x] is not None]
     if len(secrets) > 1:
         raise _error("bind_password", "(hidden)", "left out beside bind_password_file")

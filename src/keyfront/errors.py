@@ -93,6 +93,9 @@ class Verdict(enum.Enum):
     MUST_CHANGE = "password must be changed"
     NOT_NOW = "not at this time or from this place"
     UNWILLING = "the server is unwilling"
+    # Of a service that binds by its certificate (SASL EXTERNAL):
+    WRONG_CERTIFICATE = "client certificate not accepted"
+    NO_IDENTITY = "the server makes nobody of the client certificate"
 
 
 class DirectoryError(KeyfrontError):

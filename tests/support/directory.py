@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ class Counts:
     connects: int = 0
     binds: int = 0
     binds_refused: int = 0
+    sasl_binds: int = 0
     searches: int = 0
     unbinds: int = 0
     starttls: int = 0
@@ -105,6 +107,7 @@ class Directory:
     def __init__(
         self, program: Path, own: Path, folder: Path, port: int, tls_port: int | None,
         made: Certificates, users: Sequence[User], odd_users: Sequence[User],
+        socket_file: Path | None = None,
     ) -> None:
         self.port = port
         self.tls_port = tls_port
@@ -116,6 +119,7 @@ class Directory:
         self._folder = folder
         self._logs: list[Path] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._socket = socket_file
         self._running = contextlib.ExitStack()
         self._paused = False
         self._marks = 0
@@ -131,6 +135,11 @@ class Directory:
     def ldaps_url(self) -> str:
         assert self.tls_port, 'made without tls="both"'
         return f"ldaps://localhost:{self.tls_port}"
+
+    @property
+    def ldapi_url(self) -> str:
+        assert self._socket, "made without socket_file"
+        return f"ldapi://{urllib.parse.quote(str(self._socket), safe='')}"
 
     @property
     def ca_file(self) -> Path:
@@ -159,6 +168,7 @@ class Directory:
         assert self._process is None, "it runs"
         urls = [f"ldap://127.0.0.1:{self.port}"]
         urls += [f"ldaps://127.0.0.1:{self.tls_port}"] if self.tls_port else []
+        urls += [self.ldapi_url] if self._socket else []
         log = self._folder / f"slapd-{self.port}-{len(self._logs)}.log"
         # with -d it stays in the foreground, and stats go to standard error, unbuffered
         command = [
@@ -342,6 +352,7 @@ class Directory:
 def directory(
     folder: Path, *, tls: str = "none", ppolicy: bool = False, extra: str = "",
     extra_database: str = "", users: int = 20, certificate: Pair | None = None,
+    socket_file: Path | None = None,
 ) -> Iterator[Directory]:
     """Run a slapd until the block ends.
 
@@ -352,6 +363,7 @@ def directory(
     :param extra_database: lines for slapd.conf, about the database (``limits users size=5``)
     :param users: how many of user0, user1, … there are
     :param certificate: what it shows instead of the right one, of :mod:`certificates`
+    :param socket_file: where it listens as well, for ``ldapi://``
     """
     assert tls in ("none", "both"), tls
     program = _program("slapd", "slapd")
@@ -368,7 +380,8 @@ def directory(
         while True:
             port, tls_port = free_port(), free_port()
             server = Directory(
-                program, own, folder, port, tls_port if shown else None, made, many, odd
+                program, own, folder, port, tls_port if shown else None, made, many, odd,
+                socket_file,
             )
             try:
                 server.start()
@@ -516,6 +529,7 @@ _LINE = re.compile(
     rb"conn=(\d+) (?:"
     rb"fd=\d+ (?P<accept>ACCEPT) "
     rb"|op=\d+ (?P<bind>BIND) dn=.* method=128"
+    rb"|op=\d+ (?P<sasl>BIND) dn=.* method=163"
     rb"|op=\d+ RESULT (?P<refused>tag=97 err=(?!0 |14 ))"
     rb'|op=\d+ (?P<search>SRCH) base="'
     rb"|op=\d+ (?P<unbind>UNBIND)"
@@ -527,12 +541,12 @@ _OURS = re.compile(rb'conn=(\d+) op=0 SRCH base="' + _MARK.encode())
 _OWES = re.compile(
     rb"conn=(?P<conn>\d+) (?:"
     rb"fd=\d+ (?P<accept>ACCEPT) "
-    rb"|op=(?P<bind>\d+) BIND dn=.* method=128"
+    rb"|op=(?P<bind>\d+) BIND dn=.* method=(?:128|163)"
     rb"|op=(?P<answered>\d+) RESULT tag=97 "
     rb"|fd=\d+ (?P<close>closed)"
     rb")"
 )
-_FIELDS = ("accept", "bind", "refused", "search", "unbind", "starttls", "close")
+_FIELDS = ("accept", "bind", "refused", "sasl", "search", "unbind", "starttls", "close")
 
 
 def _owed(log: bytes, name: bytes) -> set[str]:

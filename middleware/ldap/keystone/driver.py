@@ -38,7 +38,7 @@ from keyfront.errors import (
 
 from ..protocol.messages import password_octets
 from . import options
-from .handler import DriverPool, PoolHandler
+from .handler import DriverPool, PoolHandler, is_of_a_certificate
 
 LOG = logging.getLogger(__name__)
 
@@ -358,7 +358,10 @@ def _told(error: Exception) -> exception.Error:
     # What python-ldap's exception stands for names the server.
     reason = str(error.__cause__ or error)
     if isinstance(error, ldap.INVALID_CREDENTIALS):
-        LOG.error("LDAP: the identity of [ldap] user was refused: %s", reason)
+        if is_of_a_certificate(error.__cause__):
+            LOG.error("LDAP: the service's certificate was refused: %s", reason)
+        else:
+            LOG.error("LDAP: the identity of [ldap] user was refused: %s", reason)
         return exception.LDAPInvalidCredentialsError()
     return unavailable(reason)
 

@@ -24,11 +24,13 @@ import ldap.controls.libldap
 from keystone.identity.backends.ldap import common
 
 from keyfront.errors import (
+    CredentialsError,
     DirectoryAnswerError,
     DirectoryError,
     DirectoryTimeoutError,
     FilterError,
     OptionError,
+    Verdict,
 )
 
 from ..directory import LDAPPool
@@ -478,6 +480,8 @@ def translated(error: DirectoryError) -> Exception:
     if isinstance(error, DirectoryAnswerError):
         # A password that must be changed first can come with the code of success.
         known = _CLASSES.get(error.code) if error.code else ldap.INVALID_CREDENTIALS
+        if is_of_a_certificate(error):
+            known = ldap.INVALID_CREDENTIALS
         about: dict[str, Any] = {
             "result": error.code,
             "desc": _TEXTS.get(error.code) or _in_words(error.name),
@@ -495,6 +499,14 @@ def translated(error: DirectoryError) -> Exception:
         return made(ldap.FILTER_ERROR)
     return made(
         ldap.TIMEOUT if isinstance(error, DirectoryTimeoutError) else ldap.SERVER_DOWN, str(error)
+    )
+
+
+def is_of_a_certificate(error: BaseException | None) -> bool:
+    """Tell whether an error says that the service was refused by its certificate."""
+    return isinstance(error, CredentialsError) and error.verdict in (
+        Verdict.WRONG_CERTIFICATE,
+        Verdict.NO_IDENTITY,
     )
 
 

@@ -28,6 +28,7 @@ from keyfront.errors import OptionError
 from ..protocol.tls import TLS
 from ..protocol.urls import ServerURL
 from ..secret_file import read_secret
+from ..service_account import check_sasl
 
 LDAP_GROUP = "keyfront_ldap"
 
@@ -35,7 +36,16 @@ LDAP_GROUP = "keyfront_ldap"
 _CLOSE_AFTER_USE = 1e-6
 
 # What a pool calls them, and what the operator does.
-_NAMES = {"ca_file": "[ldap] tls_cacertfile", "ca_dir": "[ldap] tls_cacertdir"}
+_NAMES = {
+    "ca_file": "[ldap] tls_cacertfile",
+    "ca_dir": "[ldap] tls_cacertdir",
+    "bind_dn": "[ldap] user",
+    "bind_password": "[ldap] password",
+    "bind_password_file": "[keyfront_ldap] bind_password_file",
+    "client_cert": "[keyfront_ldap] tls_client_cert",
+    "client_key": "[keyfront_ldap] tls_client_key",
+    "sasl_mechanism": "[keyfront_ldap] sasl_mechanism",
+}
 
 _FAST_BIND = {"auto": "auto", "always": True, "never": False}
 
@@ -93,6 +103,23 @@ LDAP = [
         help="A file with the password of [ldap] user, instead of [ldap] password: in UTF-8, one "
         "line, which only its owner can write and nobody but its group read. When a server refuses "
         "the password it is read again, so that a new one needs no restart.",
+    ),
+    cfg.StrOpt(
+        "sasl_mechanism",
+        choices=["EXTERNAL"],
+        help="EXTERNAL: search as whom the servers make of tls_client_cert, instead of [ldap] user "
+        "and its password; with ldapi:// as the user of the process. A server that makes nobody of "
+        "it is refused. Users log in by their passwords all the same.",
+    ),
+    cfg.StrOpt(
+        "tls_client_cert",
+        help="A file with a certificate to show to the servers, in PEM, with its chain. It is read "
+        "again when it is another one.",
+    ),
+    cfg.StrOpt(
+        "tls_client_key",
+        help="A file with the key of tls_client_cert, in PEM, without a passphrase. By default it "
+        "is in the same file.",
     ),
     cfg.IntOpt(
         "max_answer",
@@ -227,6 +254,14 @@ def pool_arguments(conf: Any) -> dict[str, Any]:
     strategy = own["strategy"] or ("balanced" if stock.randomize_urls else "ordered")
     use_auth_pool = stock.use_pool and stock.use_auth_pool
     file = own["bind_password_file"]
+    tls = _tls(stock, own, servers)
+    try:
+        check_sasl(
+            own["sasl_mechanism"], servers, tls,
+            bind_dn=stock.user or "", password=bool(stock.password), password_file=file,
+        )  # fmt: skip
+    except OptionError as error:
+        raise _named(error) from None
     if file is not None:
         name = f"[{LDAP_GROUP}] bind_password_file"
         if not stock.user or stock.password:
@@ -238,7 +273,8 @@ def pool_arguments(conf: Any) -> dict[str, Any]:
         "bind_dn": stock.user if stock.user and (stock.password or file) else "",
         "bind_password": stock.password if stock.user and stock.password else "",
         "bind_password_file": file,
-        "tls": _tls(stock, servers),
+        "sasl_mechanism": own["sasl_mechanism"],
+        "tls": tls,
         "strategy": strategy,
         "min_size": _minimum("min_size", own, "pool_size", stock) if stock.use_pool else 0,
         "max_size": stock.pool_size,
@@ -277,13 +313,22 @@ def _minimum(name: str, own: dict[str, Any], bound: str, stock: Any) -> int:
     return int(size)
 
 
-def _tls(stock: Any, servers: list[ServerURL]) -> TLS:
+def _named(error: OptionError) -> OptionError:
+    """Return an error of the library with the names of the configuration."""
+    return OptionError(_NAMES.get(error.option, error.option), error.value, error.allowed)
+
+
+def _tls(stock: Any, own: dict[str, Any], servers: list[ServerURL]) -> TLS:
     secure = [server.text for server in servers if server.scheme == "ldaps"]
     if stock.use_tls and secure:
         raise OptionError(
             "[ldap] use_tls", "true", f"false with {secure[0]}: ldaps is TLS from the start"
         )
     if not (stock.use_tls or secure):
+        for option in ("tls_client_cert", "tls_client_key"):
+            if own[option] is not None:
+                name = f"[{LDAP_GROUP}] {option}"
+                raise OptionError(name, own[option], "left out without ldaps:// or [ldap] use_tls")
         return TLS()
     if not (stock.tls_cacertfile or stock.tls_cacertdir or stock.tls_req_cert == "never"):
         raise OptionError(
@@ -291,15 +336,16 @@ def _tls(stock: Any, servers: list[ServerURL]) -> TLS:
             "(not set)",
             "set, or tls_cacertdir, when use_tls is true or the URL is ldaps",
         )
-    tls = TLS(
-        ca_file=stock.tls_cacertfile,
-        ca_dir=None if stock.tls_cacertfile else stock.tls_cacertdir,
-        verify=stock.tls_req_cert,
-        start_tls=stock.use_tls,
-    )
     try:
+        tls = TLS(
+            ca_file=stock.tls_cacertfile,
+            ca_dir=None if stock.tls_cacertfile else stock.tls_cacertdir,
+            verify=stock.tls_req_cert,
+            start_tls=stock.use_tls,
+            client_cert=own["tls_client_cert"],
+            client_key=own["tls_client_key"],
+        )
         tls.context()  # reads the files; connections use the same
     except OptionError as error:
-        name = _NAMES.get(error.option, error.option)
-        raise OptionError(name, error.value, error.allowed) from None
+        raise _named(error) from None
     return tls

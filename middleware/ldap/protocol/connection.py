@@ -30,11 +30,12 @@ from keyfront.errors import (
 )
 
 from . import controls, messages, result_codes, search_filter
-from .ber import MAX_INT, ProtocolError, TooLargeError
+from .ber import MAX_INT, ProtocolError, TooLargeError, read_text
 from .messages import (
     DEFAULT_LIMITS,
     MAX_MESSAGE,
     START_TLS,
+    WHO_AM_I,
     Budget,
     Decoder,
     Limits,
@@ -63,6 +64,9 @@ _ABILITIES = (
 _RANGE = re.compile(r"([^;]+);range=\d{1,9}-(\d{1,9}|\*)", re.IGNORECASE)
 
 _NO_SUCH_OBJECT = 32
+
+# Authorization identities of nobody (RFC 4513 section 5.2.1.8).
+_NOBODY = frozenset(("", "dn:", "u:"))
 
 Entry = tuple[str, dict[str, list[bytes]]]
 Reference = tuple[None, list[str]]
@@ -136,8 +140,10 @@ class Connection:
         of its name
     :ivar opened_at: when it was opened, by ``time.monotonic()``
     :ivar usable: ``False`` while an operation is under way, and for good if one did not end well
-    :ivar bound_as: the DN of the last BIND if that was taken; always ``None`` with fast bind, which
-        leaves the connection anonymous
+    :ivar bound_as: the DN of the last BIND if that was taken, or what the server calls who it made
+        of EXTERNAL; always ``None`` with fast bind, which leaves the connection anonymous
+    :ivar certificate: a digest of the file of the client certificate that TLS had to show; empty
+        if there is none
     :ivar binds: BINDs sent
     :ivar searches: searches sent, each page counted
     :ivar heard: true if any part of the answer to the last search has come
@@ -145,8 +151,8 @@ class Connection:
 
     __slots__ = (
         *("__weakref__", "_abilities", "_decoder", "_fast", "_id", "_ldap3", "_limits", "_timeout"),
-        *("binds", "bound_as", "heard", "opened_at", "searches", "server", "source", "transport"),
-        *("url", "usable"),
+        *("binds", "bound_as", "certificate", "heard", "opened_at", "searches", "server", "source"),
+        *("transport", "url", "usable"),
     )
 
     def __init__(
@@ -163,6 +169,7 @@ class Connection:
         self.opened_at = time.monotonic()
         self.usable = True
         self.heard = False
+        self.certificate = b""
         self._timeout = timeout
         self._limits = limits
         self._decoder = Decoder(
@@ -199,7 +206,7 @@ class Connection:
         """
         if tls.start_tls and url.scheme != "ldap":
             raise OptionError("start_tls", True, f"off with {url.scheme}://")
-        context = tls.context() if tls.start_tls or url.scheme == "ldaps" else None
+        prepared = tls.prepared() if tls.start_tls or url.scheme == "ldaps" else None
         transport = Transport(url)
         try:
             transport.begin(connect_timeout)
@@ -207,8 +214,9 @@ class Connection:
             made = cls(transport, url, timeout, limits)
             if tls.start_tls:
                 made._start_tls()
-            if context is not None:
-                transport.secure(context)
+            if prepared is not None:
+                made.certificate = prepared.certificate
+                transport.secure(prepared.context)
         except BaseException:
             transport.close()
             raise
@@ -262,6 +270,61 @@ class Connection:
         if not self._fast:
             self.bound_as = dn
         return answer
+
+    def bind_external(self, *, timeout: float | None = None) -> str:
+        """Bind as whom the server makes of what is below LDAP: SASL EXTERNAL (RFC 4513 5.2.3).
+
+        That is the client certificate of TLS, or the user of the process where a socket file is
+        connected to. It takes two round trips, since a server that makes nobody of it says yes as
+        well, and leaves the connection anonymous: so it is asked.
+
+        :param timeout: seconds for all of it
+        :return: who it is, as :meth:`who_am_i`
+        :raises CredentialsError: refused, or accepted as nobody (``Verdict.NO_IDENTITY``)
+        """
+        deadline = self._deadline(timeout)
+        self.bound_as = None
+        message = self._bind_sasl("EXTERNAL", timeout)
+        if message.code == result_codes.SASL_BIND_IN_PROGRESS:
+            # Some ask for what was given already (RFC 4422 section 5).
+            message = self._bind_sasl("EXTERNAL", self._left(deadline))
+        refused: DirectoryError | None = None
+        broken = ""
+        if message.code or message.controls:
+            try:
+                refused = result_codes.bind_refusal(message, self.server, external=True)
+            except ProtocolError as error:
+                broken = str(error)
+        if broken:
+            self.usable = False
+            raise self._broken(broken)
+        if refused is not None:
+            raise refused
+        told = ""
+        try:
+            identity = self.who_am_i(timeout=self._left(deadline))
+        except DirectoryAnswerError as error:
+            identity, told = "", f"it does not say as whom ({error.name}, {error.code})"
+        if identity in _NOBODY:
+            raise CredentialsError(
+                Verdict.NO_IDENTITY,
+                message.code,
+                result_codes.name_of(message.code),
+                f"EXTERNAL was accepted, but {told or 'as nobody (anonymous)'}; map the "
+                "subject of the certificate to an entry there (OpenLDAP: authz-regexp)",
+                server=self.server,
+            )
+        self.bound_as = identity
+        return identity
+
+    def who_am_i(self, *, timeout: float | None = None) -> str:
+        """Ask the server whom the connection is bound as (RFC 4532).
+
+        :return: ``dn:`` and a DN, or ``u:`` and a name (RFC 4513 section 5.2.1.8); empty for nobody
+        :raises DirectoryAnswerError: it does not tell
+        """
+        _, value = self.extended(WHO_AM_I, timeout=timeout)
+        return read_text(value or b"")
 
     def fast_bind(self, *, timeout: float | None = None) -> None:
         """Make Active Directory check passwords without logging anybody in.
@@ -561,6 +624,29 @@ class Connection:
             raise DirectoryTimeoutError("no time was left to ask", server=self.server)
         self.usable = False
         self.transport.begin(seconds)
+
+    def _bind_sasl(self, mechanism: str, timeout: float | None) -> Message:
+        """Send one BIND by SASL, with an empty response, and return the answer."""
+        request = messages.sasl_bind_request(self.next_id(), mechanism, b"")
+        self._begin(timeout)
+        self.binds += 1
+        self.transport.send(request)
+        message = self._answer(messages.BIND)
+        self.usable = True
+        return message
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        """Return when an operation of several messages that begins now is to end."""
+        seconds = self._timeout if timeout is None else timeout
+        return None if seconds is None else time.monotonic() + seconds
+
+    def _left(self, deadline: float | None) -> float | None:
+        """Return what is left of the time of an operation that is half done."""
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            self.usable = False
+            raise DirectoryTimeoutError("no time was left to ask", server=self.server)
+        return left
 
     def _collect(
         self, items: list[Entry | Reference], size_limit: int, budget: Budget

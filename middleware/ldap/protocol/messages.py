@@ -43,6 +43,8 @@ from .controls import Control
 
 #: The extended operation after which all is encrypted (RFC 4511 section 4.14).
 START_TLS = "1.3.6.1.4.1.1466.20037"
+#: The extended operation that tells whom a connection is bound as (RFC 4532).
+WHO_AM_I = "1.3.6.1.4.1.4203.1.11.3"
 
 _SCOPES = {
     (scope, aliases): bytes((ENUMERATED, 1, scope, ENUMERATED, 1, aliases))
@@ -98,6 +100,20 @@ def bind_request(message_id: int, dn: str, password: bytes, controls: bytes = b"
         ),
         controls,
     )
+
+
+def sasl_bind_request(message_id: int, mechanism: str, credentials: bytes | None) -> bytes:
+    """Encode a SASL bind, version 3, without a name (RFC 4511 section 4.2).
+
+    :param message_id: the number of this message
+    :param mechanism: name of the mechanism
+    :param credentials: what the mechanism sends; ``None`` for nothing, which is not the same as
+        nothing in it (RFC 4513 section 5.2.1.2)
+    """
+    content = element(OCTETS, text(mechanism, "mechanism"))
+    if credentials is not None:
+        content += element(OCTETS, credentials)
+    return _message(message_id, b"\x60", b"\x02\x01\x03\x04\x00" + element(0xA3, content), b"")
 
 
 def search_request(

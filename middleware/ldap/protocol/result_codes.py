@@ -71,7 +71,7 @@ NAMES = {
     123: "authorizationDenied",
 }
 
-SUCCESS, REFERRAL = 0, 10
+SUCCESS, REFERRAL, SASL_BIND_IN_PROGRESS = 0, 10, 14
 _UNAVAILABLE = frozenset((51, 52))
 # A BIND that failed in these ways says nothing about the user.
 _NO_VERDICT = frozenset((1, 3, 51, 52, 80))
@@ -95,6 +95,9 @@ _BY_CODE = {
     50: Verdict.UNWILLING,
     53: Verdict.UNWILLING,
 }
+
+# Of an EXTERNAL BIND. OpenLDAP says 7 if it asked for no certificate, or was shown none.
+_BY_CODE_EXTERNAL = _BY_CODE | dict.fromkeys((7, 48, 49), Verdict.WRONG_CERTIFICATE)
 
 # draft-behera-ldap-password-policy section 6.2; 3 to 8 are about changes of a password.
 _BY_POLICY = {0: Verdict.EXPIRED, 1: Verdict.LOCKED, 2: Verdict.MUST_CHANGE}
@@ -163,13 +166,16 @@ def refusal(message: Message, server: str) -> DirectoryError:
     return _answer(message, server)
 
 
-def bind_refusal(message: Message, server: str, *, quote: bool = True) -> DirectoryError | None:
+def bind_refusal(
+    message: Message, server: str, *, quote: bool = True, external: bool = False
+) -> DirectoryError | None:
     """Return the error for a BIND's result; ``None`` if the user is let in.
 
     With a password that must be changed first, a server may say success and then allow nothing but
     the change (draft-behera-ldap-password-policy section 6.2): that is a refusal as well.
 
     :param quote: let the error repeat the server's words
+    :param external: it was a BIND by certificate, without a password (SASL EXTERNAL)
     :raises ProtocolError: the password policy control is broken
     """
     code = message.code
@@ -177,13 +183,16 @@ def bind_refusal(message: Message, server: str, *, quote: bool = True) -> Direct
     if code == SUCCESS and verdict is None:
         return None
     outage = code in _NO_VERDICT
-    if not outage and code in _BY_CODE:
+    by_code = _BY_CODE_EXTERNAL if external else _BY_CODE
+    if not outage and code in by_code:
         data = _ACTIVE_DIRECTORY.search(message.diagnostic) if code == 49 else None
         number = int(data[1], 16) if data else 0
         outage = number in _DATA_OUTAGES
         told = _BY_DATA.get(number) or _by_text(code, message.diagnostic)
         # 389 Directory Server calls a disabled account locked in the control.
-        verdict = told or verdict or _BY_CODE[code]
+        verdict = told or verdict or by_code[code]
+        if external and verdict is Verdict.WRONG_PASSWORD:
+            verdict = Verdict.WRONG_CERTIFICATE
     if not quote:
         message.diagnostic = message.matched_dn = ""
         message.referrals = []

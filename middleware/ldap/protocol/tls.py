@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import ssl
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from keyfront.errors import OptionError
 
@@ -14,6 +16,14 @@ LOG = logging.getLogger(__name__)
 _VERIFY = ("demand", "allow", "never")
 
 _Stamps = tuple[tuple[int, ...], ...]
+
+
+class Prepared(NamedTuple):
+    """A context, and what its client certificate is told from others by."""
+
+    context: ssl.SSLContext
+    #: A digest of ``client_cert``; empty if there is none.
+    certificate: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +37,8 @@ class TLS:
         libldap's ``allow`` does the same, as every server shows some certificate
     :param start_tls: encrypt ``ldap://`` connections before anything else is sent (RFC 4511
         section 4.14)
-    :param client_cert: PEM file to show to a server that asks, with its chain
+    :param client_cert: PEM file to show to a server that asks, with its chain; the service binds
+        by it where the pool's ``sasl_mechanism`` is EXTERNAL
     :param client_key: its key without a passphrase; by default in ``client_cert``
     :param ciphers: in the notation of OpenSSL, up to TLS 1.2; by default those of Python
     :raises OptionError: ``verify`` is none of these, or there is a key without a certificate
@@ -41,7 +52,7 @@ class TLS:
     client_key: str | None = None
     ciphers: str | None = None
     # The context, by what its files were like when it was made.
-    _made: dict[_Stamps, ssl.SSLContext] = field(
+    _made: dict[_Stamps, Prepared] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -49,7 +60,7 @@ class TLS:
         if self.verify not in _VERIFY:
             raise OptionError("verify", self.verify, "one of " + ", ".join(_VERIFY))
         if self.client_key and not self.client_cert:
-            raise OptionError("client_key", self.client_key, "given together with client_cert")
+            raise OptionError("client_key", self.client_key, "given together with its certificate")
 
     def context(self) -> ssl.SSLContext:
         """Return the context of all connections with these options: at least TLS 1.2, with SNI.
@@ -60,6 +71,10 @@ class TLS:
 
         :raises OptionError: at first, a file is missing, unreadable or not what it should be
         """
+        return self.prepared().context
+
+    def prepared(self) -> Prepared:
+        """Return the context of :meth:`context`, and which certificate it shows."""
         now = self._stamps()
         # Threads may all get here at once; they go on with what the first of them has made.
         made = self._made.get(now)
@@ -96,7 +111,7 @@ class TLS:
     def _names(self) -> str:
         return ", ".join(x for x in (self.ca_file, self.client_cert, self.client_key) if x)
 
-    def _make(self) -> ssl.SSLContext:
+    def _make(self) -> Prepared:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.verify == "demand":
@@ -104,8 +119,7 @@ class TLS:
         else:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        if self.client_cert:
-            self._identify(context, self.client_cert)
+        certificate = self._identify(context, self.client_cert) if self.client_cert else b""
         if self.ciphers:
             try:
                 context.set_ciphers(self.ciphers)
@@ -113,7 +127,7 @@ class TLS:
                 raise OptionError(
                     "ciphers", self.ciphers, "a list of ciphers that 'openssl ciphers' knows"
                 ) from None
-        return context
+        return Prepared(context, certificate)
 
     def _trust(self, context: ssl.SSLContext) -> None:
         if not self.ca_file and not self.ca_dir:
@@ -131,8 +145,9 @@ class TLS:
                 raise OptionError("ca_dir", self.ca_dir, "a folder that can be read")
             context.load_verify_locations(capath=self.ca_dir)
 
-    def _identify(self, context: ssl.SSLContext, certificate: str) -> None:
-        _check("client_cert", certificate)
+    def _identify(self, context: ssl.SSLContext, certificate: str) -> bytes:
+        """Have a context show the certificate; return the digest of its file."""
+        shown = _check("client_cert", certificate)
         if self.client_key:
             _check("client_key", self.client_key)
         try:
@@ -143,18 +158,20 @@ class TLS:
             raise OptionError(
                 option,
                 self.client_key or certificate,
-                "the key of client_cert, both in PEM, without a passphrase",
+                "the key of the certificate, both in PEM, without a passphrase",
             ) from None
+        return shown
 
 
 def _no_passphrase() -> bytes:
     return b""
 
 
-def _check(option: str, path: str) -> None:
+def _check(option: str, path: str) -> bytes:
+    """Return the digest of a file; see that it can be read."""
     try:
-        with open(path, "rb"):
-            pass
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a path"
         raise OptionError(option, path, f"a file that can be read ({reason})") from None

@@ -8,6 +8,7 @@ eventlet patched.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 import time
@@ -30,6 +31,10 @@ _SLACK = 0.001
 _KEEPALIVE = (60, 10, 3)
 # Certificate errors of OpenSSL that another CA would cure.
 _UNKNOWN_CA = frozenset((2, 18, 19, 20, 21))
+# What a server says of a client's certificate (RFC 8446 section 6.2), as OpenSSL spells it.
+_CLIENT_CERTIFICATE = re.compile(
+    r"ALERT_((BAD|UNSUPPORTED)_CERTIFICATE|CERTIFICATE_\w+|UNKNOWN_CA|ACCESS_DENIED)$"
+)
 
 #: The ``sockaddr`` of ``socket.getaddrinfo``; ``None`` for a socket file, which its URL names.
 Address = tuple[Any, ...] | None
@@ -279,7 +284,11 @@ def _explain(error: OSError | ValueError) -> str:
         advice = "; set ca_file to the CA" if error.verify_code in _UNKNOWN_CA else ""
         return f"its certificate is not accepted: {error.verify_message}{advice}"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {(error.reason or str(error)).replace('_', ' ').lower()}"
+        reason = error.reason or str(error)
+        words = reason.replace("_", " ").lower()
+        if _CLIENT_CERTIFICATE.search(reason):
+            return f"the client certificate, or that there is none, is not accepted: {words}"
+        return f"TLS failed: {words}"
     if isinstance(error, OSError):
         return f"TLS failed: {error.strerror or str(error)}"
     return f"TLS failed: {error}"

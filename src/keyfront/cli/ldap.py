@@ -23,10 +23,11 @@ from keyfront.middleware.ldap import diagnose as probe
 from keyfront.middleware.ldap import pool_counters
 from keyfront.middleware.ldap.connector import Dialer
 from keyfront.middleware.ldap.diagnose import FAILED, NOTE, OK, WARNING, ServerReport
-from keyfront.middleware.ldap.protocol.connection import BindAnswer, Connection
+from keyfront.middleware.ldap.protocol.connection import TAKEN, BindAnswer, Connection
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.ldap.secret_file import read_secret
+from keyfront.middleware.ldap.service_account import EXTERNAL, bind_by_certificate, check_sasl
 
 from . import drain
 
@@ -40,6 +41,14 @@ _SPELLED = {
     "use ldaps:// or start_tls": "use ldaps:// or --start-tls",
     "no search_base is given": "no --base is given",
     "try another bind_dn": "try another --bind-dn",
+    "sasl_mechanism = EXTERNAL": "--sasl-external",
+}
+_OPTIONS = {
+    "ca_file": "--ca-file",
+    "client_cert": "--client-cert",
+    "client_key": "--client-key",
+    "bind_dn": "--bind-dn",
+    "sasl_mechanism": "--sasl-external",
 }
 
 
@@ -99,6 +108,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ca-file", metavar="FILE", help="CAs to trust, in PEM (default: the system's)"
     )
     part.add_argument("--start-tls", action="store_true", help="encrypt ldap:// by StartTLS")
+    part.add_argument(
+        "--client-cert", metavar="FILE", help="certificate to show to the server, in PEM"
+    )
+    part.add_argument(
+        "--client-key", metavar="FILE", help="its key (default: in the file of --client-cert)"
+    )
+    part.add_argument(
+        "--sasl-external",
+        action="store_true",
+        help="bind by --client-cert (ldapi://: as the user of this process), and say who that is",
+    )
     part.add_argument("--bind-dn", metavar="DN", help="who binds (default: nobody, anonymous)")
     part.add_argument(
         "--password-file",
@@ -141,6 +161,7 @@ class Options:
     :ivar tls: certificates and StartTLS
     :ivar bind_dn: DN to bind as; empty for nobody
     :ivar password: password of ``bind_dn``
+    :ivar external: bind by the client certificate instead (SASL EXTERNAL)
     :ivar base: DN to search; by default the first that the server names
     :ivar timeout: seconds for each step, 0.01 to 600
     """
@@ -148,11 +169,15 @@ class Options:
     tls: TLS
     bind_dn: str = ""
     password: str = field(default="", repr=False)
+    external: bool = False
     base: str | None = None
     timeout: float = 5.0
 
     def bind(self, connection: Connection) -> BindAnswer:
         """Send one BIND, be it as nobody, and ask what the password policy says."""
+        if self.external:
+            bind_by_certificate(connection)
+            return TAKEN
         return connection.bind(
             self.bind_dn,
             self.password,
@@ -175,11 +200,23 @@ def _options(arguments: argparse.Namespace) -> Options:
         raise OptionError(
             "--timeout", arguments.timeout, "a number of seconds from 0.01 to 600"
         ) from None
-    tls = TLS(ca_file=arguments.ca_file, start_tls=arguments.start_tls)
     try:
+        tls = TLS(
+            ca_file=arguments.ca_file,
+            start_tls=arguments.start_tls,
+            client_cert=arguments.client_cert,
+            client_key=arguments.client_key,
+        )
         tls.context()
+        urls = [ServerURL.parse(text, "URL") for text in arguments.urls]
+        used = tls.start_tls or any(url.scheme == "ldaps" for url in urls)
+        if tls.client_cert and not used:
+            allowed = "left out without ldaps:// or --start-tls"
+            raise OptionError("client_cert", tls.client_cert, allowed)
+        if arguments.sasl_external:
+            check_sasl(EXTERNAL, urls, tls, bind_dn=bind_dn or "")
     except OptionError as error:
-        raise OptionError("--ca-file", error.value, error.allowed) from None
+        raise _as_given(error) from None
     if password_file is not None and not bind_dn:
         raise OptionError("--password-file", password_file, "left out without --bind-dn")
     if bind_dn == "":
@@ -188,9 +225,16 @@ def _options(arguments: argparse.Namespace) -> Options:
         tls=tls,
         bind_dn=bind_dn or "",
         password=_password(bind_dn, password_file) if bind_dn else "",
+        external=arguments.sasl_external,
         base=arguments.base,
         timeout=seconds,
     )
+
+
+def _as_given(error: OptionError) -> OptionError:
+    """Return an error of the library with the names of the command line."""
+    option = _OPTIONS.get(error.option, error.option)
+    return OptionError(option, error.value, _spelled(error.allowed))
 
 
 def _password(bind_dn: str, file: Path | None) -> str:
@@ -233,7 +277,10 @@ def stats(folder: Path, out: TextIO, *, as_json: bool = False) -> int:
 def examine(url: ServerURL, options: Options) -> ServerReport:
     """Examine one server and return what works with it."""
     dialer = Dialer(options.tls, options.timeout, options.timeout)
-    terms = probe.Terms(dialer=dialer, dn=options.bind_dn, bind=options.bind, base=options.base)
+    terms = probe.Terms(
+        dialer=dialer, dn=options.bind_dn, bind=options.bind, base=options.base,
+        external=options.external,
+    )  # fmt: skip
     return probe.examine(url, terms)
 
 

@@ -544,7 +544,7 @@ def test_a_refused_service_is_not_locked(d: Directory, make: Make) -> None:
     pool = make(d.url, bind_password="wrong", min_size=3, search_base=d.people)
     found = together([lambda: pool.search(d.people, 0) for _ in range(20)])
     assert {each.verdict for each in found} == {Verdict.WRONG_PASSWORD}
-    with pytest.raises(DirectoryUnavailableError, match="bind_dn was refused"):
+    with pytest.raises(DirectoryUnavailableError, match=r"bind_dn or .* refused"):
         pool.authenticate("user0", d.users[0].password)
     counts = d.wait_for(lambda counts: counts.binds_refused, "the refusal is in its log")
     assert (counts.binds, counts.binds_refused) == (1, 1)

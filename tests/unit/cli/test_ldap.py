@@ -18,6 +18,7 @@ from keyfront.middleware.ldap.diagnose import FAILED, NOTE, OK, WARNING
 from keyfront.middleware.ldap.diagnose import ServerReport as Report
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
+from support.certificates import certificates
 
 URL = "ldap://ds1.example.org:389"
 
@@ -123,6 +124,11 @@ def test_the_options_reach_the_check(
         (["--timeout", "0", URL], "--timeout = 0: must be a number of seconds from 0.01 to 600"),
         (["--timeout", "nan", URL], "--timeout = nan"),
         (["--ca-file", "/nowhere", URL], "--ca-file = /nowhere"),
+        (["--client-cert", "/nowhere", "ldaps://x"], "--client-cert = /nowhere: must be a file"),
+        (["--client-key", "/x", "ldaps://x"], "--client-key = /x: must be given together with"),
+        (["--sasl-external", "ldaps://x"], "--client-cert = (not set): must be set with --sasl-ex"),
+        (["--sasl-external", "--bind-dn", "cn=x", "ldapi://%2Fx"], "--bind-dn = cn=x: must be"),
+        (["--sasl-external", URL], f"EXTERNAL: must be used over TLS only, and {URL} is without"),
         (["--start-tls", "ldaps://x"], "--start-tls = ldaps://x:636: must be left out"),
         (["--bind-dn", "", URL], "--bind-dn = (empty)"),
         (["--password-file", "/nowhere", URL], "left out without --bind-dn"),
@@ -143,6 +149,22 @@ def test_bad_input_is_one_line_and_exit_2(
     if "--pass" not in arguments:
         assert "hush-hush" not in error
     assert not examined
+
+
+def test_a_client_certificate(
+    examined: list[tuple[str, Options]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pair = certificates(tmp_path).client
+    shown = ("--client-cert", str(pair.certificate), "--client-key", str(pair.key))
+    assert run(capsys, *shown, "ldaps://x", "ldapi://%2Fx", "--sasl-external")[0] == 0
+    assert run(capsys, *shown, "ldap://x", "--start-tls")[0] == 0
+    assert run(capsys, "ldapi://%2Fx", "--sasl-external")[0] == 0
+    found = [chosen for _, chosen in examined]
+    assert [each.external for each in found] == [True, True, False, True]
+    assert found[0].tls.client_cert == str(pair.certificate)
+    assert found[0].tls.client_key == str(pair.key)
+    error = refusal(capsys, *shown, "ldap://x")
+    assert f"--client-cert = {pair.certificate}: must be left out without ldaps:// or" in error
 
 
 def test_a_password_is_asked_for_at_a_terminal_only(

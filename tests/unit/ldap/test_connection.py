@@ -6,11 +6,13 @@ import contextlib
 import gc
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ from keyfront.middleware.ldap.protocol.ber import element, number
 from keyfront.middleware.ldap.protocol.connection import FAST_BIND, Connection
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
+from support.certificates import certificates
 from support.served import PATIENCE, free_port
 
 DN = "uid=a,dc=x"
@@ -299,6 +302,195 @@ def test_warnings_of_the_password_policy() -> None:
         is_lost(connection)
     wanted = controls.encode(controls.password_policy_control())
     assert heard()[0] == messages.bind_request(1, DN, SECRET.encode(), wanted)
+
+
+# SASL EXTERNAL
+
+IDENTITY = "dn:cn=service,dc=x"
+
+
+def whoami(id: int, identity: str | None, code: int = 0) -> bytes:
+    more = b"" if identity is None else element(0x8B, identity.encode())
+    return result(id, EXTENDED, code, more=more)
+
+
+def test_external_is_a_bind_and_a_question() -> None:
+    with talk(says(result(1, BIND), whoami(2, IDENTITY), whoami(3, IDENTITY))) as (
+        connection,
+        heard,
+    ):
+        assert connection.bind_external() == IDENTITY
+        assert connection.bound_as == IDENTITY
+        assert connection.binds == 1
+        assert connection.who_am_i() == IDENTITY
+        assert connection.usable
+    assert heard()[:3] == [
+        messages.sasl_bind_request(1, "EXTERNAL", b""),
+        messages.extended_request(2, "1.3.6.1.4.1.4203.1.11.3"),
+        messages.extended_request(3, "1.3.6.1.4.1.4203.1.11.3"),
+    ]
+
+
+def test_a_server_that_asks_for_what_it_was_given() -> None:
+    challenge = result(1, BIND, 14, more=element(0x87, b""))
+    with talk(says(challenge, result(2, BIND), whoami(3, IDENTITY))) as (connection, heard):
+        assert connection.bind_external() == IDENTITY
+    assert heard()[1] == messages.sasl_bind_request(2, "EXTERNAL", b"")
+    # but not for ever
+    with talk(says(challenge, result(2, BIND, 14))) as (connection, heard):
+        with pytest.raises(DirectoryAnswerError, match="saslBindInProgress"):
+            connection.bind_external()
+        assert connection.bound_as is None
+    assert len(heard()) == 3
+
+
+@pytest.mark.parametrize("identity", [None, "", "dn:", "u:"])
+def test_accepted_as_nobody(identity: str | None) -> None:
+    script = says(
+        result(1, BIND), result(2, BIND), whoami(3, identity), result(4, BIND)
+    )
+    with talk(script) as (connection, _):
+        connection.bind(DN, SECRET)
+        with pytest.raises(CredentialsError, match=r"as nobody .*authz-regexp") as caught:
+            connection.bind_external()
+        assert "success (0)" in str(caught.value)
+        assert caught.value.verdict is Verdict.NO_IDENTITY
+        assert caught.value.server == connection.server
+        assert connection.bound_as is None
+        connection.bind(DN, SECRET)
+
+
+@pytest.mark.parametrize("code", [2, 12, 50, 53])
+def test_who_it_is_must_be_told(code: int) -> None:
+    """Or a wrong set-up would look like a directory that has no users."""
+    with talk(says(result(1, BIND), whoami(2, None, code))) as (connection, _):
+        with pytest.raises(CredentialsError, match="does not say as whom") as caught:
+            connection.bind_external()
+        assert caught.value.verdict is Verdict.NO_IDENTITY
+        assert connection.bound_as is None
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (7, Verdict.WRONG_CERTIFICATE), (48, Verdict.WRONG_CERTIFICATE),
+        (49, Verdict.WRONG_CERTIFICATE), (32, Verdict.UNKNOWN_USER), (53, Verdict.UNWILLING),
+    ],
+)  # fmt: skip
+def test_external_is_refused(code: int, verdict: Verdict) -> None:
+    with talk(says(result(1, BIND, code, "no"), result(2, BIND))) as (connection, heard):
+        with pytest.raises(CredentialsError, match=f"{code}.*: no") as caught:
+            connection.bind_external()
+        assert caught.value.verdict is verdict
+        assert connection.bound_as is None
+        connection.bind(DN, SECRET)
+    assert len(heard()) == 3
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_external_of_a_server_in_trouble_is_no_verdict(at: int) -> None:
+    answers = [result(1, BIND, 51)] if at == 1 else [result(1, BIND), whoami(2, None, 51)]
+    with talk(says(*answers)) as (connection, _):
+        with pytest.raises(DirectoryBusyError):
+            connection.bind_external()
+        assert connection.bound_as is None
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_external_without_an_answer(at: int) -> None:
+    with talk(says(*[result(1, BIND)][: at - 1])) as (connection, _):
+        with pytest.raises(DirectoryTimeoutError):
+            connection.bind_external(timeout=SHORT)
+        is_lost(connection)
+
+
+def test_external_has_one_time_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    with talk(says(result(1, BIND, 14), result(2, BIND), whoami(3, IDENTITY))) as (connection, _):
+        begin = connection.transport.begin
+        monkeypatch.setattr(
+            type(connection.transport), "begin",
+            lambda self, seconds: given.append(seconds) or begin(seconds),
+        )  # fmt: skip
+        connection.bind_external(timeout=PATIENCE)
+    assert given[0] == PATIENCE
+    assert PATIENCE > given[1] > given[2]
+
+
+def test_external_that_is_half_done_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose connection it is then, we do not know."""
+    with talk(says(result(1, BIND))) as (connection, _):
+        real = connection._bind_sasl
+
+        def stand_still(mechanism: str, timeout: float | None) -> Any:
+            message = real(mechanism, timeout)
+            late = time.monotonic() + PATIENCE
+            clock = types.SimpleNamespace(monotonic=lambda: late)
+            monkeypatch.setattr("keyfront.middleware.ldap.protocol.connection.time", clock)
+            return message
+
+        monkeypatch.setattr(Connection, "_bind_sasl", lambda self, *given: stand_still(*given))
+        with pytest.raises(DirectoryTimeoutError, match="no time was left"):
+            connection.bind_external(timeout=PATIENCE)
+        monkeypatch.undo()
+        is_lost(connection)
+
+
+def test_external_with_a_broken_control() -> None:
+    with talk(says(result(1, BIND, controls=policy(b"\x30\x7f")))) as (connection, _):
+        with pytest.raises(DirectoryProtocolError):
+            connection.bind_external()
+        is_lost(connection)
+
+
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+@pytest.mark.parametrize("shown", [None, "other_ca"])
+def test_a_client_certificate_that_tls_refuses_is_told(
+    tmp_path: Path, version: str, shown: str | None
+) -> None:
+    """OpenSSL says why; with TLS 1.3 when the first answer is read."""
+    made = certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+    context.load_cert_chain(made.server.certificate, made.server.key)
+    context.load_verify_locations(made.ca_file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(PATIENCE)
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        client.settimeout(PATIENCE)
+        with context.wrap_socket(
+            client, server_side=True, do_handshake_on_connect=False
+        ) as secured:
+            with contextlib.suppress(OSError):
+                secured.do_handshake()
+            # Closed with something unread it would be a reset, and the reason might be lost.
+            with contextlib.suppress(ConnectionResetError):
+                while socket.socket.recv(secured, 4096):
+                    pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    pair = getattr(made, shown) if shown else None
+    tls = TLS(
+        ca_file=str(made.ca_file), client_cert=pair and str(pair.certificate),
+        client_key=pair and str(pair.key),
+    )  # fmt: skip
+    url = ServerURL.parse(f"ldaps://127.0.0.1:{listener.getsockname()[1]}")
+    try:
+        with pytest.raises(DirectoryUnavailableError) as caught:
+            with contextlib.closing(
+                Connection.connect(url, tls=tls, connect_timeout=PATIENCE, timeout=PATIENCE)
+            ) as connection:
+                connection.bind_external()
+    finally:
+        thread.join(PATIENCE)
+        listener.close()
+    if version == "TLSv1_3" or shown:
+        assert isinstance(caught.value, DirectoryTLSError)
+        assert "the client certificate, or that there is none, is not accepted" in str(caught.value)
 
 
 @pytest.mark.parametrize("code", [1, 3, 51, 52, 80])

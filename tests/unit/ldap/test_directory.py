@@ -291,6 +291,24 @@ def together(number: int, call: Callable[[], Any]) -> list[Any]:
         ("start_tls", True, {"urls": "ldaps://x", "tls": TLS(start_tls=True)}),
         ("start_tls", True, {"urls": "ldap://x,ldapi://%2Fx", "tls": TLS(start_tls=True)}),
         ("ca_file", "/nowhere", {"urls": "ldaps://x", "tls": TLS(ca_file="/nowhere")}),
+        ("sasl_mechanism", "GSSAPI", {"sasl_mechanism": "GSSAPI"}),
+        ("sasl_mechanism", "external", {"sasl_mechanism": "external"}),
+        ("sasl_mechanism", "EXTERNAL", {"sasl_mechanism": "EXTERNAL"}),
+        *((option, shown, {
+            "urls": "ldaps://x", "tls": TLS(client_cert="/x"), "sasl_mechanism": "EXTERNAL",
+            "bind_dn": "", "bind_password": "", option: value,
+        }) for option, value, shown in (
+            ("bind_dn", SERVICE, SERVICE), ("bind_password", SECRET, "(hidden)"),
+            ("bind_password_file", "/x", "/x"))),
+        ("client_cert", "(not set)", {"urls": "ldaps://x", "sasl_mechanism": "EXTERNAL"}),
+        ("client_cert", "(not set)", {
+            "urls": "ldapi://%2Fx ldaps://x", "sasl_mechanism": "EXTERNAL"}),
+        ("sasl_mechanism", "EXTERNAL", {
+            "urls": "ldaps://x ldap://y", "tls": TLS(client_cert="/x"),
+            "sasl_mechanism": "EXTERNAL"}),
+        ("client_cert", "/nowhere", {
+            "urls": "ldaps://x", "tls": TLS(client_cert="/nowhere"),
+            "sasl_mechanism": "EXTERNAL"}),
         ("bind_password", "(not set)", {"bind_dn": SERVICE}),
         ("bind_dn", "(not set)", {"bind_password": SECRET}),
         ("bind_password", "(hidden)", {"bind_dn": SERVICE, "bind_password": "\ud800"}),
@@ -306,6 +324,11 @@ def test_options_out_of_range(option: str, value: Any, others: dict[str, Any]) -
         LDAPPool(**{"urls": "ldap://x", "open": False, **others})
     assert (caught.value.option, str(caught.value.value)) == (option, str(value))
     assert SECRET not in str(caught.value)
+
+
+def test_external_by_a_socket_file_needs_no_certificate() -> None:
+    with LDAPPool("ldapi://%2Fx", sasl_mechanism="EXTERNAL", open=False) as pool:
+        assert "EXTERNAL" in repr(pool._search_connector.account)
 
 
 def test_an_error_of_the_options_does_not_lead_to_the_password() -> None:
@@ -512,9 +535,10 @@ def test_a_wrong_service_password_is_sent_once(
         # to a user it is no verdict
         for error in together(20, lambda: pool.authenticate("jane", "x")):
             assert type(error) is DirectoryUnavailableError
-            assert "bind_dn was refused" in str(error)
+            assert "bind_dn or the client certificate was refused" in str(error)
         with pytest.raises(CredentialsError), pool.connection():
             pass
+        until(lambda: caplog.records or not min_size, "a worker, too, has been told")
     assert server.asked("bind") == [f"bind {SERVICE}"]
     assert pool.servers[0].state == "up"
     lines = [record.getMessage() for record in caplog.records]

@@ -219,6 +219,11 @@ def test_other_errors() -> None:
     # must be changed first, said along with "success"
     changed = CredentialsError(Verdict.MUST_CHANGE, 0, "success")
     assert type(translated(changed)) is ldap.INVALID_CREDENTIALS
+    # the service's, by whatever code: Keystone has one exception for it
+    for code in (7, 48, 49):
+        certificate = CredentialsError(Verdict.WRONG_CERTIFICATE, code, "some name")
+        assert type(translated(certificate)) is ldap.INVALID_CREDENTIALS
+    assert type(translated(CredentialsError(Verdict.NO_IDENTITY))) is ldap.INVALID_CREDENTIALS
 
 
 # The handler

@@ -43,6 +43,9 @@ def refusal(folder: Path, ldap: str = "", own: str = "") -> str:
 def test_defaults(tmp_path: Path) -> None:
     assert options.ldap(conf(tmp_path)) == {
         "bind_password_file": None,
+        "sasl_mechanism": None,
+        "tls_client_cert": None,
+        "tls_client_key": None,
         "connect_timeout": 5.0,
         "operation_timeout": 30.0,
         "max_answer": 128,
@@ -121,6 +124,7 @@ def test_the_stock_defaults_make_a_pool(tmp_path: Path) -> None:
         "bind_dn": "",
         "bind_password": "",
         "bind_password_file": None,
+        "sasl_mechanism": None,
         "strategy": "ordered",
         "min_size": 1,
         "max_size": 10,
@@ -281,3 +285,38 @@ def test_the_password_in_a_file(tmp_path: Path) -> None:
         assert "hush" not in message
     secret.chmod(0o644)
     assert "chmod 0600" in refusal(tmp_path, "user = x", own)
+
+
+def test_the_service_by_its_certificate(tmp_path: Path) -> None:
+    made = certificates(tmp_path)
+    ldap = f"url = ldaps://a\ntls_cacertfile = {made.ca_file}"
+    pair = f"tls_client_cert = {made.client.certificate}\ntls_client_key = {made.client.key}"
+    found = arguments(tmp_path, ldap, f"{pair}\nsasl_mechanism = EXTERNAL")
+    assert (found["sasl_mechanism"], found["bind_dn"]) == ("EXTERNAL", "")
+    assert found["tls"].client_cert == str(made.client.certificate)
+    assert found["tls"].client_key == str(made.client.key)
+    # only shown
+    assert arguments(tmp_path, ldap, pair)["sasl_mechanism"] is None
+    socket = arguments(tmp_path, "url = ldapi://%2Fx", "sasl_mechanism = EXTERNAL")
+    assert socket["sasl_mechanism"] == "EXTERNAL"
+
+    own = f"{pair}\nsasl_mechanism = EXTERNAL"
+    assert refusal(tmp_path, ldap, "sasl_mechanism = GSSAPI").endswith("must be one of EXTERNAL")
+    for stock, name in (("user = cn=x", "user = cn=x"), ("password = hush", "password = (hidden)")):
+        message = refusal(tmp_path, f"{ldap}\n{stock}", own)
+        assert message.startswith(f"[ldap] {name}: must be left out beside sasl_mechanism = EXT")
+        assert "hush" not in message
+    message = refusal(tmp_path, ldap, f"{own}\nbind_password_file = /x")
+    assert message.startswith("[keyfront_ldap] bind_password_file = /x: must be left out beside")
+    message = refusal(tmp_path, ldap, "sasl_mechanism = EXTERNAL")
+    assert message.startswith("[keyfront_ldap] tls_client_cert = (not set): must be set with")
+    message = refusal(tmp_path, "url = ldap://a", "sasl_mechanism = EXTERNAL")
+    assert message.startswith("[keyfront_ldap] sasl_mechanism = EXTERNAL: must be used over TLS")
+    assert "ldap://a:389" in message
+    for option in ("tls_client_cert", "tls_client_key"):
+        message = refusal(tmp_path, "url = ldap://a", f"{option} = /x")
+        assert message.startswith(f"[keyfront_ldap] {option} = /x: must be left out without ldaps")
+        message = refusal(tmp_path, ldap, f"{pair}\n{option} = /nowhere")
+        assert message.startswith(f"[keyfront_ldap] {option} = /nowhere: must be a file")
+    message = refusal(tmp_path, ldap, "tls_client_key = /x")
+    assert message.startswith("[keyfront_ldap] tls_client_key = /x: must be given together")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from ldap3 import ANONYMOUS, SIMPLE
+from ldap3 import ANONYMOUS, SASL, SIMPLE
 from ldap3.operation.bind import bind_operation
+from ldap3.operation.extended import extended_operation
 from ldap3.operation.search import search_operation
 from ldap3.protocol import rfc4511
 from ldap3.protocol.controls import build_control
@@ -57,6 +58,27 @@ def test_bind_with_any_bytes(message_id: int, dn: str, password: bytes) -> None:
     assert messages.bind_request(message_id, dn, password) == whole(
         message_id, "bindRequest", operation
     )
+
+
+@given(ids, texts, st.none() | blobs)
+@example(1, "EXTERNAL", b"")
+@example(1, "EXTERNAL", None)
+def test_bind_by_sasl_is_that_of_ldap3(
+    message_id: int, mechanism: str, credentials: bytes | None
+) -> None:
+    operation = bind_operation(3, SASL, "", None, mechanism, credentials)
+    ours = messages.sasl_bind_request(message_id, mechanism, credentials)
+    assert ours == whole(message_id, "bindRequest", operation)
+
+
+def test_bind_by_sasl_in_bytes() -> None:
+    """RFC 4511 section 4.2: version 3, no name, [3] of mechanism and credentials."""
+    ours = messages.sasl_bind_request(1, "EXTERNAL", b"")
+    assert ours.hex() == "3018" "020101" "6013" "020103" "0400" "a30c" "0408" + (
+        b"EXTERNAL".hex() + "0400"
+    )
+    with pytest.raises(OptionError, match="mechanism"):
+        messages.sasl_bind_request(1, "\ud800", None)
 
 
 @given(
@@ -157,6 +179,16 @@ def test_requests_are_those_of_libldap() -> None:
         time_limit=300,
         controls=controls.encode(controls.paged_control(100, b"\x00c")),
     )
+
+
+def test_who_am_i_is_that_of_ldap3_and_libldap() -> None:
+    pytest.importorskip("ldap")
+    operation = extended_operation(messages.WHO_AM_I)
+    assert messages.extended_request(7, messages.WHO_AM_I) == whole(7, "extendedReq", operation)
+    from ldap.extop import ExtendedRequest
+
+    number, sent = of_libldap(lambda c: c.extop(ExtendedRequest(messages.WHO_AM_I, None)))
+    assert sent == messages.extended_request(number, messages.WHO_AM_I)
 
 
 def test_no_control_is_nothing() -> None:

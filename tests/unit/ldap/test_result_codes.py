@@ -97,6 +97,28 @@ def test_because_of_the_user(message: Message, verdict: Verdict) -> None:
     assert not isinstance(error, DirectoryUnavailableError)
 
 
+@pytest.mark.parametrize(("message", "verdict"), VERDICTS, ids=name)
+def test_because_of_the_certificate(message: Message, verdict: Verdict) -> None:
+    """Of a BIND by EXTERNAL: there was no password that could be wrong."""
+    error = result_codes.bind_refusal(message, SERVER, external=True)
+    assert isinstance(error, CredentialsError)
+    wrong = Verdict.WRONG_PASSWORD
+    assert error.verdict is (Verdict.WRONG_CERTIFICATE if verdict is wrong else verdict)
+
+
+def test_no_external_there() -> None:
+    error = result_codes.bind_refusal(answer(7, "SASL(-4)"), SERVER, external=True)
+    assert isinstance(error, CredentialsError)
+    assert error.verdict is Verdict.WRONG_CERTIFICATE
+    assert "authMethodNotSupported (7): SASL(-4): client certificate not accepted" in str(error)
+    for message in OUTAGES:
+        error = result_codes.bind_refusal(message, SERVER, external=True)
+        assert isinstance(error, DirectoryUnavailableError)
+    for code in (2, 8, 10, 14):
+        error = result_codes.bind_refusal(answer(code), SERVER, external=True)
+        assert type(error) is DirectoryAnswerError
+
+
 OUTAGES = [
     *(answer(code, "words") for code in (1, 3, 51, 52, 80)),
     answer(49, active_directory("51f")),

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 
 from keyfront.errors import OptionError
 from keyfront.middleware.ldap.protocol.tls import TLS
-from support.certificates import Certificates, certificates
+from support.certificates import Certificates, Pair, certificates
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,29 @@ def test_a_certificate_of_our_own(made: Certificates, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_bytes(pair.certificate.read_bytes() + pair.key.read_bytes())
     TLS(client_cert=str(both)).context()
+
+
+def test_which_certificate_is_shown(made: Certificates, tmp_path: Path) -> None:
+    """Told from another one by its file, so that another one is another one to offer."""
+    assert TLS(ca_file=str(made.ca_file)).prepared().certificate == b""
+    own, key = tmp_path / "own.pem", tmp_path / "own.key"
+
+    def put(pair: Pair) -> None:
+        own.write_bytes(pair.certificate.read_bytes())
+        key.write_bytes(pair.key.read_bytes())
+
+    put(made.client)
+    tls = TLS(client_cert=str(own), client_key=str(key))
+    first = tls.prepared()
+    assert first.context is tls.context()
+    assert len(first.certificate) == 32
+    put(made.server)
+    assert tls.prepared().certificate not in (b"", first.certificate)
+    put(made.client)
+    assert tls.prepared().certificate == first.certificate
+    # Half of it is there: what goes on is what is told.
+    own.write_bytes(made.server.certificate.read_bytes())
+    assert tls.prepared().certificate == first.certificate
 
 
 def test_ciphers() -> None:

@@ -42,6 +42,7 @@ from keyfront.middleware.ldap.wsgi import (
     strip,
 )
 from keyfront.middleware.ldap.wsgi_options import OPTIONS
+from support.certificates import certificates
 from support.served import PATIENCE
 
 NAME, SECRET = "jane", "pass:wörd-of-jane"
@@ -719,7 +720,10 @@ def test_values_reach_the_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ({"tls_verify": "hard"}, ["ldap_auth: tls_verify"]),
         ({"tls_ca_file": "/nowhere/ca.pem"}, ["ldap_auth: tls_ca_file", "/nowhere/ca.pem"]),
         ({"tls_ca_dir": "/nowhere"}, ["ldap_auth: tls_ca_dir", "/nowhere"]),
-        ({"tls_client_key": "/nowhere"}, ["ldap_auth: tls_client_key"]),
+        ({"tls_client_key": "/nowhere"}, ["ldap_auth: tls_client_key", "its certificate"]),
+        ({"tls_client_cert": "/nowhere"}, ["ldap_auth: tls_client_cert", "/nowhere"]),
+        ({"sasl_mechanism": "GSSAPI"}, ["ldap_auth: sasl_mechanism = GSSAPI", "EXTERNAL"]),
+        ({"sasl_mechanism": "EXTERNAL"}, ["sasl_mechanism = EXTERNAL", "without search_base"]),
         ({"tls_ciphers": "NONE-SUCH"}, ["ldap_auth: tls_ciphers"]),
         ({"realm": "zoë"}, ["ldap_auth: realm", "ASCII"]),
         ({"realm": "a\nb"}, ["ldap_auth: realm"]),
@@ -755,6 +759,41 @@ def test_a_filter_is_checked_when_it_is_loaded() -> None:
 
 
 SEARCHING = {"urls": "ldap://localhost", "search_base": "dc=x", "bind_dn": "cn=s,dc=x"}
+
+
+BY_CERTIFICATE = {"urls": "ldaps://x", "search_base": "dc=x", "sasl_mechanism": "EXTERNAL"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["ldap_auth: tls_client_cert = (not set)", "set with sasl_mechanism = EXTERNAL"]),
+        ({"urls": "ldap://localhost"}, ["sasl_mechanism = EXTERNAL", "over TLS only, and ldap://"]),
+        ({"bind_dn": "cn=x"}, ["ldap_auth: bind_dn = cn=x", "beside sasl_mechanism"]),
+        ({"bind_password": "hush pw"}, ["bind_password = (hidden)", "beside sasl_mechanism"]),
+        ({"bind_password_file": "/x"}, ["bind_password_file = /x", "beside sasl_mechanism"]),
+    ],
+)
+def test_what_does_not_go_with_a_certificate(changes: dict[str, str], words: list[str]) -> None:
+    message = refusal({**BY_CERTIFICATE, **changes})
+    for word in words:
+        assert word in message
+    assert " pw" not in message
+
+
+def test_a_certificate_reaches_the_pool(tmp_path: Path) -> None:
+    pair = certificates(tmp_path).client
+    local = {
+        **BY_CERTIFICATE, "tls_client_cert": str(pair.certificate),
+        "tls_client_key": str(pair.key),
+    }  # fmt: skip
+    arguments = ldap_filter.pool_arguments(ldap_auth_options.read(local))
+    assert arguments["sasl_mechanism"] == "EXTERNAL"
+    assert arguments["tls"].client_cert == str(pair.certificate)
+    assert arguments["tls"].client_key == str(pair.key)
+    assert ldap_filter.pool_arguments(
+        ldap_auth_options.read({**BY_CERTIFICATE, "urls": "ldapi://%2Fx"})
+    )
 
 
 @pytest.mark.parametrize(
