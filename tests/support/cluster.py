@@ -95,6 +95,8 @@ def cluster(
     folder: Path, *, nodes: int = 2, coordinator: str = "", coordinator_timeout: float = 10.0,
     options: str = "", service_options: str = "",
     database_options: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
+    service_environment: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
     """Run one until the block ends; in its table of epochs changes may begin at once.
 
@@ -106,6 +108,8 @@ def cluster(
     :param options: more lines of ``[keyfront_token_cache]``
     :param service_options: more lines of the services' paste section
     :param database_options: more of MariaDB's
+    :param environment: more of the nodes'
+    :param service_environment: more of the services'
     """
     lines = (f"coordinator = {coordinator}\n", f"coordinator_timeout = {coordinator_timeout}\n")
     shared = "".join(lines) if coordinator else ""
@@ -121,33 +125,36 @@ def cluster(
                 database_url=f"{database}&plugin=keyfront" if database else None,
                 extra=f"{_KEYSTONE}path = {folder / f'tokens{number}'}\n{shared}{options}\n",
             )
-            running.append(stack.enter_context(serve_as_is(state, "uwsgi")))
+            served = serve_as_is(state, "uwsgi", environment=environment)
+            running.append(stack.enter_context(served))
         # A change waits for a table that has just begun, on a busy machine for too long.
         World(running[0].url, running[0].password).wait_until_kept()
         services = []
         told = "".join(f"keyfront_{line}" for line in lines) if coordinator else ""
         for number, node in enumerate((running[0], running[-1])):
-            services.append(
-                stack.enter_context(
-                    service(folder / f"service{number}", node, told + service_options)
-                )
+            started = service(
+                folder / f"service{number}", node, told + service_options, service_environment
             )
+            services.append(stack.enter_context(started))
         yield Cluster(running, services, server)
 
 
 @contextmanager
-def service(folder: Path, node: Served, options: str) -> Iterator[Served]:
+def service(
+    folder: Path, node: Served, options: str, more: Mapping[str, str] | None = None
+) -> Iterator[Served]:
     """Run a service that shows what it was told of a token, until the block ends.
 
     :param folder: an empty one
     :param node: the Keystone that it asks
     :param options: more lines of its paste section
+    :param more: of its environment
     """
     # keyfront serve has a state folder; of the Keystone in it nothing is used
     state = keystone_state(folder)
     paste = folder / "service.ini"
     paste.write_text(_PASTE.format(url=node.url, password=node.password, options=options))
     paste.chmod(0o600)
-    environment = {"KEYFRONT_APP": f"config:{paste}", "PYTHONPATH": str(APPS)}
+    environment = {"KEYFRONT_APP": f"config:{paste}", "PYTHONPATH": str(APPS), **(more or {})}
     with serve(state, "uwsgi", port=free_port(), environment=environment) as served:
         yield served

@@ -2,10 +2,9 @@
 
 Users, projects and domains are renamed, an endpoint is moved, roles are taken away and tokens
 revoked, at both nodes, and read at both nodes and both services, while workers are killed, they and
-a whole node frozen, Redis is killed, frozen and cut off, its clock is set and the database killed
-and frozen;
-meanwhile people log in, and their tokens are validated. Everything is written down, and
-``history.py`` judges it. A longer run::
+a whole node frozen, Redis is killed, frozen and cut off, the clocks of Redis, nodes and services
+set, and the database killed and frozen; meanwhile people log in, and their tokens are validated.
+Everything is written down, and ``history.py`` judges it. A longer run::
 
     KEYFRONT_HISTORY_READS=1000000 pytest -s tests/integration/tokens/test_history.py
 
@@ -26,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -59,6 +59,8 @@ CHANGES_EVERY = max(60, READS // 250)
 FAULTS_EVERY = max(60, READS // 125)
 #: Seconds between looks whether it is time.
 PAUSE = 0.02
+#: Seconds by which the nodes' clock is ahead at the beginning, and at most: a token lasts an hour.
+BEGINS, AHEAD = 100.0, 600.0
 ROLES = 3
 READERS = 2
 
@@ -145,15 +147,16 @@ class Run:
     :param redis: the server whose faults they are
     :param proxy: by which nodes and services get to it
     :param database: kills and starts the nodes' own
-    :param clock: of the server, on the wall
+    :param clocks: on the wall: the server's, the nodes' and the services'
     """
 
     def __init__(
         self, served: Cluster, redis: RedisServer, proxy: FaultProxy, database: servers.Restarts,
-        clock: SetClock,
+        clocks: Clocks,
     ) -> None:
         self.served, self.redis, self.proxy = served, redis, proxy
-        self.database, self.clock = database, clock
+        self.database, self.clocks = database, clocks
+        self.ahead = BEGINS
         self.history = History()
         self.began = time.monotonic()
         self.over = threading.Event()
@@ -413,6 +416,17 @@ class Run:
         finally:
             self.proxy.forward()
 
+    def set_nodes(self) -> None:
+        """Set the nodes' clock forward. Set back, a Keystone by itself revokes no token that it
+        has issued since, nor one of a node whose clock is ahead.
+        """
+        self.ahead += min(random.uniform(0.5, 20), (AHEAD - self.ahead) / 8)
+        self.clocks.nodes.set(self.ahead)
+
+    def set_services(self) -> None:
+        """Set the services' clock, forward or back, by less than a token lasts."""
+        self.clocks.services.set(random.uniform(-AHEAD / 2, AHEAD / 2))
+
     def break_something(self) -> None:
         """One of the faults that were had least."""
         proxy, redis = self.proxy, self.redis
@@ -427,7 +441,9 @@ class Run:
             "database killed": self.database,
             "Redis frozen": lambda: self.freeze(1.5, redis.pid),
             "Redis killed": redis.restart,
-            "Redis' clock set": lambda: self.clock.set(random.uniform(-3600, 3600)),
+            "Redis' clock set": lambda: self.clocks.redis.set(random.uniform(-3600, 3600)),
+            "nodes' clock set": self.set_nodes,
+            "services' clock set": self.set_services,
             "Redis emptied": redis.client.flushall,
             "Redis cut off": lambda: self.cut_off(proxy.cut),
             "Redis silent": lambda: self.cut_off(proxy.stall),
@@ -438,6 +454,16 @@ class Run:
         self.fault(name, faults[name])
 
     # All of it
+
+    def are_set(self) -> None:
+        """Make sure that the clocks are other ones than the machine's."""
+        token = self.world.call("GET", VALIDATE, headers={"X-Subject-Token": self.admin}).token()
+        issued = datetime.fromisoformat(token["issued_at"])
+        assert (issued - datetime.now(UTC)).total_seconds() > BEGINS / 2
+        for served in self.served.services:
+            for process in served.processes():
+                maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
+                assert "set_clock.so" in maps
 
     def go(self, reads: int) -> None:
         """Do it all at once until so many answers were read, and each fault was had."""
@@ -509,7 +535,7 @@ class Run:
         )
 
 
-FAULTS = 14
+FAULTS = 16
 KINDS = 6
 # What of a Keystone under faults comes of asking it once for something that has to succeed.
 _UNANSWERED = (Unanswered, AssertionError, OSError, HTTPException)
@@ -568,20 +594,39 @@ def _url() -> str:
     return f"http://127.0.0.1:1/{random_name()}"
 
 
+@dataclass
+class Clocks:
+    """Those on the wall that are set."""
+
+    redis: SetClock
+    nodes: SetClock
+    services: SetClock
+
+    @classmethod
+    def make(cls, folder: Path) -> Clocks:
+        folders = [folder / f"clock-{name}" for name in ("redis", "nodes", "services")]
+        for one in folders:
+            one.mkdir()
+        return cls(*map(SetClock, folders))
+
+
 def run(folder: Path, reads: int, service_options: str = "") -> Run:
-    clock = SetClock(folder)
+    clocks = Clocks.make(folder)
+    clocks.nodes.set(BEGINS)
     with (
-        redis_server(folder / "redis", environment=clock.environment) as redis,
+        redis_server(folder / "redis", environment=clocks.redis.environment) as redis,
         FaultProxy(redis.port) as proxy,
     ):
         url = f"redis://127.0.0.1:{proxy.port}/0"
         with cluster(
             folder, coordinator=url, coordinator_timeout=0.5, service_options=service_options,
-            database_options=servers.OUTLIVES,
+            database_options=servers.OUTLIVES, environment=clocks.nodes.environment,
+            service_environment=clocks.services.environment,
         ) as served:  # fmt: skip
             assert served.database is not None
             with servers.Restarts(served.database) as database:
-                made = Run(served, redis, proxy, database, clock)
+                made = Run(served, redis, proxy, database, clocks)
+                made.are_set()
                 made.go(reads)
             return made
 
