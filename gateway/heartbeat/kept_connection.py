@@ -36,7 +36,7 @@ _BEAT: Final = 0.00005
 _SLACK: Final = 0.5
 # Seconds that a broker has at most for ending its channels and answering a goodbye, and between two
 # looks for it: RabbitMQ takes a connection that ends before that for a client that vanished.
-_ANSWER: Final = 10.0
+ANSWER: Final = 10.0
 _LOOK: Final = 1.0
 
 
@@ -61,6 +61,7 @@ class KeptConnection:
         "dead",
         "early",
         "expired",
+        "hung_up",
         "interval",
         "lock",
         "mark",
@@ -109,8 +110,10 @@ class KeptConnection:
         self.closed = False
         #: Its place in a pool that keeps it for a limited time, once it has lain in one.
         self.pooled: Pooled | None = None
-        #: It was hung up, as that time was over.
+        #: A goodbye was said, as that time was over.
         self.expired = False
+        #: The broker has answered the goodbye, or had enough time.
+        self.hung_up = False
         self.sock: _socket.socket = plain_socket(os.dup(fd))
 
     def beat(self, now: float) -> float | None:
@@ -180,12 +183,13 @@ class KeptConnection:
         """Tell whether the broker has sent nothing since the goodbye, and may still."""
         state = self.state()
         passed = now - self.tried
-        if state is None or not state.established or passed >= _ANSWER:
+        if state is None or not state.established or passed >= ANSWER:
             return False
         return passed < _LOOK / 2 or state.silent_data >= passed
 
     def _hang_up(self) -> None:
         """End it, after the broker could answer the goodbye; it is left to be closed."""
+        self.hung_up = True
         try:
             # More may still come in: shut for reading as well, it would be answered by RST.
             self.sock.shutdown(socket.SHUT_WR)

@@ -12,12 +12,13 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from . import concurrency, native
 from .amqp_hooks import Replacements
-from .kept_connection import KeptConnection
+from .kept_connection import ANSWER, KeptConnection
 from .registry import ConnectionRegistry, kept_by, writer_of
 
 # Seconds: a connection that was written to so lately is lent without a look, which would cost more
@@ -132,6 +133,7 @@ class BorrowHooks:
             failure = None
             try:
                 if pool is not None:
+                    _wait_for_answers(pool)
                     self._drop_expired(pool)
                 elif item is not None:
                     item.close()  # its pool was dropped, and it was not closed
@@ -293,6 +295,20 @@ class BorrowHooks:
 def _items(pool: Any) -> list[Any]:
     """Return what lies in oslo.messaging's pool."""
     return [entry[-1] for entry in list(getattr(pool, "_items", ()))]
+
+
+def _wait_for_answers(pool: Any) -> None:
+    """Wait until brokers have answered the goodbyes: what is closed before has vanished for them.
+
+    Only in a thread for that.
+    """
+    deadline = native.monotonic() + ANSWER + 1
+    for item in _items(pool):
+        kept = kept_by(getattr(item, "connection", None))
+        while kept is not None and kept.expired and not (kept.hung_up or kept.closed):
+            if native.monotonic() > deadline:
+                return
+            time.sleep(0.1)
 
 
 def _inherited(pool: Any) -> list[Any]:
