@@ -47,6 +47,8 @@ C = TypeVar("C")
 #: taken off, at random.
 LIFETIME_JITTER = 0.05
 
+# When a connection was last known to work of which nobody knows.
+_DOUBTED = -math.inf
 # Seconds that a look at an idle connection has, however little its caller has.
 _LEAST_CHECK = 0.05
 
@@ -440,7 +442,9 @@ class ConnectionPool(Generic[C]):
                     state.counts.used += now - member.lent_at
                     expired = now >= member.expires_at
                     if keep and not (expired or member.retired or state.closed):
-                        member.idle_since = member.alive_at = now
+                        member.idle_since = now
+                        if member.alive_at != _DOUBTED:
+                            member.alive_at = now
                         state.put(member)
                         member = None
                 elif state.inherited.pop(id(connection), None) is None:
@@ -851,16 +855,16 @@ class ConnectionPool(Generic[C]):
         return len(chosen)
 
     def doubt(self, predicate: Callable[[C], bool]) -> None:
-        """Have the idle connections for which ``predicate`` is true checked before they are lent.
+        """Have the connections for which ``predicate`` is true checked before they are lent again.
 
         :param predicate: takes no time
         """
         state = self._here()
         with state.lock:
-            # Also what the workers look at meanwhile. Who has used one has heard from it.
+            # Also what is lent: it may have been heard from before, and come back only now.
             for member in (*state.idle, *state.lent.values()):
                 if predicate(member.connection):
-                    member.alive_at = -math.inf
+                    member.alive_at = _DOUBTED
 
     def maintain(self) -> float:
         """Do what the workers do: only needed with ``workers=0``.

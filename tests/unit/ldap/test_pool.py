@@ -297,6 +297,17 @@ def test_what_is_looked_at_can_be_doubted(make: Any, server: Server, clock: Cloc
     assert server.checks == 1
 
 
+def test_what_is_lent_can_be_doubted(make: Any, server: Server) -> None:
+    """Whoever gives it back may have heard from it before that, and be late."""
+    pool = make(check_after=math.inf, max_size=1)
+    with pool.connection() as connection:
+        pool.doubt(lambda each: each is connection)
+    for _ in range(2):
+        with pool.connection() as again:
+            assert again is connection
+        assert server.checks == 1
+
+
 def test_the_old_are_replaced_before_anybody_asks(
     make: Any, server: Server, clock: Clock
 ) -> None:
