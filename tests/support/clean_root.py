@@ -23,7 +23,7 @@ import pytest
 NAME = "cloud.example.org"
 _UNSHARE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
 _SIZE = "900m"
-_PATIENCE = 400  # seconds, a bound on a hang
+_PATIENCE = 1200  # seconds, a bound on a hang
 # Debian's users and folders that packages make.
 _USERS = "www-data", "mysql"
 
@@ -112,10 +112,10 @@ def start(name):
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd="/",
         start_new_session=True, env={**os.environ, "NOTIFY_SOCKET": f"/run/{name}.notify"})
     Path(f"/run/{name}.pid").write_text(str(process.pid))
-    said, until = b"", time.monotonic() + 90
+    said, until = b"", time.monotonic() + 300
     kind = unit["Type"][-1]
     if kind == "forking":
-        process.wait(90)
+        process.wait(300)
     while kind == "notify" and b"READY=1" not in said and process.poll() is None:
         assert time.monotonic() < until, f"{name} is not ready"
         try:
@@ -260,7 +260,7 @@ def _prepare() -> None:
     )  # fmt: skip
     subprocess.run(
         ["bash", "-c", "until [ -S /run/mysqld/mysqld.sock ]; do sleep 0.1; done"],
-        check=True, timeout=60,
+        check=True, timeout=300,
     )  # fmt: skip
 
 

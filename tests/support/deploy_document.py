@@ -15,7 +15,7 @@ SERVERS = tuple(name for name in lineups.SERVERS if name != "uwsgi")
 FIRST = "nginx+uwsgi"
 # Apache is there before its daemons have loaded Keystone.
 READY = (
-    "export NAME; timeout 90 bash -c 'until curl -fsS --cacert /etc/keyfront/tls/keyfront.crt -o"
+    "export NAME; timeout 300 bash -c 'until curl -fsS --cacert /etc/keyfront/tls/keyfront.crt -o"
     " /dev/null https://$NAME:5000/v3; do sleep 0.2; done' 2>/dev/null"
 )
 

@@ -175,7 +175,7 @@ def test_prometheus_loads_the_rules_and_reads_a_node(tmp_path: Path) -> None:
     counts.begin()
     metrics, port = free_port(), free_port()
     config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "3s", "scrape_timeout": "3s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
         "scrape_configs": [
             {"job_name": "keyfront", "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}]}

@@ -20,7 +20,7 @@ SERVERS = ("nginx+uwsgi", "apache+uwsgi", "mod_wsgi", "prefork+mod_wsgi", "nginx
 BETWEEN = (
     "for pid in /run/keyfront-*.pid /run/nginx.service.pid /run/nginx.pid; do"
     " [ -e $pid ] && kill $(cat $pid) 2>/dev/null; rm -f $pid; done;"
-    " timeout 60 bash -c 'while pgrep -r R,S,D -x \"uwsgi|nginx|apache2\"; do sleep 0.1; done' &&"
+    " timeout 300 bash -c 'while pgrep -r R,S,D -x \"uwsgi|nginx|apache2\"; do sleep 0.1; done' &&"
     " rm -rf /etc/keyfront /etc/systemd/system/keyfront-* /run/keyfront"
 )
 
