@@ -250,8 +250,8 @@ def galera_pair(folder: Path) -> Iterator[GaleraPair]:
     logs.mkdir()
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(own_folder("galera"))
-        ports = [free_port() for _ in range(4)]
-        first, second = galera_options(ports[:2]), galera_options(ports[2:])
+        ports = [free_port() for _ in range(6)]
+        first, second = galera_options(ports[:3]), galera_options(ports[3:])
         seed = own / "seed"
         with servers.mariadb(folder, more=first) as node:
             node.ask("SHUTDOWN")
@@ -265,9 +265,9 @@ def galera_pair(folder: Path) -> Iterator[GaleraPair]:
         environment = {"PATH": f"{own}:{os.environ.get('PATH', os.defpath)}"}
         second["wsrep-cluster-address"] = f"gcomm://127.0.0.1:{ports[0]}"
         nodes = []
-        for place, more in ((folder, first), (logs, second)):
+        for place, more, port in ((folder, first, ports[2]), (logs, second, ports[5])):
             node = stack.enter_context(
-                servers.mariadb(place, more=more, seed=seed, environment=environment)
+                servers.mariadb(place, port=port, more=more, seed=seed, environment=environment)
             )
             wait_for(lambda node=node: _galera(node, "wsrep_ready") == "ON", "the node is ready")
             nodes.append(node)
@@ -278,12 +278,14 @@ def galera_pair(folder: Path) -> Iterator[GaleraPair]:
 def galera_options(ports: Sequence[int]) -> dict[str, object]:
     """The options of a MariaDB that begins a Galera cluster; skips the test if there is none.
 
-    :param ports: two free ones
+    :param ports: two free ones; a third is where clients find it
     """
     provider = next(Path("/usr/lib").glob("**/libgalera_smm.so"), None)
     if provider is None:
         pytest.skip("Galera is not installed; on Debian: apt-get install galera-4")
+    clients = {"wsrep-node-incoming-address": f"127.0.0.1:{ports[2]}"} if ports[2:] else {}
     return {
+        **clients,
         "binlog-format": "ROW",
         "innodb-autoinc-lock-mode": 2,
         "wsrep-on": "ON",

@@ -48,16 +48,15 @@ HERE, UNKNOWN = "-", "?"
 #: In place of a server: the number is that of a transaction of PostgreSQL, whatever its session.
 TRANSACTION = "xid"
 
-# What begins the name of a session that may be in no transaction; among such: they may wait for
-# ever.
-_IN_ANY = "session"
+# Among sessions: they may be in no transaction, and wait for ever.
 _ENDLESS = "endless"
 
 # In place of a process: the mark with which a table begins.
 _NEW = "new"
 
-# Seconds between questions to the database.
+# Seconds between questions to the database, and to a node of its cluster that was not reached.
 _ASK_SECONDS = 1.0
+_CUT_OFF_SECONDS = 60.0
 
 #: Seconds for which a transaction that has written may wait for its client in MariaDB, which then
 #: ends it: so long after a table was begun nobody is left in it who wrote before.
@@ -111,11 +110,18 @@ SET SESSION idle_write_transaction_timeout = IF(
     @@idle_write_transaction_timeout BETWEEN 1 AND {0}, @@idle_write_transaction_timeout, {0}
 )"""
 # Other servers take writes of the same database.
+_GALERA = "SHOW STATUS WHERE variable_name = 'wsrep_cluster_size' AND value > 1"
 _MYSQL_OTHERS = (
-    "SHOW STATUS WHERE variable_name = 'wsrep_cluster_size' AND value > 1",
     "SHOW VARIABLES WHERE variable_name = 'group_replication_single_primary_mode' "
-    "AND value = 'OFF'",
+    "AND value = 'OFF'"
 )
+# A node of a Galera cluster: which it is, which others it has, and which cluster it sees.
+_GALERA_NODE = """\
+SHOW STATUS WHERE variable_name IN (
+    'wsrep_gcomm_uuid', 'wsrep_incoming_addresses', 'wsrep_cluster_size', 'wsrep_cluster_status',
+    'wsrep_cluster_state_uuid', 'wsrep_cluster_conf_id'
+)"""
+_GALERA_SAME = ("wsrep_cluster_status", "wsrep_cluster_state_uuid", "wsrep_cluster_conf_id")
 _SESSIONS = {
     "mysql": _MYSQL_SESSION,
     "mariadb": _MYSQL_SESSION,
@@ -292,21 +298,72 @@ def _session_is_there(dialect: str, connection: Any, session: str) -> bool | Non
     return bool(_row(connection, look, int(number))[0])
 
 
-def _writers(dialect: str, connection: Any, age: float) -> set[str] | None:
+# Whoever may be writing since before a time, by what tells of them: a server, and in which way.
+_Writers = dict[str, set[str]]
+
+
+def _writers(
+    dialect: str, connection: Any, age: float, connect: Callable[..., Any]
+) -> _Writers | None:
     """Return whoever may be writing since before a time; ``None`` if the server cannot tell.
 
     :param age: seconds since that time
+    :param connect: makes a connection to another server of a cluster, by its host and port
     """
     if dialect == "sqlite":
-        return {HERE} if _is_written_to(connection) else set()
+        return {"": {HERE} if _is_written_to(connection) else set()}
     if dialect == "postgresql":
         behind, found = _row(connection, _POSTGRESQL_WRITERS)
         # A standby that is asked in place of its primary says nothing; by itself it has no writers.
-        return None if behind and session_of(dialect, connection) == UNKNOWN else set(found)
+        behind = behind and session_of(dialect, connection) == UNKNOWN
+        return None if behind else {"": set(found)}
     if dialect not in ("mysql", "mariadb") or session_of(dialect, connection) == UNKNOWN:
         return None
     if age < _ARRIVAL_SECONDS:
-        return {UNKNOWN}
+        return {"": {UNKNOWN}}
+    if _rows(connection, _GALERA):
+        return _writers_of_cluster(connection, age, connect)
+    found = _writers_here(connection, age)
+    return None if not any(found.values()) and _rows(connection, _MYSQL_OTHERS) else found
+
+
+def _writers_of_cluster(
+    connection: Any, age: float, connect: Callable[..., Any]
+) -> _Writers | None:
+    """Return the same of all nodes of a Galera cluster; ``None`` if one cannot be asked.
+
+    Who writes is in a session of one of them. What has been certified elsewhere a node shows to
+    whoever waits for it, and no other node keeps anything.
+    """
+    here = _galera_node(connection)
+    found: _Writers = {}
+    nodes = set()
+    try:
+        for address in here["wsrep_incoming_addresses"].split(","):
+            host, _, port = address.rpartition(":")
+            other = connect(host.strip("[]"), int(port))
+            try:
+                node = _galera_node(other)
+                writers = _writers_here(other, age)
+            finally:
+                other.close()
+            if any(node[name] != here[name] for name in _GALERA_SAME):
+                return None
+            nodes.add(node["wsrep_gcomm_uuid"])
+            for way, those in writers.items():
+                found[f"{node['wsrep_gcomm_uuid']} {way}"] = those
+    except Exception as error:  # of whatever driver
+        LOG.debug("a node of the cluster cannot be asked: %s", type(error).__name__)
+        return None
+    whole = here["wsrep_cluster_status"] == "Primary"
+    return found if whole and len(nodes) == int(here["wsrep_cluster_size"]) else None
+
+
+def _galera_node(connection: Any) -> dict[str, str]:
+    return {str(row[0]).lower(): str(row[1]) for row in _rows(connection, _GALERA_NODE)}
+
+
+def _writers_here(connection: Any, age: float) -> _Writers:
     listed: list[tuple[Any, ...]] = []
     with suppress(Exception):  # without the right
         _do(connection, _MYSQL_BEGIN)
@@ -314,11 +371,9 @@ def _writers(dialect: str, connection: Any, age: float) -> set[str] | None:
     if any(own for _, own, _ in listed):
         writers = _of_sessions(connection, _MYSQL_WRITERS, _ARRIVAL_SECONDS, age)
         writers.update(str(name) for name, _, writes in listed if writes)
-    else:  # of some time ago, and all who ask may keep it so
-        writers = _sessions_at_it(connection, age)
-    if not writers and any(_rows(connection, statement) for statement in _MYSQL_OTHERS):
-        return None
-    return writers
+        return {"transactions": writers}
+    # Of some time ago, and all who ask may keep it so.
+    return {"sessions": _sessions_at_it(connection, age)}
 
 
 def _sessions_at_it(connection: Any, age: float) -> set[str]:
@@ -335,10 +390,9 @@ def _sessions_at_it(connection: Any, age: float) -> set[str]:
         bound = math.inf
     # A commit may have been sent after that time, by whoever had waited until then.
     late = min(bound, age)
-    found = _of_sessions(connection, _MYSQL_WRITERS, late, age)
+    writers = _of_sessions(connection, _MYSQL_WRITERS, late, age)
     if age <= bound:
-        found |= _of_sessions(connection, _MYSQL_IDLE, _ARRIVAL_SECONDS, age)
-    writers = {f"{_IN_ANY} {one}" for one in found}
+        writers |= _of_sessions(connection, _MYSQL_IDLE, _ARRIVAL_SECONDS, age)
     return writers | {_ENDLESS} if writers and bound == math.inf else writers
 
 
@@ -363,8 +417,9 @@ class Settled:
     """Tells of marks whether their commits are over; for all threads of a process."""
 
     def __init__(self) -> None:
-        #: Make a new connection each to the database, with SQLAlchemy's name of its dialect.
-        self.connections: list[tuple[str, Callable[[], Any]]] = []
+        #: Make a new connection each to the database, with SQLAlchemy's name of its dialect; to
+        #: another server of its cluster by a host and a port.
+        self.connections: list[tuple[str, Callable[..., Any]]] = []
         #: Seconds after which a commit is taken for over that the database cannot be asked about.
         self.timeout = COMMIT_TIMEOUT
         self._lock = threading.Lock()
@@ -373,7 +428,9 @@ class Settled:
         self._met: dict[str, tuple[float, float]] = {}
         self._told = ""
         # For each of them, who may be writing since before the table of an owner was made.
-        self._older: dict[int, tuple[str, set[str]]] = {}
+        self._older: dict[int, tuple[str, _Writers]] = {}
+        # The same: when one that belongs to it last could not be reached.
+        self._cut_off: dict[int, float] = {}
 
     def __call__(self, owner: str, age: float) -> bool:
         """Whether the commit of ``owner`` is over, who marked it ``age`` seconds ago."""
@@ -437,7 +494,9 @@ class Settled:
                 connection = connect()
                 try:
                     if new:
-                        there = self._is_written_since(owner, number, dialect, connection, age)
+                        there = self._is_written_since(
+                            owner, number, dialect, connection, age, connect
+                        )
                     else:
                         there = _session_is_there(dialect, connection, session)
                 finally:
@@ -456,21 +515,31 @@ class Settled:
         return True if away else None, _NOT_KNOWN if new else _DIED.format("cannot be looked for")
 
     def _is_written_since(
-        self, owner: str, number: int, dialect: str, connection: Any, age: float
+        self, owner: str, number: int, dialect: str, connection: Any, age: float,
+        connect: Callable[..., Any],
     ) -> bool | None:
         """Whether somebody may be writing since before the table was made."""
-        writers = _writers(dialect, connection, age)
-        if writers is None or UNKNOWN in writers:
-            return None if writers is None else True
-        # Of transactions and of mere sessions each have been asked for by themselves.
-        kind = f"{owner} {any(one.startswith(_IN_ANY) for one in writers)}"
-        known, older = self._older.get(number, ("", writers))
-        if known == kind:
-            writers &= older
-        self._older[number] = (kind, writers)
-        if _ENDLESS in writers and len(writers) > 1:
+
+        def elsewhere(host: str, port: int) -> Any:
+            if time.monotonic() - self._cut_off.get(number, float("-inf")) < _CUT_OFF_SECONDS:
+                raise ConnectionError("it could not be reached a moment ago")
+            try:
+                return connect(host, port)
+            except Exception:
+                self._cut_off[number] = time.monotonic()
+                raise
+
+        found = _writers(dialect, connection, age, elsewhere)
+        if found is None:
             return None
-        return bool(writers - {_ENDLESS})
+        known, older = self._older.get(number, ("", {}))
+        if known != owner:
+            older = {}
+        left = {way: those & older.get(way, those) for way, those in found.items()}
+        if not any(UNKNOWN in those for those in left.values()):
+            self._older[number] = (owner, {**older, **left})
+        writers = set().union(*left.values())
+        return None if _ENDLESS in writers and len(writers) > 1 else bool(writers - {_ENDLESS})
 
 
 _DIED = "a writer died in its commit, and its database session {}"

@@ -44,6 +44,8 @@ _TAGS = "keyfront.tags"
 _LATENESS = "keyfront.lateness"
 # The same: the session that the server knows it by.
 _SESSION = "keyfront.session"
+# Seconds for which another server of a cluster is waited for.
+_ELSEWHERE_SECONDS = 1
 # As an option of a statement: it is ours, and its rows are in no answer.
 _SEARCH = "keyfront_search"
 # As an attribute of an execution context: the write that is being executed.
@@ -108,8 +110,13 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
             with suppress(Exception):
                 connection.rollback()
 
-    def connect() -> Any:
-        arguments, named = dialect.create_connect_args(engine.url)
+    def connect(host: str = "", port: int = 0) -> Any:
+        url = engine.url
+        if host:
+            url = url.set(host=host, port=port).difference_update_query(["unix_socket"])
+        arguments, named = dialect.create_connect_args(url)
+        if host and dialect.driver in ("pymysql", "mysqldb"):
+            named["connect_timeout"] = _ELSEWHERE_SECONDS
         return dialect.connect(*arguments, **named)
 
     # No event tells that a commit is over, and the answer must not leave before.

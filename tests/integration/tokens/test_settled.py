@@ -20,7 +20,10 @@ import sqlalchemy as sa
 
 from keyfront.middleware.tokens.coordinator import mark_owners
 from keyfront.middleware.tokens.coordinator.mark_owners import Settled
+from keyfront.middleware.tokens.invalidation.change_log import registry
+from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import attach
 from support import servers
+from support.replicas import galera_pair
 from support.served import PATIENCE, wait_for
 
 NEW = mark_owners.beginning(7)
@@ -499,6 +502,41 @@ def test_mysql_lets_writers_wait_for_as_long_as_they_like(
         thread.join(PATIENCE)
         # It has done something since, and it is over.
         assert _asked(judge, new, 299)
+
+
+def test_a_galera_cluster_is_asked_node_by_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A commit may go on at another node than at the one that is asked."""
+    with galera_pair(tmp_path) as pair:
+        engine = sa.create_engine(pair.primary.fresh_database("keystone"))
+        with engine.begin() as connection:
+            _T.create(connection)
+        attach(engine)
+        judge = Settled()
+        judge.connections.append(registry.settled.connections.pop())
+        pair.let_go()
+        for number, url in enumerate((pair.primary.url("keystone"), pair.replica.url("keystone"))):
+            new = mark_owners.beginning(80 + number)
+            with _writing(url, 80 + number):
+                assert not _asked(judge, new, 2.0)
+                assert not _asked(judge, new, 2.0)
+            wait_for(lambda new=new: _asked(judge, new, 4.0), "nobody writes any more")
+        assert "cannot be found out" not in caplog.text
+        # Where one cannot be reached, nobody knows.
+        dialect, connect = judge.connections.pop()
+
+        def only_here(host: str = "", port: int = 0) -> Any:
+            if port == pair.replica.port:
+                raise OSError("no route")
+            return connect(host, port)
+
+        judge.connections.append((dialect, only_here))
+        new = mark_owners.beginning(90)
+        assert not _asked(judge, new, 299)
+        assert "cannot be found out; until 300 s have passed" in caplog.text
+        assert _asked(judge, new, 301)
+        engine.dispose()
 
 
 def _do(connection: Any, statement: str) -> None:
