@@ -23,6 +23,7 @@ from keyfront.benchmarks.compare.token_hit import call
 from keyfront.benchmarks.compare.token_stand_in import Answers, request
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.cache import TokenCache
+from keyfront.middleware.tokens.coordinator.mark_owners import begins
 from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis import server as redis_server_module
@@ -237,6 +238,58 @@ def test_a_mark_that_is_completed_ends_other_versions(
     clock.later(MARK_SECONDS)
     assert new.recover() == 1
     assert not old.fresh(filled, entry(1))
+
+
+def test_what_another_version_took_away_is_begun_when_its_commit_is_over(
+    server: RedisServer, make: Make, clock: RedisClock
+) -> None:
+    """However long that goes on, and whoever has died in it."""
+    old, new = make(digest="0123456789ab"), make()
+    service = make(create=False, digest="0123456789ab")
+    over = threading.Event()
+    ages: list[float] = []
+
+    def settled(owner: str, age: float) -> bool:
+        if not begins(owner):
+            return True
+        ages.append(age)
+        return over.is_set()
+
+    old.settled = settled
+    new.mark(some(1))
+    filled = old.now()
+    for seconds in (SETTLE_SECONDS, MARK_SECONDS, 3600):
+        clock.later(seconds)
+        assert old.recover() == 0
+        for one in (old, service):
+            assert not one.fresh(filled, entry(1))
+            assert not one.fresh(one.now(), entry(1))
+    # Who wrote before then is asked of since the wait was over, by no clock but one's own.
+    assert ages[0] == 0.0
+    assert ages == sorted(ages) and len(set(ages)) > 1
+    over.set()
+    old.recover()
+    for one in (old, service):
+        assert not one.fresh(filled, entry(1))
+        assert one.fresh(one.now(), entry(1))
+    assert old.statistics()["changes_recovered"] == 0
+
+
+def test_what_was_settled_in_another_generation_settles_nothing(
+    server: RedisServer, make: Make, clock: RedisClock
+) -> None:
+    """Its first mark has the same number as that of the next one."""
+    one, other = make(), make()
+    one.settled = lambda owner, age: False
+    change(other, 1)
+    generation = one.now().generation
+    server.client.flushall()
+    later = one.now()
+    clock.later(SETTLE_SECONDS)
+    one._run("recover", "0", f"{generation:x}")
+    assert not one.fresh(one.now(), entry(1))
+    one._run("recover", "0", f"{later.generation:x}")
+    assert one.fresh(one.now(), entry(1))
 
 
 def test_many_make_a_new_table_at_once(server: RedisServer, make: Make) -> None:
