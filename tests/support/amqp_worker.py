@@ -35,7 +35,7 @@ from typing import Any
 import psutil
 
 # Seconds; a bound on a hang, not an expectation.
-PATIENCE = 60.0
+PATIENCE = 120.0
 MODELS = ("none", "eventlet", "gevent")
 _TICK = 0.005
 _read, _write = os.read, os.write

@@ -323,7 +323,7 @@ def starting(
     with _running(command, folder / "output", stop, environment=environment) as process:
 
         def ready() -> Running:
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + 3 * PATIENCE
             while True:
                 ended = process.poll() is not None
                 try:

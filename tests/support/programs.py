@@ -105,8 +105,8 @@ def ready(
     log: Path,
     not_yet: tuple[type[Exception], ...],
 ) -> T:
-    """Ask the server until it answers."""
-    deadline = time.monotonic() + PATIENCE
+    """Ask the server until it answers; beside others a start takes minutes."""
+    deadline = time.monotonic() + 3 * PATIENCE
     while True:
         ended = process.poll() is not None
         try:
