@@ -406,7 +406,8 @@ def bound_idleness(dialect: str, connection: Any) -> None:
     Only MariaDB can. What is frozen before its commit cannot be told from what waits for nothing
     without a right that few grant; so it may not come back later than this.
 
-    :param connection: of the driver
+    :param connection: of the driver, to a server itself: a proxy that divides reads from writes may
+        refuse what comes after a SET that it does not know
     """
     if dialect in ("mysql", "mariadb"):
         with suppress(Exception):

@@ -105,8 +105,10 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
         # Not when it is needed: in a transaction, a question that PostgreSQL refuses would have
         # the commit that follows do nothing, and say nothing.
         if _SESSION not in record.info:
-            mark_owners.bound_idleness(dialect.name, connection)
-            record.info[_SESSION] = mark_owners.session_of(dialect.name, connection)
+            session = mark_owners.session_of(dialect.name, connection)
+            record.info[_SESSION] = session
+            if session != mark_owners.UNKNOWN:
+                mark_owners.bound_idleness(dialect.name, connection)
             with suppress(Exception):
                 connection.rollback()
 

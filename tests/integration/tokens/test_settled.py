@@ -385,6 +385,9 @@ def test_mariadb_whose_user_sees_his_own_sessions_only(
         with closing(behind.connections[0][1]()) as connection:
             session = mark_owners.session_of("mysql", connection)
         assert session == mark_owners.UNKNOWN
+        # Nor is anything set there, which a proxy might not know; elsewhere it is.
+        for url, bound in ((proxied, 0), (plain, mark_owners.IDLE_SECONDS)):
+            assert _idle_bound(url) == bound
         over, text = said(own, mark_owners.left(session), 299)
         assert not over
         assert "cannot be looked for; until 300 s have passed" in text
@@ -536,6 +539,19 @@ def test_a_galera_cluster_is_asked_node_by_node(
         assert not _asked(judge, new, 299)
         assert "cannot be found out; until 300 s have passed" in caplog.text
         assert _asked(judge, new, 301)
+        engine.dispose()
+
+
+def _idle_bound(url: str) -> int:
+    """What a connection of Keystone's has for how long a transaction may wait for it."""
+    engine = sa.create_engine(url)
+    attach(engine)
+    registry.settled.connections.pop()
+    try:
+        with engine.connect() as connection:
+            look = "SELECT @@idle_write_transaction_timeout"
+            return int(connection.exec_driver_sql(look).scalar_one())
+    finally:
         engine.dispose()
 
 
