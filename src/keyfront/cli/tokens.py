@@ -202,7 +202,12 @@ class Cache(NamedTuple):
             raise CoordinatorError(
                 f"{self.folder}: there is no token cache; is the service running?"
             )
-        return SharedMemory(self.folder, create=False)
+        return SharedMemory(self.folder, create=False, settled=_settles_nothing)
+
+
+def _settles_nothing(owner: str, age: float) -> bool:
+    """Say of no mark that its commit is over: that is for who can ask the database."""
+    return False
 
 
 def cache(
@@ -322,7 +327,10 @@ def _configured(config_file: Path) -> Cache:
     database.set_defaults(conf)
     try:
         conf([], project="keystone", default_config_files=[str(config_file)])
-        return Cache(folder_of(conf), coordinator_of(options.token_cache(conf), True))
+        redis = coordinator_of(options.token_cache(conf), True)
+        if redis is not None:
+            redis.settled = _settles_nothing
+        return Cache(folder_of(conf), redis)
     except cfg.ConfigFilesPermissionDeniedError:
         raise CoordinatorError(f"{config_file}: Permission denied") from None
     except cfg.Error as error:

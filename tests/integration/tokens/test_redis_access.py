@@ -219,6 +219,22 @@ def test_commands(
         made.close()
 
 
+def test_commands_complete_nothing_that_others_may_be_at(
+    server: RedisServer, configured: Path
+) -> None:
+    """As right after Redis was lost: they cannot ask the database who wrote before."""
+    keystone = attach(server.url)
+    keystone.settled = lambda owner, age: False
+    assert cli.main(["tokens", "flush", "--config-file", str(configured)]) == 0
+    assert cli.main(["tokens", "check", "--config-file", str(configured)]) == 1
+    assert keystone.statistics()["flushes"] == 1
+    assert not keystone.fresh(keystone.now(), ENTRY)
+    keystone.settled = lambda owner, age: True
+    keystone.recover()
+    assert keystone.fresh(keystone.now(), ENTRY)
+    keystone.close()
+
+
 def test_whoever_reads_the_configuration_takes_part(
     server: RedisServer, configured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
