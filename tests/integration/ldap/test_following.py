@@ -298,8 +298,9 @@ def test_answers_are_kept_as_before(site: Site) -> None:
     def is_kept_often() -> bool:
         told = site.counts()["directory_changes"]
         enabled = "TRUE" if len(kept) % 2 else "FALSE"
-        server.modify(server.users[1].dn, {"enabled": [enabled]})
+        # The directory tells in this order: once the one is told, the other would have been.
         server.modify(user.dn, {"title": [str(len(kept))]})
+        server.modify(server.users[1].dn, {"enabled": [enabled]})
         wait_for(lambda: site.counts()["directory_changes"] > told, "it is told")
         # Not where the follower has just stood still, and nobody knows. If it cost a hit at each
         # change, it would be the first answer of each worker.
