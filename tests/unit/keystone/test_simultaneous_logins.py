@@ -201,6 +201,37 @@ def test_a_transaction_is_not_repeated_for_ever() -> None:
     assert begun() == 5
 
 
+@pytest.mark.parametrize("takes_back", [True, False], ids=["2026.1", "2025.1"])
+def test_memberships_need_not_be_taken_back(
+    monkeypatch: pytest.MonkeyPatch, takes_back: bool
+) -> None:
+    """Keystone takes back those that a login does not bring any more since 2026.1."""
+
+    class Of2025(Users):
+        create_nonlocal_user = Users.create_nonlocal_user
+        create_federated_user = Users.create_federated_user
+
+        def update_federated_user_display_name(self) -> None: ...
+
+        def add_user_to_group_expires(self) -> None: ...
+
+    class Of2026(Of2025):
+        def cleanup_stale_group_memberships(self) -> None: ...
+
+    class Modules:
+        ShadowUsers = Of2026 if takes_back else Of2025
+        Conflict = UserNotFound = DBDeadlock = DBDuplicateEntry = StaleDataError = Exception
+
+        class Manager(Manager):
+            pass
+
+    monkeypatch.setattr(simultaneous_logins, "import_keystone", lambda name: Modules)
+    simultaneous_logins.let_all_in()
+    repeated = ["add_user_to_group_expires", "cleanup_stale_group_memberships"]
+    for name in repeated[: 1 + takes_back]:
+        assert getattr(Modules.ShadowUsers, name).keyfront_repeats
+
+
 def test_a_keystone_without_them_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Empty:
         Manager = ShadowUsers = object
