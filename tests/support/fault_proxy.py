@@ -5,8 +5,7 @@ from __future__ import annotations
 from keyfront.benchmarks.worlds.fault_proxy import (
     FaultProxy,
     ProxyProcess,
-    bind_stable,
     proxy_process,
 )
 
-__all__ = ["FaultProxy", "ProxyProcess", "bind_stable", "proxy_process"]
+__all__ = ["FaultProxy", "ProxyProcess", "proxy_process"]

@@ -18,6 +18,7 @@ import pytest
 
 from keyfront.benchmarks.worlds import rabbitmq
 from support.broker import Broker, broker
+from support.processes import runs
 from support.served import PATIENCE
 
 
@@ -155,7 +156,7 @@ def test_it_stops_and_starts_and_leaves_nothing_behind(tmp_path: Path) -> None:
         assert any(x.says("connection_forced") for x in server.seen() if x.port == local)
         assert server.pid is None
         raise ZeroDivisionError
-    assert not any(map(_lives, tree)), tree
+    assert not any(map(runs, tree)), tree
     assert not own.exists()
     assert server.log.exists()
     assert not _mentions(own)
@@ -163,19 +164,12 @@ def test_it_stops_and_starts_and_leaves_nothing_behind(tmp_path: Path) -> None:
         probe.connect((server.host, port))
 
 
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _mentions(path: Path) -> list[psutil.Process]:
     """Processes that were told of a folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if _lives(process) and str(path) in str(process.environ()):
+            if runs(process) and str(path) in str(process.environ()):
                 found.append(process)
     return found
 
@@ -202,7 +196,7 @@ def test_it_ends_with_whoever_runs_it_and_takes_another_port(tmp_path: Path) -> 
         pid, own = runner.stdout.readline().split()
         tree = [psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True)]
         runner.kill()
-    rabbitmq._wait_until(lambda: not any(map(_lives, tree)), "they have ended")
+    rabbitmq._wait_until(lambda: not any(map(runs, tree)), "they have ended")
     assert not _mentions(Path(own))
     # the one thing that a killed test run leaves
     subprocess.run(["rm", "-r", own], check=True)

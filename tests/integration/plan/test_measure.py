@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from support import APPS
+from support.processes import runs
 from support.served import PATIENCE, wait_for
 
 # Candidates: 1 process of 2, 4 and 8 threads, 2 processes of 2 threads, and gevent.
@@ -168,14 +169,7 @@ def test_its_servers_end_with_it_however_it_ends(measuring: Measuring, tmp_path:
     assert len(family) >= 2
     process.kill()
     process.communicate(timeout=PATIENCE)
-    wait_for(lambda: not any(map(_runs, family)), "its servers have ended")
+    wait_for(lambda: not any(map(runs, family)), "its servers have ended")
     # only the folder stays, which nobody was left to remove
     shutil.rmtree(tmp_path / "tmp")
     (tmp_path / "tmp").mkdir()
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -22,7 +22,7 @@ import pytest
 
 from keyfront.gateway.reload import daemons
 from support import APPS
-from support.processes import command_line, parent
+from support.processes import command_line, parent, runs
 from support.served import PATIENCE, SHAPES, WITH_UWSGI, Served, serve, stats, wait_for
 
 CONNECTIONS = 8
@@ -71,17 +71,8 @@ class _Request(threading.Thread):
 
 def _alive_after(family: list[psutil.Process], seconds: float) -> list[psutil.Process]:
     """The processes that still run then; one that only waits to be collected does not."""
-
-    def running(process: psutil.Process) -> bool:
-        try:
-            return bool(process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return False
-
     deadline = time.monotonic() + seconds
-    while (left := [process for process in family if running(process)]) and (
-        time.monotonic() < deadline
-    ):
+    while (left := list(filter(runs, family))) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import socket
 import ssl
 import sys
 import threading
@@ -23,6 +22,7 @@ from keyfront.cli.check import Report, check
 from keyfront.errors import MissingPartError, OptionError
 from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.epochs import Epoch, Slots
+from support.served import free_port
 
 trustme = pytest.importorskip("trustme")
 
@@ -101,14 +101,6 @@ class Keystone:
             server.server_close()
 
 
-@contextmanager
-def refusing() -> Iterator[str]:
-    """Where connections are refused: a port that nobody else is given meanwhile."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-
-
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets the variables of the openstack command."""
@@ -175,9 +167,8 @@ def test_for_programs(
         found = json.loads(out)
         assert (status, found["status"]) == (1, "warning")
         assert "more than 0.001 s" in found["warnings"][0]
-    with refusing() as url:
-        environ(url)
-        status, out, err = run(capsys, "--json")
+    environ(f"http://127.0.0.1:{free_port()}")
+    status, out, err = run(capsys, "--json")
     assert (status, err) == (2, "")
     assert json.loads(out)["status"] == "critical"
 
@@ -279,9 +270,8 @@ def test_a_keystone_that_does_not_answer(
         status, _, err = run(capsys, "--timeout", "0.05")
     assert status == 2
     assert "no answer within 0.05 s" in err
-    with refusing() as url:
-        environ(url)
-        status, _, err = run(capsys)
+    environ(f"http://127.0.0.1:{free_port()}")
+    status, _, err = run(capsys)
     assert status == 2
     assert "Connection refused" in err
 
