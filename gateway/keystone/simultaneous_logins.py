@@ -159,6 +159,6 @@ def _is_done(deed: Any) -> bool:
 
 
 def _put(owner: Any, method: str, function: Any) -> None:
-    replaced = functools.wraps(getattr(owner, method))(function)
+    replaced: Any = functools.wraps(getattr(owner, method))(function)
     replaced.keyfront_simultaneous = True
     setattr(owner, method, replaced)
