@@ -99,8 +99,8 @@ def _usual(name: str, owners: set[int]) -> Path:
     else:
         found = private
     for other in dict.fromkeys(_anybodys(name)):
-        there = _owner(other)
-        if there not in (None, me, *owners) and other != found:
+        there, used = _owner(other), _owner(found)
+        if other != found and there not in (None, me if used is None else used):
             LOG.warning(
                 "%s belongs to user %d and is not used, but %s: if a Keystone of the same "
                 "database runs as that user, neither hears of the other's changes",
@@ -120,10 +120,11 @@ def _shared(name: str, owners: set[int] | None = None) -> Path:
     owners = {os.geteuid()} if owners is None else owners
     folders = _anybodys(name)
     root = os.geteuid() == 0
-    for folder in folders:
-        for one in _beside(folder):
-            if _owner(one) in owners:
-                return one
+    known = [one for folder in folders for one in _beside(folder) if _owner(one) in owners]
+    if known:
+        # Root's own may be left of a Keystone that was tried as root, and that the service's
+        # passed over as it does a stranger's.
+        return next((one for one in known if _owner(one)), known[0])
     for folder in folders:
         there = _beside(folder)
         if root and there:

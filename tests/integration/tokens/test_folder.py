@@ -263,6 +263,18 @@ def test_root_trusts_no_stranger_where_no_service_is(machine: Machine) -> None:
     assert f"{machine.beside('-1')}: belongs to user {STRANGER}" in machine.change(ROOT)
 
 
+def test_root_finds_the_service_also_where_a_keystone_was_tried_as_root(machine: Machine) -> None:
+    """What that left has a table as well, in which nobody would hear."""
+    with machine.worker(ROOT) as tried:
+        assert tried.folder == machine.shared
+    with machine.worker() as service:
+        assert service.folder == machine.beside("-1")
+        said = machine.change(ROOT)
+        assert not service.hears_nothing()
+    told = f"{machine.shared} belongs to user {ROOT} and is not used, but {service.folder}"
+    assert told in said and told in service.said
+
+
 def test_who_passes_over_a_stranger_says_so(machine: Machine) -> None:
     """He may run a Keystone of the same database."""
     machine.squat()
