@@ -44,8 +44,10 @@ _TAGS = "keyfront.tags"
 _LATENESS = "keyfront.lateness"
 # The same: the session that the server knows it by.
 _SESSION = "keyfront.session"
-# Seconds for which another server of a cluster is waited for.
+# Seconds for which another server of a cluster is waited for, and for each answer to a question
+# about commits: who asks is in a request, and nobody else of the process asks meanwhile.
 _ELSEWHERE_SECONDS = 1
+_ANSWER_SECONDS = 5
 # As an option of a statement: it is ours, and its rows are in no answer.
 _SEARCH = "keyfront_search"
 # As an attribute of an execution context: the write that is being executed.
@@ -117,8 +119,11 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
         if host:
             url = url.set(host=host, port=port).difference_update_query(["unix_socket"])
         arguments, named = dialect.create_connect_args(url)
-        if host and dialect.driver in ("pymysql", "mysqldb"):
-            named["connect_timeout"] = _ELSEWHERE_SECONDS
+        if dialect.driver in ("pymysql", "mysqldb"):
+            # A server that hangs takes connections all the same.
+            named["read_timeout"] = _ANSWER_SECONDS
+            if host:
+                named["connect_timeout"] = _ELSEWHERE_SECONDS
         return dialect.connect(*arguments, **named)
 
     # No event tells that a commit is over, and the answer must not leave before.

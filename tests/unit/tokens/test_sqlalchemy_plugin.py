@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import queue
+import socket
 import sys
 import threading
 import types
@@ -669,6 +671,30 @@ def test_attaching_twice_tells_once(
     with engine.begin() as connection:
         connection.execute(sa.insert(SERVICE).values(id="s"))
     assert recorder.told == told(*COMMON, "catalog")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["its own", "another node"])
+def test_a_server_that_hangs_is_not_asked_for_ever(
+    elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel takes the connection; nothing comes. Who asks is in somebody's request."""
+    pymysql = pytest.importorskip("pymysql")
+    monkeypatch.setattr(sqlalchemy_plugin, "_ANSWER_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        port = hanging.getsockname()[1]
+        url = f"mysql+pymysql://k:secret@127.0.0.1:{1 if elsewhere else port}/k"
+        sqlalchemy_plugin.attach(sa.create_engine(url))
+        _, connect = change_log.registry.settled.connections.pop()
+        ended: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                connect(*(("127.0.0.1", port) if elsewhere else ()))
+            except pymysql.OperationalError as error:
+                ended.put(error)
+
+        threading.Thread(target=ask, daemon=True).start()
+        assert "timed out" in str(ended.get(timeout=60))
 
 
 def test_an_unknown_sqlalchemy_costs_hits_only(caplog: pytest.LogCaptureFixture) -> None:
