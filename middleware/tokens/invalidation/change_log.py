@@ -496,8 +496,9 @@ class Changes:
         self._said = True
         named = "" if _BY_DATABASE.fullmatch(self.folder.name) else ", though path names it"
         LOG.warning(
-            "%s: there is no token cache to be told of changes%s: a Keystone that has one "
-            "elsewhere, as in another container, may go on with what was before until its ttl ends",
+            "%s: there is no token cache to be told of changes%s: harmless where no Keystone runs "
+            "yet; one that has it elsewhere, as in another container, may go on with what was "
+            "before until its ttl ends",
             *(self.folder, named),
         )
 
