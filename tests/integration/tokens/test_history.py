@@ -489,14 +489,15 @@ class Run:
         for thread in threads:
             thread.start()
         end = time.monotonic() + SECONDS
+        seen, hangs = -1, 0.0
         try:
             while not self.over.is_set():
-                done = self.total >= reads or time.monotonic() > end
-                done = done and len(self.faults) >= FAULTS and len(self.made) == KINDS
-                done = done and len(self.logins) == len(self.served.nodes)
-                done = done and len(self.answers) == len(self.served.everywhere)
-                if done and min(self.made.values()) > 2 and min(self.answers.values()) > 20:
+                enough = self.total >= reads or time.monotonic() > end
+                if enough and self.has_all():
                     break
+                if self.total > seen and not enough:
+                    seen, hangs = self.total, time.monotonic() + 10 * PATIENCE
+                assert time.monotonic() < hangs, f"something never comes:\n{self}"
                 time.sleep(PAUSE)
         finally:
             self.over.set()
@@ -505,6 +506,17 @@ class Run:
         if self.failures:
             raise self.failures[0]
         assert not any(thread.is_alive() for thread in threads), "something hangs"
+
+    def has_all(self) -> bool:
+        """Whether each fault and kind of change was had, and everybody was answered."""
+        return (
+            len(self.faults) >= FAULTS
+            and len(self.made) == KINDS
+            and min(self.made.values()) > 2
+            and len(self.logins) == len(self.served.nodes)
+            and len(self.answers) == len(self.served.everywhere)
+            and min(self.answers.values()) > 20
+        )
 
     def summary(self, faults: int) -> str:
         """All of it in one line.
