@@ -54,9 +54,10 @@ _ENDLESS = "endless"
 # In place of a process: the mark with which a table begins.
 _NEW = "new"
 
-# Seconds between questions to the database, and to a node of its cluster that was not reached.
+# Seconds between questions to the database, and to a cluster of which one node did not answer:
+# whoever asks waits for that.
 _ASK_SECONDS = 1.0
-_CUT_OFF_SECONDS = 60.0
+_CUT_OFF_SECONDS = 20.0
 
 #: Seconds for which a transaction that has written may wait for its client in MariaDB, which then
 #: ends it: so long after a table was begun nobody is left in it who wrote before.
@@ -430,7 +431,7 @@ class Settled:
         self._told = ""
         # For each of them, who may be writing since before the table of an owner was made.
         self._older: dict[int, tuple[str, _Writers]] = {}
-        # The same: when one that belongs to it last could not be reached.
+        # The same: when one that belongs to it last did not answer.
         self._cut_off: dict[int, float] = {}
 
     def __call__(self, owner: str, age: float) -> bool:
@@ -521,17 +522,19 @@ class Settled:
     ) -> bool | None:
         """Whether somebody may be writing since before the table was made."""
 
+        asked = False
+
         def elsewhere(host: str, port: int) -> Any:
+            nonlocal asked
             if time.monotonic() - self._cut_off.get(number, float("-inf")) < _CUT_OFF_SECONDS:
-                raise ConnectionError("it could not be reached a moment ago")
-            try:
-                return connect(host, port)
-            except Exception:
-                self._cut_off[number] = time.monotonic()
-                raise
+                raise ConnectionError("it did not answer a moment ago")
+            asked = True
+            return connect(host, port)
 
         found = _writers(dialect, connection, age, elsewhere)
         if found is None:
+            if asked:
+                self._cut_off[number] = time.monotonic()
             return None
         known, older = self._older.get(number, ("", {}))
         if known != owner:

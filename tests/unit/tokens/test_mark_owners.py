@@ -290,3 +290,41 @@ def test_the_session_behind_a_proxy_is_not_known() -> None:
     assert mark_owners.session_of("mysql", server) == UNKNOWN
     assert mark_owners.session_of("oracle", server) == UNKNOWN
     assert mark_owners.session_of("mysql", object()) == UNKNOWN
+
+
+def test_a_cluster_of_which_a_node_hangs_is_left_alone_for_a_while(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks it is in a request, and waits until it gives up."""
+    hung: list[tuple[str, int]] = []
+
+    def connect(host: str = "", port: int = 0) -> Any:
+        if host:
+            hung.append((host, port))
+        return SimpleNamespace(host=host, close=lambda: None)
+
+    status = {
+        "wsrep_incoming_addresses": "10.0.0.1:3306,10.0.0.2:3306", "wsrep_cluster_size": "2",
+        "wsrep_cluster_status": "Primary",
+    }  # fmt: skip
+
+    def node(connection: Any) -> dict[str, str]:
+        if connection.host:
+            raise TimeoutError
+        return status
+
+    monkeypatch.setattr(mark_owners, "session_of", lambda dialect, connection: "server/1")
+    monkeypatch.setattr(mark_owners, "_rows", lambda connection, statement: [("size", "2")])
+    monkeypatch.setattr(mark_owners, "_galera_node", node)
+    judge = Settled()
+    judge.connections.append(("mysql", connect))
+    new = mark_owners.beginning(5)
+    for age in range(3, 10):
+        assert not judge(new, float(age))
+        clock.later(1)
+    assert hung == [("10.0.0.1", 3306)]
+    clock.later(20)
+    assert not judge(new, 40.0)
+    assert len(hung) == 2
+    clock.later(2)
+    assert judge(new, COMMIT_TIMEOUT + 1)
