@@ -489,7 +489,7 @@ class Run:
         for thread in threads:
             thread.start()
         end = time.monotonic() + SECONDS
-        seen, hangs = -1, 0.0
+        seen, hangs = 0, time.monotonic() + 10 * PATIENCE
         try:
             while not self.over.is_set():
                 enough = self.total >= reads or time.monotonic() > end
