@@ -404,6 +404,14 @@ class FaultProxy:
         with self._changed:
             return self._bytes[direction]
 
+    def catch_up(self) -> None:
+        """Wait until it has done with what had come by now, and kept nothing of it at hand.
+
+        It is at all that is ready before it obeys, and lets go of the last of it with the next.
+        """
+        for _ in range(2):
+            self._do(lambda: None)
+
     def wait_for_connections(self, number: int) -> None:
         """Wait until exactly so many clients are connected."""
         self._wait(lambda: self._count() == number, f"{number} connections")

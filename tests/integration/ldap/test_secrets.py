@@ -187,13 +187,6 @@ def only_the_service_keeps_one(make: Callable[[], str] = services) -> ServiceAcc
     return account
 
 
-def at_rest(proxy: FaultProxy) -> None:
-    """Have a proxy let go of what it read: it may answer while it still has it, and lets go of a
-    connection with the next thing that happens."""
-    for _ in range(2):
-        proxy._do(lambda: None)
-
-
 def test_after_a_login(pool: LDAPPool) -> None:
     assert pool.authenticate("user0", secret()).name == "user0"
     assert pool.authenticate("user0", secret().encode()).name == "user0"
@@ -242,7 +235,7 @@ def test_after_an_outage(
     if warm and fault == "no answer":
         assert isinstance(error, DirectoryTimeoutError)
         proxy.cut()  # it has the BIND, which it did not pass on
-    at_rest(proxy)
+    proxy.catch_up()  # it may answer while it still has what it read
     assert holders(secret) == []
     only_the_service_keeps_one()
 
