@@ -27,20 +27,15 @@ from keyfront.errors import (
     OptionError,
     Verdict,
 )
-from keyfront.middleware.ldap import (
-    TLS,
-    LDAPPool,
-    pool_counters,
-    service_account,
-    service_refusals,
-)
-from keyfront.middleware.ldap import logins as logins_module
+from keyfront.middleware.ldap import TLS, LDAPPool, pool_counters
 from keyfront.middleware.ldap.protocol import controls, messages
 from support.certificates import certificates
 from support.directory import Directory, User, directory
 from support.fault_proxy import FaultProxy, proxy_process
 from support.output import Lines
 from support.served import PATIENCE, wait_for
+
+pytestmark = pytest.mark.usefixtures("nobody_gives_up", "refused_for_long")
 
 # Seconds in which a server that is well answers, on a busy machine as well; others are waited for.
 SOON = 6.0
@@ -88,21 +83,6 @@ def make(served: Directory) -> Iterator[Make]:
     yield make
     for pool in pools:
         pool.close(0.0)
-
-
-@pytest.fixture(autouse=True)
-def refused_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A password that was refused is not offered again within a test, however long that takes, and
-    neither is one that somebody is just offering."""
-    monkeypatch.setattr(service_refusals, "HOLD_SECONDS", PATIENCE)
-    for module in (service_refusals, service_account):
-        monkeypatch.setattr(module, "_TURN_SECONDS", PATIENCE)
-
-
-@pytest.fixture(autouse=True)
-def nobody_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For others who wait, should the machine stand still for as long as that takes."""
-    monkeypatch.setattr(logins_module, "SLOW_SECONDS", PATIENCE)
 
 
 @pytest.fixture(params=KINDS)

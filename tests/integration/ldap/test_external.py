@@ -27,7 +27,7 @@ from keyfront.errors import (
     DirectoryUnavailableError,
     Verdict,
 )
-from keyfront.middleware.ldap import TLS, LDAPPool, service_account, service_refusals
+from keyfront.middleware.ldap import TLS, LDAPPool
 from keyfront.middleware.ldap.keystone.driver import Identity
 from keyfront.middleware.ldap.protocol.connection import Connection
 from keyfront.middleware.ldap.protocol.urls import ServerURL
@@ -35,6 +35,8 @@ from keyfront.middleware.ldap.wsgi import filter_factory
 from support.certificates import Pair
 from support.directory import SUFFIX, Directory, directory
 from support.served import PATIENCE, wait_for
+
+pytestmark = pytest.mark.usefixtures("refused_for_long")
 
 keystone.conf.default.register_opts(keystone.conf.CONF)
 
@@ -102,14 +104,6 @@ def d(served: Directory) -> Directory:
 def other(unasking: Directory) -> Directory:
     unasking.mark()
     return unasking
-
-
-@pytest.fixture(autouse=True)
-def held_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer than a test takes, whatever stands still meanwhile."""
-    monkeypatch.setattr(service_refusals, "HOLD_SECONDS", service_refusals.MAX_HOLD_SECONDS)
-    for module in (service_refusals, service_account):
-        monkeypatch.setattr(module, "_TURN_SECONDS", PATIENCE)
 
 
 def secured(d: Directory, pair: Pair | None, kind: str = "ldaps") -> TLS:

@@ -36,12 +36,14 @@ from keyfront.errors import (
     PoolTimeoutError,
     Verdict,
 )
-from keyfront.middleware.ldap import TLS, LDAPPool, logins
+from keyfront.middleware.ldap import TLS, LDAPPool
 from support.directory import Directory, User, directory
 from support.fault_proxy import FaultProxy
 from support.output import Lines
 from support.served import PATIENCE, wait_for
 from support.stock_pool import StockPool
+
+pytestmark = pytest.mark.usefixtures("nobody_gives_up")
 
 ROOT = Path(__file__).parents[3]
 MANY = 12
@@ -53,12 +55,6 @@ SOON = 6.0
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Directory]:
     with directory(tmp_path_factory.mktemp("slapd"), tls="both", ppolicy=True) as d:
         yield d
-
-
-@pytest.fixture(autouse=True)
-def nobody_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For others who wait, should the machine stand still for as long as that takes."""
-    monkeypatch.setattr(logins, "SLOW_SECONDS", PATIENCE)
 
 
 @pytest.fixture
@@ -444,8 +440,7 @@ def test_a_dead_server_is_asked_once(
         with stock.connection(*users[1]):
             # it has learnt nothing
             proxy.wait_for_accepted(18)
-    for _ in range(2):
-        proxy._do(lambda: None)  # by which it has accepted all that there were
+    proxy.catch_up()  # it has accepted all that there were
 
     accepted = proxy.accepted
     with Ours(*urls, connect_timeout=SOON, auth_max_size=MANY) as ours:

@@ -26,7 +26,6 @@ from typing import Any
 import pytest
 
 from keyfront.errors import OptionError
-from keyfront.middleware.ldap import logins, service_refusals
 from keyfront.middleware.ldap.wsgi import LDAPAuth
 from support.directory import Directory, directory
 from support.fault_proxy import FaultProxy
@@ -35,6 +34,7 @@ from support.served import PATIENCE, wait_for
 loadapp = pytest.importorskip("paste.deploy").loadapp
 pytest.importorskip("paste.urlmap")
 pytest.importorskip("oslo_middleware")
+pytestmark = pytest.mark.usefixtures("nobody_gives_up")
 
 # What tells how a service sees a request: by oslo.context, and by the environ.
 SERVICE = '''
@@ -91,12 +91,6 @@ paste.filter_factory = keyfront.middleware.ldap.wsgi:filter_factory
 def slapd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Directory]:
     with directory(tmp_path_factory.mktemp("slapd"), tls="both", ppolicy=True) as d:
         yield d
-
-
-@pytest.fixture(autouse=True)
-def nobody_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For others who wait, should the machine stand still for as long as that takes."""
-    monkeypatch.setattr(logins, "SLOW_SECONDS", PATIENCE)
 
 
 @pytest.fixture
@@ -414,10 +408,10 @@ def test_a_pool_in_use_is_503_soon(d: Directory, folder: Path) -> None:
             assert s.status(user.uid, user.password) == 200
 
 
+@pytest.mark.usefixtures("refused_for_long")
 def test_a_service_that_is_refused_is_not_the_users_fault(
-    d: Directory, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    d: Directory, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service_refusals, "HOLD_SECONDS", PATIENCE)
     user = d.users[12]
     chosen = options(
         d, user_dn="", search_base=d.people, bind_dn=d.service_dn, bind_password="not-the-secret"
