@@ -8,11 +8,14 @@ than two seconds before is read each time, as clocks of file systems are coarse.
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from keyfront.middleware.tokens.request import current
 
 from .imports import incompatible
 
@@ -73,6 +76,47 @@ def keep_keys(formatters: Any) -> None:
 
     crypto.keyfront = True  # type: ignore[attr-defined]
     formatters.TokenFormatter.crypto = property(crypto, doc=found.__doc__)
+    _remember_packed(formatters.TokenFormatter)
+
+
+# All that these go by.
+_PACKS = frozenset({"crypto", "encrypt", "rstrip", "decode"})
+_UNPACKS = frozenset(
+    {
+        *("TokenFormatter", "restore_padding", "crypto", "decrypt", "encode", "fernet"),
+        *("InvalidToken", "exception", "ValidationError", "_"),
+    }
+)
+
+
+def _remember_packed(formatter: Any) -> None:
+    """Have a token that a request has just packed not be decrypted in it.
+
+    :param formatter: the class of Keystone's that packs and unpacks
+    """
+    pack, unpack = (getattr(formatter, name, None) for name in ("pack", "unpack"))
+    for method, names in ((pack, _PACKS), (unpack, _UNPACKS)):
+        code = getattr(method, "__code__", None)
+        if code is None or not names.issuperset(code.co_names):
+            return
+    assert pack is not None and unpack is not None
+
+    @functools.wraps(pack)
+    def packed(self: Any, payload: bytes) -> Any:
+        token = pack(self, payload)
+        request = current.get()
+        if request is not None:
+            request.packed = token, payload
+        return token
+
+    @functools.wraps(unpack)
+    def unpacked(self: Any, token: str) -> Any:
+        request = current.get()
+        if request is not None and request.packed is not None and request.packed[0] == token:
+            return request.packed[1]
+        return unpack(self, token)
+
+    formatter.pack, formatter.unpack = packed, unpacked
 
 
 def _look(folder: str) -> dict[str, _Look] | None:

@@ -23,6 +23,7 @@ from keyfront.middleware.tokens.invalidation.rules import ANY, REVOKED, tag
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import inactivity_counts
 from keyfront.middleware.tokens.request import Request, current
 
+from . import kept_grants, user_reads
 from .cache_regions import name_of
 from .fernet_keys import keep_keys
 from .imports import import_keystone, incompatible
@@ -49,7 +50,10 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
         shadow_users = import_keystone("keystone.identity.shadow_backends.sql").ShadowUsers
         user = import_keystone("keystone.identity.backends.sql_model").User
         know_who_is_active(identity, shadow_users, sql=sql, user=user)
+        not_found = import_keystone("keystone.exception").UserNotFound
+        user_reads.find_by_name(identity, sql, not_found)
         tell_of_users_once(identity, shadow_users)
+        user_reads.tell_who_is_of_here(identity, shadow_users)
         for driver in (identity, shadow_users):
             read_at_once(driver, "_get_user", user)
         resource = import_keystone("keystone.resource.backends.sql").Resource
@@ -63,6 +67,8 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
             keep_catalogs_of_projects(memory, catalog)
             model = import_keystone("keystone.models.token_model").TokenModel
             keep_roles_on_projects(memory, model)
+            look_for_new_tokens_at_once(import_keystone("keystone.token.provider").Manager)
+            kept_grants.keep_all(memory)
         skip_empty_lists(import_keystone("keystone.revoke.backends.sql"), sql, ttl)
     except AttributeError as error:
         raise incompatible(f"it does not look as expected ({error})") from None
@@ -105,7 +111,8 @@ def keep_validators(validation: Any) -> None:
 
 
 # Around each function whose values are cached there is one of the package decorator, which binds
-# the arguments to the signature at each call. What was given by position comes out as it went in.
+# the arguments to the signature at each call. What was given by position comes out as it went in,
+# and what was given by name in its place.
 
 # A signature is held no longer than until so many others came.
 _SIGNATURES = 4096
@@ -119,7 +126,7 @@ def bind_at_once(decorator: Any) -> None:
     fix = getattr(decorator, "fix", None)
     if fix is None or hasattr(fix, "keyfront"):
         return
-    kept: dict[int, tuple[inspect.Signature, tuple[object, ...] | None]] = {}
+    kept: dict[int, tuple[inspect.Signature, _Parameters | None]] = {}
 
     @functools.wraps(fix)
     def fixed(args: tuple[object, ...], kwargs: Any, sig: inspect.Signature) -> Any:
@@ -127,14 +134,22 @@ def bind_at_once(decorator: Any) -> None:
         if found is None:
             if len(kept) >= _SIGNATURES:
                 kept.clear()
-            found = kept[id(sig)] = (sig, _defaults(sig))
-        defaults = found[1]
-        if kwargs or defaults is None:
+            found = kept[id(sig)] = (sig, _parameters(sig))
+        parameters = found[1]
+        if parameters is None:
             return fix(args, kwargs, sig)
+        defaults = parameters.defaults
         missing = len(defaults) - len(args)
-        if missing == 0:
+        if kwargs and missing > 0:
+            names = parameters.names[-missing:]
+            rest = tuple(map(kwargs.get, names, defaults[-missing:]))
+            # Each name has to be of one of those, and each of those has to be given or to have one.
+            if inspect.Parameter.empty in rest or not kwargs.keys() <= set(names):
+                return fix(args, kwargs, sig)
+            return args + rest, {}
+        if missing == 0 and not kwargs:
             return args, {}
-        if missing < 0 or inspect.Parameter.empty in defaults[-missing:]:
+        if kwargs or missing < 0 or inspect.Parameter.empty in defaults[-missing:]:
             return fix(args, kwargs, sig)
         return args + defaults[-missing:], {}
 
@@ -142,12 +157,21 @@ def bind_at_once(decorator: Any) -> None:
     decorator.fix = fixed
 
 
-def _defaults(sig: inspect.Signature) -> tuple[object, ...] | None:
-    """Return the defaults of parameters by position; ``None`` if there are others."""
+class _Parameters(NamedTuple):
+    """The parameters of a signature, all of which may be given by position."""
+
+    #: ``None`` of those that cannot be given by name.
+    names: tuple[str | None, ...]
+    defaults: tuple[object, ...]
+
+
+def _parameters(sig: inspect.Signature) -> _Parameters | None:
+    """Return the parameters of a signature; ``None`` if some are given by name alone."""
     given = sig.parameters.values()
     if any(x.kind not in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in given):
         return None
-    return tuple(x.default for x in given)
+    names = tuple(None if x.kind is x.POSITIONAL_ONLY else x.name for x in given)
+    return _Parameters(names, tuple(x.default for x in given))
 
 
 # Of one token, the same two times are read six times; what comes of a text is always the same.
@@ -270,6 +294,8 @@ def know_who_is_active(
             # As it was read: nothing is loaded for it.
             known = vars(user_ref)
             request.last_active = known.get("id"), known.get("last_active_at")
+            if known.get("local_user") is not None:
+                request.newcomers[known.get("id")] = False
 
     @functools.wraps(check)
     def _check_password(self: Any, password: Any, user_ref: Any) -> Any:
@@ -397,6 +423,29 @@ def read_at_once(driver: Any, method: str, model: Any) -> None:
 
     read_one.keyfront = True  # type: ignore[attr-defined]
     setattr(driver, method, read_one)
+
+
+# Whether a token that is just being issued is revoked is asked once and not kept, for which no key
+# has to be made of all that the token says.
+
+def look_for_new_tokens_at_once(manager: Any) -> None:
+    """Have no value looked for that nobody can have kept.
+
+    :param manager: the class of Keystone's manager of tokens
+    """
+    check = manager.check_revocation_v3
+    compute = getattr(check, "original", None)
+    if compute is None or hasattr(check, "keyfront"):
+        return
+
+    @functools.wraps(check)
+    def check_revocation_v3(self: Any, token_values: Any) -> Any:
+        request = current.get()
+        new = request is not None and request.accepting and request.view is not None
+        return (compute if new else check)(self, token_values)
+
+    check_revocation_v3.keyfront = True  # type: ignore[attr-defined]
+    manager.check_revocation_v3 = check_revocation_v3
 
 
 # What is above a project, what a role implies and, mostly, the catalog are the same for all users.

@@ -182,6 +182,7 @@ def note_issued(
         request = current.get()
         if request is not None and request.issuing:
             request.issued = None
+            request.accepting = True
             try:
                 methods = _methods_if_accepted(manager, model)
                 if methods is not None:
@@ -191,6 +192,8 @@ def note_issued(
             except Exception as error:
                 # The login has succeeded, whatever a validation says.
                 LOG.debug("a token that was issued would not be accepted: %s", error)
+            finally:
+                request.accepting = False
         return model
 
     manager.issue_token = issue_token

@@ -77,9 +77,11 @@ FUNCTIONS = frozenset(
 )
 
 #: Functions of Keystone's drivers that Keystone itself does not cache. Their values are the same
-#: for all users, and asked for at the first login of each.
+#: for all users, and asked for at the first login of each, or for all projects of one.
 DRIVERS: Final = frozenset(
     {
+        "keystone.assignment.backends.sql:list_role_assignments",
+        "keystone.assignment.core:_get_group_ids_for_user_id",
         "keystone.assignment.role_backends.sql:list_implied_roles",
         "keystone.resource.backends.sql:list_project_parents",
         "keystone.catalog.backends.sql:get_v3_catalog",
@@ -92,6 +94,22 @@ DRIVERS: Final = frozenset(
 # DRIVERS; whether a token is revoked is looked up sooner than it is shared.
 _REVOCATION = "keystone.token.provider:check_revocation_v3"
 _OF_EACH = frozenset({_CORE.format("catalog", "get_v3_catalog"), _REVOCATION})
+_KEYS_OF_EACH = tuple(f"{function}|" for function in _OF_EACH)
+
+# What is mostly computed for another value, which is kept, so that nobody asks for it again: by its
+# function the beginnings of the keys of these.
+_ROLES = "keystone.models.token_model:_get_project_roles|"
+_INNER = {
+    _CORE.format("assignment", "list_role_assignments"): (
+        _CORE.format("assignment", "get_roles_for_"),
+        _ROLES,
+    ),
+    _CORE.format("assignment", "get_roles_for_user_and_project"): (_ROLES,),
+}
+
+# That of a user is that of the project, where no URL names a user.
+_CATALOG = _CORE.format("catalog", "get_v3_catalog")
+_CATALOG_OF_PROJECT = "keystone.catalog.backends.sql:get_v3_catalog|{!r}"
 
 #: Those that are not, with the reason.
 LEFT_OUT: Mapping[str, str] = {
@@ -127,6 +145,11 @@ class _NoLocks:
         return self._lock
 
 
+@functools.lru_cache(maxsize=1024)
+def _reader(families: frozenset[str]) -> Callable[[Any], tuple[int, ...]]:
+    return Slots(_FIXED[tag] for tag in {ALL, *families}).read
+
+
 class _Value:
     """A value, pickled: Keystone changes what it is given. Without data, one that was deleted."""
 
@@ -141,7 +164,7 @@ class _Value:
         self.reads = reads
         self.slots = slots
         #: Returns the numbers of its families from those of the fixed tags.
-        self.read = Slots(_FIXED[tag] for tag in {ALL, *reads.families}).read
+        self.read = _reader(reads.families)
         # With the object, the key, tags, slots and their places in dicts.
         self.size = len(data) + 600 + 100 * len(reads.tags)
 
@@ -251,8 +274,10 @@ class KeystoneMemory(CacheBackend):
         request = current.get()
         if request is None:
             return
-        data = request.values[key] = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         function = key.partition("|")[0]
+        if request.view is not None and _is_kept_elsewhere(request, key, function):
+            return
+        data = request.values[key] = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         if (
             request.view is None
             or request.unvouched
@@ -288,6 +313,8 @@ class KeystoneMemory(CacheBackend):
 
     def _of_another(self, key: str) -> _Value | None:
         """Return the value that another worker has made."""
+        if key.startswith(_KEYS_OF_EACH):
+            return None
         node = self._node()
         packed = None if node is None else node.value(self._form + key)
         found = None if packed is None else _Value.unpack(packed)
@@ -350,6 +377,14 @@ class KeystoneMemory(CacheBackend):
         keyed = self._hash.copy()
         keyed.update(key.encode("utf-8", "surrogatepass"))
         return keyed.digest()
+
+
+def _is_kept_elsewhere(request: Request, key: str, function: str) -> bool:
+    """Whether a value is found in another one, so that it need not be kept itself."""
+    if function == _CATALOG:
+        return _CATALOG_OF_PROJECT.format(key.rpartition(" ")[2]) in request.kept
+    outer = _INNER.get(function)
+    return outer is not None and any(fill.key.startswith(outer) for fill in request.fills)
 
 
 def _is_token(payload: object) -> bool:

@@ -24,6 +24,7 @@ it in its place when it is sure that the owner's commit is over.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import operator
 import threading
@@ -210,6 +211,8 @@ def slots(tags: Iterable[str], count: int) -> Slots:
     return Slots(_slot(tag, count) for tag in tags)
 
 
+# Mostly the same tags are asked for again.
+@functools.lru_cache(maxsize=8192)
 def _slot(tag: str, count: int) -> int:
     fixed = _FIXED_SLOTS.get(tag)
     if fixed is not None:

@@ -51,11 +51,11 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "active", "as_it_is", "checked", "created", "disk_failed", "enforced"),
-        *("families", "fills", "followed", "found", "garbage", "issued", "issuing"),
-        *("kept", "last_active", "lost", "memory", "own_name", "recorded"),
-        *("recording", "reading", "reads", "refused", "since", "unknown_commit", "unsure"),
-        *("until", "unvouched", "users", "values", "view", "windows"),
+        *("accepted", "accepting", "active", "as_it_is", "checked", "created", "disk_failed"),
+        *("enforced", "families", "fills", "followed", "found", "garbage", "issued", "issuing"),
+        *("kept", "last_active", "lost", "memory", "newcomers", "of_here", "own_name"),
+        *("packed", "recorded", "recording", "reading", "reads", "refused", "since"),
+        *("unknown_commit", "unsure", "until", "unvouched", "users", "values", "view", "windows"),
     )
 
     def __init__(
@@ -66,6 +66,10 @@ class Request:
         self.issuing = issuing
         #: What was issued, if a validation would accept it.
         self.issued: Issued | None = None
+        #: Whether it is looked whether a validation would accept what is being issued.
+        self.accepting = False
+        #: The token that it has packed last, and of what.
+        self.packed: tuple[str, bytes] | None = None
         #: How Keystone's policy decided on the validation that it is.
         self.enforced: list[Enforced] = []
         #: Whether an application that notes dependencies has seen it.
@@ -116,11 +120,16 @@ class Request:
         #: Whose password was just compared, and the day on which he was last active before it, as
         #: it was read for that.
         self.last_active: tuple[object, object] | None = None
+        #: Whether users have come so lately that more of them may be written, see
+        #: ``kept_grants.py``.
+        self.newcomers: dict[object, bool] = {}
         #: Whose day of the last login it writes, if he is enabled without it as well.
         self.active: object = None
         #: What Keystone's SQL driver has told of users in a login, by their ids, pickled; ``None``
         #: where it is no login, and from its first write on.
         self.users: dict[str, bytes] | None = None
+        #: Those of them whose rows have no identities of other places.
+        self.of_here: set[object] = set()
         #: The users that its transactions have created.
         self.created: set[object] = set()
         #: Why a change was not committed and should be tried again.

@@ -11,7 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -498,6 +498,113 @@ for _scope, _where in _SCOPES.items():
                 f"{'only' if _only else 'second'} grant of a {_actors[:-1]} {_where}",
                 partial(_granted, scope=_scope, actors=_actors, only=_only),
             ))
+
+
+# What logins and re-scopes show of groups and grants that were read for another project
+
+
+def _issued_for(
+    world: World, user: User, scope: dict[str, Any], role: str, *, rescope: bool = True
+) -> list[Read]:
+    """A login and a re-scope to where the user has a role, and then a second one.
+
+    :param rescope: whether the change leaves tokens of the user that can be exchanged
+    """
+    # Whatever is kept of the user is read for it.
+    elsewhere = world.project()
+    world.call("PUT", grant("projects", elsewhere, "users", user.id, world.still_role))
+    token = world.issue(user, project=elsewhere)
+    has = has_role(role)
+
+    def lacks(answer: Answer) -> bool:
+        return answer.status == 201 and not has(answer)
+
+    who = {"id": user.id, "password": user.password}
+    ways: dict[str, dict[str, Any]] = {
+        "login": {"methods": ["password"], "password": {"user": who}},
+        "re-scope": {"methods": ["token"], "token": {"id": token}},
+    }
+    if not rescope:
+        del ways["re-scope"]
+    return [
+        Read(
+            name=name, method="POST", path=VALIDATE, headers={}, before=lacks, after=has,
+            body={"auth": {"identity": identity, "scope": scope}},
+        )
+        for name, identity in ways.items()
+    ]
+
+
+def _granted_elsewhere(world: World, *, scope: str, actors: str) -> Prepared:
+    user = world.user()
+    actor = user.id if actors == "users" else world.group(user)
+    domain = world.domain() if scope in ("domains", "domains+") else "default"
+    parent = world.project(domain) if scope == "projects+" else None
+    project = world.project(domain, parent)
+    target = {"system": "", "projects": project, "projects+": parent}.get(scope, domain)
+    where: dict[str, Any] = {"project": {"id": project}}
+    direct, at = "projects", project
+    if scope == "system":
+        where, direct, at = {"system": {"all": True}}, "system", ""
+    elif scope == "domains":
+        where, direct, at = {"domain": {"id": domain}}, "domains", domain
+    world.call("PUT", grant(direct, at, "users", user.id, world.still_role))
+    path = grant(scope, target or "", actors, actor, world.second_role)
+    # From a token of a project none of the system is to be had.
+    reads = _issued_for(world, user, where, world.second_role, rescope=scope != "system")
+    return Prepared(
+        reads=reads,
+        change=lambda: world.call("PUT", path),
+        undo=lambda: world.call("DELETE", path),
+    )
+
+
+for _scope, _where in _SCOPES.items():
+    for _actors in ("users", "groups"):
+        KINDS.append(Kind(
+            f"grant of a {_actors[:-1]} {_where}, for logins",
+            partial(_granted_elsewhere, scope=_scope, actors=_actors),
+        ))
+
+
+@_kind("user put into a group and taken out, for logins")
+def _member_elsewhere(world: World) -> Prepared:
+    person = world.person()
+    group, role = _with_group(world)
+    path = f"/groups/{group}/users/{person.user.id}"
+    # Who leaves a group has no tokens left.
+    return Prepared(
+        reads=_issued_for(
+            world, person.user, {"project": {"id": person.project}}, role, rescope=False
+        ),
+        change=lambda: world.call("PUT", path),
+        undo=lambda: world.call("DELETE", path),
+    )
+
+
+@_kind("group deleted, for logins")
+def _group_gone_elsewhere(world: World) -> Prepared:
+    person = world.person()
+    group, role = _with_group(world, person.user)
+    (read,) = _issued_for(
+        world, person.user, {"project": {"id": person.project}}, role, rescope=False
+    )
+    return Prepared(
+        reads=[replace(read, before=read.after, after=read.before)],
+        change=lambda: world.call("DELETE", f"/groups/{group}"),
+    )
+
+
+@_kind("role implied, for logins")
+def _implied_elsewhere(world: World) -> Prepared:
+    role, implied = world.role(), world.second_role
+    person = world.person(role)
+    path = f"/roles/{role}/implies/{implied}"
+    return Prepared(
+        reads=_issued_for(world, person.user, {"project": {"id": person.project}}, implied),
+        change=lambda: world.call("PUT", path),
+        undo=lambda: world.call("DELETE", path),
+    )
 
 
 # Roles

@@ -48,8 +48,8 @@ _SESSION = "keyfront.session"
 # about commits: who asks is in a request, and nobody else of the process asks meanwhile.
 _ELSEWHERE_SECONDS = 1
 _ANSWER_SECONDS = 5
-# As an option of a statement: it is ours, and its rows are in no answer.
-_SEARCH = "keyfront_search"
+#: As an option of a statement: it is ours, and its rows are in no answer.
+UNNOTED = "keyfront_unnoted"
 # As an attribute of an execution context: the write that is being executed.
 _WRITE = "_keyfront_write"
 
@@ -178,28 +178,31 @@ def _before_execute(
         request.writes()
     if write is None:
         noting = request is not None and (request.reading or request.fills)
-        if request is not None and noting and not context.execution_options.get(_SEARCH):
-            request.note(reads(statement, parameters, partial(_find, connection, request)))
+        if request is not None and noting and not context.execution_options.get(UNNOTED):
+            request.note(reads(statement, parameters, partial(find, connection, request)))
         return
     # Whose rows they are can only be seen as long as they are there.
     setattr(context, _WRITE, look_up(connection, write, context))
 
 
-def _find(
+def find(
     connection: Connection,
     request: Request,
     table: str,
     name: str,
     values: Mapping[str, Sequence[object]],
 ) -> Sequence[object]:
-    """Return what is in a column of the rows in which others have these values."""
+    """Return what is in a column of the rows in which others have these values.
+
+    That it depends on them is for who asks to note.
+    """
     key = (table, name, *((one, tuple(wanted)) for one, wanted in values.items()))
     found = request.found.get(key)
     if found is None:
         query: Any = select(column(name)).select_from(from_table(table)).limit(rules.LIMIT + 1)
         for one, wanted in values.items():
             query = query.where(column(one).in_(wanted))
-        query = query.distinct().execution_options(**{_SEARCH: True})
+        query = query.distinct().execution_options(**{UNNOTED: True})
         # What it shows may be of a later state than the last, and of none before the request.
         found = request.found[key] = list(connection.execute(query).scalars())
     return found

@@ -172,6 +172,70 @@ def test_a_name_that_was_given_away_during_a_login_is_the_others(place: Place) -
     assert {log_in() for _ in range(6)} == {other}
 
 
+GRANTED = [
+    "on another project", "on a domain", "by a group", "inherited", "implied", "into a group",
+    "out of a group",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("granted", GRANTED)
+@pytest.mark.parametrize(
+    ("how", "point"), [("login", "answer"), ("login", "groups"), ("re-scope", "groups")]
+)
+def test_what_a_login_read_of_groups_and_grants_is_not_for_the_next(
+    place: Place, how: str, point: str, granted: str
+) -> None:
+    """What somebody is granted anywhere is read at once, by a login to one project; then some of it
+    is changed that another project or domain shows, before the login is over. Or it is to that
+    itself, and nothing is made yet of what was read."""
+    world = place.world
+    domain = world.domain()
+    above = world.project(domain)
+    other = world.project(domain, above)
+    role, more = world.role(), world.second_role
+    person = world.person(project=world.project())
+    user = person.user
+    # What the other shows without the change, so that a login is let in there anyhow.
+    target = domain if granted == "on a domain" else other
+    kind = "domains" if granted == "on a domain" else "projects"
+    world.call("PUT", grant(kind, target, "users", user.id, role))
+    group = world.group(*([user] if granted in ("by a group", "out of a group") else []))
+    if granted in ("into a group", "out of a group"):
+        world.call("PUT", grant("projects", other, "groups", group, more))
+    method, path = {
+        "on another project": ("PUT", grant("projects", other, "users", user.id, more)),
+        "on a domain": ("PUT", grant("domains", domain, "users", user.id, more)),
+        "by a group": ("PUT", grant("projects", other, "groups", group, more)),
+        "inherited": ("PUT", grant("projects+", above, "users", user.id, more)),
+        "implied": ("PUT", f"/roles/{role}/implies/{more}"),
+        "into a group": ("PUT", f"/groups/{group}/users/{user.id}"),
+        "out of a group": ("DELETE", f"/groups/{group}/users/{user.id}"),
+    }[granted]
+    # What was read for the person's first token ends here, and the login reads it anew.
+    world.call("PUT", grant("projects", person.project, "users", user.id, more))
+    world.call("DELETE", grant("projects", person.project, "users", user.id, more))
+    world.patch("user", f"/users/{user.id}", name=random_name())
+    token = world.issue(user)
+
+    who = {"id": user.id, "password": user.password}
+    by_password = {"methods": ["password"], "password": {"user": who}}
+    by_token = {"methods": ["token"], "token": {"id": token}}
+    there = {kind.removesuffix("s"): {"id": target}}
+    here = {"project": {"id": person.project}}
+
+    def log_in(identity: object, scope: object) -> set[str]:
+        answer = world.send("POST", VALIDATE, {}, {"auth": {"identity": identity, "scope": scope}})
+        return {one["id"] for one in answer.token()["roles"]}
+
+    identity = by_token if how == "re-scope" else by_password
+    scope = there if point == "groups" else here
+    with place.held(point, lambda: log_in(identity, scope)):
+        world.call(method, path)
+    wanted = {role} if method == "DELETE" else {role, more}
+    # Not their tokens: these may be of the second in which those of before were revoked.
+    assert [log_in(by_password, there) for _ in range(6)] == [wanted] * 6
+
+
 @pytest.mark.parametrize("changed", ["revoked", "user disabled", "role taken", "renamed"])
 @pytest.mark.parametrize("when", ["during the first validation", "before it", "during the login"])
 def test_a_change_is_seen_by_first_validations(place: Place, changed: str, when: str) -> None:

@@ -71,12 +71,15 @@ def filter_factory(global_conf: object, folder: str) -> Callable[[Any], Any]:
 
     def build(application: Any) -> Any:
         from keystone import notifications
+        from keystone.assignment.core import Manager as Assignments
         from keystone.common import password_hashing
         from keystone.credential.backends.sql import Credential
 
         holds = Holds(Path(folder))
         # Scope and user have been read, the token is not made yet.
         _before(password_hashing, "check_password", holds, "login")
+        # A user's grants and groups have been read, and nothing is made of them yet.
+        _after(Assignments, "_get_group_ids_for_user_id", holds, "groups")
         # Committed, and not yet in Keystone's cache.
         _after(Credential, "update_credential", holds, "credential")
         _before(notifications.Audit, "created", holds, "created")

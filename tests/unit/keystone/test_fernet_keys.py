@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Iterator
@@ -160,3 +161,58 @@ def test_keystone_s_own_is_of_the_kind_that_is_known() -> None:
     if not hasattr(found, "keyfront"):  # as it is where another test has loaded it
         fernet_keys.keep_keys(kept)
         assert hasattr(vars(kept.TokenFormatter)["crypto"].fget, "keyfront")
+
+
+def test_what_a_request_has_packed_it_does_not_decrypt() -> None:
+    formatters = pytest.importorskip("keystone.token.token_formatters")
+    fernet = pytest.importorskip("cryptography.fernet")
+    from keyfront.middleware.tokens.request import Request, current
+
+    class Crypto:
+        """Counts what is decrypted."""
+
+        decrypted = 0
+        _keys = fernet.MultiFernet([fernet.Fernet(fernet.Fernet.generate_key())])
+        encrypt = _keys.encrypt
+
+        def decrypt(self, token: bytes) -> bytes:
+            self.decrypted += 1
+            data: bytes = self._keys.decrypt(token)
+            return data
+
+    crypto = Crypto()
+    stock = formatters.TokenFormatter
+    methods = {name: inspect.unwrap(vars(stock)[name]) for name in ("pack", "unpack")}
+    formatter: Any = type("TokenFormatter", (stock,), {**methods, "crypto": crypto})
+    fernet_keys._remember_packed(formatter)
+    one = formatter()
+    before = current.set(Request())
+    try:
+        token, other = one.pack(b"a token"), one.pack(b"another")
+        assert one.unpack(other) == b"another"
+        assert crypto.decrypted == 0
+        assert one.unpack(token) == b"a token"
+        assert crypto.decrypted == 1
+    finally:
+        current.reset(before)
+    # in another request, and in none
+    for request in (Request(), None):
+        before = current.set(request)
+        try:
+            assert one.unpack(other) == b"another"
+        finally:
+            current.reset(before)
+    assert crypto.decrypted == 3
+
+
+def test_a_formatter_that_packs_otherwise_is_left_alone() -> None:
+    class Formatter:
+        def pack(self, payload: bytes) -> str:
+            return self.hardware.sealed(payload)  # type: ignore[attr-defined, no-any-return]
+
+        def unpack(self, token: str) -> bytes:
+            return self.hardware.opened(token)  # type: ignore[attr-defined, no-any-return]
+
+    before = Formatter.pack, Formatter.unpack
+    fernet_keys._remember_packed(Formatter)
+    assert (Formatter.pack, Formatter.unpack) == before

@@ -694,7 +694,8 @@ def test_arguments_are_bound_as_by_the_package(function: Any) -> None:
     assert package.fix is ours
     signature = inspect.signature(function)
     for given in itertools.product(
-        [(), (1,), (1, 5), (1, 5, 6), (1, 5, 6, 7)], [{}, {"a": 1}, {"b": 8}, {"x": 9}]
+        [(), (1,), (1, 5), (1, 5, 6), (1, 5, 6, 7)],
+        [{}, {"a": 1}, {"b": 8}, {"x": 9}, {"a": 1, "b": 8}, {"b": 8, "c": 9}, {"b": 8, "": 9}],
     ):
         outcomes = []
         for one in (fix, ours):
@@ -707,6 +708,8 @@ def test_arguments_are_bound_as_by_the_package(function: Any) -> None:
         asked.clear()
         assert ours((1, 5, 6), {}, signature) == ((1, 5, 6), {})
         assert ours((1,), {}, signature) == ((1, 2, 3), {})
+        assert ours((1,), {"c": 6}, signature) == ((1, 2, 6), {})
+        assert ours((), {"b": 5, "a": 1}, signature) == ((1, 5, 3), {})
         assert not asked
     # Other releases are left alone.
     older = SimpleNamespace()
@@ -801,3 +804,35 @@ def test_roles_of_this_keystone_are_kept() -> None:
     models: Any = pytest.importorskip("keystone.models.token_model")
     names = inspect.unwrap(models.TokenModel._get_project_roles).__code__.co_names
     assert set(names) <= repeated_work._ROLES_GO_BY
+
+
+def test_a_token_that_is_being_issued_is_looked_for_without_a_key() -> None:
+    asked = []
+
+    def compute(self: Any, values: str) -> None:
+        asked.append(("at once", values))
+
+    def check_revocation_v3(self: Any, values: str) -> None:
+        asked.append(("by its key", values))
+
+    check_revocation_v3.original = compute  # type: ignore[attr-defined]
+    manager: Any = type("Manager", (), {"check_revocation_v3": check_revocation_v3})
+    repeated_work.look_for_new_tokens_at_once(manager)
+    ours = manager.check_revocation_v3
+    repeated_work.look_for_new_tokens_at_once(manager)
+    assert manager.check_revocation_v3 is ours
+    assert ours.original is compute
+    with request() as one:
+        manager().check_revocation_v3("given")
+        one.accepting = True
+        manager().check_revocation_v3("new")
+        one.view = None
+        manager().check_revocation_v3("alone")
+    manager().check_revocation_v3("outside")
+    assert asked == [
+        ("by its key", "given"), ("at once", "new"), ("by its key", "alone"),
+        ("by its key", "outside"),
+    ]  # fmt: skip
+    other: Any = type("Manager", (), {"check_revocation_v3": compute})
+    repeated_work.look_for_new_tokens_at_once(other)
+    assert other.check_revocation_v3 is compute

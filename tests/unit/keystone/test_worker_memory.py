@@ -693,6 +693,75 @@ def test_each_function_that_keystone_caches_was_thought_of() -> None:
     assert not FUNCTIONS & DRIVERS
 
 
+ASSIGNMENT = "keystone.assignment.core:{}"
+OF_TOKEN = "keystone.models.token_model:_get_project_roles"
+
+
+def test_what_is_found_in_another_value_is_not_kept_itself(
+    caches: Caches, memory: KeystoneMemory
+) -> None:
+    listed = f"{ASSIGNMENT.format('list_role_assignments')}|u p"
+    roles = f"{ASSIGNMENT.format('get_roles_for_user_and_project')}|u p"
+    on_domain = f"{ASSIGNMENT.format('get_roles_for_user_and_domain')}|u d"
+
+    def by_roles(key: str) -> Any:
+        def compute() -> Any:
+            caches.get(listed, "grants:user:u", family="grants")
+            return "roles"
+
+        return caches.region.get_or_create(key, compute)
+
+    with caches.request():
+        memory.computed(OF_TOKEN, ("u", "p"), lambda: by_roles(roles))
+        by_roles(on_domain)
+    assert not caches.is_kept(listed)
+    assert not caches.is_kept(roles)
+    assert caches.is_kept(on_domain)
+    # each goes by what those in it go by
+    caches.change("grants", "grants:user:u")
+    assert not caches.is_kept(on_domain)
+    asked = []
+    with caches.request():
+        memory.computed(OF_TOKEN, ("u", "p"), lambda: asked.append(1))
+    assert asked
+    # where they are asked for by themselves, they are kept
+    with caches.request():
+        by_roles(roles)
+        assert not caches.is_kept(listed)
+        caches.get(listed, "grants:user:u", family="grants")
+    assert caches.is_kept(roles)
+    assert caches.is_kept(listed)
+
+
+def test_the_catalog_of_a_user_is_that_of_the_project(
+    caches: Caches, memory: KeystoneMemory
+) -> None:
+    of_project = "keystone.catalog.backends.sql:get_v3_catalog"
+
+    def catalog(user: str, project: str, found: Any = "catalog") -> Any:
+        def compute() -> Any:
+            def read() -> Any:
+                caches.read("catalog", family="catalog")
+                return found
+
+            return memory.computed(of_project, project, read)
+
+        key = f"keystone.catalog.core:get_v3_catalog|{user} {project}"
+        assert caches.region.get_or_create(key, compute) == "catalog"
+        return key
+
+    for _ in range(2):
+        with caches.request():
+            key = catalog("u", "p")
+        assert not caches.is_kept(key)
+    # one that names him is his own
+    with caches.request():
+        key = catalog("u", "q", NotKept("catalog"))
+    assert caches.is_kept(key)
+    caches.change("catalog")
+    assert not caches.is_kept(key)
+
+
 def test_what_is_made_of_a_value_ends_with_it(
     caches: Caches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

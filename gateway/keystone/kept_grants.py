@@ -1,0 +1,257 @@
+"""What a user is granted, and the groups that he is in, read once for all that he logs in to.
+
+For each project, and each domain, Keystone reads three times what is granted there to a user, three
+times what is granted there to his groups, and which these are: a re-scope is that and little else.
+Here all that somebody is granted is read by one statement, kept in the worker's memory as what
+Keystone caches is, and what Keystone asks for is picked out of it.
+
+Names are not compared as databases do: where two identifiers differ, and a database may take them
+for one, Keystone asks its database.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from keyfront.middleware.tokens.invalidation.rules import name_tag
+from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import UNNOTED
+from keyfront.middleware.tokens.request import current
+
+from .imports import import_keystone
+from .worker_memory import KeystoneMemory, NotKept
+
+#: Somebody with more grants than this is asked about for each project.
+LIMIT: Final = 256
+
+# The functions of Keystone for which it asks what is granted, to put it into a set.
+_ROLES = "keystone.assignment.core:get_roles_for_"
+
+# All that Keystone's driver goes by when it lists assignments, and by what it shows a row.
+_LIST_GOES_BY = frozenset(
+    {
+        *("sql", "session_for_read", "_get_assignment_types", "query", "RoleAssignment"),
+        *("filter_by", "filter", "actor_id", "in_", "target_id", "type", "all"),
+    }
+)
+_ROW_GOES_BY = frozenset(
+    {
+        *("type", "AssignmentType", "USER_PROJECT", "actor_id", "target_id", "USER_DOMAIN"),
+        *("GROUP_PROJECT", "GROUP_DOMAIN", "exception", "Error", "_", "role_id", "inherited"),
+    }
+)
+
+# What a grant is: its type, to whom, on what, which role, and whether what is below inherits it.
+_Grant = tuple[str, str, str, str, bool]
+
+
+class Newcomers:
+    """Tells who has come to this Keystone so lately that more of him may be written just now.
+
+    The first login of a user of another place commits who he is, his groups and his grants one
+    after the other, and where Redis is away others are told of it late. So nothing is kept of what
+    all of it shows until that is over. Who has a password here was made by an administrator.
+
+    :param sql: the module ``keystone.common.sql``
+    :param user: the class of the rows of users
+    :param local_user: that of those who have a password here
+    :param utcnow: returns the time by which Keystone says when it made a user
+    """
+
+    #: Longer than any login lasts.
+    LATELY: Final = timedelta(minutes=2)
+
+    def __init__(self, sql: Any, user: Any, local_user: Any, utcnow: Callable[[], Any]) -> None:
+        import sqlalchemy
+
+        self._sql, self._utcnow = sql, utcnow
+        one, other = user.__table__, local_user.__table__
+        self._id = one.c.id
+        # Nothing that is kept shows what it reads.
+        self._query = (
+            sqlalchemy.select(one.c.created_at, other.c.user_id)
+            .select_from(one.outerjoin(other, other.c.user_id == one.c.id))
+            .limit(1)
+            .execution_options(**{UNNOTED: True})
+        )
+
+    def include(self, user_id: str) -> bool:
+        """Whether he has, or nobody knows."""
+        request = current.get()
+        known = None if request is None else request.newcomers.get(user_id)
+        if known is None:
+            known = self._look(user_id)
+            if request is not None:
+                request.newcomers[user_id] = known
+        return known
+
+    def _look(self, user_id: str) -> bool:
+        with self._sql.session_for_read() as session:
+            row = session.execute(self._query.where(self._id == user_id)).first()
+        if row is None:
+            return True
+        created, local = row
+        # Who came before Keystone noted it has no time; a clock that is ahead is another's.
+        long_here = created is None or self._utcnow() - created > self.LATELY
+        return local is None and not long_here
+
+
+def keep_groups(memory: KeystoneMemory, manager: Any, newcomers: Newcomers) -> None:
+    """Have the groups of a user kept.
+
+    :param manager: the class of Keystone's manager of assignments
+    """
+    compute = manager._get_group_ids_for_user_id
+    if hasattr(compute, "keyfront"):
+        return
+    function = f"{compute.__module__}:_get_group_ids_for_user_id"
+
+    @functools.wraps(compute)
+    def _get_group_ids_for_user_id(self: Any, user_id: str) -> Any:
+        def groups() -> Any:
+            found = compute(self, user_id)
+            return NotKept(found) if newcomers.include(user_id) else found
+
+        return memory.computed(function, user_id, groups)
+
+    _get_group_ids_for_user_id.keyfront = True  # type: ignore[attr-defined]
+    manager._get_group_ids_for_user_id = _get_group_ids_for_user_id
+
+
+def keep_grants(
+    memory: KeystoneMemory, driver: Any, assignment: Any, sql: Any, newcomers: Newcomers
+) -> None:
+    """Have what is granted to a user, or to his groups, read once for his roles on all targets.
+
+    :param driver: the class of Keystone's SQL driver of assignments; one that goes by anything but
+        what is known is left alone
+    :param assignment: the class of its rows
+    :param sql: the module ``keystone.common.sql``
+    """
+    import sqlalchemy
+
+    compute = driver.list_role_assignments
+    if hasattr(compute, "keyfront") or not _is_known(compute):
+        return
+    function = f"{compute.__module__}:list_role_assignments"
+    table = assignment.__table__
+    query = sqlalchemy.select(
+        table.c.type, table.c.actor_id, table.c.target_id, table.c.role_id, table.c.inherited
+    ).limit(LIMIT + 1)
+
+    def read(kind: str, actors: Sequence[str]) -> Any:
+        if kind == "User" and newcomers.include(actors[0]):
+            return NotKept(None)
+        kinds = [f"{kind}Project", f"{kind}Domain"]
+        with sql.session_for_read() as session:
+            rows = session.execute(
+                query.where(table.c.actor_id.in_(actors), table.c.type.in_(kinds))
+            ).all()
+        return None if len(rows) > LIMIT else [tuple(row) for row in rows]
+
+    @functools.wraps(compute)
+    def list_role_assignments(
+        self: Any,
+        role_id: Any = None,
+        user_id: Any = None,
+        group_ids: Any = None,
+        domain_id: Any = None,
+        project_ids: Any = None,
+        inherited_to_projects: Any = None,
+    ) -> Any:
+        found = None
+        targets = project_ids or (domain_id and [domain_id])
+        actors = [user_id] if user_id else group_ids
+        # One of both, as Keystone asks.
+        if targets and actors and not role_id and not (user_id and group_ids) and _for_roles():
+            kind = "User" if user_id else "Group"
+            granted: list[_Grant] | None = memory.computed(
+                function, (kind, *actors), lambda: read(kind, actors)
+            )
+            if granted is not None:
+                kind += "Project" if project_ids else "Domain"
+                found = _granted(granted, kind, targets, inherited_to_projects)
+        if found is not None:
+            return found
+        return compute(
+            self, role_id, user_id, group_ids, domain_id, project_ids, inherited_to_projects
+        )
+
+    list_role_assignments.keyfront = True  # type: ignore[attr-defined]
+    driver.list_role_assignments = list_role_assignments
+
+
+def _for_roles() -> bool:
+    """Whether the roles of somebody are computed, in a request that shares things with others."""
+    request = current.get()
+    return (
+        request is not None
+        and request.view is not None
+        and any(fill.key.startswith(_ROLES) for fill in request.fills)
+    )
+
+
+def _granted(
+    grants: Sequence[_Grant], kind: str, targets: Collection[str], inherited: bool | None
+) -> list[dict[str, str]] | None:
+    """Return the grants on some targets as the driver does; ``None`` if only databases know."""
+    who, what = ("user_id" if kind.startswith("User") else "group_id"), "project_id"
+    if kind.endswith("Domain"):
+        what = "domain_id"
+    found = []
+    for of_kind, actor, target, role, below in grants:
+        if of_kind != kind or (inherited is not None and bool(below) != bool(inherited)):
+            continue
+        if target not in targets:
+            if any(_may_be_one(target, one) for one in targets):
+                return None
+            continue
+        one = {who: actor, what: target, "role_id": role}
+        if below:
+            one["inherited_to_projects"] = "projects"
+        found.append(one)
+    return found
+
+
+def _may_be_one(identity: str, other: str) -> bool:
+    """Whether a database may take two identifiers that differ for one."""
+    try:
+        return _folded(identity) == _folded(other)
+    except (AttributeError, TypeError, ValueError):
+        return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _folded(identity: str) -> str:
+    return name_tag(identity)
+
+
+def _is_known(compute: Any) -> bool:
+    """Whether a driver lists assignments as is done here."""
+    code = getattr(compute, "__code__", None)
+    if code is None:
+        return False
+    inner = [one for one in code.co_consts if hasattr(one, "co_names")]
+    shown = [one for one in inner if one.co_name == "denormalize_role"]
+    return (
+        _LIST_GOES_BY.issuperset(code.co_names)
+        and len(shown) == 1
+        and _ROW_GOES_BY.issuperset(shown[0].co_names)
+    )
+
+
+def keep_all(memory: KeystoneMemory) -> None:
+    """Have both kept by the Keystone that is loaded.
+
+    :raises IncompatibleError: a function of Keystone is not where it is expected
+    :raises AttributeError: the same
+    """
+    sql = import_keystone("keystone.common.sql")
+    users = import_keystone("keystone.identity.backends.sql_model")
+    utcnow = import_keystone("oslo_utils.timeutils").utcnow
+    newcomers = Newcomers(sql, users.User, users.LocalUser, utcnow)
+    keep_groups(memory, import_keystone("keystone.assignment.core").Manager, newcomers)
+    backend = import_keystone("keystone.assignment.backends.sql")
+    keep_grants(memory, backend.Assignment, backend.RoleAssignment, sql, newcomers)
