@@ -17,6 +17,7 @@ import re
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from hashlib import blake2b
@@ -56,6 +57,10 @@ _LOOK_SECONDS = 60.0
 _REPEAT_SECONDS = 1.0
 # Seconds after a persistent search was sent, in which it may not stand yet. See `_Persistent`.
 _SETTLING_SECONDS = 2.0
+# Beats that may be answered while a notice is awaited that should have come before them. Then all
+# counts as changed. That is sooner than answers end that stand by a claim (`tokens/leases.py`). It
+# is no time, which would go by while the machine stands still.
+_OWED_BEATS = 2
 # Reasons that are logged, each once, until it is followed again.
 _COMPLAINTS = 8
 # Changes that are told at once.
@@ -72,6 +77,8 @@ _SHOW_DELETED = "1.2.840.113556.1.4.417"
 
 # What an operator's limits, rights or a missing overlay are answered by.
 _LIMITS = frozenset((3, 4, 11))
+# What is answered for now: busy, unavailable.
+_PASSING = frozenset((51, 52))
 _REFUSED = frozenset((2, 12, 50, 53))
 
 _AROUND_SIGNS = re.compile(r"\s*([,=+])\s*")
@@ -346,12 +353,76 @@ class _Session:
         self._all = False
 
 
+class _Told:
+    """Which of slapd's changes have been told, by their numbers (CSN), in one of its databases.
+
+    Each search has a queue of its own there, which a task of its own sends from. A change is put
+    into the queues, and its number into ``contextCSN``, before it is answered to its author. So a
+    search owes nothing of before a question for ``contextCSN`` if it has told a number that is not
+    less than what was answered, of each server that gives numbers out.
+    """
+
+    def __init__(self) -> None:
+        # Of each search: the newest number of each server.
+        self._searches: dict[int, dict[bytes, bytes]] = {}
+        # The newest that were heard of, from whichever search or answer.
+        self._newest: dict[bytes, bytes] = {}
+
+    def follow(self, search: int) -> None:
+        """Begin with a search."""
+        self._searches[search] = {}
+
+    def leave(self, search: int) -> None:
+        """End with a search."""
+        self._searches.pop(search, None)
+
+    def notice(self, search: int, cookie: bytes) -> None:
+        """Note the cookie of what a search has told."""
+        if cookie and search in self._searches:
+            found = controls.by_server(controls.csns(cookie))
+            _raise(self._searches[search], found)
+            _raise(self._newest, found)
+
+    def read(self, numbers: dict[bytes, bytes]) -> None:
+        """Note what ``contextCSN`` is."""
+        _raise(self._newest, numbers)
+
+    def cover(self) -> None:
+        """Note that all was told as changed: whatever has a number that was heard of is in that."""
+        for known in self._searches.values():
+            known.update(self._newest)
+
+    def reaches(self, numbers: dict[bytes, bytes]) -> bool:
+        """Tell whether each search has told all up to these numbers."""
+        return all(
+            known.get(server, b"") >= number
+            for known in self._searches.values()
+            for server, number in numbers.items()
+        )
+
+
+def _raise(known: dict[bytes, bytes], numbers: dict[bytes, bytes]) -> None:
+    for server, number in numbers.items():
+        known[server] = max(number, known.get(server, b""))
+
+
+class _Claim(NamedTuple):
+    """A moment that can be claimed when the notices of before it have come."""
+
+    moment: float
+    #: ``contextCSN`` of each database that tells it.
+    numbers: dict[str, dict[bytes, bytes]]
+
+
 class _Persistent(_Session):
     """Searches that go on for ever.
 
     One by syncrepl says when it stands. A persistent search does not, and questions that are
     answered after it prove nothing: 389-ds works on several operations of a connection at a time.
     So nothing is claimed for the first seconds, and then all counts as changed once more.
+
+    That the server has answered a question does not say that it has sent the notices of before it.
+    slapd tells by ``contextCSN`` which there are; see :class:`_Told` and docs/design.md.
     """
 
     def __init__(self, follower: Follower, connection: Connection, method: Method) -> None:
@@ -365,18 +436,34 @@ class _Persistent(_Session):
         self._of: dict[int, str] = {}
         self._asked = 0.0
         self._answered = 0
+        # The entry with slapd's contextCSN above each tree, and what was told of its database.
+        self._contexts: dict[str, str] = {}
+        self._told: dict[str, _Told] = {}
+        # Questions for it, what they were answered since the last ones were sent, and who ever
+        # answered them.
+        self._states: dict[int, str] = {}
+        self._numbers: dict[str, dict[bytes, bytes]] = {}
+        self._telling: set[str] = set()
+        # The oldest first.
+        self._claims: deque[_Claim] = deque()
 
     def run(self) -> None:
         """Follow until the connection ends or the follower is stopped; raises why."""
+        if self._method == "syncrepl":
+            self._find_contexts()
         for tree in self._roots():
+            control, cookie = self._control(tree)
             number = self._connection.post(
                 tree, _SUBTREE, _ANYTHING, ("objectClass", *self._terms.attributes),
-                encoded_controls=controls.encode(self._control(tree)), timeout=_SILENT_SECONDS,
+                encoded_controls=controls.encode(control), timeout=_SILENT_SECONDS,
             )  # fmt: skip
             self._searches.add(number)
             self._of[number] = tree
             if self._method == "syncrepl":
                 self._refreshing.add(number)
+                if (context := self._contexts.get(tree)) is not None:
+                    self._told[context].follow(number)
+                    self._told[context].notice(number, cookie)
         deadline = time.monotonic() + _REFRESH_SECONDS
         while self._refreshing and not self._stop.is_set():
             if (message := self._connection.take(0.5)) is not None:
@@ -391,52 +478,111 @@ class _Persistent(_Session):
         begun = False
         while not self._stop.is_set():
             now = time.monotonic()
-            if not self._beats and now - self._asked >= BEAT_SECONDS:
+            if not self._asking and now - self._asked >= BEAT_SECONDS:
                 self._ask(now)
-            wait = self._asked + (_SILENT_SECONDS if self._beats else BEAT_SECONDS) - now
-            message = self._connection.take(max(wait, 0.0))
-            if message is None:
-                if self._beats and time.monotonic() - self._asked >= _SILENT_SECONDS:
-                    raise DirectoryUnavailableError(
-                        f"no answer within {_SILENT_SECONDS:.3g} s", server=self._connection.server
-                    )
-                continue
+            until = self._asked + (_SILENT_SECONDS if self._asking else BEAT_SECONDS)
+            message = self._connection.take(max(until - now, 0.0))
+            silent = message is None and self._asking
+            if silent and time.monotonic() - self._asked >= _SILENT_SECONDS:
+                raise DirectoryUnavailableError(
+                    f"no answer within {_SILENT_SECONDS:.3g} s", server=self._connection.server
+                )
             for _ in range(_BATCH):
-                self._receive(message)
-                message = self._connection.take(0.0)
                 if message is None:
                     break
+                self._receive(message)
+                message = self._connection.take(0.0)
             if message is not None:
                 self._receive(message)
             if not begun:
                 # Told once more when it is over; whoever asks meanwhile is not told of what was.
-                if time.monotonic() < settles or (self._method == "psearch" and not self._answered):
+                if time.monotonic() < settles or not self._answered:
                     continue
                 begun = True
                 self._begin()
+                self._cover()
+            self._give_up()
             self._tell()
-            if begun and not self._beats and self._answered:
-                self._listener.alive(self._connection.source, self._asked)
+            self._claim()
+
+    @property
+    def _asking(self) -> bool:
+        """True while questions are not answered."""
+        return bool(self._beats or self._states)
+
+    def _tell(self) -> None:
+        everything = self._all
+        super()._tell()
+        if everything:
+            self._cover()
+
+    def _cover(self) -> None:
+        for told in self._told.values():
+            told.cover()
+
+    def _tells_of_all(self, claim: _Claim) -> bool:
+        """Tell whether the notices of all that changed before a moment have been received."""
+        return all(
+            self._told[context].reaches(numbers) for context, numbers in claim.numbers.items()
+        )
+
+    def _claim(self) -> None:
+        """Claim the moment of which all has been told."""
+        moment = 0.0
+        while self._claims and self._tells_of_all(self._claims[0]):
+            moment = self._claims.popleft().moment
+        if moment:
+            self._listener.alive(self._connection.source, moment)
+
+    def _give_up(self) -> None:
+        """Wait no longer for a notice; there may be none, as of what is deleted elsewhere."""
+        if len(self._claims) > _OWED_BEATS:
+            self._all |= not self._tells_of_all(self._claims[0])
 
     def _roots(self) -> tuple[str, ...]:
         """Return where to search: a persistent search does not tell of what leaves its tree."""
         if self._method == "syncrepl":
             return self._terms.trees
+        contexts = self._naming_contexts()
+        wanted = [x for x in contexts if any(_is_below(tree, (x,)) for tree in self._terms.trees)]
+        return tuple(wanted) or self._terms.trees
+
+    def _naming_contexts(self) -> list[str]:
         found = self._connection.search("", _BASE, attributes=("namingContexts",)).entries
-        contexts = [
+        return [
             value.decode("utf-8", "replace")
             for _, attributes in found
             for name, values in attributes.items()
             if name.lower() == "namingcontexts"
             for value in values
         ]
-        wanted = [x for x in contexts if any(_is_below(tree, (x,)) for tree in self._terms.trees)]
-        return tuple(wanted) or self._terms.trees
 
-    def _control(self, tree: str) -> bytes:
+    def _find_contexts(self) -> None:
+        """Find the roots of the databases that the trees are in, which may have contextCSN."""
+        roots = []
+        with suppress(DirectoryAnswerError):
+            roots = self._naming_contexts()
+        for tree in self._terms.trees:
+            above = [x for x in roots if _is_below(tree, (x,))]
+            above.sort(key=lambda x: len(_folded(x)), reverse=True)
+            # Of databases that are glued together, the upper one may have it for both.
+            telling = [x for x in above if self._has_state(x)] if len(above) > 1 else []
+            for context in (telling or above)[:1]:
+                self._contexts[tree] = context
+                self._told.setdefault(context, _Told())
+
+    def _has_state(self, context: str) -> bool:
+        with suppress(DirectoryAnswerError):
+            found = self._connection.search(context, _BASE, attributes=("contextCSN",)).entries
+            return any(name.lower() == "contextcsn" for _, each in found for name in each)
+        return False
+
+    def _control(self, tree: str) -> tuple[bytes, bytes]:
+        """Return the control of a tree's search, and the cookie in it."""
         if self._method == "psearch":
-            return controls.persistent_control()
-        return controls.sync_control(self._state(tree) if self._follower._limited else b"")
+            return controls.persistent_control(), b""
+        cookie = self._state(tree) if self._follower._limited else b""
+        return controls.sync_control(cookie), cookie
 
     def _state(self, tree: str) -> bytes:
         """Return slapd's cookie of now, for a service that may not read all entries at once."""
@@ -462,21 +608,49 @@ class _Persistent(_Session):
                 tree, _BASE, _ANYTHING, ("1.1",), timeout=_SILENT_SECONDS
             )
             self._beats[number] = tree
+        self._numbers = {}
+        for context in self._told:
+            number = self._connection.post(
+                context, _BASE, _ANYTHING, ("contextCSN",), timeout=_SILENT_SECONDS
+            )
+            self._states[number] = context
+
+    def _answered_all(self) -> None:
+        """Note that the last of the questions has been answered."""
+        self._answered += 1
+        for context, numbers in self._numbers.items():
+            self._told[context].read(numbers)
+        self._claims.append(_Claim(self._asked, self._numbers))
 
     def _receive(self, message: Message) -> None:
         number = message.id
         if message.tag == messages.DONE:
             self._ended(number, message)
             return
+        if message.tag == messages.ENTRY and (context := self._states.get(number)) is not None:
+            self._numbers[context] = controls.by_server(
+                value
+                for name, values in message.attributes.items()
+                if name.lower() == "contextcsn"
+                for value in values
+            )
         if number not in self._searches:
             return
+        cookie = b""
         try:
             if message.tag == messages.INTERMEDIATE:
+                cookie = controls.told_cookie(message.oid, message.value)
                 if controls.ends_refresh(message.oid, message.value):
                     self._refreshing.discard(number)
             elif message.tag == messages.ENTRY:
                 state = controls.entry_state(message.controls)
                 self._note(Change(message.dn, message.attributes), state)
+                cookie = state.cookie if state is not None else b""
+            elif message.tag == messages.REFERENCE:
+                state = controls.entry_state(message.controls)
+                cookie = state.cookie if state is not None else b""
+            for told in self._told.values():
+                told.notice(number, cookie)
         except ProtocolError as error:
             raise DirectoryUnavailableError(
                 f"its answer is no LDAP: {error}", server=self._connection.server
@@ -484,11 +658,25 @@ class _Persistent(_Session):
 
     def _ended(self, number: int, message: Message) -> None:
         """Take in the result of a question, or of a search that was to go on."""
+        if (context := self._states.pop(number, None)) is not None:
+            if message.code in _PASSING:
+                raise result_codes.refusal(message, self._connection.server)
+            if self._numbers.get(context):
+                self._telling.add(context)
+            elif context in self._telling:
+                raise DirectoryUnavailableError(
+                    f"it does not tell contextCSN of {context} any more",
+                    server=self._connection.server,
+                )
+            if not self._asking:
+                self._answered_all()
+            return
         tree = self._beats.pop(number, None)
         if tree is not None:
             expected = _NO_SUCH_OBJECT if tree in self._absent else 0
             if message.code == expected:
-                self._answered += not self._beats
+                if not self._asking:
+                    self._answered_all()
                 return
             if not message.code:
                 raise DirectoryUnavailableError(
@@ -498,6 +686,8 @@ class _Persistent(_Session):
             self._absent.add(self._of[number])
             self._searches.discard(number)
             self._refreshing.discard(number)
+            for told in self._told.values():
+                told.leave(number)
             return
         if message.code:
             raise result_codes.refusal(message, self._connection.server)

@@ -186,6 +186,8 @@ class EntryState(NamedTuple):
     uuid: bytes
     #: Its DN before it was renamed; empty if it was not, or where the server does not tell.
     previous: str = ""
+    #: The state of the server after this change, where it tells; see :func:`csns`.
+    cookie: bytes = b""
 
 
 def entry_state(controls: Iterable[Control]) -> EntryState | None:
@@ -197,10 +199,13 @@ def entry_state(controls: Iterable[Control]) -> EntryState | None:
     if (found := find(controls, SYNC_STATE)) is not None:
         value, at, end = found
         state, at = read_element(value, at, end, ENUMERATED)
-        uuid, _ = read_element(value, at, end, OCTETS)
+        uuid, at = read_element(value, at, end, OCTETS)
+        cookie = b""
+        if at < end and value[at] == OCTETS:
+            cookie, _ = read_element(value, at, end, OCTETS)
         if (kind := read_number(state)) > DELETED:
             raise ProtocolError(f"an entry has the unknown state {kind}")
-        return EntryState(kind, uuid)
+        return EntryState(kind, uuid, cookie=cookie)
     if (found := find(controls, ENTRY_CHANGE)) is not None:
         value, at, end = found
         changed, at = read_element(value, at, end, ENUMERATED)
@@ -229,6 +234,46 @@ def ends_refresh(oid: str | None, value: bytes | None) -> bool:
         if tag == BOOLEAN:
             return any(value[start:at])
     return True  # the default of refreshDone
+
+
+def told_cookie(oid: str | None, value: bytes | None) -> bytes:
+    """Return the cookie of an intermediate answer; empty if it has none.
+
+    :param oid: the answer's OID
+    :param value: the answer's value, a Sync Info Message (RFC 4533 section 2.5)
+    :raises ProtocolError: it is broken
+    """
+    if oid != SYNC_INFO or not value:
+        return b""
+    tag, at, end = read_header(value, 0, len(value))
+    if tag == 0x80:  # newcookie
+        return value[at:end]
+    if tag not in (0xA1, 0xA2, 0xA3) or at == end or value[at] != OCTETS:
+        return b""
+    return read_element(value, at, end, OCTETS)[0]
+
+
+def csns(cookie: bytes) -> list[bytes]:
+    """Return the change numbers in a cookie of slapd's (``rid=000,sid=001,csn=NUMBER;NUMBER``)."""
+    for part in cookie.split(b","):
+        name, _, numbers = part.partition(b"=")
+        if name == b"csn":
+            return [each for each in numbers.split(b";") if each]
+    return []
+
+
+def by_server(numbers: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Return the newest of slapd's change numbers for each server that gave them out.
+
+    A number is ``TIME#COUNT#SERVER#MODIFICATION``, and of one server a later one is greater, byte
+    by byte.
+    """
+    newest: dict[bytes, bytes] = {}
+    for each in numbers:
+        parts = each.split(b"#")
+        server = parts[2] if len(parts) == 4 else b""
+        newest[server] = max(each, newest.get(server, b""))
+    return newest
 
 
 def csn_cookie(numbers: Iterable[bytes]) -> bytes:

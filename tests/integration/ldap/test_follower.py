@@ -111,6 +111,41 @@ def test_a_member_less(site: Site) -> None:
     site.server.modify(dn, {"member": members})
 
 
+def test_what_is_changed_elsewhere_does_not_hold_moments_back(site: Site) -> None:
+    """Each of it moves contextCSN; of what is deleted there, nobody is told anything."""
+    server, begun = site.server, site.heard.begun
+    dn = f"cn=printer,ou=Services,{server.suffix}"
+    server.add(dn, {"objectClass": ["device"], "cn": ["printer"]})
+    site.heard.settle()
+    server.modify(dn, {"description": ["broken"]})
+    site.heard.settle()
+    site.heard.take()
+    server.delete(dn)
+    site.heard.expect(None)
+    site.heard.settle()
+    # A user who is deleted is told to the search of one tree only.
+    user = f"uid=passing,{server.people}"
+    entry = {"objectClass": ["inetOrgPerson", "kfUser"], "uid": ["passing"], "cn": ["P"],
+             "sn": ["P"]}  # fmt: skip
+    server.add(user, entry)
+    site.heard.settle()
+    server.delete(user)
+    site.heard.settle()
+    assert site.heard.begun == begun
+
+
+def test_a_claimed_moment_has_no_change_before_it_that_was_not_told(site: Site) -> None:
+    user = site.server.users[6]
+    for count in range(50):
+        site.heard.take()
+        site.server.modify(user.dn, {"enabled": [str(count)]})
+        site.heard.settle()
+        told = site.heard.take()
+        assert user.uid in told or None in told, count
+    site.server.modify(user.dn, {"enabled": ["TRUE"]})
+    site.heard.settle()
+
+
 @pytest.mark.parametrize("fault", ["cut", "stall", "black_hole", "half_open", "pause"])
 def test_no_moment_is_claimed_while_nothing_comes(site: Site, fault: str) -> None:
     if fault == "pause":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from keyfront.errors import DirectoryAnswerError, DirectoryUnavailableError
 from keyfront.middleware.ldap import follower as module
 from keyfront.middleware.ldap.follower import METHODS, Follower, Method, Terms
-from keyfront.middleware.ldap.protocol import messages
+from keyfront.middleware.ldap.protocol import controls, messages
 from keyfront.middleware.ldap.protocol.messages import Message
 from support.following import Heard
 from support.served import wait_for
@@ -33,7 +34,17 @@ class Server:
         self.controls: list[bytes] = []
         self.away = False
         self.connections = self.asked = 0
+        #: What it answers to a question for contextCSN.
+        self.numbers: list[bytes] = []
+        self.numbers_error = 0
         self._ended = 0
+        self._last: Connection | None = None
+
+    def notice(self, answer: Message, search: int = 0) -> None:
+        """Send to one of the searches that are followed, the first by default."""
+        assert self._last is not None
+        answer.id = self._last.searches[search]
+        self._last.answers.append(answer)
 
     def end(self) -> None:
         """End the connections there are."""
@@ -46,7 +57,8 @@ class Server:
         if self.away:
             raise DirectoryUnavailableError("connection refused", server="x")
         self.connections += 1
-        return Connection(self)
+        self._last = Connection(self)
+        return self._last
 
 
 class Connection:
@@ -57,8 +69,9 @@ class Connection:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._number = server.connections
-        self._answers: deque[Message] = deque()
+        self.answers: deque[Message] = deque()
         self._posted = 0
+        self.searches: list[int] = []
 
     def supports(self, oid: str) -> bool:
         if self._server.root_error:
@@ -76,30 +89,68 @@ class Connection:
         code = -1
         if scope == 0:
             code = 0
-            self._server.asked += 1
+            if names == ("contextCSN",):
+                code = self._server.numbers_error
+                if self._server.numbers and not code:
+                    entry = Message(self._posted, messages.ENTRY)
+                    entry.dn, entry.controls = base, []
+                    entry.attributes = {"contextCSN": list(self._server.numbers)}
+                    self.answers.append(entry)
+            else:
+                self._server.asked += 1
         else:
+            self.searches.append(self._posted)
             self._server.controls.append(encoded_controls)
             if self._server.refuses:
                 code = self._server.refuses
             elif (named := self._server.refuses_controls) and named in encoded_controls:
                 code = 12
+            elif METHODS["syncrepl"].encode() in encoded_controls:
+                stands = information(0xA2, cookie(*self._server.numbers))
+                stands.id = self._posted
+                self.answers.append(stands)
         if code >= 0:
             answer = Message(self._posted, messages.DONE)
             answer.code, answer.diagnostic, answer.matched_dn = code, "", ""
             answer.referrals, answer.controls = [], []
-            self._answers.append(answer)
+            self.answers.append(answer)
         return self._posted
 
     def take(self, seconds: float) -> Message | None:
         if self._server.is_over(self._number):
             raise DirectoryUnavailableError("the server closed the connection", server="x")
-        if not self._answers:
+        if not self.answers:
             time.sleep(min(seconds, 0.005))
             return None
-        return self._answers.popleft()
+        return self.answers.popleft()
 
     def close(self) -> None:
         pass
+
+
+def cookie(*numbers: bytes) -> bytes:
+    return b"rid=000" + (b",csn=" + b";".join(numbers) if numbers else b"")
+
+
+def information(tag: int, told: bytes) -> Message:
+    """A Sync Info Message: of another cookie (0x80), or that the search stands (0xA2)."""
+    content = told if tag == 0x80 else b"\x04" + bytes([len(told)]) + told
+    answer = Message(0, messages.INTERMEDIATE)
+    answer.oid, answer.value = controls.SYNC_INFO, bytes([tag, len(content)]) + content
+    answer.controls = []
+    return answer
+
+
+def change(uid: str, told: bytes, state: int = controls.ADDED) -> Message:
+    """The notice of a user who comes or goes."""
+    content = b"\x0a\x01" + bytes([state]) + b"\x04\x10" + uid.encode().ljust(16)
+    content += b"\x04" + bytes([len(told)]) + told
+    answer = Message(0, messages.ENTRY)
+    answer.dn = f"uid={uid},{TREE}"
+    gone = state == controls.DELETED
+    answer.attributes = {} if gone else {"objectClass": [b"kfUser"], "uid": [uid.encode()]}
+    answer.controls = [(controls.SYNC_STATE, False, b"\x30" + bytes([len(content)]) + content)]
+    return answer
 
 
 @pytest.fixture
@@ -135,8 +186,10 @@ def heard(server: Server) -> Iterator[Listener]:
     yield made
 
 
-def followed(server: Server, heard: Heard, *methods: Method) -> Follower:
-    terms = Terms((TREE,), ("cn",), methods or tuple(METHODS))
+def followed(
+    server: Server, heard: Heard, *methods: Method, trees: tuple[str, ...] = (TREE,)
+) -> Follower:
+    terms = Terms(trees, ("cn",), methods or tuple(METHODS))
     made = Follower("x", server.connect, terms, heard)
     made.start()
     return made
@@ -252,3 +305,170 @@ def test_the_sync_plugin_is_preferred(server: Server, heard: Listener) -> None:
         wait_for(lambda: heard.moment > 0, "it is followed by the other one")
     finally:
         follower.stop()
+
+
+def number(count: int, server: int = 1) -> bytes:
+    return b"20260101000000.000000Z#%06x#%03x#000000" % (count, server)
+
+
+@contextmanager
+def syncrepl(
+    server: Server, heard: Heard, *numbers: bytes, trees: tuple[str, ...] = (TREE,)
+) -> Iterator[None]:
+    """Follow slapd, which has this state, and tell nothing of the beginning."""
+    server.offers = {METHODS["syncrepl"]}
+    server.numbers = list(numbers)
+    follower = followed(server, heard, trees=trees)
+    try:
+        wait_for(lambda: heard.moment > 0, "it is followed")
+        heard.settle()
+        heard.take()
+        yield
+    finally:
+        follower.stop()
+
+
+def answered(server: Server, *numbers: bytes) -> float:
+    """Have changes answered to their author, up to these numbers; the notices come later."""
+    server.numbers = list(numbers)
+    return time.monotonic()
+
+
+def no_moment_after(server: Server, heard: Heard, changed: float) -> bool:
+    """Whether none is claimed after a change, though many questions are answered."""
+    asked = server.asked
+    wait_for(lambda: server.asked > asked + 20, "questions are answered")
+    return heard.moment <= changed
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that waits for any notice."""
+    monkeypatch.setattr(module, "_OWED_BEATS", 1 << 20)
+
+
+@pytest.mark.usefixtures("patient")
+def test_no_moment_is_claimed_before_the_notice_of_a_change(
+    server: Server, heard: Listener
+) -> None:
+    """slapd's task for the search comes later than the answers to author and beat."""
+    with syncrepl(server, heard, number(1)):
+        changed = answered(server, number(3))
+        assert no_moment_after(server, heard, changed)
+        server.notice(change("one", cookie(number(2))))
+        wait_for(lambda: "one" in heard.told, "it is told")
+        assert no_moment_after(server, heard, changed)
+        server.notice(change("two", cookie(number(3))))
+        wait_for(lambda: heard.moment > changed, "the moment is claimed")
+        assert heard.take() == ["one", "two"]
+        assert server.connections == 1
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_is_told_is_told_before_the_moment(server: Server, heard: Listener) -> None:
+    told: list[tuple[bool, float]] = []
+    claim = heard.alive
+
+    def alive(name: str, moment: float) -> None:
+        told.append(("one" in heard.told, moment))
+        claim(name, moment)
+
+    heard.alive = alive  # type: ignore[method-assign]
+    with syncrepl(server, heard, number(1)):
+        changed = answered(server, number(2))
+        server.notice(change("one", cookie(number(2))))
+        wait_for(lambda: heard.moment > changed, "the moment is claimed")
+    assert all(known for known, moment in told if moment > changed)
+
+
+@pytest.mark.usefixtures("patient")
+def test_each_server_that_numbers_changes_counts(server: Server, heard: Listener) -> None:
+    with syncrepl(server, heard, number(5, 1), number(1, 2)):
+        changed = answered(server, number(5, 1), number(2, 2), number(1, 3))
+        server.notice(change("one", cookie(number(6, 1))))
+        assert no_moment_after(server, heard, changed)
+        server.notice(change("one", cookie(number(2, 2))))
+        assert no_moment_after(server, heard, changed)
+        server.notice(change("one", cookie(number(1, 3))))
+        wait_for(lambda: heard.moment > changed, "the moment is claimed")
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_change_elsewhere_moves_the_cookie_only(server: Server, heard: Listener) -> None:
+    with syncrepl(server, heard, number(1)):
+        changed = answered(server, number(2))
+        assert no_moment_after(server, heard, changed)
+        server.notice(information(0x80, cookie(number(2))))
+        wait_for(lambda: heard.moment > changed, "the moment is claimed")
+        assert heard.take() == []
+
+
+@pytest.mark.usefixtures("patient")
+def test_each_search_has_its_own_notices(server: Server, heard: Listener) -> None:
+    trees = (f"ou=a,{TREE}", f"ou=b,{TREE}")
+    with syncrepl(server, heard, number(1), trees=trees):
+        changed = answered(server, number(2))
+        server.notice(change("one", cookie(number(2))))
+        assert no_moment_after(server, heard, changed)
+        server.notice(information(0x80, cookie(number(2))), 1)
+        wait_for(lambda: heard.moment > changed, "the moment is claimed")
+        # What is deleted in one tree is told to its search only, and counts for all.
+        changed = answered(server, number(3))
+        server.notice(change("one", cookie(number(3)), controls.DELETED))
+        wait_for(lambda: heard.moment > changed, "the moment is claimed")
+        assert heard.take()[-1] is None
+
+
+def test_what_nobody_tells_of_counts_as_a_change_of_all(
+    server: Server, heard: Listener
+) -> None:
+    """As what is deleted outside of the trees."""
+    with syncrepl(server, heard, number(1)):
+        changed = answered(server, number(2))
+        wait_for(lambda: heard.moment > changed, "the moment is claimed")
+        assert heard.take() == [None]
+        heard.settle()
+        assert heard.take() == [] and server.connections == 1
+        # The notice comes after all.
+        server.notice(change("one", cookie(number(2))))
+        wait_for(lambda: "one" in heard.told, "it is told")
+
+
+def test_a_server_without_numbers_goes_on(server: Server, heard: Listener) -> None:
+    with syncrepl(server, heard):
+        heard.settle()
+        server.notice(change("one", cookie()))
+        wait_for(lambda: "one" in heard.told, "it is told")
+
+
+@pytest.mark.parametrize("code", [32, 50])
+def test_a_server_that_never_told_its_numbers_goes_on(
+    server: Server, heard: Listener, code: int
+) -> None:
+    server.numbers_error = code
+    with syncrepl(server, heard, number(1)):
+        heard.settle()
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize("code", [51, 52])
+def test_a_server_that_is_busy_has_not_said_that_it_has_no_numbers(
+    server: Server, heard: Listener, code: int
+) -> None:
+    server.offers = {METHODS["syncrepl"]}
+    server.numbers, server.numbers_error = [number(1)], code
+    follower = followed(server, heard)
+    try:
+        wait_for(lambda: server.connections > 10, "it is tried again and again")
+        assert not heard.moment
+        server.numbers_error = 0
+        wait_for(lambda: heard.moment > 0, "it is followed")
+    finally:
+        follower.stop()
+
+
+def test_a_server_that_hides_its_numbers_is_asked_anew(server: Server, heard: Listener) -> None:
+    with syncrepl(server, heard, number(1)):
+        changed = answered(server)
+        wait_for(lambda: heard.moment > changed, "it is followed without")
+        assert heard.begun == 2 and server.connections == 2

@@ -16,11 +16,14 @@ from keyfront.middleware.ldap.protocol.controls import (
     SYNC_INFO,
     SYNC_STATE,
     EntryState,
+    by_server,
     csn_cookie,
+    csns,
     ends_refresh,
     entry_state,
     persistent_control,
     sync_control,
+    told_cookie,
 )
 
 UUID = bytes(range(16))
@@ -39,6 +42,11 @@ def test_what_is_asked_for() -> None:
 def test_what_an_entry_is(state: int) -> None:
     value = b"\x30\x15\x0a\x01" + bytes([state]) + b"\x04\x10" + UUID
     assert entry_state([(SYNC_STATE, False, value)]) == EntryState(state, UUID)
+
+
+def test_the_cookie_of_an_entry() -> None:
+    value = b"\x30\x1a\x0a\x01\x02\x04\x10" + UUID + b"\x04\x03abc"
+    assert entry_state([(SYNC_STATE, False, value)]) == EntryState(MODIFIED, UUID, cookie=b"abc")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +84,45 @@ def test_when_only_changes_come(value: bytes | None, ends: bool) -> None:
     assert ends_refresh("1.2.3", value) is False
 
 
+@pytest.mark.parametrize(
+    ("value", "cookie"),
+    [
+        (b"\x80\x03abc", b"abc"),
+        (b"\xa1\x08\x04\x03abc\x01\x01\xff", b"abc"),
+        (b"\xa2\x05\x04\x03abc", b"abc"),
+        (b"\xa3\x07\x04\x03abc\x31\x00", b"abc"),
+        (b"\xa3\x02\x31\x00", b""),
+        (b"\xa2\x03\x01\x01\x00", b""),
+        (b"\xa1\x00", b""),
+        (None, b""),
+    ],
+)
+def test_the_cookie_of_an_intermediate_answer(value: bytes | None, cookie: bytes) -> None:
+    assert told_cookie(SYNC_INFO, value) == cookie
+    assert told_cookie("1.2.3", value) == b""
+
+
+@pytest.mark.parametrize(
+    ("cookie", "numbers"),
+    [
+        (b"rid=000,csn=10#1#000#0", [b"10#1#000#0"]),
+        (b"rid=000,sid=001,csn=10#1#000#0;20#1#001#0", [b"10#1#000#0", b"20#1#001#0"]),
+        (b"csn=1;,delcsn=2", [b"1"]),
+        (b"rid=000,csn=", []),
+        (b"rid=000,sid=001", []),
+        (b"host:389#cn=x:(uid=*)#12", []),
+        (b"", []),
+    ],
+)
+def test_the_numbers_in_a_cookie(cookie: bytes, numbers: list[bytes]) -> None:
+    assert csns(cookie) == numbers
+
+
+def test_the_newest_number_of_each_server() -> None:
+    numbers = [b"10#1#000#0", b"20#1#001#0", b"20#0#001#0", b"odd", b"even"]
+    assert by_server(numbers) == {b"000": b"10#1#000#0", b"001": b"20#1#001#0", b"": b"odd"}
+
+
 def test_slapds_cookie() -> None:
     assert csn_cookie([]) == b""
     assert csn_cookie([b"20#1#001#0", b"10#1#000#0"]) == b"rid=000,csn=10#1#000#0;20#1#001#0"
@@ -88,7 +135,9 @@ def test_junk_is_refused_or_understood(value: bytes) -> None:
             entry_state([(oid, False, value)])
         except ProtocolError:
             pass
-    try:
-        ends_refresh(SYNC_INFO, value)
-    except ProtocolError:
-        pass
+    for understand in (ends_refresh, told_cookie):
+        try:
+            understand(SYNC_INFO, value)
+        except ProtocolError:
+            pass
+    by_server(csns(value))
