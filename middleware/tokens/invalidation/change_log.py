@@ -60,7 +60,7 @@ _BY_DATABASE = re.compile("(tokens|keyfront)-[0-9a-f]{16}(-[0-9]+)?")
 _WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
 
 
-def default_folder(url: Any) -> Path:
+def default_folder(url: Any, conf: Any = None) -> Path:
     """Return the folder of a database's epoch table: the same for all who write to it.
 
     In :data:`PLACE`, if root has made it for the service's user: nobody else can make anything
@@ -71,11 +71,13 @@ def default_folder(url: Any) -> Path:
     the one, for who has it and who comes later.
 
     :param url: a ``sqlalchemy.engine.URL``
+    :param conf: Keystone's configuration, read; by default this process's, if it is one of
+        Keystone's
     """
     name = _name(url)
     found = _present.get(name)
     if found is None or not os.path.lexists(found):
-        found = _usual(name, _owners(url))
+        found = _usual(name, _owners(url, conf))
         if _owner(found) == os.geteuid():
             _present[name] = found
     return found
@@ -224,7 +226,7 @@ def folder_of(conf: Any, url: Any = None) -> Path:
         )
     if path or other:
         return Path(path or str(other))
-    return default_folder(url or here)
+    return default_folder(url or here, conf)
 
 
 def folder_here(url: Any) -> Path:
@@ -239,7 +241,7 @@ def folder_here(url: Any) -> Path:
     return folder_of(keystone.CONF, url)
 
 
-def trusted_users(url: Any, folder: Path) -> set[int] | None:
+def trusted_users(url: Any, folder: Path, conf: Any = None) -> set[int] | None:
     """Return the users whose epoch table root takes part in: its own, and the service's.
 
     Anybody may make a folder of that name in one of :data:`BASES`, and could hold its lock or cut
@@ -248,26 +250,29 @@ def trusted_users(url: Any, folder: Path) -> set[int] | None:
 
     :param url: of the database
     :param folder: of the table
+    :param conf: as :func:`default_folder` takes it
     :returns: ``None``, all of them, of a folder that only root and the service can have made
     """
     # Wherever it would lie now: a folder that was found stays the one.
     if folder.with_name(_without_number(folder.name)) not in _anybodys(_name(url)):
         return None
-    return _trusted(url)
+    return _trusted(url, conf)
 
 
-def _owners(url: Any) -> set[int]:
+def _owners(url: Any, conf: Any) -> set[int]:
     """Return whose folders may be the one of a database, where others may have made some."""
     me = os.geteuid()
-    return {me} if me else _trusted(url)
+    return {me} if me else _trusted(url, conf)
 
 
-def _trusted(url: Any) -> set[int]:
+def _trusted(url: Any, conf: Any) -> set[int]:
     keystone: Any = sys.modules.get("keystone.conf")
+    if conf is None and keystone is not None:
+        conf = keystone.CONF
     found = {0}
     paths = [url.database] if url.get_backend_name() == "sqlite" else []
-    if keystone is not None and "fernet_tokens" in keystone.CONF:
-        paths.append(keystone.CONF.fernet_tokens.key_repository)
+    if conf is not None and "fernet_tokens" in conf:
+        paths.append(conf.fernet_tokens.key_repository)
     for path in paths:
         with suppress(OSError, TypeError):
             found.add(os.stat(path).st_uid)

@@ -182,6 +182,8 @@ class Cache(NamedTuple):
     folder: Path
     #: The server that keeps its epochs, if they are not in the folder.
     redis: Redis | None = None
+    #: The users of whom one must have made the folder, if it was named by nobody.
+    trusted: set[int] | None = None
 
     @property
     def where(self) -> str:
@@ -202,7 +204,9 @@ class Cache(NamedTuple):
             raise CoordinatorError(
                 f"{self.folder}: there is no token cache; is the service running?"
             )
-        return SharedMemory(self.folder, create=False, settled=_settles_nothing)
+        return SharedMemory(
+            self.folder, create=False, trusted=self.trusted, settled=_settles_nothing
+        )
 
 
 def _settles_nothing(owner: str, age: float) -> bool:
@@ -314,6 +318,7 @@ def _configured(config_file: Path) -> Cache:
     try:
         from oslo_config import cfg
         from oslo_db import options as database
+        from sqlalchemy.engine import make_url
     except ModuleNotFoundError as error:
         raise MissingPartError(
             f"{error.name} is not installed; run keyfront from the environment of Keystone"
@@ -321,7 +326,7 @@ def _configured(config_file: Path) -> Cache:
 
     from keyfront.middleware.tokens import options
     from keyfront.middleware.tokens.coordinator.factory import coordinator_of
-    from keyfront.middleware.tokens.invalidation.change_log import folder_of
+    from keyfront.middleware.tokens.invalidation.change_log import folder_of, trusted_users
 
     conf = cfg.ConfigOpts()
     database.set_defaults(conf)
@@ -330,7 +335,13 @@ def _configured(config_file: Path) -> Cache:
         redis = coordinator_of(options.token_cache(conf), True)
         if redis is not None:
             redis.settled = _settles_nothing
-        return Cache(folder_of(conf), redis)
+        # As Keystone has it: by their owner root tells the service's folder from a stranger's.
+        keys = cfg.StrOpt("key_repository", default="/etc/keystone/fernet-keys/")
+        conf.register_opt(keys, "fernet_tokens")
+        folder = folder_of(conf)
+        url = conf.database.connection
+        trusted = trusted_users(make_url(url), folder, conf) if url else None
+        return Cache(folder, redis, trusted)
     except cfg.ConfigFilesPermissionDeniedError:
         raise CoordinatorError(f"{config_file}: Permission denied") from None
     except cfg.Error as error:

@@ -275,6 +275,36 @@ def test_root_finds_the_service_also_where_a_keystone_was_tried_as_root(machine:
     assert told in said and told in service.said
 
 
+def test_the_command_flushes_the_services_and_no_strangers(machine: Machine) -> None:
+    """Of a database's server, whose file nobody sees, by the owner of the keys."""
+    keys, config = machine.base / "keys", machine.base / "keystone.conf"
+    keys.mkdir()
+    machine.url = f"mysql+pymysql://keystone:secret@127.0.0.1:1/{machine.base.name}"
+    shared, machine.shared = machine.shared, change_log._shared(
+        change_log._name(make_url(machine.url))
+    )
+    config.write_text(
+        f"[database]\nconnection = {machine.url}\n[fernet_tokens]\nkey_repository = {keys}\n"
+    )
+    assert shared != machine.shared
+
+    def flush() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "keyfront", "tokens", "flush", "--config-file", config]
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+
+    with machine.worker(STRANGER) as stranger, machine.worker() as service:
+        assert stranger.folder == machine.shared
+        assert service.folder == machine.beside("-1")
+        # Whose the service is, is not known yet.
+        done = flush()
+        assert done.returncode == 2 and f"belongs to user {STRANGER}" in done.stderr
+        assert stranger.hears_nothing()
+        os.chown(keys, SERVICE, SERVICE)
+        done = flush()
+        assert done.returncode == 0 and str(service.folder) in done.stdout
+        assert stranger.hears_nothing() and not service.hears_nothing()
+
+
 def test_who_passes_over_a_stranger_says_so(machine: Machine) -> None:
     """He may run a Keystone of the same database."""
     machine.squat()
