@@ -146,10 +146,15 @@ def identity_of(name: str) -> str:
 
 def replace(pair: Pair, by: Pair) -> None:
     """Put another pair in its place, as certbot does: one file after the other."""
-    for old, new in ((pair.certificate, by.certificate), (pair.key, by.key)):
-        fresh = old.with_suffix(".fresh")
-        shutil.copy2(new, fresh)
-        fresh.replace(old)
+    put(by.certificate, pair.certificate)
+    put(by.key, pair.key)
+
+
+def put(new: Path, old: Path) -> None:
+    """Put a file in another's place: it may be as long, and written in the same moment."""
+    fresh = old.with_suffix(".fresh")
+    shutil.copy2(new, fresh)
+    fresh.replace(old)
 
 
 def refusal(pool: LDAPPool) -> CredentialsError:
@@ -345,11 +350,11 @@ def test_a_certificate_that_takes_anothers_place_needs_no_restart(
     with pool.connection() as connection:
         assert connection.bound_as == identity_of("service")
     # For a moment the key is not that of the certificate: the pair of before goes on.
-    shutil.copy2(second.certificate, pair.certificate)
+    put(second.certificate, pair.certificate)
     pool._search_pool.retire(lambda connection: True)
     with pool.connection() as connection:
         assert connection.bound_as == identity_of("service")
-    shutil.copy2(second.key, pair.key)
+    put(second.key, pair.key)
     pool._search_pool.retire(lambda connection: True)
     with pool.connection() as connection:
         assert connection.bound_as == identity_of("second")
