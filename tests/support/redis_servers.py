@@ -216,7 +216,7 @@ def sentinels(
 ) -> Iterator[list[RedisServer]]:
     """Run sentinels that watch a master until the block ends.
 
-    They bear its silence, until :func:`watch_closely` says otherwise.
+    They bear its silence: another takes its place when :func:`fail_over` says so.
     """
     with contextlib.ExitStack() as stack:
         made = []
@@ -228,7 +228,7 @@ def sentinels(
                 f"sentinel myid {me}",
                 f"sentinel monitor {name} 127.0.0.1 {master.port} {count // 2 + 1}",
                 f"sentinel down-after-milliseconds {name} {_DOWN_AFTER_MS}",
-                f"sentinel failover-timeout {name} 3000",
+                f"sentinel failover-timeout {name} {_DOWN_AFTER_MS}",
             ]
             lines += [
                 f"sentinel known-sentinel {name} 127.0.0.1 {other_port} {other}"
@@ -244,24 +244,38 @@ def sentinels(
         yield made
 
 
-@contextlib.contextmanager
-def watch_closely(watchers: Sequence[RedisServer], name: str = "keyfront") -> Iterator[None]:
-    """Have sentinels take a master for down that is silent for a moment, as the block runs.
+def fail_over(
+    watchers: Sequence[RedisServer], replica: RedisServer, name: str = "keyfront"
+) -> None:
+    """Have sentinels put a replica in the place of its master; return when all of them name it.
 
-    On a busy machine one that nothing ails is silent for longer: so only while it is down.
+    The first one is told to, whether or not the master answers. By themselves they would have to be
+    short of patience, and take none whose own link to the master has been down for ten times that
+    longer than the master by their count: never again one that had noticed it some seconds before
+    them, on a busy machine. What it is told it may give up, while the replica is silent.
     """
-    _set_patience(watchers, name, 300)
-    yield
-    _set_patience(watchers, name, _DOWN_AFTER_MS)
+    first = watchers[0]
 
+    def done(client: Any) -> bool:
+        facts = _facts(client, name)
+        if int(facts["port"]) == replica.port:
+            return True
+        if "failover_in_progress" not in facts["flags"]:
+            # Nobody else begins one: it cannot have ended since.
+            with contextlib.suppress(redis.ResponseError):  # it knows of no good replica yet
+                client.execute_command("SENTINEL", "FAILOVER", name)
+        return False
 
-def _set_patience(watchers: Sequence[RedisServer], name: str, milliseconds: int) -> None:
-    for one in watchers:
-        command = ("SENTINEL", "SET", name, "down-after-milliseconds", milliseconds)
-        one.client.execute_command(*command)
+    first.wait(done)
+    for watcher in watchers:
+        watcher.wait(lambda client: int(_facts(client, name)["port"]) == replica.port)
 
 
 def _knows(client: Any, name: str, others: int) -> bool:
-    said = client.execute_command("SENTINEL", "MASTER", name)
-    facts = said if isinstance(said, dict) else dict(zip(said[::2], said[1::2], strict=True))
+    facts = _facts(client, name)
     return int(facts["num-other-sentinels"]) == others and int(facts["num-slaves"]) > 0
+
+
+def _facts(client: Any, name: str) -> dict[str, Any]:
+    said = client.execute_command("SENTINEL", "MASTER", name)
+    return said if isinstance(said, dict) else dict(zip(said[::2], said[1::2], strict=True))

@@ -19,7 +19,7 @@ import pytest
 from support.cluster import Cluster, cluster
 from support.fault_proxy import FaultProxy
 from support.keystone_world import VALIDATE, Answer, Client, World
-from support.redis_servers import RedisServer, redis_server, sentinels, watch_closely
+from support.redis_servers import RedisServer, fail_over, redis_server, sentinels
 from support.served import PATIENCE, answered
 
 pytest.importorskip("keystone")
@@ -293,11 +293,13 @@ def test_failover(tmp_path: Path) -> None:
         replica.stop()
         assert cloud.revoke(token) == 0
         cloud.assert_refused(token)
-        with cloud.nothing_lost():
+        with cloud.nothing_lost(), ThreadPoolExecutor() as pool:
             master.kill()
             replica.resume()
-            with watch_closely(watch):
-                cloud.revoke(other)
+            # asked for all the time until the other has taken over
+            revoked = pool.submit(cloud.revoke, other)
+            fail_over(watch, replica)
+            revoked.result()
             cloud.assert_refused(other)
             cloud.assert_refused(token)
 

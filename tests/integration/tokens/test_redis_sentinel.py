@@ -11,8 +11,6 @@ import pytest
 
 pytest.importorskip("redis")
 
-import redis
-
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis import sentinels as redis_sentinels
@@ -20,7 +18,7 @@ from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
 from support.clocks import Clock
 from support.redis_epochs import SLOTS, TIMEOUT, RedisClock, address, head
-from support.redis_servers import RedisServer, redis_server, sentinels, watch_closely
+from support.redis_servers import RedisServer, fail_over, redis_server, sentinels
 from support.served import PATIENCE
 
 ENTRY = Slots((ALL_SLOT, 101))
@@ -43,14 +41,6 @@ class Deployment:
         where = address(self.url(count), coordinator_sentinel_master="keyfront")
         self._made.append(Redis(where, **{"slot_count": SLOTS, "timeout": TIMEOUT, **options}))
         return self._made[-1]
-
-    def await_failover(self) -> None:
-        """Until all sentinels name the replica."""
-        for one in self.sentinels:
-            one.wait(lambda client: self._named(client) == self.replica.port)
-
-    def _named(self, client: Any) -> int:
-        return int(client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "keyfront")[1])
 
     def close(self) -> None:
         for coordinator in self._made:
@@ -79,15 +69,6 @@ def deploy() -> Iterator[Deployment]:
         made = Deployment(master, replica, watchers)
         stack.callback(made.close)
         yield made
-
-
-def fail_over(client: Any) -> bool:
-    try:
-        client.execute_command("SENTINEL", "FAILOVER", "keyfront")
-    except redis.ResponseError as error:
-        assert "NOGOODSLAVE" in str(error)  # it does not know the replica well enough yet
-        return False
-    return True
 
 
 def retry(coordinator: Redis) -> None:
@@ -138,8 +119,7 @@ def test_an_old_master_is_not_believed(
     read = service.now()
     old.stop()
     new.start()
-    with watch_closely(deployment.sentinels):
-        deployment.await_failover()
+    fail_over(deployment.sentinels, new)
     assert int(head(new.client)["sequence"]) == filled.sequence < read.sequence
     clock.server = new
     forget_master(lease)
@@ -174,8 +154,7 @@ def test_a_stamp_on_a_master_that_is_none_any_more(
     clock.put_in_place(monkeypatch)
     change(first)
     mark = first.mark(CHANGED)
-    deployment.sentinels[0].wait(fail_over)
-    deployment.await_failover()
+    fail_over(deployment.sentinels, deployment.replica)
     clock.server = deployment.replica
     retry(second)
     read = second.now()
