@@ -20,7 +20,9 @@ from support.served import Served, free_port
 
 pytest.importorskip("keystone")
 
-EXTRA = "[keyfront_token_cache]\npath = {path}\n"
+# Who does not hear of a change goes on with his answer from before it. That must not end by itself:
+# it does when the oldest of what it was made of does, which the node may have read when it started.
+EXTRA = "[keyfront_token_cache]\npath = {path}\nttl = 3600\n"
 
 
 class Place(NamedTuple):
