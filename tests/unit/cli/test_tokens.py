@@ -276,3 +276,35 @@ def test_a_keystone_conf_that_is_none(
     error = capsys.readouterr().err
     assert error.startswith("keyfront: ")
     assert error.count("\n") == 1
+
+
+def test_nodes_are_shown_a_token_when_the_other_process_has_loaded_keystone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they know of it would end by itself in that time, and hide who does not hear."""
+    loaded = tmp_path / "loaded"
+    program = f"""
+open({str(loaded)!r}, "w").close()
+print("ready", flush=True)
+print("told", "/", input())
+"""
+    monkeypatch.setattr(token_commands, "_ANOTHER_PROCESS", program)
+    asked = []
+
+    def issued(url: str, who: object) -> tuple[str, str]:
+        assert loaded.exists()
+        return "token", "audit"
+
+    def validated(node: token_commands.Node, token: str) -> int:
+        asked.append(token)
+        return 200
+
+    monkeypatch.setattr(token_commands, "_issued", issued)
+    monkeypatch.setattr(token_commands, "_validated", validated)
+    coordinator = SharedMemory(folder)
+    monkeypatch.setattr(coordinator, "fresh_now", lambda epoch, slots: False)
+    node = token_commands.Node("http://node", "caller")
+    found = token_commands._another_process(tmp_path / "conf", coordinator, [node], {}, 0.0)
+    assert found.fault == "a token that it revoked is still good at http://node"
+    assert set(asked) == {"token"}
+    coordinator.close()
