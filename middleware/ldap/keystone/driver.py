@@ -37,7 +37,7 @@ from keyfront.errors import (
 )
 
 from ..protocol.messages import password_octets
-from . import options
+from . import observers, options
 from .handler import DriverPool, PoolHandler, is_of_a_certificate
 
 LOG = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class Handler(common.KeystoneLDAPHandler):
         :raises ldap.LDAPError: what else the server answered
         """
         key = (self._owner, base, scope, filterstr, _names(attrlist), attrsonly, sizelimit)
-        if (kept := _kept(key)) is not None:
+        if (kept := self._again(key)) is not None:
             return kept
         search: Any = super().search_s
         given: tuple[Any, ...] = (base, scope, filterstr, attrlist, attrsonly)
@@ -144,7 +144,7 @@ class Handler(common.KeystoneLDAPHandler):
         else:
             found = _asked("search", lambda: search(*given))
             found = found[:sizelimit] if sizelimit else found
-        _keep(key, found)
+        self._keep(key, found)
         return found
 
     def search_ext(
@@ -166,7 +166,7 @@ class Handler(common.KeystoneLDAPHandler):
         """
         pages = tuple((x.controlType, x.size, x.cookie) for x in serverctrls or ())
         key = (self._owner, base, scope, filterstr, _names(attrlist), attrsonly, sizelimit, pages)
-        if (kept := _kept(key)) is not None:
+        if (kept := self._again(key)) is not None:
             return _Again(kept)
         message = _asked(
             "prepare search",
@@ -196,8 +196,25 @@ class Handler(common.KeystoneLDAPHandler):
         )
         pending, self._pending = self._pending, None
         if pending is not None and pending[0] is msgid:
-            _keep(pending[1], found)
+            self._keep(pending[1], found)
         return found
+
+    def _again(self, key: Any) -> Found | None:
+        """Return what this request has found by a search before, and tell of it anew: it may be for
+        another value of those that Keystone keeps, which depends on the directory as well."""
+        searches = _searches_of_this_request()
+        if searches is None or key not in searches:
+            return None
+        found, sources = searches[key]
+        for source in sources:
+            for observer in observers:
+                observer(self._owner, source)
+        return _copied(found)
+
+    def _keep(self, key: Any, found: Found) -> None:
+        searches = _searches_of_this_request()
+        if searches is not None and len(found) <= _KEPT_ENTRIES:
+            searches[key] = _copied(found), frozenset(self.conn.sources)
 
     def add_s(self, dn: str, modlist: Any) -> Any:
         """Add an entry; what was found before it in this request is forgotten."""
@@ -399,18 +416,6 @@ def _forget() -> None:
     kept = _searches_of_this_request()
     if kept:
         kept.clear()
-
-
-def _kept(key: Any) -> Found | None:
-    """Return what this request has found by a search before."""
-    kept = _searches_of_this_request()
-    return _copied(kept[key]) if kept is not None and key in kept else None
-
-
-def _keep(key: Any, found: Found) -> None:
-    kept = _searches_of_this_request()
-    if kept is not None and len(found) <= _KEPT_ENTRIES:
-        kept[key] = _copied(found)
 
 
 def _asked(operation: str, call: Callable[[], T]) -> T:

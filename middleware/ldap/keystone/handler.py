@@ -147,7 +147,7 @@ class DriverPool:
 
 
 @contextlib.contextmanager
-def _observed(pool: DriverPool) -> Iterator[list[str]]:
+def _observed(handler: PoolHandler) -> Iterator[list[str]]:
     """Tell :data:`observers` of a search: also of an error that answers it, as "no such object".
 
     Who searches appends the server that answered, as ``Connection.source``.
@@ -160,8 +160,9 @@ def _observed(pool: DriverPool) -> Iterator[list[str]]:
         raise
     finally:
         for source in sources:
+            handler.sources.add(source or None)
             for observer in observers:
-                observer(pool, source or None)
+                observer(handler._source, source or None)
 
 
 @contextlib.contextmanager
@@ -250,6 +251,8 @@ class PoolHandler(common.LDAPHandler):
         self._dereference = _default_dereference()
         self._searching = True
         self._paged: PagedSearch | None = None
+        #: The servers that have answered its searches, as :data:`observers` are told of them.
+        self.sources: set[str | None] = set()
         self.page_size = 0
 
     def connect(
@@ -365,7 +368,7 @@ class PoolHandler(common.LDAPHandler):
         """
         if isinstance(msgid, _PlainSearch):
             return ldap.RES_SEARCH_RESULT, self._search(msgid.request), 0, []
-        with _python_ldap_errors(), _observed(self._source) as sources:
+        with _python_ldap_errors(), _observed(self) as sources:
             answer, cookie = msgid.page()
             sources.append(answer.source)
         controls = [] if cookie is None else [_PAGED(criticality=False, size=0, cookie=cookie)]
@@ -427,7 +430,7 @@ class PoolHandler(common.LDAPHandler):
 
     def _search(self, request: dict[str, Any]) -> list[tuple[Any, Any]]:
         pool = self._source.get()
-        with _python_ldap_errors(), _observed(self._source) as sources:
+        with _python_ldap_errors(), _observed(self) as sources:
             answer = pool.search(**request)
             sources.append(answer.source)
         return _in_order(answer.items)

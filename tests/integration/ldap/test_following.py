@@ -274,6 +274,27 @@ def test_a_change_counts_within_the_bound_under_faults(site: Site, fault: str) -
     site.wait_until_kept(others)
 
 
+def test_what_a_request_finds_twice_is_followed(site: Site) -> None:
+    """A request sends each search once, and may make several kept values of what it has found: here
+    the roles on two projects, which somebody has by a group."""
+    user = site.user()
+    second = site.world.project()
+    site.world.call("PUT", grant("projects", second, "groups", site.even, site.role))
+    # It writes who he is, and so keeps nothing.
+    token = site.login(user)
+    client = Client(site.served.url)
+    try:
+        identity = {"methods": ["token"], "token": {"id": token}}
+        body = {"auth": {"identity": identity, "scope": {"project": {"id": second}}}}
+        answer = client.request("POST", "/auth/tokens", {}, body)
+    finally:
+        client.close()
+    assert answer.status == 201, answer.body
+    on_all(site, lambda server: leave_group(server, user))
+    time.sleep(BOUND)
+    assert 200 not in {site.validate(answer.headers["X-Subject-Token"]) for _ in range(6)}
+
+
 def test_a_token_is_known_from_its_issue(site: Site) -> None:
     site.wait_until_kept(site.login(site.user()))  # the caller is known, too
 
