@@ -411,7 +411,10 @@ def _of_token(model: Any, reads: Reads | None) -> Reads | None:
         return reads
     # Every change that tells anything tells ``any``.
     if reads is None:
-        return Reads(frozenset({ANY}), tags)
+        # Of whom a directory has told, the login has asked it.
+        request = current.get()
+        followed = frozenset(() if request is None else request.followed)
+        return Reads(frozenset({ANY}), tags, followed)
     return Reads(frozenset({ANY}), tags | reads.tags, reads.followed)
 
 

@@ -33,6 +33,7 @@ from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation import rules
 from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.leases import registry
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.request import Request, current
 
@@ -585,6 +586,25 @@ def test_no_token_is_kept(caches: Caches, monkeypatch: pytest.MonkeyPatch) -> No
     assert caches.is_kept(TOKEN)
     caches.change("audit:a")
     assert not caches.is_kept(TOKEN)
+
+
+def test_a_token_that_was_issued_stands_while_its_directory_is_followed(
+    caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model holds the user, as the login has read him."""
+    monkeypatch.setattr(worker_memory, "token_tags", lambda model: iter(["audit:a"]))
+    monkeypatch.setattr(registry, "leases", None)
+    leases = registry.make(tmp_path)
+    assert leases is not None
+    with caches.request() as request:
+        request.note(Reads(frozenset(), frozenset(), frozenset({"directory"})))
+        caches.region.set(TOKEN, Model("secret-token"))
+    assert not caches.is_kept(TOKEN)
+    leases.grant("directory", time.monotonic() + 60)
+    assert caches.is_kept(TOKEN)
+    with caches.request() as request:
+        caches.region.get(TOKEN)
+    assert request.followed == {"directory"}
 
 
 def test_a_token_of_another_shape_is_kept_only_by_what_was_read(caches: Caches) -> None:
