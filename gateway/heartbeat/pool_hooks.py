@@ -133,9 +133,10 @@ class BorrowHooks:
             failure = None
             try:
                 if pool is not None:
-                    _wait_for_answers(pool)
+                    _wait_for_answers(_items(pool))
                     self._drop_expired(pool)
                 elif item is not None:
+                    _wait_for_answers([item])
                     item.close()  # its pool was dropped, and it was not closed
             except Exception as error:
                 failure = error
@@ -297,13 +298,13 @@ def _items(pool: Any) -> list[Any]:
     return [entry[-1] for entry in list(getattr(pool, "_items", ()))]
 
 
-def _wait_for_answers(pool: Any) -> None:
+def _wait_for_answers(items: list[Any]) -> None:
     """Wait until brokers have answered the goodbyes: what is closed before has vanished for them.
 
     Only in a thread for that.
     """
     deadline = native.monotonic() + ANSWER + 1
-    for item in _items(pool):
+    for item in items:
         kept = kept_by(getattr(item, "connection", None))
         while kept is not None and kept.expired and not (kept.hung_up or kept.closed):
             if native.monotonic() > deadline:
