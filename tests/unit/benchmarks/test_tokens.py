@@ -40,7 +40,8 @@ def test_requests_that_are_no_hits_are_an_error() -> None:
 
 def test_an_entry_weighs_about_what_the_memory_counts() -> None:
     weight = token_hit.weigh(200)
-    assert 1000 < weight.shared < weight.asked < weight.found
+    # Who asked has also remembered which slots its tags have, up to a bound.
+    assert 1000 < weight.shared < min(weight.asked, weight.found)
     assert 0.8 < weight.counted / weight.found < 1.25
 
 
