@@ -1,0 +1,75 @@
+"""Scenarios that are played against Keystone's own application and ours, each in a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.keystones import keystone_state
+
+SCENARIOS = Path(__file__).parent / "scenarios"
+# keystone-manage, whether or not its script lies beside this interpreter.
+MANAGE = "from keystone.cmd.manage import main; main()"
+PASSWORD = "scenario-secret"
+CONFIG = """\
+[DEFAULT]
+use_stderr = false
+log_file = {folder}/keystone.log
+[database]
+connection = sqlite:///{state}/keystone.sqlite
+[fernet_tokens]
+key_repository = {state}/fernet-keys
+[fernet_receipts]
+key_repository = {state}/fernet-keys
+[credential]
+key_repository = {state}/credential-keys
+[identity]
+# The cheapest that bcrypt takes: passwords are not what is tested.
+password_hash_rounds = 4
+[federation]
+default_authorization_ttl = 60
+"""
+
+Play = Callable[[str, str, str], Any]
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., str]:
+    """Runs Python with some arguments, and returns what it prints."""
+
+    def run(*arguments: object) -> str:
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=180
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def play(tmp_path_factory: pytest.TempPathFactory, run_python: Callable[..., str]) -> Play:
+    """Plays a part of a scenario against ``stock`` or ``ours``, on a Keystone made once.
+
+    Called with the script's name, with which, and with the part; returns what it prints as JSON.
+    """
+    folder = tmp_path_factory.mktemp("keystone")
+    state = keystone_state(folder / "state")
+    config = folder / "keystone.conf"
+    config.write_text(CONFIG.format(folder=folder, state=state))
+    # an administrator with the scenarios' password
+    run_python(
+        "-c", MANAGE, "--config-file", config, "bootstrap", "--bootstrap-password", PASSWORD
+    )
+
+    def play(script: str, which: str, part: str) -> Any:
+        told = run_python(SCENARIOS / f"{script}.py", which, part, config)
+        return json.loads(told.splitlines()[-1])
+
+    return play
