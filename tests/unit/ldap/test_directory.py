@@ -152,6 +152,9 @@ class Server:
                 with self.changed:
                     self.clients.append(client)
                     self.changed.notify_all()
+                if self._listener is not listener:
+                    # It came as it was being stopped, after all others were hung up.
+                    end.shutdown(socket.SHUT_RDWR)
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: Client) -> None:
