@@ -428,6 +428,7 @@ def read_at_once(driver: Any, method: str, model: Any) -> None:
 # Whether a token that is just being issued is revoked is asked once and not kept, for which no key
 # has to be made of all that the token says.
 
+
 def look_for_new_tokens_at_once(manager: Any) -> None:
     """Have no value looked for that nobody can have kept.
 
