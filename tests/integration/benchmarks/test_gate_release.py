@@ -42,7 +42,7 @@ def release(pytester: pytest.Pytester, tmp_path: Path) -> Path:
 
 
 def slow_down(pytester: pytest.Pytester) -> None:
-    (pytester.path / "src" / "hot.py").write_text(MODULE.format(400))
+    (pytester.path / "src" / "hot.py").write_text(MODULE.format(1000))
 
 
 def speed_up(pytester: pytest.Pytester) -> None:
@@ -50,10 +50,10 @@ def speed_up(pytester: pytest.Pytester) -> None:
 
 
 def test_the_same_passes_and_a_slower_one_fails(pytester: pytest.Pytester, release: Path) -> None:
-    # two processes differ a little, on a busy machine more
-    same = run(pytester, f"--gate-baseline={release}", "--gate-limit=1.3")
+    # two processes differ a little, beside others by half (seen: 1.46)
+    same = run(pytester, f"--gate-baseline={release}", "--gate-limit=3")
     same.assert_outcomes(passed=1)
-    same.stdout.re_match_lines([r"PASS +\d\.\d{3} .* limit 1\.3, .*test_work", r".*control"])
+    same.stdout.re_match_lines([r"PASS +\d\.\d{3} .* limit 3, .*test_work", r".*control"])
     slow_down(pytester)
     slower = run(pytester, f"--gate-baseline={release}")
     slower.assert_outcomes(failed=1)
