@@ -40,6 +40,9 @@ class Monitor:
     :param fail_back: close connections to a worse server when a better one is up
     :param wait: seconds for a pool to replace a connection
     :ivar avoided: servers that are down while there is another
+
+    Where servers are looked up, it also does that in time, and connections to those that are not
+    named any more are closed as are those to a worse server: bit by bit, while others are opened.
     """
 
     def __init__(
@@ -64,6 +67,10 @@ class Monitor:
         # Whether a connection was opened that no pool has yet, and that should lead elsewhere.
         self._unsettled = False
         self.avoided: frozenset[ServerURL] = frozenset()
+        self._looks_up = servers.discovery is not None
+        if servers.discovery is not None:
+            this = weakref.WeakMethod(self._looked_up)
+            servers.discovery.ended = lambda: (method := this()) and method()
 
     def watch(self, pool: ConnectionPool[Any], connector: _Prepares) -> None:
         """Close connections of this pool when they should lead to another server.
@@ -77,7 +84,7 @@ class Monitor:
         """Read what is known of the servers by now; to be called after a failure or a connect."""
         before = self._down
         self._read_states()
-        if self._down and not self._closed:
+        if (self._down or self._looks_up) and not self._closed:
             self._workers.start(self)
             if self._down != before:
                 self._workers.wake()
@@ -98,10 +105,19 @@ class Monitor:
 
     def opened(self, url: ServerURL) -> None:
         """Note where a new connection leads; a better server may have come up meanwhile."""
-        if self._fail_back and not (self._closed or self._servers.preferred(url)):
+        if self._should_move(url) and not self._closed:
             self._unsettled = True
             self._workers.start(self)
             self._workers.wake()
+
+    def _looked_up(self) -> None:
+        self._workers.wake()
+
+    def _should_move(self, url: ServerURL) -> bool:
+        """Return whether a connection should lead to another server."""
+        if self._fail_back:
+            return not self._servers.preferred(url)
+        return self._looks_up and self._servers.has_left(url)
 
     def stop(self) -> None:
         """Have the worker end."""
@@ -135,15 +151,14 @@ class Monitor:
         if due is not None:
             return min(max(due, _SHORTEST), _LONGEST)
         unsettled = unsettled or any(watched.leaving for watched in self._watched)
-        return _LONGEST if unsettled else IDLE_SECONDS
+        delay = _LONGEST if unsettled else IDLE_SECONDS
+        lookup = self._servers.next_lookup()
+        return delay if lookup is None else min(delay, max(lookup, _SHORTEST))
 
     def _read_states(self) -> None:
         with self._lock:
             # Of two who read at once, the last one knows.
-            states = self._servers.states()
-            down = frozenset(state.url for state in states if state.state != "up")
-            self._down = down
-            self.avoided = down if len(down) < len(states) else frozenset()
+            self._down, self.avoided = self._servers.avoided()
 
     def _check(self) -> None:
         before = self._down
@@ -157,7 +172,7 @@ class Monitor:
             if before - self._down:
                 # What lived through the outage may be dead and not know it.
                 pool.check()
-            if self._fail_back:
+            if self._fail_back or self._looks_up:
                 self._move(watched.leaving, pool, connector)
 
     def _move(
@@ -171,7 +186,7 @@ class Monitor:
             moving = [
                 connection
                 for connection in pool.connections()
-                if not self._servers.preferred(connection.url) and connection not in leaving
+                if self._should_move(connection.url) and connection not in leaving
             ]
             if not moving:
                 return
