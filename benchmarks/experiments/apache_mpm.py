@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from ssl import CERT_NONE, SSLContext, create_default_context
-from typing import Any
+from typing import Any, NamedTuple
 
 from keyfront.common import programs
 from keyfront.errors import ServerError
@@ -41,16 +41,25 @@ SOURCE = (
 )
 MODULES = ("prefork", "event")
 SIDES = ("stock", "keyfront")
-REQUESTS, CLIENTS = 1000, 10
+CLIENTS = 10
 # Seconds; 60 by default, after which an idle experiment would take minutes.
 HEARTBEAT = 4
 # RabbitMQ closes a connection three of them after the last beat, and may be late itself.
 IDLE, QUICK_IDLE = 60, 20
 ROUNDS, QUICK_ROUNDS = 6, 1
-PROCESSES = 2
 _PUBLISH = "/publish"
 # Never imported here: it patches its process.
 SERVICE = f"{__package__}.mpm_service:application"
+
+
+class Size(NamedTuple):
+    """The requests of a load, and the processes of a service."""
+
+    requests: int
+    processes: int
+
+
+FULL, QUICK = Size(requests=1000, processes=2), Size(requests=200, processes=1)
 
 
 class Server:
@@ -59,10 +68,13 @@ class Server:
     :ivar pids: the numbers of the processes that run Python
     """
 
-    def __init__(self, module: str, side: str, port: int, running: Process) -> None:
+    def __init__(
+        self, module: str, side: str, port: int, running: Process, processes: int
+    ) -> None:
         self.module = module
         self.side = side
         self.port = port
+        self.processes = processes
         self.pids: set[int] = set()
         self._running = running
         self._context: SSLContext = create_default_context()
@@ -81,7 +93,7 @@ class Server:
         """Have every process send a message; gives the milliseconds of each one's first."""
         found: dict[int, float] = {}
         deadline = time.monotonic() + 60
-        while len(found) < PROCESSES:
+        while len(found) < self.processes:
             answer = self._get(_PUBLISH)
             if answer is not None:
                 found.setdefault(answer["pid"], answer["milliseconds"])
@@ -107,7 +119,9 @@ class Server:
 
 
 @contextmanager
-def served(folder: Path, module: str, side: str, broker: int, tls: Pair) -> Iterator[Server]:
+def served(
+    folder: Path, module: str, side: str, broker: int, tls: Pair, processes: int
+) -> Iterator[Server]:
     """Run an Apache with the service until the block ends."""
     port = free_port()
     environment = {
@@ -123,7 +137,7 @@ def served(folder: Path, module: str, side: str, broker: int, tls: Pair) -> Iter
         loaded=["socache_shmcb", "ssl"],
         content=[
             *servers.mod_wsgi(
-                folder, SERVICE, processes=PROCESSES, threads=1, environment=environment
+                folder, SERVICE, processes=processes, threads=1, environment=environment
             ),
             "SSLEngine on",
             f"SSLCertificateFile {tls.certificate}",
@@ -132,7 +146,7 @@ def served(folder: Path, module: str, side: str, broker: int, tls: Pair) -> Iter
         ordinary=True,
     )
     with servers.started(program) as running:
-        yield Server(module, side, port, running)
+        yield Server(module, side, port, running, processes)
 
 
 def resets(names: list[str], pids: set[int]) -> int:
@@ -143,7 +157,7 @@ def resets(names: list[str], pids: set[int]) -> int:
     return sum(int(number_) in pids for name in names for number_ in re.findall(r":(\d+):", name))
 
 
-def measure(world: World, record: results.Record) -> None:
+def measure(world: World, record: results.Record, size: Size) -> None:
     """Idle and load all four."""
     quick = world.options.quick
     idle = QUICK_IDLE if quick else IDLE
@@ -152,11 +166,13 @@ def measure(world: World, record: results.Record) -> None:
     pair = certificates(folder).server
     broker_folder = world.folder()
     world.say("RabbitMQ and four Apaches are started")
-    with rabbitmq.broker(broker_folder) as broker, ExitStack() as stack:
+    with rabbitmq.broker(broker_folder, small=quick) as broker, ExitStack() as stack:
         running = []
         for module in MODULES:
             for side in SIDES:
-                one = served(world.folder(), module, side, broker.port, pair)
+                one = served(
+                    world.folder(), module, side, broker.port, pair, size.processes
+                )
                 running.append(stack.enter_context(one))
         for server in running:
             server.publish()
@@ -175,7 +191,7 @@ def measure(world: World, record: results.Record) -> None:
                     "module": server.module,
                     "side": server.side,
                     "seconds": idle,
-                    "processes": PROCESSES,
+                    "processes": size.processes,
                     "resets": resets(names, server.pids),
                     "first_message_ms": round(statistics.median(first), 2),
                 }
@@ -190,7 +206,7 @@ def measure(world: World, record: results.Record) -> None:
         for number_ in range(QUICK_ROUNDS if quick else ROUNDS):
             for server in reversed(running) if number_ % 2 else running:
                 with timelines.Watch(start) as watch:
-                    load = _ab(server, folder)
+                    load = _ab(server, folder, size.requests)
                 record.samples.append(
                     {
                         "what": "load",
@@ -203,11 +219,11 @@ def measure(world: World, record: results.Record) -> None:
                 )
 
 
-def _ab(server: Server, folder: Path) -> Load:
-    """``ab -n 1000 -c 10``, as published."""
+def _ab(server: Server, folder: Path, requests: int) -> Load:
+    """``ab -n 1000 -c 10``, as published; fewer in the quick form."""
     table = folder / "percentiles.csv"
     command = [programs.system_program(("ab",), "apache2-utils"), "-q", "-e", str(table)]
-    command += ["-n", str(REQUESTS), "-c", str(CLIENTS), server.url]
+    command += ["-n", str(requests), "-c", str(CLIENTS), server.url]
     out, _, cpu = finished(Process("ab", command), 300)
     return parse_ab(out, table.read_text(encoding="ascii"), cpu)
 
@@ -228,14 +244,14 @@ def _idle(samples: list[results.Sample], module: str, side: str) -> results.Samp
     )
 
 
-def findings(samples: list[results.Sample]) -> list[Finding]:
+def findings(samples: list[results.Sample], size: Size = FULL) -> list[Finding]:
     """Return what was proposed, and what is true of it here."""
     rates = {module: statistics.median(_rates(samples, module, "stock")) for module in MODULES}
     lost = {module: _idle(samples, module, "stock")["resets"] for module in MODULES}
     kept = {module: _idle(samples, module, "keyfront")["resets"] for module in MODULES}
     return [
         Finding(
-            what=f"ab -n {REQUESTS} -c {CLIENTS} over TLS: requests a second",
+            what=f"ab -n {size.requests} -c {CLIENTS} over TLS: requests a second",
             published="the modules compared; figures not known to us",
             measured=", ".join(f"{name} {number(rate)}" for name, rate in rates.items()),
             verdict=verdict(None),
@@ -251,13 +267,13 @@ def findings(samples: list[results.Sample]) -> list[Finding]:
         Finding(
             what="prefork: an idle service loses its AMQP connections",
             published="it does",
-            measured=f"{lost['prefork']} reset of {PROCESSES} processes'",
+            measured=f"{lost['prefork']} reset of {_services(size)}",
             verdict=verdict(lost["prefork"] > 0),
         ),
         Finding(
             what="event mends that",
             published="proposed, not fully tested",
-            measured=f"{lost['event']} reset of {PROCESSES} processes'",
+            measured=f"{lost['event']} reset of {_services(size)}",
             verdict=verdict(lost["event"] == 0),
         ),
         Finding(
@@ -269,7 +285,7 @@ def findings(samples: list[results.Sample]) -> list[Finding]:
     ]
 
 
-def changes(samples: list[results.Sample]) -> list[Change]:
+def changes(samples: list[results.Sample], size: Size = FULL) -> list[Change]:
     """Return what keyfront's heartbeat changes, against the better module."""
     best = min(MODULES, key=lambda one: _idle(samples, one, "stock")["resets"])
     fast = max(MODULES, key=lambda one: statistics.median(_rates(samples, one, "stock")))
@@ -282,7 +298,7 @@ def changes(samples: list[results.Sample]) -> list[Change]:
             stock=idle[0]["resets"],
             stock_name=title,
             keyfront=idle[1]["resets"],
-            unit=f"of {PROCESSES} processes",
+            unit=f"of {_services(size)}",
             more_is_better=False,
         ),
         Change(
@@ -304,7 +320,11 @@ def changes(samples: list[results.Sample]) -> list[Change]:
     ]
 
 
-def _tables(samples: list[results.Sample]) -> list[results.Table]:
+def _services(size: Size) -> str:
+    return f"{size.processes} process{'es' if size.processes > 1 else ''}"
+
+
+def _tables(samples: list[results.Sample], size: Size) -> list[results.Table]:
     idle: list[list[results.Cell]] = []
     load: list[list[results.Cell]] = []
     for one in samples:
@@ -318,29 +338,30 @@ def _tables(samples: list[results.Sample]) -> list[results.Table]:
             name="idle",
             columns=["module", "service", "idle, s", "resets", "first message, ms"],
             rows=idle,
-            caption=f"RabbitMQ expects a beat every {HEARTBEAT} s (60 by default); {PROCESSES} "
-            "processes each have a connection.",
+            caption=f"RabbitMQ expects a beat every {HEARTBEAT} s (60 by default); "
+            f"{_services(size)} of each service: a connection each.",
         ),
         results.Table(
             name="load",
             columns=["module", "service", "a second", "failed", "p50 ms", "p99 ms"],
             rows=load,
-            caption=f"ab -n {REQUESTS} -c {CLIENTS} over TLS.",
+            caption=f"ab -n {size.requests} -c {CLIENTS} over TLS.",
         ),
     ]
 
 
 def run(world: World, record: results.Record) -> Conclusions:
     """Measure."""
-    record.conditions |= {"heartbeat": HEARTBEAT, "requests": REQUESTS, "clients": CLIENTS}
-    measure(world, record)
-    record.tables += _tables(record.samples)
+    size = QUICK if world.options.quick else FULL
+    record.conditions |= {"heartbeat": HEARTBEAT, "requests": size.requests, "clients": CLIENTS}
+    measure(world, record, size)
+    record.tables += _tables(record.samples, size)
     return Conclusions(
-        findings=findings(record.samples),
-        changes=changes(record.samples),
+        findings=findings(record.samples, size),
+        changes=changes(record.samples, size),
         notes=[
             "A small service with an RPC client instead of nova-api in a container of an "
-            f"undercloud; {PROCESSES} mod_wsgi processes of one thread.",
+            f"undercloud; {_services(size)} of mod_wsgi, of one thread.",
             f"RabbitMQ expects a beat every {HEARTBEAT} s instead of every 60 s, so that idling "
             "takes seconds; what is lost is the same.",
         ],

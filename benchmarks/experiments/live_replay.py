@@ -55,7 +55,7 @@ KERNELS: dict[str, Mapping[str, str]] = {
 SOURCES, QUICK_SOURCES = (1, 2, 3, 4, 5), (1, 5)
 QUICK_KERNELS = (DEFAULT, NOW)
 # Requests a second from each source; 1675 were published, on four cores that did nothing else.
-RATE, QUICK_RATE = 600, 250
+RATE, QUICK_RATE = 600, 100
 SECONDS, QUICK_SECONDS = 20, 1
 # Seconds until a request without an answer is lost: its user has gone.
 PATIENCE = 5.0

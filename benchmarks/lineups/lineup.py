@@ -213,7 +213,8 @@ class Place:
     :param upstream: ``HOST:PORT`` of uWSGI behind it, for those that use TCP there
     :param cached: true if keyfront's token cache answers
     :param cores: the cores of the servers
-    :param processes: the processes of the application, instead of the published 38; 0 for those
+    :param processes: the processes of the application, instead of the published ones and of one for
+        each core in :data:`SERVE`; 0 for those
     :param managed: true if a rendered uWSGI runs as its unit has it, by ``keyfront uwsgi``, so that
         it can be reloaded by the program's command; by itself it takes less memory
     """
@@ -259,10 +260,11 @@ def made(lineup: Lineup, place: Place) -> list[Program]:
     if lineup.tuning == TUNED and lineup.topology in _RENDERED:
         found = _rendered(lineup.topology, place)
     elif lineup.tuning in (TUNED, SERVE):
-        found = served_files(lineup.topology, place.room, place.listen, place.target, place.cores)
+        processes = (lineup.tuning == SERVE and place.processes) or place.cores
+        found = served_files(lineup.topology, place.room, place.listen, place.target, processes)
     else:
         numbers = NUMBERS[lineup.tuning]
-        if place.processes and lineup.tuning == "published-tuned":
+        if place.processes and lineup.tuning in ("published-stock", "published-tuned"):
             uwsgi, mod_wsgi = (
                 (place.processes, threads) for _, threads in (numbers.uwsgi, numbers.mod_wsgi)
             )
@@ -283,12 +285,12 @@ def made(lineup: Lineup, place: Place) -> list[Program]:
 
 
 def served_files(
-    topology: str, state: State, listen: str, target: str, cores: int
+    topology: str, state: State, listen: str, target: str, processes: int
 ) -> list[Program]:
     """Write what ``keyfront serve`` runs to a state folder; return its programs.
 
     :param target: the application that is served, as ``KEYFRONT_APP``
-    :param cores: one process for each
+    :param processes: ``keyfront serve`` has one for each core
     """
     chosen = serve_lineups.Lineup(
         state=state,
@@ -296,7 +298,7 @@ def served_files(
         target=target,
         runtime=state.run,
         stop_timeout=2,
-        processes=cores,
+        processes=processes,
     )
     return serve_lineups.programs(topology, chosen)
 
@@ -541,7 +543,7 @@ def served(
     :param keystone: one that is made
     :param cores: on which the servers run; default: all
     :param name: tells line-ups apart that are served at the same time, in names of processes
-    :param processes: the processes of the application, instead of the published 38
+    :param processes: as of :class:`Place`
     :param managed: as of :class:`Place`
     :raises KeyfrontError: it cannot be served here
     """

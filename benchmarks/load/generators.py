@@ -99,15 +99,19 @@ def closed(
     *,
     connections: int,
     seconds: int,
+    most: int | None = None,
     cores: Collection[int] | None = None,
 ) -> Load:
     """Keep ``connections`` requests under way for ``seconds``.
 
     :param name: one of :data:`GENERATORS` but ``constant``
+    :param most: good answers after which ``wrk``, and requests after which ``ab`` ends earlier, at
+        least 1; ``siege`` sends so many however long they take, a whole number for each
+        connection. Others know no such bound
     :raises MissingPartError: the generator is not installed
     :raises ServerError: it failed, so nothing was measured
     """
-    return _CLOSED[name](request, connections, seconds, cores)
+    return _CLOSED[name](request, connections, seconds, cores, most)
 
 
 def constant(
@@ -175,14 +179,29 @@ def parse_sent(found: dict[str, Any]) -> Load:
     )
 
 
-def _wrk(request: Request, connections: int, seconds: int, cores: Collection[int] | None) -> Load:
+def _wrk(
+    request: Request,
+    connections: int,
+    seconds: int,
+    cores: Collection[int] | None,
+    most: int | None,
+) -> Load:
     return wrk.run(
-        request.url, request.headers, seconds=seconds, connections=connections, cores=cores
+        request.url,
+        request.headers,
+        seconds=seconds,
+        connections=connections,
+        most=most,
+        cores=cores,
     )
 
 
 def _wrk_by_status(
-    request: Request, connections: int, seconds: int, cores: Collection[int] | None
+    request: Request,
+    connections: int,
+    seconds: int,
+    cores: Collection[int] | None,
+    most: int | None,
 ) -> Load:
     return wrk.run(
         request.url,
@@ -198,11 +217,17 @@ def _headers(request: Request) -> list[str]:
     return [part for name, value in request.headers.items() for part in ("-H", f"{name}: {value}")]
 
 
-def _ab(request: Request, connections: int, seconds: int, cores: Collection[int] | None) -> Load:
+def _ab(
+    request: Request,
+    connections: int,
+    seconds: int,
+    cores: Collection[int] | None,
+    most: int | None,
+) -> Load:
     with tempfile.TemporaryDirectory(prefix="keyfront-ab-") as folder:
         table = Path(folder, "percentiles.csv")
         command = [_program("ab"), "-q", "-r", "-l", "-s", str(PATIENCE), "-e", str(table)]
-        command += ["-c", str(connections), "-t", str(seconds), "-n", str(_ENDLESS)]
+        command += ["-c", str(connections), "-t", str(seconds), "-n", str(most or _ENDLESS)]
         process = Process("ab", [*command, *_headers(request), request.url], cores=cores)
         out, _, cpu = processes.finished(process, seconds + 2 * PATIENCE)
         rows = table.read_text(encoding="ascii") if table.exists() else ""
@@ -253,7 +278,11 @@ def parse_ab(output: str, percentiles: str, cpu: float) -> Load:
 
 
 def _siege(
-    request: Request, connections: int, seconds: int, cores: Collection[int] | None
+    request: Request,
+    connections: int,
+    seconds: int,
+    cores: Collection[int] | None,
+    most: int | None,
 ) -> Load:
     """Let each connection send as many requests as take about ``seconds``, found by trial.
 
@@ -274,7 +303,7 @@ def _siege(
             )
         )
         command = [_program("siege"), "-R", str(rc), "-c", str(connections)]
-        each = 1
+        each = math.ceil(most / connections) if most else 1
         while True:
             # it writes a folder of its own to the home folder
             process = Process(
@@ -284,7 +313,7 @@ def _siege(
             # a server may be slower than it was in the trial
             out, _, cpu = processes.finished(process, 4 * seconds + 4 * PATIENCE)
             found = parse_siege(out, cpu, len(cores) if cores else all_cores())
-            if found.seconds >= seconds / 2:
+            if most or found.seconds >= seconds / 2:
                 return found
             # it tells hundredths; what was refused at once tells little about what will not be
             each = math.ceil(each * min(seconds / max(found.seconds, 0.01), _GROWTH))
@@ -313,7 +342,11 @@ def parse_siege(output: str, cpu: float, threads: int = 1) -> Load:
 
 
 def _h2load(
-    request: Request, connections: int, seconds: int, cores: Collection[int] | None
+    request: Request,
+    connections: int,
+    seconds: int,
+    cores: Collection[int] | None,
+    most: int | None,
 ) -> Load:
     with tempfile.TemporaryDirectory(prefix="keyfront-h2load-") as folder:
         log = Path(folder, "requests.tsv")
@@ -354,7 +387,7 @@ def parse_h2load(output: str, log: str, seconds: float, cpu: float) -> Load:
     )
 
 
-_CLOSED: dict[str, Callable[[Request, int, int, Collection[int] | None], Load]] = {
+_CLOSED: dict[str, Callable[[Request, int, int, Collection[int] | None, int | None], Load]] = {
     "wrk": _wrk,
     "wrk-status": _wrk_by_status,
     "ab": _ab,

@@ -7,6 +7,7 @@ with mode 0600, so secrets in headers are never among the arguments of a process
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -81,6 +82,21 @@ for _, thread in ipairs(threads) do
     end
   end"""
 
+# wrk sleeps for its whole time unless it is interrupted; then it tells what there was until then.
+_COUNTED = """\
+local ffi = require("ffi")
+ffi.cdef("int getpid(void); int kill(int, int);")
+function init(args) left = {most} end
+function response(status)
+  if status >= 400 then return end
+  left = left - 1
+  if left == 0 then
+    wrk.thread:stop()
+    ffi.C.kill(ffi.C.getpid(), {interrupt})
+  end
+end
+"""
+
 _VARIED = """\
 local number = 0
 request = function()
@@ -104,6 +120,7 @@ def run(
     vary: str | None = None,
     cores: Collection[int] | None = None,
     statuses: bool = False,
+    most: int | None = None,
 ) -> Load:
     """Send GET requests for ``seconds``, over ``connections`` at a time.
 
@@ -113,11 +130,17 @@ def run(
     :param cores: those that wrk may run on; default: all
     :param statuses: true if failures are told by the status of each answer, which slows wrk:
         ``status 502``, and ``refused`` for 503 with ``Retry-After``; default: ``status`` for all
+    :param most: good answers after which it ends before its time, at least 1; not with
+        ``statuses``
     :raises MissingPartError: wrk is not installed
     :raises ServerError: wrk failed
     """
     lines = [f"wrk.headers[{quote(name)}] = {quote(value)}" for name, value in headers.items()]
     request = _VARIED.format(prefix=quote(vary)) if vary else ""
+    response, told = (_RESPONSE, _TOLD) if statuses else ("", "")
+    if most is not None:
+        assert not statuses
+        response = _COUNTED.format(most=most, interrupt=int(signal.SIGINT))
     command = [program(), "--threads", "1", "--connections", str(connections)]
     command += ["--duration", f"{seconds}s", "--timeout", f"{PATIENCE}s"]
     # made with mode 0600
@@ -126,8 +149,8 @@ def run(
             _SCRIPT.format(
                 headers="\n".join(lines),
                 request=request,
-                response=_RESPONSE if statuses else "",
-                told=_TOLD if statuses else "",
+                response=response,
+                told=told,
                 print_latencies=PRINT_LATENCIES,
             )
         )

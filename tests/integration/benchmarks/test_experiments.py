@@ -72,7 +72,11 @@ def frontends(result: results.Result) -> None:
     # the published fault: uWSGI's queue of 100 is full, and nginx refuses at once
     stock = [one for one in result.samples if one["lineup"] == "nginx stock"]
     assert any(one["failed"] for one in stock if one["connections"] > 120)
-    assert not any(one["failed"] for one in result.samples if one["lineup"] == "keyfront")
+    # keyfront's holds them all, and as many are answered as there are clients
+    ours = [one for one in result.samples if one["lineup"] == "keyfront"]
+    assert not any(one["failed"] for one in ours)
+    assert any(one["connections"] > 120 for one in ours)
+    assert all(one["good"] >= one["connections"] for one in ours)
     names = {one.name.rpartition(": ")[2] for one in result.timelines}
     assert {"token cache, hits", "database connections"} <= names
 

@@ -1,4 +1,4 @@
-"""The gate as a project meets it: pytest run by itself, with tests that use its fixtures."""
+"""The gate as a project meets it: pytest run on tests that use its fixtures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.pytest_runs import run
+from support.pytest_runs import run, run_apart
 
 pytest_plugins = ["pytester"]
 
@@ -33,7 +33,8 @@ def text(result: pytest.RunResult) -> str:
 
 def test_a_slower_candidate_fails_with_the_numbers(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_timed=TIMED)
-    result = run(pytester, "--gate-json=gate.json", "--gate-seed=7", "--benchmark-json=times.json")
+    options = ("--gate-json=gate.json", "--gate-seed=7", "--benchmark-json=times.json")
+    result = run_apart(pytester, *options)
     result.assert_outcomes(passed=1, failed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.re_match_lines(
@@ -120,7 +121,8 @@ def test_a_noisy_control_takes_back_what_it_may_explain(
         """
     )
     pytester.makepyfile(test_timed=TIMED)
-    result = run(pytester)
+    # what the conftest changes stays in its process
+    result = run_apart(pytester)
     result.assert_outcomes(passed=2 - failed, failed=failed)
     result.stdout.fnmatch_lines([said, f"the control is off: *beyond {off_by:.3f} times its limit"])
 
@@ -182,7 +184,7 @@ def test_it_costs_nothing_where_it_is_not_used(pytester: pytest.Pytester) -> Non
             }
         """
     )
-    result = run(pytester, "-p", "no:benchmark")
+    result = run_apart(pytester, "-p", "no:benchmark")
     result.assert_outcomes(passed=1)
     assert "= gate =" not in text(result)
 

@@ -87,12 +87,19 @@ def test_figures_that_are_otherwise_are_found_so() -> None:
 
 def test_the_quick_form_claims_nothing_that_it_did_not_try() -> None:
     samples = [
-        front(name, load, 20)
+        front(name, keystone_frontends.QUICK_FEW, 20)
         for name in ("apache stock", "nginx stock", "apache tuned", "nginx tuned", "keyfront")
-        for load in keystone_frontends.QUICK_SWEEP
+    ]
+    samples += [
+        front(name, keystone_frontends.QUICK_MANY, 20, failed, generator="wrk")
+        for name, failed in (("nginx stock", 50), ("keyfront", 0))
     ]
     samples[0]["rate"] = 10
-    assert verdicts(keystone_frontends.findings(samples))[judging.OTHERWISE] == 0
+    found = keystone_frontends.findings(samples)
+    assert verdicts(found)[judging.OTHERWISE] == 0
+    assert "nginx fails from 150" in found[1].measured
+    (fail,) = (one for one in keystone_frontends.changes(samples) if "that fail" in one.what)
+    assert (fail.verdict, fail.stock_name) == (judging.BETTER, "nginx stock")
 
 
 def test_a_list_that_keyfront_does_not_speed_up_is_said() -> None:
@@ -117,6 +124,9 @@ def test_the_line_ups_are_the_published_ones() -> None:
             assert one.size == (numbers.uwsgi if nginx else numbers.mod_wsgi)
     assert found["nginx tuned"].database_connections == 200
     assert not found["keyfront"].stock
+    few = keystone_frontends.settings(processes=1)
+    assert {one.size for one in few.values() if one.stock} == {(1, 1), (1, 2), (1, 4), (1, 5)}
+    assert few["nginx stock"].label == "nginx + uWSGI 1x2, stock"
 
 
 def replayed(target: str, sources: int, loss: float, **more: Any) -> Any:

@@ -76,6 +76,9 @@ def test_siege_is_told_as_many_requests_as_take_the_time(
     found = generators.closed("siege", request, connections=2, seconds=3)
     assert (found.good, found.seconds, found.rate) == (300, 3.0, 100.0)
     assert calls.read_text().split() == ["1", "50", "150"]
+    # or so many, and no trial
+    found = generators.closed("siege", request, connections=2, seconds=3, most=5)
+    assert (found.good, calls.read_text().split()[3:]) == (6, ["3"])
 
 
 def test_h2load_tells_refusals_and_answers_apart() -> None:

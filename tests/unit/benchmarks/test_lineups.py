@@ -28,7 +28,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(
-    folder: Path, topology: str, tuning: str, *, cached: bool = False
+    folder: Path, topology: str, tuning: str, *, cached: bool = False, processes: int = 0
 ) -> tuple[dict[str, str], list[lineup.Program]]:
     """The text of each file, by its name, and the programs."""
     folder.mkdir(exist_ok=True)
@@ -36,8 +36,9 @@ def made(
     environment = keystone.environment(folder, folder / "shared" if cached else None)
     room = lineup.Room(folder / "room", environment)
     place = lineup.Place(
-        room=room, listen="127.0.0.1:5000", upstream="127.0.0.1:5001", cached=cached, cores=3
-    )
+        room=room, listen="127.0.0.1:5000", upstream="127.0.0.1:5001", cached=cached, cores=3,
+        processes=processes,
+    )  # fmt: skip
     programs = lineup.made(Lineup(topology, tuning, cached), place)
     found = {path.name: path.read_text() for path in room.run.iterdir() if path.is_file()}
     found["keystone"] = (folder / "more.conf").read_text()
@@ -106,6 +107,20 @@ def test_the_published_settings(tmp_path: Path) -> None:
     assert "processes=38 threads=4" in apache["apache.conf"]
     assert "\nThreadsPerChild 35\n" in apache["apache.conf"]
     assert "\nMaxKeepAliveRequests 500\nKeepAliveTimeout 20\n" in apache["apache.conf"]
+
+
+@pytest.mark.parametrize("tuning", ["published-stock", "published-tuned", lineup.SERVE])
+def test_fewer_processes_than_as_published_or_served(tuning: str, tmp_path: Path) -> None:
+    threads = {"published-stock": "2", "published-tuned": "5"}.get(tuning, "")
+    nginx, _ = made(tmp_path / "n", "nginx+uwsgi", tuning, processes=1)
+    assert "\nprocesses = 1\n" in nginx["uwsgi.ini"]
+    assert f"\nthreads = {threads}" in nginx["uwsgi.ini"]
+    if tuning == lineup.SERVE:
+        more, _ = made(tmp_path / "m", "nginx+uwsgi", tuning)
+        assert "\nprocesses = 3\n" in more["uwsgi.ini"]
+    else:
+        apache, _ = made(tmp_path / "a", "mod_wsgi-event", tuning, processes=1)
+        assert "processes=1 threads=" in apache["apache.conf"]
 
 
 def test_tuned_is_what_keyfront_render_writes(tmp_path: Path) -> None:

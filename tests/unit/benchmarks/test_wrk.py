@@ -74,6 +74,13 @@ def test_failures_are_told_by_status_if_wanted(notes: Path) -> None:
     assert seen.sample()["p99_with_failed_ms"] == 0.1
 
 
+def test_it_ends_with_so_many_answers_if_wanted(notes: Path) -> None:
+    run()
+    assert "left" not in json.loads(notes.read_text())["script"]
+    run(most=7)
+    assert "left = 7" in json.loads(notes.read_text())["script"]
+
+
 def test_a_secret_is_in_no_argument_and_in_no_file_of_others(notes: Path) -> None:
     run()
     told = json.loads(notes.read_text())
