@@ -438,8 +438,7 @@ class TokenCache:
     def _start_generation(self, generation: int, *, patient: bool = False) -> None:
         """Start anew with another epoch table: drop all answers from before it.
 
-        :param patient: if true, wait for the lock of the shared files as long as it takes at a
-            start; else as long as a request may
+        :param patient: true for :meth:`.Node.start` to wait for its lock for longer
         """
         secret = self.coordinator.secret
         self.answers.clear()
