@@ -134,7 +134,7 @@ class ServerReport:
 
     @property
     def identity(self) -> str | None:
-        """Whom the server made of a client certificate (SASL EXTERNAL), as it says it."""
+        """The identity that the server gives a client certificate (SASL EXTERNAL)."""
         return self._found("bind", "identity", str)
 
     @property
@@ -156,7 +156,7 @@ class ServerReport:
 
     @property
     def bind_ms(self) -> float | None:
-        """Milliseconds for the BIND; the pool's first one may wait for another to tell."""
+        """Milliseconds for the BIND; the pool's first one may wait for another process's."""
         return self._found("bind", "milliseconds", float)
 
     @property
@@ -177,13 +177,14 @@ class ServerReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """The terms on which all servers are examined.
+    """The dialer, the BIND and the base of the search with which all servers are examined.
 
-    :ivar dialer: connects to them
-    :ivar dn: DN to bind; empty for nobody
-    :ivar bind: sends the BIND, with a password that only it knows; returns ``None`` if it sent none
+    :ivar dialer: the dialer, which connects to them
+    :ivar dn: DN to bind; empty for anonymous
+    :ivar bind: a function that sends the BIND, with a password that only it knows; it returns
+        ``None`` if it sent none
     :ivar base: DN to search; by default the first that the server names
-    :ivar external: true if that BIND is by SASL EXTERNAL, and the server tells as whom
+    :ivar external: true if that BIND is by SASL EXTERNAL, and the server tells the identity
     """
 
     dialer: Dialer
@@ -213,10 +214,10 @@ class Terms:
 
 
 def examine(url: ServerURL, terms: Terms) -> ServerReport:
-    """Examine one server over connections of its own; what does not work is in the report.
+    """Examine one server over connections of its own; the report has what does not work.
 
     :param url: the server's URL
-    :param terms: how to connect, as whom, and where to search
+    :param terms: the dialer, the BIND and the base of the search
     """
     report = ServerReport(url)
     connection = _connect(report, terms.dialer)
@@ -318,7 +319,7 @@ def _bind(report: ServerReport, connection: Connection, terms: Terms) -> None:
 
 
 def _ask_about(report: ServerReport, connection: Connection, terms: Terms) -> None:
-    """Read what the server says of itself, in its root entry (RFC 4512 section 5.1)."""
+    """Read the server's root entry, in which it describes itself (RFC 4512 section 5.1)."""
     found = connection.search("", 0, attributes=_ABOUT).entries
     about = {
         name.lower(): [value.decode("utf-8", "replace") for value in values]
