@@ -15,10 +15,11 @@ _MARK = re.compile(r"# (instead of|in|at the end of)(?: (.*) of)? (/\S*?)(?::(\d
 
 
 class Mark(NamedTuple):
-    """Where the lines after a mark go.
+    """The place of the lines after a mark.
 
     :param how: ``instead of``, ``in`` or ``at the end of``
-    :param line: that of the directive that goes, or that opens the block; 0 for a whole file
+    :param line: the line of the directive that is replaced, or that opens the block, from 1; 0 for
+        a whole file
     """
 
     how: str

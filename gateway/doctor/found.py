@@ -34,11 +34,11 @@ _MEMCACHE = ("memcache", "memcached")
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What the operator tells, as no file of this machine does.
+    """The facts that the operator gives, as no file of this machine holds them.
 
-    :param nodes: machines that serve the same Keystone
+    :param nodes: the number of machines that serve the same Keystone
     :param database_connections: the database's ``max_connections``
-    :param ldap_connections: what the directory allows Keystone
+    :param ldap_connections: the number of connections that the directory allows Keystone
     :param memcached_connections: memcached's ``-c``
     """
 

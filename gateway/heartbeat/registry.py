@@ -343,8 +343,8 @@ class ConnectionRegistry:
 
         :param pool: oslo.messaging's pool
         :param item: oslo.messaging's connection
-        :param ttl: seconds
-        :param keep: how many may lie there for longer
+        :param ttl: seconds for which it may lie there
+        :param keep: number of connections that may lie there for longer
         """
         kept = kept_by(item.connection)
         if kept is None or kept.inherited():
@@ -359,7 +359,7 @@ class ConnectionRegistry:
         """Note that a connection was borrowed; returns false if it was hung up or closed before.
 
         :param item: oslo.messaging's connection
-        :param kept: what is kept of it, if it is connected and kept
+        :param kept: the kept connection, if it is connected and kept
         """
         pooled = kept.pooled if kept is not None else self._pooled.get(item.connection)
         return pooled is None or pooled.lend()

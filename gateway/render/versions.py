@@ -166,8 +166,9 @@ def _version(
 def _hybrid(said: str, *words: str) -> list[str]:
     """Return the feature if what a program said tells of an OpenSSL that has the group.
 
-    :param words: what stands before OpenSSL's version, the best word first: a program may run with
-        another than it was built with
+    :param said: the program's output
+    :param words: words that stand before OpenSSL's version, the best one first: a program may run
+        with another version than it was built with
     """
     for word in words:
         match = re.search(rf"{word} *OpenSSL (\d+)\.(\d+)", said)

@@ -63,7 +63,7 @@ class TracerSource(Protocol):
 class TracedPhases(RequestPhases):
     """The phases of a request that is traced.
 
-    :param context: of the request's own span
+    :param context: the context of the request's own span
     """
 
     __slots__ = ("asked_keystone", "context", "tracer")

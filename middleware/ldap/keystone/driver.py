@@ -421,7 +421,7 @@ def _forget() -> None:
 def _asked(operation: str, call: Callable[[], T]) -> T:
     """Return what a search finds, with Keystone's exceptions for outages and refusals.
 
-    :param operation: what a trace calls it
+    :param operation: the operation's name in a trace
     :raises keystone.exception.Error: as :meth:`Handler.search_s`
     """
     try:

@@ -135,10 +135,10 @@ class Connection:
     Their ``timeout`` is for the whole operation, in seconds; by default that of the connection.
 
     :ivar url: the server
-    :ivar server: the server as messages name it
+    :ivar server: the server's name in messages
     :ivar source: its URL and the address that was connected to, which tell it from other servers
         of its name
-    :ivar opened_at: when it was opened, by ``time.monotonic()``
+    :ivar opened_at: the time when it was opened, by ``time.monotonic()``
     :ivar usable: ``False`` while an operation is under way, and for good if one did not end well
     :ivar bound_as: the DN of the last BIND if that was taken, or what the server calls who it made
         of EXTERNAL; always ``None`` with fast bind, which leaves the connection anonymous

@@ -40,7 +40,7 @@ class TLS:
     :param client_cert: PEM file to show to a server that asks, with its chain; the service binds
         by it where the pool's ``sasl_mechanism`` is EXTERNAL
     :param client_key: its key without a passphrase; by default in ``client_cert``
-    :param ciphers: in the notation of OpenSSL, up to TLS 1.2; by default those of Python
+    :param ciphers: ciphers up to TLS 1.2, in the notation of OpenSSL; by default those of Python
     :raises OptionError: ``verify`` is none of these, or there is a key without a certificate
     """
 

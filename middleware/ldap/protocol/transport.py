@@ -73,7 +73,9 @@ class Transport:
     def begin(self, seconds: float | None, *, since: float | None = None) -> None:
         """Begin an operation, which ends or fails within ``seconds``; ``None`` for no limit.
 
-        :param since: when it began that goes on now, for the message if it fails
+        :param seconds: the time for the operation, above 0
+        :param since: the beginning of an operation that goes on, by ``time.monotonic()``, for the
+            message if it fails; by default now
         """
         now = time.monotonic()
         self._seconds = seconds

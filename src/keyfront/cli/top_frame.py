@@ -32,11 +32,11 @@ Part = Mapping[str, Any]
 
 
 class Snapshot(NamedTuple):
-    """What was read of a node at one time.
+    """The state of a node that was read at one time.
 
-    :param when: seconds of a clock that never goes back, when it was read
-    :param found: what :func:`keyfront.cli.status.status` returned; empty if it raised
-    :param error: what it raised, in one line
+    :param when: the time of the reading, in seconds of a clock that never goes back
+    :param found: the result of :func:`keyfront.cli.status.status`; empty if it raised an error
+    :param error: the error that it raised, in one line
     :param clock: the time of day, for people
     :param times: the same as ``when``, of each part by its name
     """

@@ -84,7 +84,7 @@ class Condition:
     taking things; ``with condition.surely():`` is not, and is for giving them back.
 
     :param lock: the lock, not held; by default a new one
-    :ivar lock: that lock
+    :ivar lock: the lock
     """
 
     __slots__ = ("_waiters", "lock")
