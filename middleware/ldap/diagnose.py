@@ -77,11 +77,21 @@ class ServerReport:
     checks: list[Check] = field(default_factory=list)
 
     def add(self, name: str, state: State, text: str, **data: Any) -> None:
-        """Add a step."""
+        """Add a step with its outcome.
+
+        :param name: the step's name, as in :class:`Check`
+        :param state: its outcome
+        :param text: one line for people
+        :param data: figures for programs, by name
+        """
         self.checks.append(Check(name, state, text, data))
 
     def fail(self, name: str, error: Exception) -> None:
-        """Add a step that failed; the server is named by the report."""
+        """Add a step that failed; its text does not repeat the server's name.
+
+        :param name: the step's name, as in :class:`Check`
+        :param error: the error that it ended with
+        """
         self.add(name, FAILED, str(error).replace(f"{self.url.text}: ", ""))
 
     @property

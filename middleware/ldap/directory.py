@@ -381,11 +381,21 @@ class LDAPPool:
         page_size: int = 0,
         timeout: float | None = None,
     ) -> SearchAnswer:
-        """Search as the service; the parameters are those of :meth:`.connection.Connection.search`.
+        """Search as the service.
 
-        It is sent again, once, if its connection turns out to be dead before any of the answer
-        came. All pages come over one connection.
+        The search is sent again, once, if its connection turns out to be dead before any of the
+        answer came. All pages come over one connection.
 
+        :param base: the DN at which the search begins
+        :param scope: 0 the base itself, 1 the entries right below it, 2 the base and all below
+        :param filter: filter in the form of RFC 4515
+        :param attributes: attributes to be returned; ``None`` for all user attributes, ``["1.1"]``
+            for none
+        :param attrs_only: true to return attributes without their values
+        :param size_limit: entries at most; 0 for no limit of the search's own
+        :param time_limit: whole seconds that the server may take; 0 for no limit of ours
+        :param dereference: aliases followed: 0 never, 1 below the base, 2 the base, 3 always
+        :param page_size: entries that are fetched at a time (RFC 2696); 0 all at once
         :param timeout: seconds for all of the answer; by default ``operation_timeout``
         :raises DirectoryUnavailableError: no server answered, or no connection was free in time
         :raises CredentialsError: the service itself was refused: ``bind_dn`` and its password, or
