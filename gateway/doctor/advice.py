@@ -1,7 +1,7 @@
-"""Where the lines of a finding go: in which block of which file, or instead of which line.
+"""The places of a finding's lines: in which block of which file, or instead of which line.
 
 A line of nginx, Apache or HAProxy is right in one block and refused in another. So such lines come
-after a comment that says where they belong; comments are right in all three.
+after a comment that names their place; comments are right in all three.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Process:
 
 @dataclass
 class Live:
-    """What runs, as far as it can be looked at."""
+    """The state of the running machine, as far as it can be read."""
 
     queues: list[Queue] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)

@@ -112,7 +112,7 @@ class Check:
 
     @property
     def link(self) -> str:
-        """Where more is said of it: what is installed has it with it, and it needs no network."""
+        """The command that explains the check; it comes with keyfront and needs no network."""
         return f"keyfront doctor --explain {self.code}"
 
 

@@ -1,4 +1,4 @@
-"""What a configuration file says: settings and directives, each with its place.
+"""The content of a configuration file: settings and directives, each with its place.
 
 Two shapes hold for all servers: :class:`Settings` are names with values, as in an ini file, and
 :class:`Directive` a tree of them, as nginx, Apache and HAProxy have it.

@@ -1,4 +1,4 @@
-"""How long a connection may lie in a pool: what oslo.messaging was told, for the native thread.
+"""The limits of a connection's stay in oslo.messaging's pool, for the native thread.
 
 oslo.messaging looks for connections that lay for longer than ``conn_pool_ttl`` whenever one is
 borrowed, and keeps the ``conn_pool_min_size`` that came back last. Where nobody borrows, nobody

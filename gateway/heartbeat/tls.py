@@ -94,7 +94,7 @@ class KeptTLSConnection(KeptConnection):
             self.reading.release()
 
     def _shut(self) -> None:
-        """Let go of OpenSSL's object as well, which holds 80 kB."""
+        """Close the socket, and drop OpenSSL's object, which holds 80 kB."""
         self._tls = None
         super()._shut()
 

@@ -53,7 +53,7 @@ _ENDED = "ended_"
 
 
 class TracerSource(Protocol):
-    """Has the tracer of this process."""
+    """An object that has the tracer of this process."""
 
     @property
     def tracer(self) -> Tracer | None:

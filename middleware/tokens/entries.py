@@ -199,7 +199,7 @@ class Keys:
 
 
 class Lifetime(NamedTuple):
-    """How long an answer may stand."""
+    """The deadlines of an answer, and what must be followed for it to stand."""
 
     #: Seconds of the monotonic clock (``ttl``, and no longer than the tokens, trusts, …).
     deadline: float
@@ -258,7 +258,7 @@ class Entry:
 
     @property
     def lifetime(self) -> Lifetime:
-        """How long it may stand."""
+        """The deadlines of the answer."""
         return Lifetime(self.deadline, self.expires)
 
     @property
@@ -338,7 +338,7 @@ class FollowedEntry(Entry):
 
     @property
     def lifetime(self) -> Lifetime:
-        """How long it may stand."""
+        """The deadlines of the answer, and what must be followed for it to stand."""
         return Lifetime(self._deadline, self.expires, self._followed)
 
 

@@ -149,7 +149,7 @@ def proxy_waits_longer(found: Found) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Bound:
-    """How long a daemon of mod_wsgi lets a request take, in seconds."""
+    """The time that a daemon of mod_wsgi lets a request take, in seconds."""
 
     wait: float
     directive: Directive

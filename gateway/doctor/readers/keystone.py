@@ -14,7 +14,7 @@ _INSTALL = "oslo.config is not installed here: run pip install 'keyfront[doctor]
 
 @dataclass
 class KeystoneConf:
-    """What Keystone is configured with.
+    """Keystone's configuration.
 
     :param paths: the files, each over those before it
     """

@@ -72,7 +72,7 @@ class Running:
             raise ServerError(f"{self.candidate}: uWSGI ended by itself: {first_error(self.log)}")
 
     def stop(self) -> None:
-        """Tell it to stop; does not wait until it has."""
+        """Tell the server to stop, without waiting until it has."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 

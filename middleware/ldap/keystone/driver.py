@@ -235,7 +235,7 @@ class _Again:
 
 
 class _Connections:
-    """Has a stock ``BaseLdap`` take its connections from the pool of its driver."""
+    """A mixin by which a stock ``BaseLdap`` takes its connections from the pool of its driver."""
 
     def __init__(self, conf: Any, owner: DriverPool | None = None) -> None:
         super().__init__(conf)  # type: ignore[call-arg]

@@ -146,7 +146,7 @@ class TLS:
             context.load_verify_locations(capath=self.ca_dir)
 
     def _identify(self, context: ssl.SSLContext, certificate: str) -> bytes:
-        """Have a context show the certificate; return the digest of its file."""
+        """Load the client certificate into a context; return the digest of its file."""
         shown = _check("client_cert", certificate)
         if self.client_key:
             _check("client_key", self.client_key)

@@ -41,7 +41,7 @@ Address = tuple[Any, ...] | None
 
 
 class Transport:
-    """One socket. Its errors are :class:`DirectoryUnavailableError` and subclasses.
+    """A socket to a server. Its errors are :class:`DirectoryUnavailableError` and subclasses.
 
     :param url: URL of the server
     """
@@ -253,7 +253,7 @@ class Transport:
         return self._socket
 
     def _wait(self, connected: socket.socket) -> None:
-        """Let the socket wait for no longer than until the deadline."""
+        """Set the socket's timeout to the time that is left until the deadline."""
         if self._deadline is None:
             left = None
         else:

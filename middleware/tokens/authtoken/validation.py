@@ -13,7 +13,7 @@ from ..epochs import Epoch, Slots
 
 
 class Standing(NamedTuple):
-    """How long an answer of Keystone may be used."""
+    """The end of an answer of Keystone, and the epoch by which it stands."""
 
     #: Seconds of the monotonic clock.
     until: float

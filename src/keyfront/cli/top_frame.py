@@ -49,10 +49,10 @@ class Snapshot(NamedTuple):
 
 
 class Rates:
-    """What a part counted between two snapshots.
+    """The counts of a part between two snapshots.
 
-    :param before: the earlier; ``None`` if there is none, as in the first frame
-    :param now: the later
+    :param before: the earlier snapshot; ``None`` if there is none, as in the first frame
+    :param now: the later snapshot
     :param part: its name in :func:`keyfront.cli.status.status`
     """
 
