@@ -66,7 +66,7 @@ def drain(seconds: float = DRAIN) -> bool:
 class Setting(NamedTuple):
     """A line-up of the experiment.
 
-    :ivar label: as tables show it
+    :ivar label: the line-up's name in tables
     :ivar size: processes and threads of the application
     :ivar database_connections: MariaDB's ``max_connections`` meanwhile
     """

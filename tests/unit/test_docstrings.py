@@ -65,7 +65,7 @@ def _faults(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("layer", ["cli", "common", "gateway", "middleware"])
+@pytest.mark.parametrize("layer", ["benchmarks", "cli", "common", "gateway", "middleware"])
 def test_parameters_exist_and_are_named_by_what_they_are(layer):
     files = sorted((ROOT / layer).rglob("*.py"))
     assert len(files) > 5
