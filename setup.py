@@ -45,6 +45,9 @@ EXTRAS = {
         "python-ldap>=3.4",  # Keystone's LDAP driver, which ours extends, imports it
         "ldappool>=3.0",  # and this too, though ours pools without it
     ],
+    "srv": [
+        "dnspython>=2.4",  # asks DNS for the servers of ldap+srv://; Python itself knows no SRV
+    ],
     "ldap3": [
         "ldap3>=2.9",  # the library and the ldap_auth filter alone: nothing to compile
     ],
@@ -93,6 +96,7 @@ EXTRAS = {
         "cryptography>=42",  # encrypts keys of the TLS tests; Keystone and trustme bring it anyway
         "crossplane>=0.5.8",  # reads nginx's configuration for keyfront doctor
         "amqp>=5",  # the AMQP client that the heartbeat keeps alive
+        "dnspython>=2.4",  # a DNS server for the tests of SRV records; eventlet brings it anyway
         "eventlet",  # the LDAP pool and the heartbeat are tested under its green threads, too
         "fixtures",  # set up Keystone's own LDAP tests, which are run with our driver
         "freezegun",  # sets the clock that those go by

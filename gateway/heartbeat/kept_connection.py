@@ -25,6 +25,9 @@ FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: of type 1 on channel 0 (AMQP 0-9-1, section 1.4.2.6).
 GOODBYE: Final = b"\x01\x00\x00\x00\x00\x00\x0f\x00\x0a\x00\x32\x00\xc8\x04idle\x00\x00\x00\x00\xce"
 
+#: The answer to it: connection.close-ok (10, 51), the last frame that a broker sends.
+_CLOSE_OK: Final = b"\x01\x00\x00\x00\x00\x00\x04\x00\x0a\x00\x33\xce"
+
 _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 # The part of an interval by which a beat may be early, so that several are sent at one waking.
@@ -34,10 +37,13 @@ _LONGEST_BEAT: Final = 0.1
 _BEAT: Final = 0.00005
 # The part of an interval by which a beat may be late before somebody else has to send it.
 _SLACK: Final = 0.5
-# Seconds that a broker has at most for ending its channels and answering a goodbye, and between two
-# looks for it: RabbitMQ takes a connection that ends before that for a client that vanished.
+#: Seconds that a broker has at most for ending its channels and answering a goodbye: RabbitMQ takes
+#: a connection that ends before that for a client that vanished.
 ANSWER: Final = 10.0
-_LOOK: Final = 1.0
+#: Seconds between two looks for that answer.
+LOOK: Final = 1.0
+# Bytes that are looked at for the answer: an hour of heartbeats is 1 kB at most.
+_UNREAD: Final = 65536
 
 
 class KeptConnection:
@@ -135,13 +141,13 @@ class KeptConnection:
                 return None
             if self.expired:
                 if self._waits_for_answer(now):
-                    return now + min(self.interval, _LOOK)
+                    return now + min(self.interval, LOOK)
                 self._hang_up()
                 return None
             if self.pooled is not None and self.pooled.claim(now - self.interval):
                 self._expire()
                 self.tried = monotonic()
-                return now + min(self.interval, _LOOK)
+                return now + min(self.interval, LOOK)
             due = max(self.written, self.beaten) + self.interval
             if due - self.early > now and not self.pending:
                 self.row[FLOWING] += 1
@@ -180,12 +186,23 @@ class KeptConnection:
         self.row[CONNECTIONS] -= 1
 
     def _waits_for_answer(self, now: float) -> bool:
-        """Tell whether the broker has sent nothing since the goodbye, and may still."""
+        """Tell whether the broker has not answered the goodbye yet, and may still."""
         state = self.state()
         passed = now - self.tried
         if state is None or not state.established or passed >= ANSWER:
             return False
-        return passed < _LOOK / 2 or state.silent_data >= passed
+        if passed < LOOK / 2 or state.silent_data >= passed:
+            return True
+        return not self._is_answered(state)
+
+    def _is_answered(self, state: State) -> bool:
+        """Tell whether what came since the goodbye is its answer: it may be heartbeats, too."""
+        try:
+            unread = self.sock.recv(_UNREAD, _FLAGS | socket.MSG_PEEK) if state.unread else b""
+        except OSError:
+            return False
+        # What its owner has read is not known; nothing comes after the answer.
+        return unread.endswith(_CLOSE_OK) if unread else state.silent_data >= LOOK
 
     def _hang_up(self) -> None:
         """End it, after the broker could answer the goodbye; it is left to be closed."""

@@ -20,8 +20,9 @@ from typing import Any
 
 from . import native
 from .counters import BEATS, FLOWING, FULL
-from .kept_connection import FRAME, GOODBYE, KeptConnection
+from .kept_connection import FRAME, GOODBYE, LOOK, KeptConnection
 from .native import Mark
+from .tcp import State
 
 # The part of an interval after which a beat is tried again that found somebody reading.
 _AGAIN = 0.25
@@ -92,6 +93,10 @@ class KeptTLSConnection(KeptConnection):
                 self._tls.write(GOODBYE)
         finally:
             self.reading.release()
+
+    def _is_answered(self, state: State) -> bool:
+        # Of records that are not to be read only the time is known; nothing comes after the answer.
+        return state.silent_data >= LOOK
 
     def _shut(self) -> None:
         """Close the socket, and drop OpenSSL's object, which holds 80 kB."""

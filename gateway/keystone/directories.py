@@ -395,12 +395,18 @@ class _Manager:
             if found is None or not found.is_followed:
                 continue
             try:
-                urls = found.reading.pool.get().urls
-            except OptionError as error:  # of this domain; its users cannot log in either
+                pool = found.reading.pool.get()
+                urls = pool.look_up()
+            except (OptionError, DirectoryUnavailableError) as error:
+                # Of this domain; its users cannot log in either.
                 LOG.warning("domain %s is not followed: %s", domain, error)
                 continue
             for url in urls:
-                for address in _addresses(url):
+                addresses = _addresses(pool, url)
+                if addresses is None:  # who is followed stays so while nobody tells of addresses
+                    names = (found.name, url.text)
+                    addresses = [key[2] for key in self._followers if key[:2] == names]
+                for address in addresses:
                     wanted[found.name, url.text, address] = (found, url)
         for key in [key for key, follower in self._followers.items() if not follower.running]:
             del self._followers[key]
@@ -422,16 +428,19 @@ class _Manager:
             follower.start()
 
 
-def _addresses(url: Any) -> list[Any]:
+def _addresses(pool: Any, url: Any) -> list[Any] | None:
+    """Return the addresses of a server; ``None`` if the resolver does not answer."""
     if url.scheme == "ldapi":
         return [None]
-    from keyfront.middleware.ldap.protocol.addresses import look_up
+    from keyfront.middleware.ldap.protocol.addresses import is_no_answer
 
     try:
-        return sorted(set(look_up(url.host, url.port)), key=repr)[:_ADDRESSES]
+        return sorted(set(pool.addresses(url)), key=repr)[:_ADDRESSES]
     except OSError as error:
-        LOG.warning("directory %s is not followed: %s", url, error.strerror or error)
-        return []
+        LOG.warning(
+            "directory %s: its addresses are not found: %s", url, error.strerror or error
+        )
+        return None if is_no_answer(error) else []
 
 
 def _shown(url: Any, address: Any) -> str:

@@ -68,10 +68,12 @@ def _ask_directories() -> None:
     """
     directory: Any = sys.modules.get("keyfront.middleware.ldap.directory")
     for pool in directory.open_pools() if directory is not None else ():
-        states = pool.servers
+        states, failures = pool.servers, pool.lookup_failures
+        if not states and not failures:
+            continue  # they are looked up when they are first needed
         if not any(state.state == "up" for state in states):
-            told = "; ".join(f"{state.url.text}: {state.last_error}" for state in states)
-            raise DirectoryUnavailableError(told)
+            told = [f"{state.url.text}: {state.last_error}" for state in states]
+            raise DirectoryUnavailableError("; ".join(told + failures))
 
 
 def _ask_redis() -> None:

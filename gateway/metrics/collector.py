@@ -174,6 +174,8 @@ FAMILIES = (
         "searches sent again, as the connection was dead", "ldap",
     ),
     Family("keyfront_ldap_searches_failed", COUNTER, "searches that ended in an outage", "ldap"),
+    Family("keyfront_ldap_lookups", COUNTER, "lookups of servers by SRV records", "ldap"),
+    Family("keyfront_ldap_lookups_failed", COUNTER, "of these, those that failed", "ldap"),
     Family(
         "keyfront_ldap_connections", GAUGE, "connections there are", "ldap",
         (*_POOL, ("state", "idle, lent, other (being opened or closed)")),
@@ -367,7 +369,10 @@ class NodeCollector(Collector):
             ("failed", "logins_failed"),
         ):
             yield "keyfront_ldap_logins", (outcome,), counts[name]
-        for name in ("binds", "searches", "searches_retried", "searches_failed"):
+        for name in (
+            *("binds", "searches", "searches_retried", "searches_failed"),
+            *("lookups", "lookups_failed"),
+        ):
             yield f"keyfront_ldap_{name}", (), counts[name]
         for pool in _POOLS:
             size, idle, lent = (counts[f"{pool}_{name}"] for name in ("size", "idle", "lent"))

@@ -7,20 +7,22 @@ is sent only over a connection that passed them.
 from __future__ import annotations
 
 import datetime
+import functools
 import ssl
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from keyfront.errors import DirectoryAnswerError, DirectoryError, OptionError
 
 from .connector import Dialer
-from .protocol.addresses import Addresses
+from .protocol.addresses import Addresses, Resolve, look_up
 from .protocol.connection import FAST_BIND, TAKEN, BindAnswer, Connection
 from .protocol.controls import PAGED_RESULTS, PASSWORD_POLICY
 from .protocol.messages import START_TLS
+from .protocol.srv import Resolver
 from .protocol.transport import Address, Transport
 from .protocol.urls import ServerURL
 from .service_account import CertificateAccount, ServiceAccount
@@ -52,7 +54,8 @@ class Check:
     """The outcome of one step, with a text for people and figures for programs.
 
     :ivar name: ``connect``, ``TLS``, ``certificate``, ``bind``, ``server``, ``naming contexts``,
-        the name of something that a server may offer, ``search``, ``page``, ``ping``
+        the name of something that a server may offer, ``search``, ``page``, ``ping``; of a domain
+        that is looked up ``lookup``, and ``server`` for each server that it names
     :ivar text: one line for people; quotes what the server says as it is
     :ivar data: ``milliseconds`` if the step takes time, and what it found, by name
     """
@@ -195,6 +198,7 @@ class Terms:
         ``None`` if it sent none
     :ivar base: DN to search; by default the first that the server names
     :ivar external: true if that BIND is by SASL EXTERNAL, and the server tells the identity
+    :ivar resolver: the resolver of the servers of domains; ``None`` if no URL is of one
     """
 
     dialer: Dialer
@@ -202,14 +206,22 @@ class Terms:
     bind: Callable[[Connection], BindAnswer | None] = field(repr=False)
     base: str | None = None
     external: bool = False
+    resolver: Resolver | None = None
 
     @classmethod
-    def of_pool(cls, dialer: Dialer, account: ServiceAccount, base: str | None) -> Terms:
+    def of_pool(
+        cls,
+        dialer: Dialer,
+        account: ServiceAccount,
+        base: str | None,
+        resolver: Resolver | None = None,
+    ) -> Terms:
         """Return the terms of a pool: a BIND that is refused counts as one of the pool's own.
 
         :param dialer: opens the connections
         :param account: the service's account
         :param base: the DN to search; ``None``: the first that the server names
+        :param resolver: looks up the servers of domains
         """
 
         def bind(connection: Connection) -> BindAnswer | None:
@@ -220,17 +232,74 @@ class Terms:
             return TAKEN
 
         external = isinstance(account, CertificateAccount)
-        return cls(dialer=dialer, dn=account.dn, bind=bind, base=base, external=external)
+        return cls(
+            dialer=dialer, dn=account.dn, bind=bind, base=base, external=external,
+            resolver=resolver,
+        )  # fmt: skip
 
 
-def examine(url: ServerURL, terms: Terms) -> ServerReport:
+def examine_all(urls: Sequence[ServerURL], terms: Terms) -> Iterator[ServerReport]:
+    """Examine servers, one after the other: of a domain that is looked up, the lookup, and then
+    each server that its records name. Each server is examined once.
+
+    :param urls: the URLs, in their order
+    :param terms: the dialer, the BIND and the base of the search
+    """
+    named = frozenset(url for url in urls if not url.srv)
+    seen: set[ServerURL] = set()
+    for url in urls:
+        resolve: Resolve = look_up
+        found = [url]
+        if url.srv:
+            report, found = _look_up(url, terms)
+            yield report
+            if terms.resolver is not None and terms.resolver.finds_addresses:
+                resolve = functools.partial(
+                    terms.resolver.addresses, seconds=terms.dialer.connect_timeout
+                )
+        for server in found:
+            if server not in seen and (server == url or server not in named):
+                seen.add(server)
+                yield examine(server, terms, resolve)
+
+
+def _look_up(url: ServerURL, terms: Terms) -> tuple[ServerReport, list[ServerURL]]:
+    """Look up the servers of a domain; returns the report of it, and the servers, by priority."""
+    report = ServerReport(url)
+    assert terms.resolver is not None, "URLs with srv need a resolver"
+    start = time.perf_counter()
+    try:
+        answer = terms.resolver.servers(url, terms.dialer.connect_timeout)
+    except (DirectoryError, OptionError) as error:
+        report.fail("lookup", error)
+        return report, []
+    taken = _since(start)
+    targets = sorted(answer.targets, key=lambda each: (each.priority, -each.weight, each.url.text))
+    data = {"records": answer.name, "ttl": answer.ttl, "milliseconds": taken}
+    if not targets:
+        report.add("lookup", FAILED, f"{answer.name} says that there is no such service", **data)
+    else:
+        text = f"{answer.name}, {len(targets)} found, for {answer.ttl:.0f} s, {_ms(taken)}"
+        report.add("lookup", OK, text, **data)
+    for each in targets:
+        text = f"{each.url.text}, priority {each.priority}, weight {each.weight}"
+        report.add(
+            "server", NOTE, text, url=each.url.text, priority=each.priority, weight=each.weight
+        )
+    for text in answer.left_out:
+        report.add("server", WARNING, f"not used: {text}")
+    return report, [each.url for each in targets]
+
+
+def examine(url: ServerURL, terms: Terms, resolve: Resolve = look_up) -> ServerReport:
     """Examine one server over connections of its own; the report has what does not work.
 
     :param url: the server's URL
     :param terms: the dialer, the BIND and the base of the search
+    :param resolve: a function that finds the addresses of its name and port
     """
     report = ServerReport(url)
-    connection = _connect(report, terms.dialer)
+    connection = _connect(report, terms.dialer, resolve)
     if connection is None:
         return report
     try:
@@ -247,7 +316,7 @@ def examine(url: ServerURL, terms: Terms) -> ServerReport:
     return report
 
 
-def _connect(report: ServerReport, dialer: Dialer) -> Connection | None:
+def _connect(report: ServerReport, dialer: Dialer, resolve: Resolve) -> Connection | None:
     url = report.url
 
     def touch(url: ServerURL, address: Address, seconds: float) -> tuple[Address, float]:
@@ -266,7 +335,9 @@ def _connect(report: ServerReport, dialer: Dialer) -> Connection | None:
 
     failed: list[Check] = []
     try:
-        address, taken = Addresses(url, clock=time.monotonic).reach(touch, dialer.connect_timeout)
+        address, taken = Addresses(url, resolve=resolve, clock=time.monotonic).reach(
+            touch, dialer.connect_timeout
+        )
     except DirectoryError as error:
         report.fail("connect", error)
         return None

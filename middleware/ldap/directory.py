@@ -35,13 +35,14 @@ from keyfront.errors import (
 
 from . import pool_counters
 from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
-from .diagnose import ServerReport, Terms, examine
+from .diagnose import ServerReport, Terms, examine_all
 from .login_limit import LoginLimit
 from .logins import Identity, Names, SlowBinds, octets
 from .monitor import Monitor
 from .pool import ConnectionPool, Lease
 from .protocol.connection import Connection, SearchAnswer
 from .protocol.messages import Limits
+from .protocol.srv import resolver_of
 from .protocol.tls import TLS
 from .protocol.transport import Address
 from .protocol.urls import ServerURL
@@ -106,7 +107,13 @@ class LDAPPool:
     or greenlet. In a forked child it has connections of its own.
 
     :param urls: URLs of the servers, in the order of preference; one text may name several, with
-        commas or spaces between. A name stands for all its addresses.
+        commas or spaces between. A name stands for all its addresses. ``ldap+srv://DOMAIN`` and
+        ``ldaps+srv://DOMAIN`` stand for the servers that the domain's SRV records name
+        (:mod:`.protocol.srv`), at the time.
+    :param nameservers: addresses of the DNS servers that are asked for these records, and for the
+        addresses of the servers that they name; by default those of the system
+    :param srv_domains: domains that the servers named by these records may be in; by default the
+        one of the URL. ``.`` is any
     :param bind_dn: DN to bind for searches; by default none (anonymous)
     :param bind_password: its password; kept, since connections are opened at any time, and shown
         nowhere
@@ -163,6 +170,8 @@ class LDAPPool:
         self,
         urls: str | Sequence[str],
         *,
+        nameservers: str | Sequence[str] = (),
+        srv_domains: str | Sequence[str] = (),
         bind_dn: str = "",
         bind_password: str | bytes = "",
         bind_password_file: str | None = None,
@@ -197,6 +206,7 @@ class LDAPPool:
     ) -> None:
         try:
             self._urls = _parsed(urls)
+            resolver = resolver_of(self._urls, nameservers, srv_domains)
             tls = TLS() if tls is None else tls
             check_sasl(
                 sasl_mechanism, self._urls, tls, bind_dn=bind_dn, password=bool(bind_password),
@@ -248,7 +258,11 @@ class LDAPPool:
         self._password_policy = password_policy
         self._timeout = timeout
         self.name = name or self._urls[0].host
-        self._servers = ServerSet(self._urls, strategy=strategy, connect_timeout=connect_timeout)
+        self._servers = ServerSet(
+            self._urls, strategy=strategy, connect_timeout=connect_timeout, resolver=resolver
+        )
+        self._resolver = resolver
+        self._connect_timeout = connect_timeout
         limits = Limits(int(max_answer * (1 << 20)), max_entries)
         self._dialer = Dialer(tls, connect_timeout, operation_timeout, limits)
         self._monitor = Monitor(
@@ -280,6 +294,8 @@ class LDAPPool:
         auth_pool = self._auth_pool
         self._slow_binds = SlowBinds(auth_max_size, lambda: auth_pool.is_waited_for)
         self._counts = dict.fromkeys(_COUNTS, 0)
+        # Lookups that were told when the counts were last popped.
+        self._popped = (0, 0)
         self._is_counted = False
         self._counts_lock = threading.Lock()
         self._pid = os.getpid()
@@ -473,8 +489,10 @@ class LDAPPool:
         :returns: a report for each server, in the order of :attr:`urls`
         """
         self._enter()
-        terms = Terms.of_pool(self._dialer, self._search_connector.account, self._search_base)
-        return [examine(url, terms) for url in self._urls]
+        terms = Terms.of_pool(
+            self._dialer, self._search_connector.account, self._search_base, self._resolver
+        )
+        return list(examine_all(self._urls, terms))
 
     # Its life
 
@@ -526,14 +544,40 @@ class LDAPPool:
 
     @property
     def urls(self) -> list[ServerURL]:
-        """The URLs of the servers, in the order given."""
-        return list(self._urls)
+        """The URLs of the servers, in the order of preference. Those that are looked up are the
+        ones known now, of which there are none before the first use: see :meth:`look_up`."""
+        self._enter()
+        return [state.url for state in self._servers.states()]
+
+    def look_up(self, timeout: float | None = None) -> list[ServerURL]:
+        """Return the URLs of the servers, in the order of preference; where they are to be looked
+        up and none is known yet, after that.
+
+        :param timeout: seconds for it; by default ``connect_timeout``
+        :raises DirectoryUnavailableError: none could be found
+        """
+        self._enter()
+        return self._servers.look_up(self._connect_timeout if timeout is None else timeout)
+
+    def addresses(self, url: ServerURL) -> list[tuple[Any, ...]]:
+        """Return the addresses of one of the servers, as ``socket.getaddrinfo`` gives them.
+
+        :param url: the server's URL
+        :raises OSError: there are none, or no name server answers
+        """
+        return self._servers.addresses(url)
 
     @property
     def servers(self) -> list[ServerState]:
-        """The state of each server as far as it is known, in the order given."""
+        """The state of each server as far as it is known, in the order of preference."""
         self._enter()
         return self._servers.states()
+
+    @property
+    def lookup_failures(self) -> list[str]:
+        """Why servers could not be looked up last, one line for each domain: then those known
+        before are used, if there are any."""
+        return self._servers.lookup_failures()
 
     def get_stats(self) -> dict[str, int | float]:
         """Return present sizes, and counts since the start or since they were last popped.
@@ -544,7 +588,8 @@ class LDAPPool:
         the first connection was dead, and ``searches_failed`` ended in an outage; ``logins`` by
         :meth:`authenticate`, with any outcome: of these ``logins_accepted`` ended with the user's
         identity, ``credentials_refused`` with a verdict on the user, and ``logins_failed`` in an
-        outage, so that nothing is known of the user; and ``binds`` that logins sent.
+        outage, so that nothing is known of the user; ``binds`` that logins sent; and ``lookups`` of
+        servers in DNS, of these ``lookups_failed``.
         """
         return self._statistics(pop=False)
 
@@ -559,8 +604,13 @@ class LDAPPool:
         found: dict[str, int | float] = {"servers_up": up, "servers_down": len(states) - up}
         with self._counts_lock:
             found |= self._counts
+            # Counted elsewhere: what was told is taken off.
+            lookups, failed = self._servers.lookups()
+            found["lookups"] = lookups - self._popped[0]
+            found["lookups_failed"] = failed - self._popped[1]
             if pop:
                 self._counts = dict.fromkeys(_COUNTS, 0)
+                self._popped = lookups, failed
         for prefix, pool in (("search", self._search_pool), ("auth", self._auth_pool)):
             numbers = pool.pop_stats() if pop else pool.get_stats()
             found |= {f"{prefix}_{name}": value for name, value in numbers.items()}
@@ -614,6 +664,7 @@ class LDAPPool:
         # With a lock that no thread of the parent holds.
         self._counts_lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTS, 0)
+        self._popped = (0, 0)
 
 
 def _parsed(urls: str | Sequence[str]) -> list[ServerURL]:

@@ -41,6 +41,10 @@ class Monitor:
     :param fail_back: true to close connections to a worse server when a better one is up
     :param wait: seconds for a pool to replace a connection, above 0
     :ivar avoided: servers that are down while another is up
+
+    Where servers are looked up in DNS, the monitor does that in time. Connections to servers that
+    are not named any more are closed as those to a worse server are: a few at a time, while others
+    are opened.
     """
 
     def __init__(
@@ -65,6 +69,10 @@ class Monitor:
         # Whether a connection was opened that no pool has yet, and that should lead elsewhere.
         self._unsettled = False
         self.avoided: frozenset[ServerURL] = frozenset()
+        self._looks_up = servers.discovery is not None
+        if servers.discovery is not None:
+            this = weakref.WeakMethod(self._looked_up)
+            servers.discovery.ended = lambda: (method := this()) and method()
 
     def watch(self, pool: ConnectionPool[Any], connector: _Prepares) -> None:
         """Close connections of this pool when they should lead to another server.
@@ -78,7 +86,7 @@ class Monitor:
         """Read the states of the servers; to be called after a failure or a connect."""
         before = self._down
         self._read_states()
-        if self._down and not self._closed:
+        if (self._down or self._looks_up) and not self._closed:
             self._workers.start(self)
             if self._down != before:
                 self._workers.wake()
@@ -100,10 +108,19 @@ class Monitor:
 
     def opened(self, url: ServerURL) -> None:
         """Note the server of a new connection; a better one may have come up meanwhile."""
-        if self._fail_back and not (self._closed or self._servers.preferred(url)):
+        if self._should_move(url) and not self._closed:
             self._unsettled = True
             self._workers.start(self)
             self._workers.wake()
+
+    def _looked_up(self) -> None:
+        self._workers.wake()
+
+    def _should_move(self, url: ServerURL) -> bool:
+        """Return whether a connection should lead to another server."""
+        if self._fail_back:
+            return not self._servers.preferred(url)
+        return self._looks_up and self._servers.has_left(url)
 
     def stop(self) -> None:
         """End the worker."""
@@ -137,15 +154,14 @@ class Monitor:
         if due is not None:
             return min(max(due, _SHORTEST), _LONGEST)
         unsettled = unsettled or any(watched.leaving for watched in self._watched)
-        return _LONGEST if unsettled else IDLE_SECONDS
+        delay = _LONGEST if unsettled else IDLE_SECONDS
+        lookup = self._servers.next_lookup()
+        return delay if lookup is None else min(delay, max(lookup, _SHORTEST))
 
     def _read_states(self) -> None:
         with self._lock:
             # Of two who read at once, the last one knows.
-            states = self._servers.states()
-            down = frozenset(state.url for state in states if state.state != "up")
-            self._down = down
-            self.avoided = down if len(down) < len(states) else frozenset()
+            self._down, self.avoided = self._servers.avoided()
 
     def _check(self) -> None:
         before = self._down
@@ -159,7 +175,7 @@ class Monitor:
             if before - self._down:
                 # Connections from before the outage may be dead.
                 pool.check()
-            if self._fail_back:
+            if self._fail_back or self._looks_up:
                 self._move(watched.leaving, pool, connector)
 
     def _move(
@@ -173,7 +189,7 @@ class Monitor:
             moving = [
                 connection
                 for connection in pool.connections()
-                if not self._servers.preferred(connection.url) and connection not in leaving
+                if self._should_move(connection.url) and connection not in leaving
             ]
             if not moving:
                 return

@@ -44,6 +44,8 @@ SUMS = (
             *("open_errors", "closed", "lost", "expired", "idle_evicted", "usage_ms"),
         )
     ),
+    # Last, so that the others keep their places in a file that another version has made.
+    *("lookups", "lookups_failed"),
 )
 _NAMES = (*PRESENT, *SUMS)
 _LAYOUT = Layout(64, present=frozenset(range(1, 1 + len(PRESENT))))

@@ -8,6 +8,7 @@ that is back is another, with how long it was down.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random as random_module
@@ -15,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from keyfront.common import ranges
 from keyfront.common.condition import Condition
@@ -27,7 +28,9 @@ from keyfront.errors import (
     OptionError,
 )
 
+from .discovery import Discovery, Entry
 from .protocol.addresses import Addresses, PassedOver, Resolve, look_up
+from .protocol.srv import Resolver
 from .protocol.transport import Address
 from .protocol.urls import ServerURL
 
@@ -37,6 +40,8 @@ LOG = logging.getLogger(__name__)
 SLOW_START_SECONDS = 30.0
 # A server that had less time than this, because its caller had no more, is not blamed for it.
 _FAIR_SECONDS = 0.25
+# So many servers share the time of a caller at most: one that would answer gets a quarter of it.
+_MOST_SHARES = 4
 
 C = TypeVar("C")
 State = Literal["up", "down", "probing"]
@@ -299,13 +304,19 @@ class ServerState:
 
 
 class _Server:
-    __slots__ = ("addresses", "breaker", "connections", "url")
+    __slots__ = ("addresses", "breaker", "connections", "resolve", "share", "tier", "url")
 
-    def __init__(self, url: ServerURL, addresses: Addresses, breaker: Breaker) -> None:
+    def __init__(
+        self, url: ServerURL, addresses: Addresses, resolve: Resolve, breaker: Breaker
+    ) -> None:
         self.url = url
         self.addresses = addresses
+        self.resolve = resolve
         self.breaker = breaker
         self.connections = 0
+        # See `.discovery.Entry`.
+        self.tier = 0
+        self.share = 1.0
 
 
 class ServerSet:
@@ -313,9 +324,13 @@ class ServerSet:
 
     No lock is held while a server, the resolver or the log is waited for.
 
+    Where URLs name domains that are looked up (``srv``), the servers change while it is in use. One
+    that is not named any more gets no new connection; those that it has are still told of.
+
     :param urls: the servers, at least one; one given twice counts once
     :param strategy: ``ordered``: the first one that is up, in the order given; ``balanced``: the
-        one of those that are up with the fewest connections of this set
+        one of those that are up with the fewest connections of this set, of the first tier that
+        has one up (:class:`.discovery.Entry`)
     :param connect_timeout: seconds for a server to be connected to, all its addresses, their
         lookup, TLS and the first answer included; above 0
     :param retry_delay: seconds until a server that went down is tried again; above 0
@@ -323,6 +338,7 @@ class ServerSet:
     :param jitter: part of the delay, up or down, that is left to chance, 0 to below 1
     :param clock: returns seconds that never go back
     :param resolve: finds the addresses of a name and a port, as :func:`.addresses.look_up`
+    :param resolver: looks up the servers of URLs with ``srv``, and their addresses if it is to
     :param random: decides jitter and ties
     :raises OptionError: one is out of its range
     :ivar any_down: true if a server is down; read without a lock
@@ -339,6 +355,7 @@ class ServerSet:
         jitter: float = 0.1,
         clock: Callable[[], float] | None = None,
         resolve: Resolve = look_up,
+        resolver: Resolver | None = None,
         random: random_module.Random | None = None,
     ) -> None:
         if not urls:
@@ -356,23 +373,39 @@ class ServerSet:
         self._clock = clock or (lambda: time.monotonic())
         self._random = random or random_module.Random()
         self._changed = Condition()
-        self._servers = [
-            _Server(
-                url,
-                Addresses(url, resolve=resolve, clock=self._clock, beside=True),
-                Breaker(
-                    retry_delay=retry_delay,
-                    max_retry_delay=max_retry_delay,
-                    jitter=jitter,
-                    clock=self._clock,
-                    random=self._random,
-                ),
-            )
-            for url in dict.fromkeys(urls)
-        ]
-        self._by_url = {server.url: server for server in self._servers}
+        self._resolve = resolve
+        self._resolver = resolver
+        # Whose addresses are the system's to find.
+        self._given = frozenset(url for url in urls if not url.srv)
+        self._delays = (retry_delay, max_retry_delay, jitter)
+        # Those that are named now, the preferred ones first: never changed, but replaced.
+        self._servers: list[_Server] = []
+        # These, and others that still have connections.
+        self._by_url: dict[ServerURL, _Server] = {}
+        self._discovery: Discovery | None = None
         self.any_down = False
+        if any(url.srv for url in urls):
+            assert resolver is not None, "URLs with srv need a resolver"
+            # No lookup, nor who does it, keeps these servers.
+            this = weakref.WeakMethod(self._replace)
+
+            def changed(entries: list[Entry]) -> None:
+                if (replace := this()) is not None:
+                    replace(entries)
+
+            self._discovery = Discovery(
+                urls, resolver.servers, seconds=connect_timeout, clock=self._clock,
+                random=self._random, changed=changed,
+            )  # fmt: skip
+            self._replace(self._discovery.entries())
+        else:
+            self._replace([Entry(url, 0, 1.0) for url in dict.fromkeys(urls)])
         _all.add(self)
+
+    @property
+    def discovery(self) -> Discovery | None:
+        """The lookups of its servers; ``None`` if all are named by their own URLs."""
+        return self._discovery
 
     def open(
         self, connect: Callable[[ServerURL, Address, float], C], timeout: float | None = None
@@ -390,7 +423,8 @@ class ServerSet:
             should wait for an answer of LDAP: a stopped server still accepts TCP connections
         :param timeout: seconds for all servers together; less than ``connect_timeout`` for each
             is shared among those that are up
-        :raises DirectoryUnavailableError: no server; names each, why, and when it is tried next
+        :raises DirectoryUnavailableError: no server; names each, why, and when it is tried next;
+            or none is known
         :raises DirectoryTimeoutError: the same, and there was no time to try them all
         :raises DirectoryAnswerError: raised by ``connect``: the server answered, and refused
         """
@@ -399,7 +433,19 @@ class ServerSet:
         kinds: list[type[DirectoryError]] = []
         reasons: dict[ServerURL, str] = {}
         answer: DirectoryAnswerError | None = None
-        while (chosen := self._choose(tried, deadline)) is not None:
+        if self._discovery is not None:
+            self._discovery.refresh()
+            if not self._discovery.is_settled:
+                self._settle(deadline)
+        looked_up = self._discovery is None
+        while True:
+            chosen = self._choose(tried, deadline)
+            if chosen is None:
+                if looked_up or answer is not None:
+                    break
+                looked_up = True
+                self._look_up(tried, deadline)
+                continue
             server, attempt, seconds = chosen
             tried.append(server)
             try:
@@ -420,9 +466,12 @@ class ServerSet:
 
     def released(self, url: ServerURL) -> None:
         """Note that a connection that :meth:`open` returned is closed."""
-        server = self._by_url[url]
         with self._changed.surely():
-            server.connections = max(server.connections - 1, 0)
+            server = self._by_url.get(url)
+            if server is not None:
+                server.connections = max(server.connections - 1, 0)
+                if not server.connections and server not in self._servers:
+                    del self._by_url[url]
 
     def failed(self, url: ServerURL, error: DirectoryError, *, since: float | None = None) -> None:
         """Note that an operation on a connection failed for a reason that concerns the server.
@@ -438,7 +487,9 @@ class ServerSet:
         """
         if isinstance(error, DirectoryAnswerError):
             return
-        server = self._by_url[url]
+        server = self._by_url.get(url)
+        if server is None:
+            return
         reason = _reason(server, error)
         self._note_failure(server, reason, lambda: server.breaker.lost(reason, since))
 
@@ -449,19 +500,19 @@ class ServerSet:
 
         :return: whether it is suspected from now on
         """
-        server = self._by_url[url]
-        if not server.breaker.is_up:
+        server = self._by_url.get(url)
+        if server is None or not server.breaker.is_up:
             return False
         with self._changed.surely():
-            return server.breaker.suspect()
+            return server in self._servers and server.breaker.suspect()
 
     def succeeded(self, url: ServerURL) -> None:
         """Note that an operation on a connection got an answer; costs little if all is well.
 
         A server that is down is not up by this, but need not wait long for its next probe.
         """
-        server = self._by_url[url]
-        if server.breaker.is_up:
+        server = self._by_url.get(url)
+        if server is None or server.breaker.is_up:
             return
         with self._changed.surely():
             server.breaker.answered()
@@ -469,13 +520,58 @@ class ServerSet:
     def preferred(self, url: ServerURL) -> bool:
         """Return whether connections to this server should be kept; takes no lock.
 
-        They should not if it is down or, where order counts, an earlier one is up; unless none is
-        up at all.
+        They should not if it is down, is not named any more or, where order counts, an earlier one
+        is up; unless none is up at all.
         """
-        up = [server.url for server in self._servers if server.breaker.is_up]
+        up = [server for server in self._servers if server.breaker.is_up]
         if self._balanced:
-            return not up or url in up
-        return not up or url == up[0]
+            return not up or any(server.url == url for server in _first_tier(up))
+        return not up or url == up[0].url
+
+    def has_left(self, url: ServerURL) -> bool:
+        """Return whether a server is not named any more, and another one is up instead of it.
+
+        Takes no lock.
+        """
+        servers = self._servers
+        return any(server.breaker.is_up for server in servers) and all(
+            server.url != url for server in servers
+        )
+
+    def avoided(self) -> tuple[frozenset[ServerURL], frozenset[ServerURL]]:
+        """Return the servers that are down, and those that are and should not be used: none, unless
+        another one is up. Both with those that are not named any more and have connections."""
+        with self._changed:
+            down = frozenset(
+                url for url, server in self._by_url.items() if not server.breaker.is_up
+            )
+            any_up = any(server.breaker.is_up for server in self._servers)
+        return down, down if any_up else frozenset()
+
+    def look_up(self, seconds: float) -> list[ServerURL]:
+        """Return the URLs of the servers, the preferred ones first; where none is known, after a
+        lookup.
+
+        :param seconds: time for that
+        :raises DirectoryUnavailableError: none could be found
+        """
+        if self._discovery is not None:
+            self._discovery.refresh()
+            if not self._servers:
+                self._look_up([], self._clock() + seconds)
+            if not self._servers:
+                raise self._unavailable([], {}, None)
+        return [server.url for server in self._servers]
+
+    def addresses(self, url: ServerURL) -> list[tuple[Any, ...]]:
+        """Return the addresses of a server, as connections to it look them up.
+
+        :param url: its URL
+        :raises OSError: there are none, or nobody tells
+        """
+        server = self._by_url.get(url)
+        resolve = self._resolve if server is None else server.resolve
+        return list(resolve(url.host, url.port))
 
     def check(self, probe: Callable[[ServerURL, Address, float], None]) -> None:
         """Probe each server that is suspected, or down and due, in turn; for a background worker.
@@ -485,6 +581,8 @@ class ServerSet:
         :param probe: a function that takes the arguments of ``connect`` in :meth:`open`, and leaves
             no connection open
         """
+        if self._discovery is not None:
+            self._discovery.refresh()
         for server in self._servers:
             with self._changed:
                 breaker = server.breaker
@@ -507,8 +605,23 @@ class ServerSet:
             times += [None for breaker in breakers if breaker.is_suspected]
         return min((self._retry_delay if x is None else x for x in times), default=None)
 
+    def lookups(self) -> tuple[int, int]:
+        """Return the number of lookups of servers so far, and of those that have failed."""
+        found = self._discovery
+        return (0, 0) if found is None else (found.lookups, found.failures)
+
+    def lookup_failures(self) -> list[str]:
+        """Return why servers could not be looked up last, one line for each domain."""
+        found = self._discovery
+        return [] if found is None else [str(each) for each in found.reasons(awaited=False)]
+
+    def next_lookup(self) -> float | None:
+        """Return the seconds until :meth:`check` is to look up servers; ``None``: not before it is
+        told so."""
+        return None if self._discovery is None else self._discovery.next_due()
+
     def states(self) -> list[ServerState]:
-        """Return what is known of each server, in the order given."""
+        """Return what is known of each server that is named now, the preferred ones first."""
         with self._changed:
             return [
                 ServerState(
@@ -526,9 +639,60 @@ class ServerSet:
         """Let go of what the parent's threads hold and have; what is known of servers stays."""
         self._changed = Condition()
         self._random.seed()  # or all children would choose alike
-        for server in self._servers:
+        for server in self._by_url.values():
             server.connections = 0
             server.breaker.after_fork()
+        if self._discovery is not None:
+            self._replace(self._discovery.after_fork())
+
+    def _replace(self, entries: Sequence[Entry]) -> None:
+        """Have other servers. Those that were there before stay what they were."""
+        with self._changed.surely():
+            before = self._by_url
+            named = []
+            for entry in entries:
+                server = before.get(entry.url) or self._make(entry.url)
+                server.tier, server.share = entry.tier, entry.share
+                named.append(server)
+            self._servers = named
+            self._by_url = {server.url: server for server in named}
+            for url, server in before.items():
+                if server.connections:
+                    self._by_url.setdefault(url, server)
+            self._note_change()
+
+    def _make(self, url: ServerURL) -> _Server:
+        resolve, resolver = self._resolve, self._resolver
+        if resolver is not None and resolver.finds_addresses and url not in self._given:
+            resolve = functools.partial(resolver.addresses, seconds=self._connect_timeout)
+        retry_delay, max_retry_delay, jitter = self._delays
+        breaker = Breaker(
+            retry_delay=retry_delay, max_retry_delay=max_retry_delay, jitter=jitter,
+            clock=self._clock, random=self._random,
+        )  # fmt: skip
+        addresses = Addresses(url, resolve=resolve, clock=self._clock, beside=True)
+        return _Server(url, addresses, resolve, breaker)
+
+    def _settle(self, deadline: float | None) -> None:
+        """Wait for the first lookup, but leave time for servers that are named otherwise."""
+        assert self._discovery is not None
+        seconds = self._connect_timeout
+        if deadline is not None:
+            left = deadline - self._clock()
+            seconds = min(left / 2 if self._servers else left, seconds)
+        if seconds > 0:
+            self._discovery.settle(seconds)
+
+    def _look_up(self, tried: list[_Server], deadline: float | None) -> None:
+        """Have the servers looked up now, and wait until there is one that was not tried."""
+        assert self._discovery is not None
+        seconds = self._connect_timeout
+        if deadline is not None:
+            seconds = min(deadline - self._clock(), seconds)
+        if seconds > 0:
+            self._discovery.demand(
+                lambda: any(server not in tried for server in self._servers), seconds
+            )
 
     def _choose(
         self, tried: list[_Server], deadline: float | None
@@ -561,12 +725,19 @@ class ServerSet:
         """Return the seconds for one server, so that some are left for the others that are up."""
         if not up or deadline is None:
             return left
-        return min(left, (deadline - self._clock()) / len(up))
+        return min(left, (deadline - self._clock()) / min(len(up), _MOST_SHARES))
 
     def _best(self, up: list[_Server]) -> _Server:
         if not self._balanced:
             return up[0]
-        loads = [self._load(server, up) for server in up]
+        up = _first_tier(up)
+        loads = [float(self._load(server, up)) for server in up]
+        if any(server.share != up[0].share for server in up):
+            # By weight: also who has none yet is not always the heaviest.
+            loads = [
+                (load + self._random.random()) / server.share
+                for server, load in zip(up, loads, strict=True)
+            ]
         least = min(loads)
         ties = [server for server, load in zip(up, loads, strict=True) if load == least]
         return self._random.choice(ties)
@@ -646,7 +817,7 @@ class ServerSet:
         :param failed: tells the breaker, and returns whether the server is down from now on
         """
         with self._changed.surely():
-            went_down = failed()
+            went_down = failed() and server in self._servers
             retry_in = server.breaker.retry_in or 0.0
             if went_down and not any(other.breaker.is_up for other in self._servers):
                 # What is known of the others may be a minute old.
@@ -670,15 +841,27 @@ class ServerSet:
         late = deadline is not None and self._clock() >= deadline
         states = self.states()
         told = [_when(state, reasons.get(state.url)) for state in states]
-        if len(states) == 1:
+        lookups = [] if self._discovery is None else self._discovery.reasons()
+        if len(lookups) == 1 and not states:
+            one = lookups[0]
+            text = str(one).removeprefix(f"{one.server}: ")
+            return (DirectoryTimeoutError if late else type(one))(text, server=one.server)
+        if len(states) == 1 and not lookups:
             kind = kinds[0] if kinds else DirectoryUnavailableError
             return (DirectoryTimeoutError if late else kind)(told[0], server=states[0].url.text)
+        kinds += [type(error) for error in lookups]
         if late or (kinds and set(kinds) == {DirectoryTimeoutError}):
             kind, summary = DirectoryTimeoutError, "no LDAP server answered in time"
         else:
             kind, summary = DirectoryUnavailableError, "no LDAP server can be reached"
         words = [f"{state.url.text}: {text}" for state, text in zip(states, told, strict=True)]
+        words += [str(error) for error in lookups]
         return kind(f"{summary}: {'; '.join(words)}")
+
+
+def _first_tier(up: list[_Server]) -> list[_Server]:
+    least = min(server.tier for server in up)
+    return [server for server in up if server.tier == least]
 
 
 def _reason(server: _Server, error: DirectoryError) -> str:

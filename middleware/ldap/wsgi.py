@@ -64,7 +64,8 @@ _DOTS = re.compile(r"//|/\.\.?(?:/|$)")
 
 # Those of LDAPPool that are the same.
 _POOL_OPTIONS = (
-    *("urls", "strategy", "fail_back", "user_dn", "search_base", "user_filter"),
+    *("urls", "nameservers", "srv_domains"),
+    *("strategy", "fail_back", "user_dn", "search_base", "user_filter"),
     *("user_name_attribute", "sasl_mechanism"),
     *("min_size", "max_size", "auth_min_size", "auth_max_size", "timeout", "max_waiting"),
     *("max_lifetime", "max_idle", "check_after", "connect_timeout", "operation_timeout"),

@@ -152,9 +152,24 @@ OPTIONS: dict[str, Option] = {
     "urls": Option(
         _read_list,
         None,
-        "one or more of ldap://HOST[:PORT], ldaps://HOST[:PORT] or ldapi://%2Fpath, divided by "
-        "spaces or commas",
-        "The servers. It may be spelled url as well.",
+        "one or more of ldap://HOST[:PORT], ldaps://HOST[:PORT], ldap+srv://DOMAIN, "
+        "ldaps+srv://DOMAIN or ldapi://%2Fpath, divided by spaces or commas",
+        "The servers. It may be spelled url as well. ldaps+srv://DOMAIN stands for those that the "
+        "SRV records of a domain name, such as one of Active Directory.",
+    ),
+    "nameservers": Option(
+        _read_list,
+        [],
+        "addresses of DNS servers, such as 192.0.2.1 or [2001:db8::1]:53, divided by spaces or "
+        "commas",
+        "Who is asked for SRV records, and for the addresses of the servers that they name; by "
+        "default the system's DNS servers.",
+    ),
+    "srv_domains": Option(
+        _read_list,
+        [],
+        "names of domains, divided by spaces or commas; . is any",
+        "Where servers that SRV records name may be; by default in the domain of the URL.",
     ),
     "strategy": _choice(
         "ordered",

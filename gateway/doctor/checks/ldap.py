@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ..found import LDAP_AUTH_POOL, LDAP_POOL, Found
@@ -23,7 +24,7 @@ def in_the_clear(found: Found) -> Iterator[Finding]:
         plain = [
             x
             for x in urls
-            if x.startswith("ldap://")
+            if x.startswith(("ldap://", "ldap+srv://"))
             and not x.startswith(("ldap://localhost", "ldap://127.", "ldap://[::1]"))
         ]
         if plain and not conf.on("ldap", "use_tls"):
@@ -32,7 +33,7 @@ def in_the_clear(found: Found) -> Iterator[Finding]:
                 where=(conf.place("ldap", "url"),),
                 lines=(
                     "[ldap]",
-                    f"url = {','.join(x.replace('ldap://', 'ldaps://') for x in urls)}",
+                    f"url = {','.join(re.sub('^ldap(?=:|[+]srv:)', 'ldaps', x) for x in urls)}",
                 ),
             )
 

@@ -25,6 +25,7 @@ from oslo_config import cfg
 from keyfront.common.options import values_of
 from keyfront.errors import OptionError
 
+from ..protocol.srv import resolver_of
 from ..protocol.tls import TLS
 from ..protocol.urls import ServerURL
 from ..secret_file import read_secret
@@ -45,11 +46,26 @@ _NAMES = {
     "client_cert": "[keyfront_ldap] tls_client_cert",
     "client_key": "[keyfront_ldap] tls_client_key",
     "sasl_mechanism": "[keyfront_ldap] sasl_mechanism",
+    "nameservers": "[keyfront_ldap] nameservers",
+    "srv_domains": "[keyfront_ldap] srv_domains",
+    "urls": "[ldap] url",
 }
 
 _FAST_BIND = {"auto": "auto", "always": True, "never": False}
 
 LDAP = [
+    cfg.ListOpt(
+        "nameservers",
+        help="Addresses of DNS servers, such as 192.0.2.1 or [2001:db8::1]:53, which are asked for "
+        "the servers of ldap+srv:// and ldaps+srv:// in [ldap] url, and for the addresses of "
+        "these. By default those of the system.",
+    ),
+    cfg.ListOpt(
+        "srv_domains",
+        help="Domains that the servers which SRV records name may be in; others are not used, as "
+        "whoever forges an answer of DNS would choose them. By default the domain in the URL; a "
+        "single dot stands for any.",
+    ),
     cfg.FloatOpt(
         "connect_timeout",
         default=5.0,
@@ -255,7 +271,9 @@ def pool_arguments(conf: Any) -> dict[str, Any]:
     use_auth_pool = stock.use_pool and stock.use_auth_pool
     file = own["bind_password_file"]
     tls = _tls(stock, own, servers)
+    nameservers, domains = own["nameservers"] or [], own["srv_domains"] or []
     try:
+        resolver_of(servers, nameservers, domains)
         check_sasl(
             own["sasl_mechanism"], servers, tls,
             bind_dn=stock.user or "", password=bool(stock.password), password_file=file,
@@ -270,6 +288,8 @@ def pool_arguments(conf: Any) -> dict[str, Any]:
         read_secret(name, file)
     return {
         "urls": urls,
+        "nameservers": nameservers,
+        "srv_domains": domains,
         "bind_dn": stock.user if stock.user and (stock.password or file) else "",
         "bind_password": stock.password if stock.user and stock.password else "",
         "bind_password_file": file,

@@ -8,6 +8,7 @@ __all__ = [
     "messages",
     "result_codes",
     "search_filter",
+    "srv",
     "tls",
     "transport",
     "urls",

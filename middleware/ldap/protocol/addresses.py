@@ -71,8 +71,10 @@ def alternate(addresses: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 class Addresses:
     """The addresses of one server. Threads may use it at once; nothing waits for another.
 
-    A name is looked up anew for each connection, so a change in DNS is followed at once. The
-    address that answered last is tried first. Of several that do not answer, one costs
+    A name is looked up anew for each connection, so a change in DNS is followed at once. While the
+    resolver does not answer, which is waited for less then, the addresses known before are used
+    (RFC 8767); not where it says that there are none. The address that answered last is tried
+    first. Of several that do not answer, one costs
     ``STAGGER_SECONDS``, until the next is tried beside it; and what answers has a quarter of the
     time at least for TLS and LDAP, however many there are.
 
@@ -83,7 +85,7 @@ class Addresses:
         is, one after the other
     """
 
-    __slots__ = ("_beside", "_clock", "_good", "_resolve", "_url")
+    __slots__ = ("_beside", "_clock", "_good", "_known", "_resolve", "_url")
 
     def __init__(
         self,
@@ -98,6 +100,8 @@ class Addresses:
         self._resolve = resolve
         self._clock = clock
         self._good: Address = None
+        # The result of the last lookup.
+        self._known: Sequence[tuple[Any, ...]] = ()
 
     def reach(self, call: Callable[[ServerURL, Address, float], C], seconds: float) -> C:
         """Return what ``call`` returns for the first address with which it does not fail.
@@ -204,12 +208,17 @@ class Addresses:
         host, port = self._url.host, self._url.port
         found: list[Sequence[tuple[Any, ...]]] = []
         reasons: list[str] = []
+        known = self._known
         done = threading.Event()
 
         def ask() -> None:
+            nonlocal known
             try:
                 found.append(self._resolve(host, port))
+                self._known = found[0]
             except Exception as error:  # not only OSError: UnicodeError for what can be no name
+                if not is_no_answer(error):
+                    self._known = known = ()
                 reasons.append(_words(error))
             finally:
                 done.set()
@@ -223,12 +232,16 @@ class Addresses:
                 threading.Thread(target=ask, name="keyfront-ldap-lookup", daemon=True).start()
             except RuntimeError:  # no thread to be had
                 ask()
-            if not done.wait(seconds):
+            if not done.wait(seconds * _LEAST_SHARE if known else seconds):
+                if known:
+                    return known
                 raise DirectoryTimeoutError(
                     f"no answer to the lookup of {host} within {seconds:.3g} s",
                     server=self._url.text,
                 )
         if not found or not found[0]:
+            if known and not found:
+                return known
             reason = reasons[0] if reasons else "it has no address"
             raise DirectoryUnavailableError(
                 f"the lookup of {host} failed: {reason}", server=self._url.text
@@ -241,6 +254,13 @@ class Addresses:
             return words
         host = f"[{address[0]}]" if len(address) == 4 else address[0]
         return f"{host}: {words}"
+
+
+def is_no_answer(error: Exception) -> bool:
+    """Tell whether a lookup failed without an answer that there is no such name."""
+    return isinstance(error, socket.gaierror) and error.errno in (
+        *(socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_SYSTEM),
+    )
 
 
 def _kind(error: Exception) -> type[DirectoryError]:

@@ -1,4 +1,5 @@
-"""Reads the URLs of directory servers: ``ldap://``, ``ldaps://`` and ``ldapi://`` (RFC 4516)."""
+"""Reads the URLs of directory servers: ``ldap://``, ``ldaps://`` and ``ldapi://`` (RFC 4516), and
+``ldap+srv://`` and ``ldaps+srv://``, of a domain whose SRV records name them (RFC 2782)."""
 
 from __future__ import annotations
 
@@ -11,29 +12,39 @@ from keyfront.errors import OptionError
 
 _PORTS = {"ldap": 389, "ldaps": 636}
 _ALLOWED = (
-    "ldap://HOST, ldap://HOST:PORT, ldaps://HOST, ldaps://HOST:PORT or "
-    "ldapi://%2Fpath%2Fof%2Fsocket, and nothing after it"
+    "ldap://HOST, ldap://HOST:PORT, ldaps://HOST, ldaps://HOST:PORT, ldap+srv://DOMAIN, "
+    "ldaps+srv://DOMAIN or ldapi://%2Fpath%2Fof%2Fsocket, and nothing after it"
 )
+_ALLOWED_SRV = (
+    "ldap+srv://DOMAIN or ldaps+srv://DOMAIN, the name of a domain without a port, which its SRV "
+    "records have, or ldaps+srv://SITE._sites.DOMAIN"
+)
+_SRV = "+srv"
 _AUTHORITY = re.compile(r"(?:\[([^]]+)\]|([^][:/?#]+))(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+# Of a name in DNS, less what is put before a domain to ask for its servers.
+_LONGEST_DOMAIN = 253 - len("_ldaps._tcp.")
 # sockaddr_un of Linux
 _LONGEST_PATH = 107
 
 
 @dataclass(frozen=True, slots=True)
 class ServerURL:
-    """The URL of one server.
+    """The URL of one server, or of a domain whose servers are looked up.
 
     :ivar scheme: ``ldap``, ``ldaps`` (TLS from the first byte) or ``ldapi`` (a local socket)
-    :ivar host: a name or an address without brackets; the path of the socket for ``ldapi``
-    :ivar port: 0 for ``ldapi``
+    :ivar host: a name or an address without brackets; the path of the socket for ``ldapi``; with
+        ``srv`` what follows ``_ldap._tcp.`` in the name of the records
+    :ivar port: 0 for ``ldapi``, and with ``srv``
     :ivar text: the URL with its port, for messages
+    :ivar srv: true if it is a domain's: nobody can connect to it, but to whom its records name
     """
 
     scheme: str
     host: str
     port: int
     text: str
+    srv: bool = False
 
     @classmethod
     def parse(cls, text: str, option: str = "url") -> ServerURL:
@@ -50,6 +61,9 @@ class ServerURL:
         if "@" in text:
             # what is before it may be a password
             raise OptionError(option, "...@...", _ALLOWED)
+        if scheme.endswith(_SRV):
+            error = OptionError(option, text, _ALLOWED_SRV)
+            return cls._of_domain(scheme.removesuffix(_SRV), rest, error)
         if scheme == "ldapi" and (path := _path(rest)):
             quoted = urllib.parse.quote(path, safe="", errors="surrogateescape")
             return cls(scheme, path, 0, f"ldapi://{quoted}")
@@ -61,6 +75,37 @@ class ServerURL:
                 shown = f"[{host}]" if found[1] else host
                 return cls(scheme, host, port, f"{scheme}://{shown}:{port}")
         raise OptionError(option, text, _ALLOWED)
+
+    @classmethod
+    def _of_domain(cls, scheme: str, rest: str, error: OptionError) -> ServerURL:
+        name = _name(rest).rstrip(".").lower()
+        made = cls(scheme, name, 0, f"{scheme}{_SRV}://{name}", srv=True)
+        numeric = name.replace(".", "").isdigit()
+        if scheme not in _PORTS or not 0 < len(name) <= _LONGEST_DOMAIN or numeric:
+            raise error
+        if not made.domain:
+            raise error
+        return made
+
+    @classmethod
+    def of_target(cls, scheme: str, host: str, port: int) -> ServerURL | None:
+        """Return the URL of a server that an SRV record names; ``None`` if its name is none.
+
+        :param scheme: ``ldap`` or ``ldaps``
+        :param host: the record's target
+        :param port: 1 to 65535
+        """
+        name = host.rstrip(".").lower()
+        if not _NAME.fullmatch(name):
+            return None
+        return cls(scheme, name, port, f"{scheme}://{name}:{port}")
+
+    @property
+    def domain(self) -> str:
+        """The domain that SRV records are of: what follows the last label with an underscore."""
+        labels = self.host.split(".")
+        marked = [place for place, label in enumerate(labels) if label.startswith("_")]
+        return ".".join(labels[marked[-1] + 1 :] if marked else labels)
 
     @property
     def address(self) -> tuple[str, int] | str:

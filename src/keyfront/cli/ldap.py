@@ -13,7 +13,7 @@ import getpass
 import json
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -24,6 +24,7 @@ from keyfront.middleware.ldap import pool_counters
 from keyfront.middleware.ldap.connector import Dialer
 from keyfront.middleware.ldap.diagnose import FAILED, NOTE, OK, WARNING, ServerReport
 from keyfront.middleware.ldap.protocol.connection import TAKEN, BindAnswer, Connection
+from keyfront.middleware.ldap.protocol.srv import Resolver, resolver_of
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.ldap.secret_file import read_secret
@@ -42,6 +43,7 @@ _SPELLED = {
     "no search_base is given": "no --base is given",
     "try another bind_dn": "try another --bind-dn",
     "sasl_mechanism = EXTERNAL": "--sasl-external",
+    "srv_domains names others": "name others by --srv-domain",
 }
 _OPTIONS = {
     "ca_file": "--ca-file",
@@ -49,6 +51,9 @@ _OPTIONS = {
     "client_key": "--client-key",
     "bind_dn": "--bind-dn",
     "sasl_mechanism": "--sasl-external",
+    "nameservers": "--nameserver",
+    "srv_domains": "--srv-domain",
+    "urls": "URL",
 }
 
 
@@ -64,6 +69,8 @@ _STATS = (
     ("searches", "searches", "in all"),
     ("searches_retried", "retried", "searches sent again over another connection"),
     ("searches_failed", "failed", "searches that ended in an outage"),
+    ("lookups", "lookups", "of servers in DNS, by their domain"),
+    ("lookups_failed", "failed", "lookups; the servers known before are used"),
 )
 #: What is printed of each kind of pool: name, label.
 _POOL_STATS = (
@@ -102,7 +109,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "long it takes. Nothing is changed. The exit status is 1 if something failed.",
     )
     part.add_argument(
-        "urls", nargs="+", metavar="URL", help="ldap://HOST[:PORT], ldaps://… or ldapi://%%2Fpath"
+        "urls",
+        nargs="+",
+        metavar="URL",
+        help="ldap://HOST[:PORT], ldaps://…, ldapi://%%2Fpath, or ldaps+srv://DOMAIN: the servers "
+        "that the domain's SRV records name",
+    )
+    part.add_argument(
+        "--nameserver",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="DNS server to ask for them, and for their addresses (default: the system's)",
+    )
+    part.add_argument(
+        "--srv-domain",
+        action="append",
+        default=[],
+        metavar="DOMAIN",
+        help="where servers that records name may be; . for anywhere (default: in DOMAIN of URL)",
     )
     part.add_argument(
         "--ca-file", metavar="FILE", help="CAs to trust, in PEM (default: the system's)"
@@ -164,6 +189,7 @@ class Options:
     :ivar external: bind by the client certificate instead (SASL EXTERNAL)
     :ivar base: DN to search; by default the first that the server names
     :ivar timeout: seconds for each step, 0.01 to 600
+    :ivar resolver: looks up the servers of domains; ``None`` if no URL is of one
     """
 
     tls: TLS
@@ -172,6 +198,7 @@ class Options:
     external: bool = False
     base: str | None = None
     timeout: float = 5.0
+    resolver: Resolver | None = None
 
     def bind(self, connection: Connection) -> BindAnswer:
         """Send one BIND, be it as nobody, and ask what the password policy says."""
@@ -215,6 +242,7 @@ def _options(arguments: argparse.Namespace) -> Options:
             raise OptionError("client_cert", tls.client_cert, allowed)
         if arguments.sasl_external:
             check_sasl(EXTERNAL, urls, tls, bind_dn=bind_dn or "")
+        resolver = resolver_of(urls, arguments.nameserver, arguments.srv_domain)
     except OptionError as error:
         raise _as_given(error) from None
     if password_file is not None and not bind_dn:
@@ -228,6 +256,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         external=arguments.sasl_external,
         base=arguments.base,
         timeout=seconds,
+        resolver=resolver,
     )
 
 
@@ -274,14 +303,14 @@ def stats(folder: Path, out: TextIO, *, as_json: bool = False) -> int:
     return 0
 
 
-def examine(url: ServerURL, options: Options) -> ServerReport:
-    """Examine one server and return what works with it."""
+def examine(urls: Sequence[ServerURL], options: Options) -> Iterator[ServerReport]:
+    """Examine servers and yield what works with each; of domains, also what they name."""
     dialer = Dialer(options.tls, options.timeout, options.timeout)
     terms = probe.Terms(
         dialer=dialer, dn=options.bind_dn, bind=options.bind, base=options.base,
-        external=options.external,
+        external=options.external, resolver=options.resolver,
     )  # fmt: skip
-    return probe.examine(url, terms)
+    return probe.examine_all(urls, terms)
 
 
 def check(urls: Sequence[str], options: Options, out: TextIO, *, as_json: bool = False) -> int:
@@ -297,10 +326,10 @@ def check(urls: Sequence[str], options: Options, out: TextIO, *, as_json: bool =
     servers = [ServerURL.parse(text, "URL") for text in urls]
     for server in servers:
         if options.tls.start_tls and server.scheme != "ldap":
-            raise OptionError("--start-tls", server.text, "left out with ldaps:// and ldapi://")
+            allowed = "left out with ldaps://, ldaps+srv:// and ldapi://"
+            raise OptionError("--start-tls", server.text, allowed)
     reports = []
-    for server in dict.fromkeys(servers):
-        report = examine(server, options)
+    for report in examine(list(dict.fromkeys(servers)), options):
         reports.append(report)
         if not as_json:
             out.write(table(report, _marks(out)) + "\n")

@@ -1,8 +1,8 @@
 """Servers that die, hang, vanish and come back while fifty users log in; and answers cut short.
 
-There are two slapds with the same users, each behind a proxy. What counts: nobody is told that a
-right password is wrong or a wrong one right, whatever the network does; each BIND is sent once;
-an outage costs each connection at most one login; and nothing is left open.
+There are two slapds with the same users, each behind a proxy, some found by DNS. What counts:
+nobody is told that a right password is wrong or a wrong one right, whatever the network does; each
+BIND is sent once; an outage costs each connection at most one login; and nothing is left open.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ import collections
 import contextlib
 import itertools
 import math
+import os
 import random
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dns.rcode
 import psutil
 import pytest
 
+from keyfront.cli import main as cli
 from keyfront.errors import (
     CredentialsError,
     DirectoryProtocolError,
@@ -31,9 +37,10 @@ from keyfront.errors import (
     DirectoryTLSError,
     DirectoryUnavailableError,
 )
-from keyfront.middleware.ldap import TLS, LDAPPool, logins
+from keyfront.middleware.ldap import TLS, LDAPPool, discovery, logins
 from keyfront.middleware.ldap.monitor import IDLE_SECONDS
 from support.directory import Directory, directory
+from support.dns_server import DNSServer
 from support.fault_proxy import FaultProxy
 from support.served import PATIENCE, wait_for
 
@@ -866,3 +873,268 @@ def test_a_handshake_that_does_not_end(made: Made, kind: str, how: str) -> None:
             assert pool.get_stats()["logins_failed"] == 0
         proxy.wait_for_connections(0)
     assert (first.counts().binds, second.counts().binds) == (0, 2)
+
+
+# By names of DNS
+
+DOMAIN = "example.test"
+SRV = f"ldap+srv://{DOMAIN}"
+
+
+class Names:
+    """A domain in DNS, and the sites that it names."""
+
+    def __init__(self, server: DNSServer, *sites: Site) -> None:
+        self.server = server
+        self.sites = sites
+        for number, _ in enumerate(sites):
+            server.put(f"ds{number}.{DOMAIN}", "A", "127.0.0.1")
+
+    def url(self, site: Site) -> str:
+        """What the server of a site is called by a pool that found it so."""
+        return f"ldap://ds{self.sites.index(site)}.{DOMAIN}:{site.proxy.port}"
+
+    def name(self, *sites: Site, ttl: int = 3600) -> None:
+        """Name these, in the order of preference."""
+        hosts = [(x.proxy.port, f"ds{self.sites.index(x)}.{DOMAIN}") for x in sites]
+        self.server.srv(DOMAIN, *((n, 0, *host) for n, host in enumerate(hosts)), ttl=ttl)
+
+    def pool(self, **options: Any) -> LDAPPool:
+        return make(SRV, nameservers=self.server.address, **options)
+
+
+@pytest.fixture
+def names(first: Site, second: Site) -> Iterator[Names]:
+    with DNSServer() as server:
+        yield Names(server, first, second)
+
+
+@pytest.fixture
+def looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked up in vain, or may be old, is looked up again without a pause."""
+    monkeypatch.setattr(discovery, "_FIRST_PAUSE", 0.0)
+
+
+@pytest.mark.usefixtures("looked_up_at_once")
+def test_dns_names_others_while_users_log_in(first: Site, second: Site, names: Names) -> None:
+    for site in (first, second):
+        site.proxy.forward(delay=0.01)
+    names.name(first, ttl=1)
+    pool = names.pool(auth_max_size=AUTH_SIZE, max_size=SEARCH_SIZE)
+
+    def serves(site: Site) -> Callable[[Outcome], bool]:
+        return lambda each: each.server == names.url(site)
+
+    def moved(site: Site, other: Site) -> None:
+        crowd.wait_for(serves(site), LOGINS, time.monotonic())
+        wait_for(lambda: sockets(other) == 0, "nobody is connected to the other")
+        crowd.wait_for(serves(site), 2 * LOGINS, time.monotonic())
+        assert [each.url.text for each in pool.servers] == [names.url(site)]
+
+    try:
+        with Crowd(pool) as crowd:
+            crowd.wait_for(serves(first), 2 * LOGINS, 0.0)
+            names.name(second, ttl=1)
+            moved(second, first)
+            # DNS is lost: what was known is used, also by those who connect anew.
+            names.server.rcode = dns.rcode.SERVFAIL
+            wait_for(lambda: pool.get_stats()["lookups_failed"] > 0, "a lookup has failed")
+            accepted = second.proxy.accepted
+            assert pool._auth_pool.retire(lambda connection: True) > 0
+            second.proxy.wait_for_accepted(accepted + 2)
+            crowd.wait_for(serves(second), 2 * LOGINS, time.monotonic())
+            names.name(first, ttl=1)
+            names.server.rcode = None
+            moved(first, second)
+        check_the_truth(crowd.outcomes)
+        assert not [each for each in crowd.outcomes if each.is_outage]
+        assert crowd.peak["auth_size"] <= AUTH_SIZE
+        assert pool.get_stats()["servers_up"] == 1
+    finally:
+        assert pool.close(PATIENCE)
+    assert sockets(first, second) == 0
+
+
+@pytest.mark.parametrize("options", [{"fail_back": False}, {"strategy": "balanced"}], ids=str)
+def test_who_is_idle_moves_too(
+    first: Site, second: Site, names: Names, options: dict[str, Any]
+) -> None:
+    """Whatever the order means, and never with fewer connections than there shall be."""
+    names.name(first, ttl=1)
+    with names.pool(min_size=2, auth_min_size=1, **options) as pool:
+        pool.wait(PATIENCE)
+        assert sockets(first) == 3
+        names.name(second, ttl=1)
+        wait_for(lambda: sockets(first) == 0, "the first is left")
+        wait_for(lambda: sockets(second) == 3, "they lead to the second")
+        assert pool.get_stats()["search_lost"] == pool.get_stats()["auth_lost"] == 0
+
+
+@pytest.mark.usefixtures("looked_up_at_once")
+def test_who_reaches_nobody_asks_dns_who_there_is(
+    first: Site, second: Site, names: Names
+) -> None:
+    names.name(first)
+    user = first.d.users[1]
+    with names.pool() as pool:
+        assert pool.authenticate(user.uid, user.password).server == names.url(first)
+        names.name(second)
+        first.proxy.cut()
+        assert pool.authenticate(user.uid, user.password).server == names.url(second)
+        assert pool.get_stats()["logins_failed"] == 0
+
+
+@pytest.mark.usefixtures("looked_up_at_once")
+def test_dns_that_does_not_answer_is_an_outage_in_time(
+    first: Site, second: Site, names: Names
+) -> None:
+    names.name(second, first)
+    names.server.silent = True
+    user = first.d.users[1]
+    with names.pool(connect_timeout=SHORT) as pool:
+        for _ in range(2):
+            with pytest.raises(DirectoryTimeoutError, match="no answer"):
+                pool.authenticate(user.uid, user.password)
+    names.server.silent = False
+    with names.pool(timeout=SHORT, connect_timeout=PATIENCE) as pool:
+        names.server.free.clear()
+        with pytest.raises(DirectoryTimeoutError, match="no answer to the lookup"):
+            pool.authenticate(user.uid, user.password)
+        names.server.free.set()  # the same lookup serves the next one
+        wait_for(lambda: bool(pool.servers), "it has ended")
+        assert pool.get_stats()["lookups"] == 1
+    with names.pool() as pool:
+        assert pool.authenticate(user.uid, user.password).server == names.url(second)
+
+
+def test_the_certificate_must_be_for_the_name_in_the_record(
+    made: Made, names: Names, capsys: pytest.CaptureFixture[str]
+) -> None:
+    d = made.first
+    assert d.tls_port
+    server, user = names.server, d.users[1]
+    server.put("localhost", "A", "127.0.0.1")
+    server.put(f"ds1.{DOMAIN}", "A", "127.0.0.1")
+    secure = f"ldaps+srv://{DOMAIN}"
+    options = {
+        "tls": TLS(ca_file=str(d.ca_file)), "nameservers": server.address,
+        "srv_domains": ["localhost", DOMAIN],
+    }  # fmt: skip
+    server.srv(DOMAIN, (0, 0, d.tls_port, "localhost"))
+    with make(secure, **options) as pool:
+        assert pool.authenticate(user.uid, user.password).server == d.ldaps_url
+        (lookup, report) = pool.check()
+        assert (lookup.ok, report.ok, report.url.text) == (True, True, d.ldaps_url)
+    # Whoever forges the record has no certificate for the name that he puts there.
+    server.srv(DOMAIN, (0, 0, d.tls_port, f"ds1.{DOMAIN}"))
+    d.mark()
+    with make(secure, **options) as pool:
+        with pytest.raises(DirectoryTLSError, match=f"not valid for 'ds1.{DOMAIN}'"):
+            pool.authenticate(user.uid, user.password)
+    assert d.counts().binds == 0
+    # With StartTLS it is the same.
+    server.srv(DOMAIN, (0, 0, d.port, f"ds1.{DOMAIN}"))
+    with make(SRV, **{**options, "tls": TLS(ca_file=str(d.ca_file), start_tls=True)}) as pool:
+        with pytest.raises(DirectoryTLSError, match="not valid for"):
+            pool.authenticate(user.uid, user.password)
+    # And a command says all that.
+    given = ["--nameserver", server.address, "--ca-file", str(d.ca_file)]
+    server.srv(DOMAIN, (5, 7, d.tls_port, f"ds1.{DOMAIN}"), (0, 0, 1, "elsewhere.test"), ttl=77)
+    assert cli.main(["ldap", "check", secure, *given]) == 1
+    said = capsys.readouterr().out
+    assert f"lookup          _ldap._tcp.{DOMAIN}, 1 found, for 77 s" in said
+    assert f"server          ldaps://ds1.{DOMAIN}:{d.tls_port}, priority 5, weight 7" in said
+    assert "not used: elsewhere.test: not in example.test; name others by --srv-domain" in " ".join(
+        said.split()
+    )
+    assert f"not valid for 'ds1.{DOMAIN}'" in said
+    server.srv(DOMAIN, (0, 0, d.tls_port, "localhost"))
+    assert cli.main(["ldap", "check", secure, *given, "--srv-domain", "localhost"]) == 0
+    assert d.ldaps_url in capsys.readouterr().out
+    server.remove(f"_ldap._tcp.{DOMAIN}", "SRV")
+    assert cli.main(["ldap", "check", secure, *given]) == 1
+    assert f"_ldap._tcp.{DOMAIN} has no SRV records" in capsys.readouterr().out
+
+
+def test_a_child_that_is_forked_during_a_lookup(first: Site, names: Names) -> None:
+    names.name(first)
+    user = first.d.users[1]
+    names.server.free.clear()
+    with names.pool(min_size=1) as pool:
+        wait_for(lambda: names.server.count("SRV") == 1, "the parent asks")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                identity = pool.authenticate(user.uid, user.password)
+                code = 0 if identity and pool.get_stats()["lookups"] == 1 else 2
+            finally:
+                os._exit(code)
+        names.server.free.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert pool.authenticate(user.uid, user.password).server == names.url(first)
+        assert names.server.count("SRV") >= 2
+
+
+GREEN = {
+    "gevent": """
+        import gevent.monkey; gevent.monkey.patch_all()
+        from gevent import spawn
+        def wait(job): job.get()
+        """,
+    "eventlet": """
+        import warnings; warnings.simplefilter("ignore")
+        import eventlet; eventlet.monkey_patch()
+        from eventlet import spawn
+        def wait(job): job.wait()
+        """,
+}
+
+SCRIPT = """
+import sys, time
+from keyfront.middleware.ldap import LDAPPool
+url, nameserver, user_dn, user, password = sys.argv[1:]
+patient = dict.fromkeys(("timeout", "connect_timeout", "operation_timeout"), 600.0)
+pool = LDAPPool(url, nameservers=nameserver, user_dn=user_dn, min_size=0, **patient)
+
+def login():
+    return pool.authenticate(user, password).server
+
+def tick():
+    while True:
+        print("tick", flush=True)
+        time.sleep(0.01)
+
+spawn(tick)
+killed, *jobs = [spawn(login) for _ in range(10)]
+time.sleep(0)
+killed.kill()
+for job in jobs:
+    wait(job)
+assert pool.get_stats()["lookups"] == 1
+print(login(), flush=True)
+assert pool.close()
+"""
+
+
+@pytest.mark.parametrize("model", GREEN)
+def test_greenlets_go_on_during_a_lookup(first: Site, names: Names, model: str) -> None:
+    names.name(first)
+    names.server.free.clear()
+    user = first.d.users[1]
+    command = [sys.executable, "-c", textwrap.dedent(GREEN[model]) + SCRIPT]
+    given = [SRV, names.server.address, f"uid={{}},{Directory.people}", user.uid, user.password]
+    with subprocess.Popen([*command, *given], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            wait_for(lambda: names.server.count("SRV") == 1, "it asks")
+            before = names.server.asked.copy()
+            for _ in range(50):
+                assert process.stdout.readline() == "tick\n"
+            assert names.server.asked == before  # for one answer, however many want it
+            names.server.free.set()
+            said = process.communicate(timeout=PATIENCE)[0].split()
+            assert process.returncode == 0
+            assert set(said) == {"tick", names.url(first)}
+        finally:
+            process.kill()

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dns.rcode
 import pytest
 
 from support.directory import Directory, User, directory
+from support.dns_server import DNSServer
 from support.keystone_world import VALIDATE, Answer, Client, World, grant
 from support.keystones import keystone_state, serve_as_is
 from support.ldap_domains import domain_file, driver_options, make_domain
@@ -87,8 +89,14 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 @pytest.fixture(scope="module")
+def names() -> Iterator[DNSServer]:
+    with DNSServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def site(
-    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Directory]
+    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Directory], names: DNSServer
 ) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("ldap-keystone")
     files = folder / "domains"
@@ -101,11 +109,12 @@ def site(
     domains = {name: make_domain(state, name) for name in (ONE, TWO, "broken")}
     first, second = directories[ONE], directories[TWO]
     (files / f"keystone.{ONE}.conf").write_text(domain_file(driver_options(first)))
-    # by StartTLS, and in pages
-    starttls = driver_options(
-        second, url=f"ldap://localhost:{second.port}", use_tls="true", page_size=5
-    )
-    (files / f"keystone.{TWO}.conf").write_text(domain_file(starttls, "max_waiting = 50"))
+    # found by DNS, by StartTLS, and in pages
+    names.srv("two.test", (0, 100, second.port, "localhost"), ttl=1)
+    names.put("localhost", "A", "127.0.0.1")
+    starttls = driver_options(second, url="ldap+srv://two.test", use_tls="true", page_size=5)
+    own = f"max_waiting = 50\nnameservers = {names.address}\nsrv_domains = localhost"
+    (files / f"keystone.{TWO}.conf").write_text(domain_file(starttls, own))
     broken = driver_options(second, tls_cacertfile=folder / "missing.pem")
     (files / "keystone.broken.conf").write_text(domain_file(broken))
     with serve_as_is(state, "uwsgi") as served:
@@ -299,6 +308,18 @@ def test_a_directory_that_is_gone_is_no_wrong_password(site: Site) -> None:
         server.start()
     site.wait_until_well(user, TWO)
     assert site.login(user, "wrong", domain=TWO).status == 401
+
+
+def test_dns_that_is_gone_is_no_outage(site: Site, names: DNSServer) -> None:
+    user = site.directories[TWO].users[17]
+    assert site.login(user, domain=TWO).status == 201
+    names.rcode = dns.rcode.SERVFAIL
+    try:
+        asked = names.count("SRV")
+        wait_for(lambda: names.count("SRV") > asked, "it was looked up in vain")
+        assert site.login(user, domain=TWO).status == 201
+    finally:
+        names.rcode = None
 
 
 def test_a_directory_that_does_not_answer(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,14 +29,15 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Options]]:
     """What would be asked of whom; ds9 is away."""
     asked: list[tuple[str, Options]] = []
 
-    def examine(url: ServerURL, chosen: Options) -> Report:
-        asked.append((url.text, chosen))
-        report = Report(url)
-        if "ds9" in url.host:
-            report.fail("connect", DirectoryTimeoutError("no connection", server=url.text))
-        else:
-            report.add("connect", OK, "192.0.2.1:389, 0.2 ms", address="192.0.2.1:389")
-        return report
+    def examine(urls: Sequence[ServerURL], chosen: Options) -> Iterator[Report]:
+        for url in urls:
+            asked.append((url.text, chosen))
+            report = Report(url)
+            if "ds9" in url.host:
+                report.fail("connect", DirectoryTimeoutError("no connection", server=url.text))
+            else:
+                report.add("connect", OK, "192.0.2.1:389, 0.2 ms", address="192.0.2.1:389")
+            yield report
 
     monkeypatch.setattr(ldap_commands, "examine", examine)
     return asked

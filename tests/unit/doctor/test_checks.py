@@ -9,7 +9,7 @@ import pytest
 
 from keyfront.gateway.doctor import diagnosis  # noqa: F401  (fills the registry)
 from keyfront.gateway.doctor.registry import CHECKS, LEVELS
-from support.doctor.cases import CASES
+from support.doctor.cases import _DOMAIN, CASES, LDAP_GALERA
 
 
 def test_each_check_has_its_cases() -> None:
@@ -45,3 +45,12 @@ def test_is_told_whole(code: str) -> None:
     assert check.source
     assert len(check.holds) < 100
     assert not re.search(r"[.:]$", check.holds)
+
+
+def test_servers_found_by_dns_are_told_passwords_in_the_clear_too(tmp_path: Path) -> None:
+    plain = LDAP_GALERA.swap(_DOMAIN, "ldaps://ldap1", "ldap+srv://ldap1")
+    (result,) = plain.diagnosis(tmp_path / "plain", "L01").results
+    assert "ldap+srv://ldap1" in result.finding.what
+    assert "ldaps+srv://ldap1" in result.finding.lines[1]
+    secure = LDAP_GALERA.swap(_DOMAIN, "ldaps://ldap1", "ldaps+srv://ldap1")
+    assert not secure.diagnosis(tmp_path / "secure", "L01").results

@@ -16,6 +16,7 @@ from keyfront.gateway.heartbeat import counters as names
 from keyfront.gateway.heartbeat.counters import Counts
 from keyfront.gateway.heartbeat.kept_connection import FRAME, GOODBYE, KeptConnection
 from keyfront.gateway.heartbeat.pooled import Pooled, PoolRecord
+from keyfront.gateway.heartbeat.tcp import State
 from keyfront.gateway.heartbeat.thread import HeartbeatThread
 from keyfront.gateway.heartbeat.writer import Writer, make_writer
 from support.served import PATIENCE
@@ -156,33 +157,53 @@ def test_a_write_that_fails_on_a_severed_connection_is_not_counted(
     assert counts.row[names.STOPPED] == 0
 
 
-@pytest.mark.parametrize("answered", [True, False])
+# connection.close-ok, in a frame of type 1 on channel 0
+CLOSE_OK = bytes.fromhex("01 0000 00000004 000a 0033 ce")
+
+
+@pytest.mark.parametrize("answered", ["unread", "read", "not"])
 def test_after_a_goodbye_it_hangs_up_once_that_is_answered_or_long_ago(
-    pair: Pair, counts: Counts, monkeypatch: pytest.MonkeyPatch, answered: bool
+    pair: Pair, counts: Counts, monkeypatch: pytest.MonkeyPatch, answered: str
 ) -> None:
     kept = kept_connection(pair, counts)
-    steady = kept.state()
-    assert steady is not None
     silent = [0.0]
-    monkeypatch.setattr(
-        KeptConnection, "state", lambda _: steady._replace(silent_data=silent[0])
-    )
+    look = KeptConnection.state
+
+    def state(one: KeptConnection) -> State:
+        found = look(one)
+        assert found is not None
+        return found._replace(silent_data=silent[0])
+
+    monkeypatch.setattr(KeptConnection, "state", state)
     counts.row[names.CONNECTIONS] = 1
     kept.pooled = Pooled(PoolRecord(1.0, 0, lambda: None), lambda: None)
     kept.pooled.put(kept.written - 100.0)
     assert kept.beat(kept.written + 1.0) == kept.written + 2.0
     assert read(pair[1], len(GOODBYE)) == GOODBYE
     said = kept.tried
-    # its last data came before, whatever comes now would be its answer
-    for passed in (1.0, 5.0, 9.0):
-        silent[0] = passed + 2.0
+    for passed in (1.0, 3.0, 5.0):
+        silent[0] = passed + 2.0  # its last data came before
         assert kept.beat(said + passed) == said + passed + 1.0
+    # a heartbeat of its own is no answer, whether or not somebody has read it
+    pair[1].sendall(FRAME)
+    assert pair[0].recv(100, socket.MSG_PEEK) == FRAME
+    for passed, silence in ((7.0, 2.0), (7.1, 0.1)):
+        silent[0] = silence
+        assert kept.beat(said + passed) == said + passed + 1.0
+    assert read(pair[0], len(FRAME)) == FRAME
+    silent[0] = 0.9
+    assert kept.beat(said + 8.0) == said + 9.0
     pair[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         pair[1].recv(1)
     pair[1].settimeout(PATIENCE)
-    later = 9.5 if answered else 10.5
-    silent[0] = 0.1 if answered else later + 2.0
+    later = 10.5 if answered == "not" else 9.5
+    silent[0] = 0.1
+    if answered == "unread":
+        pair[1].sendall(FRAME + CLOSE_OK)
+        assert pair[0].recv(100, socket.MSG_PEEK).endswith(CLOSE_OK)
+    if answered == "read":
+        silent[0] = 1.1  # and nothing more has come
     assert kept.beat(said + later) is None
     assert pair[1].recv(1) == b""
     assert counts.row[names.EXPIRED] == 1

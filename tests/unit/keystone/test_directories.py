@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,10 @@ pytest.importorskip("keystone")
 
 from keyfront.errors import CoordinatorError, DirectoryUnavailableError
 from keyfront.gateway.keystone import directories as module
+from keyfront.gateway.keystone import readiness
 from keyfront.gateway.keystone.directories import Directories, Followed, _Listener, _Manager
+from keyfront.middleware.ldap import directory, follower
+from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.tokens.epochs import Epoch, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.leases import SECONDS, Leases, registry
@@ -179,3 +183,86 @@ def test_what_was_followed_before_is_not_trusted_unfollowed(
     assert registry.until(("name s",)) == 0.0
     other.impossible("another", "it offers none")
     assert registry.until(("name another",)) > time.monotonic()
+
+
+class Pool:
+    """A pool whose servers DNS names."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts = hosts
+        self.addresses_are_told = True
+        self.lookup_failures: list[str] = []
+
+    def look_up(self) -> list[ServerURL]:
+        if not self.hosts:
+            raise DirectoryUnavailableError("no answer to the lookup")
+        return [ServerURL.parse(f"ldaps://{host}") for host in self.hosts]
+
+    def addresses(self, url: ServerURL) -> list[tuple[str, int]]:
+        if not self.addresses_are_told:
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [("192.0.2.1", url.port)]
+
+    @property
+    def servers(self) -> list[Any]:
+        return [
+            SimpleNamespace(url=ServerURL.parse(f"ldap://{x}"), state="down", last_error="away")
+            for x in self.hosts
+        ]
+
+
+def test_those_are_followed_that_dns_names_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Follower(SimpleNamespace):
+        running = True
+
+        def __init__(self, name: str, *arguments: Any) -> None:
+            super().__init__(name=name, is_stopped=False)
+
+        def start(self) -> None: ...
+
+        def stop(self) -> None:
+            self.is_stopped = True
+
+    monkeypatch.setattr(follower, "Follower", Follower)
+    pool = Pool("a", "b")
+    reading = SimpleNamespace(
+        ttl=None, terms=(), pool=SimpleNamespace(get=lambda: pool), kind=None, identity=None
+    )
+    directories = made(tmp_path)
+    found = FOUND._replace(reading=reading)
+    monkeypatch.setattr(directories, "drivers", lambda: [("domain", None)])
+    monkeypatch.setattr(directories, "of_domain", lambda domain: found)
+    chosen = _Manager(directories, lambda: tmp_path)
+
+    def followed() -> dict[str, Any]:
+        chosen._choose()
+        return {x.name.partition(" ")[0]: x for x in chosen._followers.values()}
+
+    first = followed()
+    assert first.keys() == {"ldaps://a:636", "ldaps://b:636"}
+    pool.hosts = ("b", "c")
+    second = followed()
+    assert second.keys() == {"ldaps://b:636", "ldaps://c:636"}
+    assert first["ldaps://a:636"].is_stopped
+    assert second["ldaps://b:636"] is first["ldaps://b:636"]
+    # Who is followed stays so while nobody tells where he is.
+    pool.addresses_are_told = False
+    assert followed() == second
+    # Where nobody is known, nobody can be followed.
+    pool.hosts = ()
+    assert followed() == {}
+    assert "domain domain is not followed: no answer to the lookup" in caplog.text
+
+
+def test_what_was_not_looked_up_yet_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool()
+    monkeypatch.setattr(directory, "open_pools", lambda: [pool])
+    readiness._ask_directories()
+    pool.lookup_failures = ["ldap+srv://x: no answer"]
+    with pytest.raises(DirectoryUnavailableError, match="no answer"):
+        readiness._ask_directories()
+    pool.hosts = ("a",)
+    with pytest.raises(DirectoryUnavailableError, match=r"ldap://a:389: away; ldap\+srv://x"):
+        readiness._ask_directories()

@@ -25,7 +25,7 @@ from keyfront.errors import (
 from keyfront.middleware.ldap.protocol.addresses import Addresses, PassedOver, alternate, look_up
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from support.clocks import Clock
-from support.served import PATIENCE
+from support.served import PATIENCE, wait_for
 
 A, B, C = (("192.0.2.1", 389), ("192.0.2.2", 389), ("192.0.2.3", 389))
 X, Y = ("2001:db8::1", 389, 0, 0), ("2001:db8::2", 389, 0, 0)
@@ -305,6 +305,54 @@ def test_a_lookup_that_hangs_is_left_alone(clock: Clock) -> None:
     assert asked.wait(PATIENCE)
     assert time.monotonic() - began < PATIENCE / 2
     release.set()
+
+
+class Names:
+    """Finds ``found``, or raises ``error``; or, if it is held up, nothing before that ends."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = [A]
+        self.error: Exception | None = None
+        self.free = threading.Event()
+        self.free.set()
+
+    def __call__(self, host: str, port: int) -> list[Any]:
+        assert self.free.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        return self.found
+
+
+def test_while_nobody_tells_what_was_known_is_used(clock: Clock) -> None:
+    network, names = Network(clock, A, B), Names()
+    addresses = Addresses(URL, resolve=names, clock=clock.monotonic)
+    assert addresses.reach(network.connect, 3.0) == A
+    for code in (socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_SYSTEM):
+        names.error = socket.gaierror(code, "no answer")
+        assert addresses.reach(network.connect, 3.0) == A
+    names.error = None
+    names.found = [B]
+    assert addresses.reach(network.connect, 3.0) == B  # what is told counts at once
+    names.error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    with pytest.raises(DirectoryUnavailableError, match="Name or service not known"):
+        addresses.reach(network.connect, 3.0)
+    names.error = socket.gaierror(socket.EAI_AGAIN, "no answer")
+    with pytest.raises(DirectoryUnavailableError, match="no answer"):
+        addresses.reach(network.connect, 3.0)
+
+
+def test_a_lookup_that_hangs_leaves_time_for_what_was_known() -> None:
+    names = Names()
+    addresses = Addresses(URL, resolve=names, clock=time.monotonic)
+    addresses.reach(lambda *arguments: None, PATIENCE)
+    names.free.clear()
+    shares: list[float] = []
+    addresses.reach(lambda url, address, share: shares.append(share), 2.0)
+    (share,) = shares
+    assert 0 < share <= 1.5
+    names.found = [B]
+    names.free.set()
+    wait_for(lambda: addresses._known == [B], "its late answer counts")
 
 
 def test_a_lookup_is_part_of_the_time(clock: Clock) -> None:

@@ -42,6 +42,8 @@ def refusal(folder: Path, ldap: str = "", own: str = "") -> str:
 
 def test_defaults(tmp_path: Path) -> None:
     assert options.ldap(conf(tmp_path)) == {
+        "nameservers": None,
+        "srv_domains": None,
         "bind_password_file": None,
         "sasl_mechanism": None,
         "tls_client_cert": None,
@@ -121,6 +123,8 @@ def test_the_stock_defaults_make_a_pool(tmp_path: Path) -> None:
     assert not tls.start_tls
     assert made == {
         "urls": ["ldap://localhost"],
+        "nameservers": [],
+        "srv_domains": [],
         "bind_dn": "",
         "bind_password": "",
         "bind_password_file": None,
@@ -320,3 +324,29 @@ def test_the_service_by_its_certificate(tmp_path: Path) -> None:
         assert message.startswith(f"[keyfront_ldap] {option} = /nowhere: must be a file")
     message = refusal(tmp_path, ldap, "tls_client_key = /x")
     assert message.startswith("[keyfront_ldap] tls_client_key = /x: must be given together")
+
+
+def test_servers_by_srv_records(tmp_path: Path) -> None:
+    given = arguments(
+        tmp_path,
+        "url = ldap+srv://hq._sites.example.org, ldap+srv://example.org\nuse_tls = true\n"
+        f"tls_cacertfile = {certificates(tmp_path).ca_file}",
+        "nameservers = 192.0.2.1, [2001:db8::1]:5353\nsrv_domains = example.org, corp.example",
+    )
+    assert given["urls"] == ["ldap+srv://hq._sites.example.org", "ldap+srv://example.org"]
+    assert given["nameservers"] == ["192.0.2.1", "[2001:db8::1]:5353"]
+    assert given["srv_domains"] == ["example.org", "corp.example"]
+
+
+@pytest.mark.parametrize(
+    ("ldap", "own", "named"),
+    [
+        ("url = ldap+srv://a", "nameservers = ns1", r"\[keyfront_ldap\] nameservers = ns1"),
+        ("url = ldap://a", "srv_domains = b", r"\[keyfront_ldap\] srv_domains = b: must be left"),
+        ("url = ldap+srv://a:389", "", r"\[ldap\] url = .* must be ldap\+srv://DOMAIN"),
+    ],
+)
+def test_what_is_wrong_with_them_is_named(
+    tmp_path: Path, ldap: str, own: str, named: str
+) -> None:
+    assert re.match(named, refusal(tmp_path, ldap, own))

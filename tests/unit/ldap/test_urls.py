@@ -39,6 +39,40 @@ def test_servers(text: str, scheme: str, address: object, shown: str | None) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "scheme", "host", "domain"),
+    [
+        ("ldap+srv://example.org", "ldap", "example.org", "example.org"),
+        (" LDAPS+SRV://Example.org./ ", "ldaps", "example.org", "example.org"),
+        ("ldaps+srv://hq._sites.ad.example", "ldaps", "hq._sites.ad.example", "ad.example"),
+        ("ldap+srv://gc._msdcs.ad.example", "ldap", "gc._msdcs.ad.example", "ad.example"),
+        ("ldap+srv://hq._sites.dc._msdcs.x", "ldap", "hq._sites.dc._msdcs.x", "x"),
+        ("ldap+srv://bücher.example", "ldap", "xn--bcher-kva.example", "xn--bcher-kva.example"),
+    ],
+)
+def test_domains_that_are_looked_up(text: str, scheme: str, host: str, domain: str) -> None:
+    url = ServerURL.parse(text)
+    assert (url.scheme, url.host, url.domain, url.port, url.srv) == (scheme, host, domain, 0, True)
+    assert url.text == f"{scheme}+srv://{host}"
+    assert ServerURL.parse(url.text) == url != ServerURL.parse(f"{scheme}://{host}")
+    assert url.is_in_the_clear == (scheme == "ldap")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("ldap+srv://", "ldap+srv:///", "ldaps+srv://example.org:636", "ldap+srv://[::1]"),
+        *("ldap+srv://192.0.2.1", "ldapi+srv://a", "ldap+srv://a/dc=x", "ldap+srv://hq._sites"),
+        *("ldap+srv://_ldap._tcp", "http+srv://a", "+srv://a", "ldap+srv://a b"),
+        "ldap+srv://" + ".".join(["a" * 60] * 4),
+    ],
+)
+def test_what_is_no_domain_is_named(text: str) -> None:
+    with pytest.raises(OptionError, match=r"SITE\._sites\.DOMAIN") as caught:
+        ServerURL.parse(text)
+    assert caught.value.value == text
+
+
+@pytest.mark.parametrize(
     "text",
     [
         *("", "ldap", "ldap:", "ldap://", "ldap:///", "a.example", "a.example:389", "//a"),
