@@ -44,7 +44,7 @@ class Table:
     """A table ready for a document.
 
     :param name: the word that a document asks for it by, beside the result's kind and name
-    :param rows: as long as ``columns`` each; ``None`` stands for "not measured"
+    :param rows: the rows, each as long as ``columns``; ``None`` stands for "not measured"
     :param caption: a line that a reader must know of it; empty for nothing
     """
 
@@ -76,10 +76,10 @@ class Result:
     :param title: one line for a reader
     :param command: the command that measures it again, as arguments
     :param began: ISO 8601, UTC
-    :param seconds: how long it took
-    :param machine: as :func:`surroundings.described` gives it
+    :param seconds: the time that it took
+    :param machine: the machine, from :func:`surroundings.described`
     :param versions: the versions of everything that took part
-    :param others: as :meth:`surroundings.Watch.described` gives it
+    :param others: the other programs, from :meth:`surroundings.Watch.described`
     :param conditions: the values that were set; plain ones, no secrets
     :param samples: each with the same meaning of names, raw
     :param notes: lines for a reader: what differs from what was to be measured, and why

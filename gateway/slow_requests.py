@@ -148,7 +148,7 @@ def request_id(headers: list[tuple[str, str]]) -> str:
 
 
 def watch_database() -> None:
-    """Have statements of SQLAlchemy timed, of all engines of this process."""
+    """Measure the time of SQLAlchemy's statements, for all engines of this process."""
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
@@ -169,7 +169,7 @@ def watch_database() -> None:
 
 
 def watch_hashes(module: Any) -> None:
-    """Have password hashes timed.
+    """Measure the time of password hashes.
 
     :param module: ``keystone.common.password_hashing``, whose functions are called by its name
     """

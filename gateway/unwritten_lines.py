@@ -89,10 +89,11 @@ def guard_handlers() -> None:
 
 
 def guard(handler: logging.Handler) -> None:
-    """Have a handler count what it cannot write, instead of raising or telling standard error.
+    """Make a handler count lines that it cannot write, in place of errors or standard error.
 
-    Of what could not be written, the handler's own buffer may keep the first lines and write them
-    later.
+    The handler's own buffer may keep the first of these lines and write them later.
+
+    :param handler: the handler
     """
     if hasattr(handler, _GUARDED):
         return

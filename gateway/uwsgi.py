@@ -59,7 +59,7 @@ node.install(registry)
 
 
 def _reload() -> None:
-    """Have this worker replaced, as uWSGI's master does it."""
+    """Make uWSGI's master replace this worker."""
     node.grown()
     os.kill(os.getpid(), signal.SIGHUP)
 

@@ -89,7 +89,7 @@ def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
     """Change what no request of the mix shows, until the block ends.
 
     :param url: SQLAlchemy's, of Keystone's database
-    :param each_second: how many changes; 0: none
+    :param each_second: changes per second; 0: none
     :returns: the thread that does it
     :raises ServerError: a change was refused
     """
@@ -143,7 +143,7 @@ def changed(url: str, each_second: float) -> Iterator[threading.Thread]:
 class Servings:
     """The settings of the servers that stand side by side.
 
-    :param changes: how many a second there are of what is not asked for
+    :param changes: changes per second of rows that no request shows
     :param database: one of ``DATABASES``
     :param delay: milliseconds that each round trip to it takes, besides its own
     :param stock: true to have stock Keystone without memcached among them
@@ -164,7 +164,7 @@ def measure(
     """Go through the mix with each candidate in each round, after one that is not counted.
 
     :param say: takes a line of progress
-    :param progress: as :class:`Mix` takes it
+    :param progress: the function that is told of progress, as for :class:`Mix`
     :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed
     :raises ServerError: a server did not start or does not answer as it should
     """

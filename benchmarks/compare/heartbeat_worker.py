@@ -34,11 +34,11 @@ class Task(NamedTuple):
     """The task of a worker.
 
     :ivar patch: ``none``, ``eventlet`` or ``gevent``
-    :ivar over: how messages go: ``eight`` connections, ``one`` for all eight threads, or ``oslo``,
-        by oslo.messaging and its pool
+    :ivar over: the way of messages: ``eight`` connections, ``one`` for all eight threads, or
+        ``oslo``, by oslo.messaging and its pool
     :ivar messages: to send, or writes to time
     :ivar interval: seconds between beats, or ``None`` for the default
-    :ivar seconds: how long an idle process is looked at
+    :ivar seconds: the time for which an idle process is looked at
     """
 
     port: int

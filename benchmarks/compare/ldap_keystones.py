@@ -172,8 +172,8 @@ class Keystones:
 
     :param folder: a folder of this user only; the caller deletes it
     :param slapd: the directory that the users are in
-    :param port: where the Keystones find it
-    :param users: how many users may log in
+    :param port: the port at which the Keystones find it
+    :param users: number of users who may log in
     :param cache: Keystone's own caches, one of :data:`CACHES`
     """
 

@@ -58,7 +58,7 @@ def ask_everything(url: str, token: str, users: list[str], requests: int) -> Sam
     :param url: the server's URL, without a path
     :param token: an administrator's token
     :param users: the identifiers of the users that are asked for
-    :param requests: how often each path is asked
+    :param requests: number of requests for each path
     :raises ServerError: something was not answered as it should
     """
     found = {}
@@ -84,8 +84,8 @@ def measure(
 ) -> dict[str, list[Sample]]:
     """Read everything of each candidate in each round, after one that is not counted.
 
-    :param users: how many there are in the cloud
-    :param changes: how many a second there are of what else there is
+    :param users: number of users in the cloud
+    :param changes: changes per second of other rows
     :param database: one of ``DATABASES``
     :param delay: seconds that each round trip to it takes, besides its own
     :raises MissingPartError: memcached, pymemcache, uWSGI, MariaDB or Keystone is not installed

@@ -181,7 +181,7 @@ def _recovery(port: int) -> float:
 def measure(keystone: Keystone, folder: Path, limit: int, seconds: float, tries: float) -> Result:
     """Return what clients of a server saw.
 
-    :param limit: of logins; 0 for none
+    :param limit: limit of logins at once; 0 for none
     :raises ServerError: it did not start, or does not answer as it should
     """
     folder.mkdir()

@@ -70,7 +70,7 @@ def _collector() -> Iterator[str]:
 def turn(cache: Pipeline, variables: dict[str, str], url: str) -> float:
     """Return microseconds of CPU time per hit, with what is sent of it.
 
-    :param variables: of OpenTelemetry's; without any, traces are off
+    :param variables: OpenTelemetry's variables; without any, traces are off
     """
     from keyfront.gateway.traces import export, spans
 

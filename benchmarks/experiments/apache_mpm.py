@@ -152,7 +152,7 @@ def served(
 def resets(names: list[str], pids: set[int]) -> int:
     """Return how many of the connections that were reset belonged to these processes.
 
-    :param names: as oslo.messaging names its connections: ``program:pid:uuid``
+    :param names: oslo.messaging's names of its connections: ``program:pid:uuid``
     """
     return sum(int(number_) in pids for name in names for number_ in re.findall(r":(\d+):", name))
 

@@ -67,7 +67,7 @@ class Change:
 
     :param what: the figure, as a sentence begins: ``Validations of a token``
     :param stock: the best stock value
-    :param stock_name: whose it is
+    :param stock_name: the line-up that it is of
     :param unit: behind the values: ``a second``, ``ms``
     :param more_is_better: true if a larger value is the better one
     :param pairs: ratios keyfront / stock that were measured in turn, if they were
@@ -163,7 +163,7 @@ def chance(*, quick: bool, quiet: bool) -> float:
 def changes(found: Iterable[Change], factor: float = CHANCE) -> Table:
     """Return the figures that the report's first answer is made of.
 
-    :param factor: as :func:`chance` gives it
+    :param factor: the factor that a single run may be off by, from :func:`chance`
     """
     return Table(
         name=CHANGES,
@@ -203,7 +203,7 @@ COMPARISON = "published"
 def comparison(found: Iterable[Finding], caption: str) -> Table:
     """Published and measured, side by side.
 
-    :param caption: where it was published
+    :param caption: the publication, in a line
     """
     return Table(
         name=COMPARISON,

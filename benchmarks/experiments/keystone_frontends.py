@@ -69,7 +69,7 @@ def drain(seconds: float = DRAIN) -> bool:
 class Setting(NamedTuple):
     """A line-up of the experiment.
 
-    :ivar label: as tables show it
+    :ivar label: the line-up's name in tables
     :ivar size: processes and threads of the application; 0 and 0 in keyfront's, which is not told
     :ivar database_connections: MariaDB's ``max_connections`` meanwhile
     """

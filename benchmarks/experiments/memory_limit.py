@@ -17,7 +17,7 @@ _ROOT = Path("/sys/fs/cgroup")
 class Limit:
     """A bound in force, or the reason why there is none.
 
-    :ivar refused: why not; ``None`` if it is in force
+    :ivar refused: the reason for which it is not in force; ``None`` if it is in force
     """
 
     def __init__(self, folder: Path | None, refused: str | None) -> None:

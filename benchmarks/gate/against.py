@@ -34,7 +34,7 @@ def compare(session: GateSession, item: pytest.Item, *, seconds: float, new: str
     """Compare; fails the test if a side cannot be run.
 
     :param seconds: the seconds of each pair of processes, at most
-    :param new: why the release may not know what is measured; empty if it has to
+    :param new: the reason for which the release may lack what is measured; else empty
     """
     assert session.release is not None
     try:

@@ -42,7 +42,7 @@ class Counted:
     def __call__(self, *, changed: str = "", **counts: Value) -> None:
         """Compare counts with those recorded, and fail the test at the first difference.
 
-        :param changed: why they differ from now on; empty if they do not
+        :param changed: the reason for which they differ from now on; else empty
         :param counts: the numbers. A mapping counts several things of a kind and their sum;
             ``None`` is what could not be counted on this machine
         :raises ValueError: a count is no integer from 0

@@ -32,7 +32,7 @@ _PATIENCE = 900
 class Inside(ABC):
     """One such run; made when the first test asks for its result.
 
-    :ivar absent: why it cannot be made on this machine; empty if it was
+    :ivar absent: the reason for which it cannot be made on this machine; empty if it was
     :ivar said: the end of what pytest said in it
     """
 

@@ -48,7 +48,7 @@ class Instructions:
         builds of Python, so each has a record of its own; where there is none yet, that is told and
         fails nothing.
 
-        :param limit: how many times the recorded count may be reached, 1 to 2
+        :param limit: the largest ratio to the recorded count, 1 to 2
         :param calls: to count each time, and to call before to be warm; at least 1
         :param depends: distributions whose versions matter as well
         :returns: instructions per call; ``None`` where they cannot be counted

@@ -21,11 +21,11 @@ class Outcome:
 
     :ivar name: the test's node id
     :ivar limit: the limit of the ratio
-    :ivar interval: the interval of the ratio's logarithm; of no meaning without samples
+    :ivar interval: the interval of the ratio's logarithm; without meaning if there are no samples
     :ivar samples: all pairs; ``None`` if nothing was timed
-    :ivar seconds: how long it took
+    :ivar seconds: the time that it took
     :ivar against: the baseline, in words
-    :ivar reason: why it is no plain PASS or FAIL; empty otherwise
+    :ivar reason: the reason for which it is no plain PASS or FAIL; empty otherwise
     :ivar title: the first line of what the test says of itself
     :ivar rounds: verdicts of further pairs of processes, the first included
     """
@@ -134,7 +134,7 @@ class Count:
     :param key: the thing that was counted; of instructions, the versions
     :param value: ``None`` if it was not counted
     :param recorded: ``None`` if nothing is
-    :param reason: why it is no plain PASS or FAIL; empty otherwise
+    :param reason: the reason for which it is no plain PASS or FAIL; empty otherwise
     """
 
     name: str

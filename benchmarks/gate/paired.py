@@ -49,11 +49,11 @@ class Paired:
 
         :param baseline: another implementation; with ``--gate-baseline`` it is not asked for,
             there the candidate is compared with itself in that release
-        :param limit: how many times the baseline's time the candidate may take, greater than 0;
+        :param limit: the largest ratio of the candidate's time to the baseline's, greater than 0;
             0.2 says that it has to be five times as fast. Against a release it is always 1.03, or
             what ``--gate-limit`` says
         :param seconds: after which it is inconclusive, greater than 0
-        :param new: why a release need not know what is measured; empty if it has to
+        :param new: the reason for which a release need not have what is measured; empty if it must
         :raises ValueError: an argument is outside its range
         """
         if self._used:

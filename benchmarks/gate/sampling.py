@@ -57,7 +57,7 @@ class Pair(NamedTuple):
 class Samples:
     """All pairs that were taken, in their order; two make a block.
 
-    :ivar calls: in a batch of the candidate, and of the baseline
+    :ivar calls: calls in a batch of the candidate, and of the baseline
     :ivar seed: the number that the order of the blocks was drawn with
     """
 

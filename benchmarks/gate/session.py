@@ -34,9 +34,9 @@ class GateSession:
 
     :ivar release: the release that ``--gate-baseline`` names; ``None`` if it was not given
     :ivar limit: the limit of a ratio to the release
-    :ivar most_seconds: that a decision may take; infinite for what each test says
+    :ivar most_seconds: seconds that a decision may take; infinite: each test says so itself
     :ivar seed: the seed of the order of pairs
-    :ivar untimed: why no times are compared; empty if they are
+    :ivar untimed: the reason for which no times are compared; empty if they are
     :ivar update: true if counts are recorded instead of compared
     :raises pytest.UsageError: an option is outside its range
     """

@@ -72,7 +72,7 @@ class Keystone:
     def configured(self, folder: Path, text: str) -> dict[str, str]:
         """Return the environment that names its configuration, with more of it, to a process.
 
-        :param folder: where the file with ``text`` is written
+        :param folder: the folder of the file with ``text``
         :param text: more of keystone.conf, which wins over the state's own
         """
         more = folder / _MORE
@@ -89,8 +89,8 @@ class Keystone:
     def environment(self, folder: Path, shared: Path | None) -> dict[str, str]:
         """Return the environment that names its configuration to a process.
 
-        :param folder: where a line-up keeps its files
-        :param shared: where its token cache lies; ``None`` without one: then there is no line of
+        :param folder: the folder of a line-up's files
+        :param shared: the folder of its token cache; ``None`` without one: then there is no line of
             keyfront in Keystone, either
         """
         if shared is None:

@@ -461,8 +461,8 @@ def _stock_uwsgi(topology: str, numbers: Numbers, place: Place, listen: str) -> 
 class Served:
     """A line-up that answers.
 
-    :param url: without a path
-    :param cache: where its token cache lies; ``None`` without one
+    :param url: the server's URL, without a path
+    :param cache: the folder of its token cache; ``None`` without one
     """
 
     lineup: Lineup
@@ -543,8 +543,8 @@ def served(
     :param keystone: one that is made
     :param cores: on which the servers run; default: all
     :param name: tells line-ups apart that are served at the same time, in names of processes
-    :param processes: as of :class:`Place`
-    :param managed: as of :class:`Place`
+    :param processes: the processes of :class:`Place`
+    :param managed: the setting of :class:`Place`
     :raises KeyfrontError: it cannot be served here
     """
     lineup.check()

@@ -266,7 +266,7 @@ def mod_wsgi(
 ) -> list[str]:
     """Return the lines for Apache that serve an application with mod_wsgi's daemons.
 
-    :param folder: where the script that mod_wsgi loads is written
+    :param folder: the folder of the script that mod_wsgi loads
     :param module: the module of the application, ``module:name``
     :param environment: the environment of the application
     :param options: the options of ``WSGIDaemonProcess``

@@ -141,7 +141,7 @@ def serving(
 
     :param folder: the folder of its files; of this user only
     :param text: the text of its ini file
-    :param port: that the ini file names
+    :param port: the port that the ini file names
     :raises ServerError: it does not start
     """
     file, log = folder / "uwsgi.ini", folder / "uwsgi.log"

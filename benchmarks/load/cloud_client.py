@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 class Client:
     """Asks a Keystone, from as many threads as want to.
 
-    :param credentials: where it is, and how its certificate is looked at
+    :param credentials: its address, and the rules for its certificate
     :param timeout: seconds without a byte after which there is no answer
     :raises ServerError: the file of certificates cannot be read
     """
@@ -147,7 +147,7 @@ class Client:
     def log_in(self, auth: dict[str, Any], who: str) -> tuple[str, dict[str, Any]]:
         """Return a new token, and what it says.
 
-        :param auth: as in :class:`Credentials`
+        :param auth: the value of ``auth``, as in :class:`Credentials`
         :param who: for the error
         :raises ServerError: the login failed
         """

@@ -193,7 +193,7 @@ def most_in_words(rounds: Sequence[Round]) -> str:
 class Alone(NamedTuple):
     """One request at a time, in milliseconds: medians.
 
-    :ivar more: how much longer a login takes than a re-scope, for the most part the password's hash
+    :ivar more: the time of a login beyond that of a re-scope, mostly that of the password's hash
     """
 
     login: float

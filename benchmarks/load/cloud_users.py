@@ -216,7 +216,7 @@ def read(path: Path, client: Client, services: int) -> Population:
     """Return the users of a file: JSON, ``users`` and ``services``, each with the keys that the
     section ``auth`` of ``clouds.yaml`` has. Without services the credentials' own user is all.
 
-    :param services: how many there are without any in the file
+    :param services: number of services, if the file has none
     :raises OptionError: the file cannot be used
     """
     try:

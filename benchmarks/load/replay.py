@@ -51,7 +51,7 @@ _READY = 2.0
 class Target:
     """A server that requests go to.
 
-    :param name: as results call it
+    :param name: the server's name in results
     :param where: a line-up that is started for the replay, or ``http://HOST:PORT``
     """
 

@@ -43,7 +43,7 @@ class Settings:
     """The settings of a sweep.
 
     :param name: the name of the result
-    :param lineups: in this order
+    :param lineups: the line-ups, in the order in which they are measured
     :param points: connections of closed loops, ascending
     :param rates: requests per second of open loops
     :param request: one of :data:`REQUESTS`

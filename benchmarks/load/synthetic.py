@@ -36,8 +36,8 @@ _STORM_EVERY, _STORM_SECONDS, _STORM_TIMES = 90.0, 2.0, 4.0
 class Kind(NamedTuple):
     """A kind of request.
 
-    :param weight: how often, of the sum of all
-    :param target: with ``{user}`` and ``{project}``
+    :param weight: its share, relative to the sum of all
+    :param target: path and query, with ``{user}`` and ``{project}``
     """
 
     weight: float
@@ -76,7 +76,7 @@ def entries(
     """Requests by their time.
 
     :param rate: requests per second, on average without storms
-    :param users: how many there are, and half as many projects
+    :param users: number of users; there are half as many projects
     """
     chance = random.Random(seed)
     people = _ids(chance, users)

@@ -17,7 +17,7 @@ VERDICTS = (BETTER, SAME, WORSE)
 class Line(NamedTuple):
     """One figure that keyfront changes, or does not.
 
-    :param goodness: how many times as good; below 1 it is worse; ``None`` if it cannot be said
+    :param goodness: the number of times as good; below 1 it is worse; ``None`` if it is not known
     """
 
     what: str
@@ -33,7 +33,7 @@ class Answer:
 
     :param summary: sentences, the most important first
     :param lines: every figure, as measured
-    :param warnings: why the figures are to be taken with care
+    :param warnings: reasons to take the figures with care
     """
 
     summary: list[str]

@@ -43,7 +43,7 @@ GLYPHS = ("●", "■", "▲", "◆", "▼", "✚", "✖", "★")
 class Key(NamedTuple):
     """A line of a legend.
 
-    :param place: which series' colour it has
+    :param place: the index of the series whose colour it has
     :param glyph: the mark before it, as in the figure
     """
 
@@ -77,8 +77,7 @@ def draw(
     """Draw a figure for wide and for narrow pages.
 
     :param plot: draws on an empty figure; its second argument says whether it is the narrow one
-    :param height: as a multiple of the usual one
-    :param heights: in inches, wide and narrow
+    :param heights: the heights in inches, wide and narrow
     :raises MissingPartError: matplotlib is not installed; names the pip command
     """
     wide, narrow = (

@@ -54,7 +54,7 @@ class Machine:
 def page(results: Sequence[Result]) -> str:
     """Return the page.
 
-    :param results: in any order
+    :param results: the results, in any order
     :raises MissingPartError: matplotlib is not installed; names the pip command
     """
     ordered = sorted(results, key=lambda one: (_KINDS.get(one.kind, 9), _place(one), one.name))

@@ -29,7 +29,7 @@ CONNECTIONS = 100
 class MariaDB:
     """A running MariaDB; whoever can open the folder of its socket is let in.
 
-    :ivar port: where replicas find it; 0 if it has none
+    :ivar port: the port at which replicas find it; 0 if it has none
     """
 
     socket: Path
@@ -110,8 +110,8 @@ def mariadb(
 
     :param folder: an empty one of this user only; its path is short, for the socket is in it
     :param log: its log; default: in the folder
-    :param port: where it listens on 127.0.0.1 as well, to whoever is on this machine, as
-        replication goes by TCP; 0: nowhere
+    :param port: a port at which it listens on 127.0.0.1 as well, to anybody on this machine, as
+        replication goes by TCP; 0: none
     :param connections: ``max_connections``
     :param more: options of one that has others beside it, which also gets a database ``mysql``
     :param seed: the data of one that was shut down, to begin with

@@ -137,7 +137,7 @@ class Process:
     """A process that runs until the ``with`` block ends, or until it ends itself.
 
     :param name: the name that results call it by
-    :param log: where its output goes; default: a file without a name, see :meth:`output`
+    :param log: the file of its output; default: a file without a name, see :meth:`output`
     :param stop: the signal that ends it at once, also if this process dies
     :param cores: those it may run on; default: all
     :param user: user and group it runs as, if this process is root's

@@ -393,7 +393,7 @@ def broker(
 ) -> Iterator[Broker]:
     """Run a RabbitMQ until the block ends; two seconds of CPU pass before it is ready.
 
-    :param folder: where its log is left, ``rabbitmq-PORT.log``
+    :param folder: the folder of its log, ``rabbitmq-PORT.log``
     :param tls: the certificates that it shows at a second port; it asks clients for no certificate
     :param port: to listen at, if it matters
     :param extra: lines for rabbitmq.conf (``heartbeat = 10``)
@@ -474,7 +474,7 @@ def connect(port: int, *, heartbeat: float, name: str = "") -> Any:
     """Return a py-amqp connection to a broker of loopback.
 
     :param heartbeat: seconds that are asked for; the broker takes what is below its own 60
-    :param name: as the broker's log shall call it
+    :param name: the connection's name in the broker's log
     :raises MissingPartError: py-amqp is not installed; names the command
     """
     try:

@@ -1,7 +1,7 @@
-"""Where the lines of a finding go: in which block of which file, or instead of which line.
+"""The places of a finding's lines: in which block of which file, or instead of which line.
 
 A line of nginx, Apache or HAProxy is right in one block and refused in another. So such lines come
-after a comment that says where they belong; comments are right in all three.
+after a comment that names their place; comments are right in all three.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ _MARK = re.compile(r"# (instead of|in|at the end of)(?: (.*) of)? (/\S*?)(?::(\d
 
 
 class Mark(NamedTuple):
-    """Where the lines after a mark go.
+    """The place of the lines after a mark.
 
     :param how: ``instead of``, ``in`` or ``at the end of``
-    :param line: that of the directive that goes, or that opens the block; 0 for a whole file
+    :param line: the line of the directive that is replaced, or that opens the block, from 1; 0 for
+        a whole file
     """
 
     how: str

@@ -1,4 +1,4 @@
-"""Runs the checks over what was found, and sorts what comes of it."""
+"""The diagnosis: all checks run over the facts that were found, and their results in order."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Result:
 
     @property
     def level(self) -> str:
-        """How bad it is."""
+        """The level of the finding: its own, or the check's."""
         return self.finding.level or self.check.level
 
     @property
     def harm(self) -> str:
-        """What it does to users."""
+        """The harm that it does to users: the finding's own, or the check's."""
         return self.finding.harm or self.check.harm
 
 
 @dataclass
 class Diagnosis:
-    """What is wrong, what is right, and what could not be looked at.
+    """The results of all checks, and the files that could not be read.
 
-    :param results: worst first
+    :param results: the findings with their checks, worst first
     :param right: the checks that found nothing
     :param skipped: checks for which a layer was not found
     """

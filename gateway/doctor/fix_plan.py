@@ -1,4 +1,4 @@
-"""What ``keyfront render`` has to be told to reach what the doctor asks for, and its diff."""
+"""The options of ``keyfront render`` that mend what the doctor has found, and their diff."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found on a machine: the configuration of all layers, and what is known beside it."""
+"""The facts that were found on a machine: the configuration of all layers, and others."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _MEMCACHE = ("memcache", "memcached")
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What the operator tells, as no file of this machine does.
+    """The facts that the operator gives, as no file of this machine holds them.
 
-    :param nodes: machines that serve the same Keystone
+    :param nodes: the number of machines that serve the same Keystone
     :param database_connections: the database's ``max_connections``
-    :param ldap_connections: what the directory allows Keystone
+    :param ldap_connections: the number of connections that the directory allows Keystone
     :param memcached_connections: memcached's ``-c``
     """
 
@@ -225,7 +225,7 @@ class Found:
 
     @property
     def tls(self) -> Place | None:
-        """Where TLS ends before Keystone; ``None`` if nothing says that it does."""
+        """The place of a setting by which TLS ends before Keystone; ``None`` without one."""
         said = [x for x in (self.nginx.all("listen") if self.nginx else ()) if "ssl" in x.args]
         engines = self.apache.all("sslengine") if self.apache else ()
         said += [x for x in engines if x.value.lower() == "on"]

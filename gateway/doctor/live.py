@@ -77,7 +77,7 @@ class Process:
 
     :param rss: MiB
     :param files: the files that it has open, and may; ``None`` if that cannot be read
-    :param begun: when it started, in seconds since 1970
+    :param begun: the time of its start, in seconds since 1970
     :param shm: the device of its ``/dev/shm``; 0 if that cannot be read
     """
 
@@ -91,7 +91,7 @@ class Process:
 
 @dataclass
 class Live:
-    """What runs, as far as it can be looked at."""
+    """The state of the running machine, as far as it can be read."""
 
     queues: list[Queue] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)

@@ -54,14 +54,14 @@ LAYERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong.
+    """A fault that a check has found.
 
-    :param what: one line, with the values that were found
+    :param what: the fault in one line, with the values that were found
     :param where: the places that it was read from, the first the one to change
     :param lines: the exact lines to be written instead, or the command to be run
-    :param level: worse or better than the check's own
-    :param file: the file that the lines belong into, where that is not the first place
-    :param harm: what this one does to users, where that is not what the check says
+    :param level: a level other than the check's own
+    :param file: the file that the lines belong into, if that is not the first place's
+    :param harm: the harm that this one does to users, if it is not the check's
     """
 
     what: str
@@ -90,15 +90,15 @@ def fault(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check.
+    """A check of the doctor.
 
     :param code: a letter for the layer, and two digits
-    :param level: of its findings
-    :param layers: what has to be found for it to be made, see :data:`LAYERS`
-    :param holds: what is so where nothing is wrong, one line
-    :param harm: what it does to users where it is not, one sentence
-    :param explanation: why, in a few sentences
-    :param source: where that is said, or how it was measured
+    :param level: the level of its findings
+    :param layers: the layers that must be found for it to be made, see :data:`LAYERS`
+    :param holds: the state in which nothing is wrong, in one line
+    :param harm: the harm that any other state does to users, in one sentence
+    :param explanation: the reason, in a few sentences
+    :param source: the document that says so, or the measurement that shows it
     """
 
     code: str
@@ -112,7 +112,7 @@ class Check:
 
     @property
     def link(self) -> str:
-        """Where more is said of it: what is installed has it with it, and it needs no network."""
+        """The command that explains the check; it comes with keyfront and needs no network."""
         return f"keyfront doctor --explain {self.code}"
 
 

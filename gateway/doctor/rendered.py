@@ -17,7 +17,7 @@ _COMMAND = re.compile(r"^# {5}(keyfront render (?:.|\n# {5})*?)$\n# (?!    )", r
 class RenderedFile:
     """A file that keyfront made.
 
-    :param untouched: whether it is as it was made
+    :param untouched: true if it is as it was made
     :param command: the words of the command that made it
     """
 

@@ -1,4 +1,4 @@
-"""What the doctor prints: for people at 80 columns, with and without colour, and for programs."""
+"""The doctor's report: for people at 80 columns, with and without colour, and for programs."""
 
 from __future__ import annotations
 

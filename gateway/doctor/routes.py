@@ -1,7 +1,7 @@
-"""What of a machine's servers leads to Keystone: passes, aliases, daemons, sections of HAProxy.
+"""The ways through a machine's servers to Keystone: passes, aliases, daemons, HAProxy's sections.
 
-The same servers serve the dashboard, other services and whatever else lies on the machine. What is
-about those is none of Keystone's faults, so checks ask here first.
+The same servers serve the dashboard, other services and anything else on the machine. Settings of
+those are none of Keystone's faults, so checks ask here first.
 """
 
 from __future__ import annotations

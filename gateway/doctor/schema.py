@@ -25,16 +25,16 @@ _QUEUE = 10
 
 @dataclass
 class Schema:
-    """What the database says of itself.
+    """The facts that the database gives about itself.
 
     :param missing_indexes: tables with the columns that have no index; ``None`` if Keystone's
         models could not be loaded
     :param replica: a sentence if it is a replica; else empty
     :param lag: the seconds by which it is behind; ``None`` if it does not say
-    :param galera: what is wrong with a node of Galera; empty if nothing, or it is none
+    :param galera: the fault of a node of Galera, in words; empty without one, or if it is no node
     :param ahead: seconds by which this machine's clock is ahead of the database's; ``None`` for one
         on this machine
-    :param unknown: why it cannot be told whether it is a replica; empty if it can
+    :param unknown: the reason for which it cannot be told whether it is a replica; else empty
     """
 
     missing_indexes: list[tuple[str, tuple[str, ...]]] | None = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a configuration file says: settings and directives, each with its place.
+"""The content of a configuration file: settings and directives, each with its place.
 
 Two shapes hold for all servers: :class:`Settings` are names with values, as in an ini file, and
 :class:`Directive` a tree of them, as nginx, Apache and HAProxy have it.
@@ -43,7 +43,7 @@ _SIZES = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 class Place:
     """A place in a file.
 
-    :param path: as the machine names it
+    :param path: the file's path on the machine
     :param line: from 1; 0 for the file as a whole
     """
 
@@ -58,8 +58,8 @@ class Place:
 class Malformed:
     """A file that cannot be read as what it is.
 
-    :param place: where
-    :param expected: what should be there, in words
+    :param place: the place of the first fault
+    :param expected: the text that should be there, in words
     """
 
     place: Place
@@ -126,7 +126,7 @@ class Settings:
 class Directive:
     """A directive with its arguments, and what is inside it.
 
-    :param name: as written; Apache's are compared in lower case, see :meth:`is_`
+    :param name: the name as written; Apache's are compared in lower case, see :meth:`is_`
     :param inside: the directives of its block; ``None`` if it has no block
     :param around: the directives it is in, the innermost last
     """
@@ -193,7 +193,7 @@ class Tree:
 def seconds(text: str, unit: str = "s") -> float | None:
     """Return a span of time in seconds: ``60``, ``1m 30s``, ``500ms``; ``None`` if it is none.
 
-    :param unit: that of a bare number
+    :param unit: the unit of a bare number
     """
     parts = _SPAN.findall(text)
     if not parts or _SPAN.sub("", text).strip():

@@ -83,8 +83,8 @@ class Counts(CounterRow):
 
     After a fork, a child makes its own: :attr:`pid` tells whose these are.
 
-    :param folder: where the file is made, with the folder (mode 0700) if it is missing; files of
-        processes that ended are removed. ``None`` counts in memory only
+    :param folder: the folder of the file, made with mode 0700 if it is missing; files of processes
+        that ended are removed. ``None`` counts in memory only
     :raises HeartbeatError: the folder is not safe, or the file cannot be made
     """
 

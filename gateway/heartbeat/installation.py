@@ -86,7 +86,7 @@ class _Installation:
         return True
 
     def _register(self, borrow: BorrowHooks) -> None:
-        """Let the processes that are forked share no connection."""
+        """Register the hooks by which a forked process shares no connection with its parent."""
         from keyfront.common import fork
 
         def release() -> None:

@@ -74,6 +74,10 @@ class Keepalive(Generic[T]):
     All threads, greenlets and processes may use it.
 
     It holds no connection: one that nobody else holds is gone, and forgotten here.
+
+    :param check: a function that tells whether a connection works, as for :func:`keepalive`
+    :param interval: seconds within which a word of the server counts, as for :func:`keepalive`
+    :raises OptionError: ``check`` is no function, or the interval is out of its range
     """
 
     def __init__(self, check: Callable[[T], object], interval: float) -> None:
@@ -95,11 +99,11 @@ class Keepalive(Generic[T]):
         self._warned = False
 
     def watch(self, connection: T, sock: HasDescriptor | int | None = None) -> None:
-        """Have the kernel probe a connection's peer, and remember the connection.
+        """Make the kernel probe a connection's peer, and remember the connection.
 
-        To be called once it is connected, after a TLS handshake or before; again if it changed
-        its socket. Where an option does not hold, one warning says so and the check does the
-        rest. A socket in the file system (``AF_UNIX``) needs no probes and gets none.
+        It is to be called once it is connected, before or after a TLS handshake; again if it
+        changed its socket. Where an option cannot be set, one warning says so and ``check`` does
+        the rest. A socket in the file system (``AF_UNIX``) needs no probes and gets none.
 
         :param connection: the object later given to :meth:`alive`; it can be weakly referenced
         :param sock: its socket, a plain, green or TLS one, or the bare descriptor; by default
@@ -129,15 +133,18 @@ class Keepalive(Generic[T]):
         self._statistics.here()["watched"] += 1
 
     def alive(self, connection: T) -> bool:
-        """Tell whether a connection may be used now; to be asked by the one who is about to.
+        """Tell whether a connection may be used now; to be called just before it is used.
 
         False at once if it is closed, by the server or here, or was opened before a fork. True at
-        once if the server sent something within the interval. Otherwise what ``check`` says,
-        in the caller's own thread or greenlet. One that was never watched is checked each time.
+        once if the server sent something within the interval. Otherwise the answer is that of
+        ``check``, called in the caller's own thread or greenlet. One that was never watched is
+        checked each time.
 
-        A server that stopped less than an interval ago is not noticed, and what ``check`` raises
-        that is no ``Exception`` (a timeout of gevent or eventlet) goes through; the connection
-        counts as dead from then on.
+        A server that stopped less than an interval ago is not noticed. An error of ``check`` that
+        is no ``Exception`` (a timeout of gevent or eventlet) goes through; the connection counts
+        as dead from then on.
+
+        :param connection: the object given to :meth:`watch`
         """
         counts = self._statistics.here()
         found = self._watched.get(id(connection))
@@ -156,10 +163,12 @@ class Keepalive(Generic[T]):
         return self._ask(connection, found)
 
     def inherited(self, connection: T) -> bool:
-        """Tell whether it was opened before a fork: its stream is the parent's, who still uses it.
+        """Tell whether a connection was opened before a fork, so that the parent still uses it.
 
-        Let go of such a connection without closing it: closing in most protocols says goodbye to
+        Drop such a connection without closing it: in most protocols to close it says goodbye to
         the server, and the parent would lose it.
+
+        :param connection: the object given to :meth:`watch`
         """
         found = self._watched.get(id(connection))
         return (

@@ -118,7 +118,7 @@ class BorrowHooks:
         return put
 
     def expire(self, kept: KeptConnection) -> None:
-        """Have a pool close what has lain in it for too long, in a thread of the process's kind."""
+        """Make a pool close overdue connections, in a thread of the kind that the process uses."""
         pooled = kept.pooled
         if pooled is None:
             return
@@ -152,7 +152,7 @@ class BorrowHooks:
             record.being_expired = False  # at the next heartbeat, then
 
     def _drop_expired(self, pool: Any) -> None:
-        """Have a pool close what has lain in it for too long, and nobody connect it again."""
+        """Make a pool close overdue connections, so that nobody connects them again."""
         for item in _items(pool):
             kept = kept_by(getattr(item, "connection", None))
             if kept is not None and kept.expired:

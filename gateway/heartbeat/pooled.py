@@ -1,4 +1,4 @@
-"""How long a connection may lie in a pool: what oslo.messaging was told, for the native thread.
+"""The limits of a connection's stay in oslo.messaging's pool, for the native thread.
 
 oslo.messaging looks for connections that lay for longer than ``conn_pool_ttl`` whenever one is
 borrowed, and keeps the ``conn_pool_min_size`` that came back last. Where nobody borrows, nobody
@@ -14,11 +14,12 @@ from typing import Any
 
 
 class PoolRecord:
-    """What lies in one pool.
+    """The connections that lie in one pool, and the limits of their stay.
 
     :param ttl: seconds for which a connection may lie there
-    :param keep: how many are kept for longer, of those that came back last
-    :param pool: gives the pool, ``None`` if it is no more; not for the native thread
+    :param keep: number of connections that are kept for longer, of those that came back last
+    :param pool: a function that returns the pool, or ``None`` if it has gone; not for the native
+        thread
     """
 
     __slots__ = ("being_expired", "hung_up", "idle", "keep", "pool", "ttl")
@@ -38,8 +39,8 @@ class PoolRecord:
 class Pooled:
     """The place of one of oslo.messaging's connections in its pool; it outlives reconnecting.
 
-    :param record: of its pool
-    :param item: gives oslo.messaging's connection; not for the native thread
+    :param record: the record of its pool
+    :param item: a function that returns oslo.messaging's connection; not for the native thread
     """
 
     __slots__ = ("__weakref__", "item", "record", "until")

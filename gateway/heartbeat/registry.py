@@ -74,7 +74,7 @@ class ConnectionRegistry:
         self._thread = HeartbeatThread(self.counts, threaded=self._threaded)
 
     def _show(self) -> None:
-        """Let others see the counts; in a forked process not before it has a connection.
+        """Show the counts to other processes; in a forked one not before it has a connection.
 
         A fork may be followed by exec at once.
         """
@@ -118,7 +118,7 @@ class ConnectionRegistry:
             LOG.warning("heartbeat: %s", line)
 
     def look_around(self) -> None:
-        """Tell what runs this process, and what of that cannot work, unless it was told."""
+        """Show the server and patching of this process in the counts, and log what cannot work."""
         around = concurrency.surroundings()
         if around == self._around:
             return
@@ -255,7 +255,7 @@ class ConnectionRegistry:
         self._thread.turn()
 
     def end(self) -> None:
-        """Let the thread end, let go of all connections, take the counts away; at exit."""
+        """End the thread, drop all connections and remove the counts; called at exit."""
         if not self.is_inherited():
             self._thread.end()
             for kept in list(self._kept):
@@ -343,8 +343,8 @@ class ConnectionRegistry:
 
         :param pool: oslo.messaging's pool
         :param item: oslo.messaging's connection
-        :param ttl: seconds
-        :param keep: how many may lie there for longer
+        :param ttl: seconds for which it may lie there
+        :param keep: number of connections that may lie there for longer
         """
         kept = kept_by(item.connection)
         if kept is None or kept.inherited():
@@ -359,7 +359,7 @@ class ConnectionRegistry:
         """Note that a connection was borrowed; returns false if it was hung up or closed before.
 
         :param item: oslo.messaging's connection
-        :param kept: what is kept of it, if it is connected and kept
+        :param kept: the kept connection, if it is connected and kept
         """
         pooled = kept.pooled if kept is not None else self._pooled.get(item.connection)
         return pooled is None or pooled.lend()
@@ -384,7 +384,7 @@ class ConnectionRegistry:
         return record
 
     def _find_place(self, connection: Any, kept: KeptConnection) -> None:
-        """Have a connection that was made again lie in its pool no longer for that."""
+        """Find the place in its pool of a connection that was made again, which is in use now."""
         client = getattr(connection, "client", None)
         try:
             pooled = self._pooled.get(client)

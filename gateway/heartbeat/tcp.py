@@ -1,9 +1,9 @@
-"""What the kernel knows of a TCP connection, asked in microseconds and without sending anything.
+"""The kernel's state of a TCP connection, read in microseconds and without sending anything.
 
-The kernel hears from the peer while the process is busy, frozen or merely has nothing to read:
-whether the connection stands, how long ago the peer sent data or acknowledged some, what lies
-unread, and whether there is room for more. A peer is silent for a reason of ours while there is
-none: it must not be called dead for that.
+The kernel hears from the peer while the process is busy, frozen or merely has nothing to read. It
+knows whether the connection stands, how long ago the peer sent or acknowledged data, how many bytes
+are unread, and whether there is room for more. While there is no room the peer cannot send: its
+silence is then no sign that it is dead.
 
 Sources: tcp(7) for ``TCP_INFO``, ``SIOCINQ`` and ``SIOCOUTQ``; ``struct tcp_info`` of
 ``linux/tcp.h``, which only ever grows at its end, so that an older kernel gives a shorter one.

@@ -72,7 +72,7 @@ class HeartbeatThread:
         self._ring()
 
     def end(self) -> None:
-        """Let the thread end, without waiting for it."""
+        """Tell the thread to end, without waiting for it."""
         self._ending = True
         self._ring()
 

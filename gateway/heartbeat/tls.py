@@ -99,7 +99,7 @@ class KeptTLSConnection(KeptConnection):
         return state.silent_data >= LOOK
 
     def _shut(self) -> None:
-        """Let go of OpenSSL's object as well, which holds 80 kB."""
+        """Close the socket, and drop OpenSSL's object, which holds 80 kB."""
         self._tls = None
         super()._shut()
 

@@ -26,10 +26,11 @@ def is_needed() -> bool:
 
 
 def start(turn: Callable[[], object], *, seconds: float = 1.0) -> bool:
-    """Have ``turn`` called in every worker, between its requests.
+    """Make uWSGI call ``turn`` in every worker, between its requests.
 
-    :param seconds: between two calls; a second where uWSGI has no finer timer
-    :returns: true if it will be; false without a master, or when no signal is free
+    :param turn: the function
+    :param seconds: seconds between two calls; a second where uWSGI has no finer timer
+    :returns: true if it will be called; false without a master, or when no signal is free
     """
     uwsgi: Any = sys.modules["uwsgi"]
     if not uwsgi.masterpid():

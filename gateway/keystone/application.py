@@ -84,17 +84,17 @@ _REPLACED = frozenset({"content-type", "content-length", "retry-after"})
 
 
 class KeystoneApplication:
-    """A WSGI callable: forget the previous request of this thread, then call Keystone.
+    """A WSGI application that drops the thread's previous request, then calls Keystone.
 
     A change that its database hooks refused is answered 503 with ``Retry-After``, and so is a
-    request that fails because the database is away or its disk is full; without it, if a commit may
-    have been made. An error that is HTML or words, of flask or oslo.middleware, gets the
-    form of Keystone's.
+    request that fails because the database is away or its disk is full; without ``Retry-After`` if
+    a commit may have been made. An error in HTML or plain text, of flask or oslo.middleware, gets
+    the JSON form of Keystone's.
 
     :param application: Keystone's WSGI application, middleware included
     :param request_store: the thread-local in which ``oslo_context`` keeps the request context
-    :param begin: called with each request before Keystone reads anything for it
-    :param loss: told of each request that fails because the database is away
+    :param begin: a function called with each request before Keystone reads anything for it
+    :param loss: the log of requests that fail because the database is away
     """
 
     __slots__ = ("_begin", "_loss", "_request_store", "application")
@@ -183,10 +183,12 @@ def _unavailable(
 ) -> Iterable[bytes]:
     """Answer 503 in place of what Keystone has given.
 
+    :param reason: the message for the client
     :param given: status and headers of Keystone's answer; empty if it raised
-    :param body: of that answer
-    :param again: seconds after which clients may send the request again by themselves; 0 if they
-        may not
+    :param body: the body of Keystone's answer, which is closed
+    :param start_response: the server's function (PEP 3333)
+    :param again: the value of ``Retry-After`` in seconds, after which clients may send the request
+        again by themselves; 0 if they may not
     """
     _close(body)
     headers = [(n, v) for n, v in (given or ("", ()))[1] if n.lower() not in _REPLACED]
@@ -200,7 +202,7 @@ def _unavailable(
 
 
 def _is_of_the_api(headers: list[tuple[str, str]]) -> bool:
-    """Whether an error is of Keystone's API, and not one of flask or oslo.middleware."""
+    """Whether an error answer is of Keystone's API, not of flask or oslo.middleware."""
     for name, value in headers:
         if name.lower() == "content-type":
             return not value.startswith(("text/html", "text/plain"))
@@ -258,7 +260,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
 
 
 def _largest_body() -> int:
-    """Bytes of the largest request body that Keystone reads."""
+    """Return the bytes of the largest request body that Keystone reads."""
     section = _import("keystone.conf").CONF.oslo_middleware
     # oslo.middleware's own default
     return int(getattr(section, "max_request_body_size", 114688))
@@ -341,10 +343,10 @@ def make_token_request_local(middleware: type) -> None:
 
 
 def check_middleware(middleware: type) -> None:
-    """Check what :func:`make_token_request_local` relies upon.
+    """Check the facts that :func:`make_token_request_local` relies upon.
 
     :param middleware: Keystone's ``AuthContextMiddleware``, not yet changed
-    :raises IncompatibleError: names what differs
+    :raises IncompatibleError: a fact is otherwise; the error names it
     """
     name = middleware.__name__
     if any("token" in vars(base) for base in middleware.__mro__):
@@ -461,9 +463,9 @@ def refuse_deep(
 ) -> WSGIApplication:
     """Wrap an application so that a JSON body which is nested too deep is answered 400.
 
-    :param limit: bytes of the largest body that the application reads; what is larger is for it
-        to refuse
-    :param depth: levels that a body may have
+    :param application: the WSGI application
+    :param limit: bytes of the largest body that the application reads; it refuses larger ones
+    :param depth: levels that a body may have, 1 or more
     """
     body = error_body(400, f"The request body is nested deeper than {depth} levels.")
 
@@ -479,7 +481,11 @@ def refuse_deep(
 
 
 def is_deeper(content: bytes, depth: int) -> bool:
-    """Whether a JSON text has more levels than ``depth``; of other texts it does not matter."""
+    """Whether a JSON text has more levels than ``depth``; for other texts either result is fine.
+
+    :param content: the text, in the encodings that ``json.loads`` accepts
+    :param depth: levels, 1 or more
+    """
     # most bodies have a few brackets, whatever is in their strings
     if content.count(b"[") + content.count(b"{") <= depth:
         return False
@@ -497,7 +503,7 @@ def is_deeper(content: bytes, depth: int) -> bool:
 
 
 def _read(environ: dict[str, Any], limit: int) -> bytes | None:
-    """The body, which the application can read again; ``None`` if there is none to look at."""
+    """Return the body, which the application can read again; ``None`` if none is to be checked."""
     length = environ.get("CONTENT_LENGTH") or ""
     if length:
         if not (length.isascii() and length.isdigit()) or not 0 < int(length) <= limit:

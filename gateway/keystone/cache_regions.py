@@ -1,17 +1,17 @@
-"""The state in which a request begins, and what it shares of what Keystone keeps in its caches.
+"""The state in which a request begins, and the values of Keystone's caches that it may share.
 
 Each value that Keystone keeps, in the worker's memory (``worker_memory.py``) or in memcached
 (``values_by_rows.py``), has the number of the last change before the request that made it:
 
 * A request takes the numbers of all changes together when it begins, before it reads anything.
-  What it stores, however late, is of the state that it may have read.
+  A value that it stores, however late, is of the state that it may have read.
 * After a change of its own it may hold something from before that change, or from before another
   one that came in between. From then on it shares nothing with others.
-* Where the epochs are not known, the same; and where the database may be behind, until it has shown
-  the last change.
+* It shares nothing either where the epochs are not known, or where the database may be behind,
+  until it has shown the last change.
 
-What is read of a database that may answer from the past is not stored at all, see ``Vouched`` in
-``worker_memory.py``: its number would be that of the present.
+A value that is read from a database that may answer from the past is not stored at all, see
+``Vouched`` in ``worker_memory.py``: its number would be that of the present.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _PLACES = {tag: place for place, tag in enumerate(FIXED)}
 
 
 class CacheViews:
-    """Gives each request the state that it shares of what one Keystone keeps.
+    """Gives each request the state in which it shares the values of Keystone's caches.
 
-    :param regions: its cache regions (dogpile). A key of theirs begins with the module and name of
-        the function whose value it is
-    :param find: returns the coordinator; ``None`` where the token cache is not in use
-    :param settle: seconds by which the database may be behind
+    :param regions: Keystone's cache regions (dogpile.cache), whose keys begin with the module and
+        name of the function whose value it is
+    :param find: a function that returns the coordinator; ``None`` where there is no token cache
+    :param settle: seconds by which the database may be behind its primary, 0 or more
     """
 
     def __init__(self, regions: Iterable[Any], find: Find, settle: float = 0.0) -> None:
@@ -47,7 +47,7 @@ class CacheViews:
             region.key_mangler = own_mangler
 
     def begin(self, request: Request) -> None:
-        """Take the state that a request shares things of, before it reads anything."""
+        """Note the present state with a request, before it reads anything."""
         if not self._used:
             return
         try:
@@ -58,7 +58,7 @@ class CacheViews:
             generation, numbers = coordinator.snapshot()
         except CoordinatorError:
             return
-        # While a change is under way its number is not known: that of the one before it.
+        # A change under way has no number yet: the one before it counts.
         last = max((number for number in numbers if number != DIRTY), default=0)
         seen = Epoch(generation, last)
         request.view = View(coordinator, numbers, seen, self._settling.settled(seen))
@@ -66,9 +66,10 @@ class CacheViews:
 
 
 class View(NamedTuple):
-    """The state that a request began with.
+    """The state of the database in which a request began.
 
-    What it keeps is of this state or a later one. What it finds has to be of no earlier one.
+    Values that the request keeps are of this state or a later one. Values that it finds must not
+    be of an earlier one.
     """
 
     coordinator: Coordinator
@@ -76,13 +77,13 @@ class View(NamedTuple):
     numbers: tuple[int, ...]
     #: The last change that was complete.
     seen: Epoch
-    #: The last one that the database shows for certain.
+    #: The last change that the database shows for certain.
     settled: Epoch
 
     def name(self, tag: str) -> str:
-        """Return a name of this state, in which nothing has changed; empty if it is not certain.
+        """Return a name of this state; empty if the database may not show it yet.
 
-        :param tag: a fixed one, whose changes give other names
+        :param tag: a fixed tag; each of its changes gives another name
         """
         newest = max(self.numbers[_PLACES[ALL]], self.numbers[_PLACES[tag]])
         if newest == DIRTY or newest > self.settled.sequence:
@@ -91,9 +92,10 @@ class View(NamedTuple):
 
 
 def name_of(request: Request | None, tag: str) -> str:
-    """Return a name of the state that a request began with; empty if others do not share it.
+    """Return a name of the state in which a request began; empty if it shares nothing.
 
-    :param tag: as of :meth:`View.name`
+    :param request: the notes on the request, if there is one
+    :param tag: a fixed tag, as for :meth:`View.name`
     """
     view: View | None = None if request is None else request.view
     return "" if view is None else view.name(tag)
@@ -103,7 +105,7 @@ _SEPARATOR: Final = ":"
 
 
 def own_mangler(key: str) -> str:
-    """Return the key of a value as Keystone's caches have it: after an own change another one."""
+    """Return a key for Keystone's caches; after a change of the request's own, a key of its own."""
     request = current.get()
     if request is None or request.as_it_is or not request.own_name:
         return key
@@ -111,7 +113,7 @@ def own_mangler(key: str) -> str:
 
 
 def without_own_name(key: str) -> str:
-    """Return the key that others have for a value."""
+    """Return the key that other requests have for a value."""
     request = current.get()
     if request is None or not request.own_name:
         return key

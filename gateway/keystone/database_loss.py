@@ -1,13 +1,12 @@
-"""Answers 503 instead of 500 while the database is away, or its disk is full or fails, and says so
-in one line a second.
+"""Notes on requests that fail because the database is away, or its disk is full or fails.
 
 Keystone takes a database that cannot be used for an error of its own: it answers 500 and logs a
 traceback of 35 kB for each request. Here SQLAlchemy's event of a failed statement or connect tells
-which request was hit. The application answers that one with 503 and ``Retry-After``, and Keystone's
-records of it are not logged.
+which request was hit. The application answers that one with 503 and ``Retry-After``, logs one line
+a second, and Keystone's records of it are not logged.
 
-What a lost connection leaves behind is SQLAlchemy's affair: the first error empties the pool, so
-that the next request after the database is back gets a new connection.
+SQLAlchemy cleans up after a lost connection: the first error empties the pool, so that the next
+request after the database is back gets a new connection.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ..line_limit import LineLimit
 
 LOG = logging.getLogger(__name__)
 
-# What logs the exceptions that become a 500.
+# The loggers of exceptions that become a 500.
 _LOGGERS = (
     "keystone.server.flask.application",
     "keystone.server.flask.request_processing.middleware.auth_context",
@@ -36,17 +35,17 @@ _POSTGRESQL = ("53100", "58030")
 
 
 class DatabaseLoss:
-    """The requests of this process that the database has failed.
+    """The log of requests of this process that the database has failed.
 
-    :param lines: how many of them are told of
+    :param lines: the limit of its lines; by default one a second
     """
 
     def __init__(self, lines: LineLimit | None = None) -> None:
         self._lines = lines or LineLimit()
 
     def watch(self) -> None:
-        """Note the failures of all engines of this process, and keep Keystone's traces of them
-        from its log."""
+        """Listen to the failures of all engines of this process, and filter Keystone's records of
+        them."""
         from sqlalchemy import event
         from sqlalchemy.engine import Engine
 
@@ -60,7 +59,7 @@ class DatabaseLoss:
     def tell(self, request: Request) -> None:
         """Log that a request was answered 503; of many in one second, the first and their number.
 
-        :param request: with what the driver said, in one line
+        :param request: the notes on the request, with the driver's message in ``lost``
         """
         untold = self._lines.admit()
         if untold is None:
@@ -91,13 +90,13 @@ def note_error(context: Any) -> None:
 def is_of_disk(error: BaseException) -> bool:
     """Whether a driver's error says that the database's disk is full or fails."""
     if isinstance(error, sqlite3.Error):
-        # What sqlite3 raises by itself has no code.
+        # Errors that the module sqlite3 itself raises have no code.
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return state in _POSTGRESQL or (bool(error.args) and error.args[0] in _MYSQL)
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:
-    """Whether a record of Keystone's tells more than that the database is away."""
+    """Whether a log record of Keystone's tells more than that the database is away."""
     request = current.get()
     return request is None or not request.lost or record.levelno < logging.ERROR

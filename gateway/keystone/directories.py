@@ -1,16 +1,16 @@
-"""Follows the directories that Keystone's users are in, and tells the token cache of it.
+"""The follower of the directories that Keystone's users are in, which updates the token cache.
 
-A user who is disabled, deleted or moved in LDAP is seen by no transaction of the database. So one
-process of the node holds connections to the directories, over which they tell of changes
-(:mod:`keyfront.middleware.ldap.follower`); what they tell becomes new epochs, as a change of the
-database does. Answers that were made of a directory stand only while that goes on
+No transaction of the database shows that a user was disabled, deleted or moved in LDAP. So one
+process of the node holds connections to the directories, over which they report changes
+(:mod:`keyfront.middleware.ldap.follower`); each becomes a new epoch, as a change of the database
+does. Answers that were made of a directory stand only while that goes on
 (:mod:`keyfront.middleware.tokens.leases`).
 
-Each server is followed for itself, by its address: a replica that is behind tells of a change when
-it has it, and what was read from it stands by its own lease. The process that follows is a worker:
-it has Keystone's drivers and configuration, and uWSGI's master may run no thread of Python. A lock
-says which one; where its holder stands still, another takes the next lock, and two who follow the
-same do no harm.
+Each server is followed for itself, by its address: a replica that is behind reports a change when
+it has it, and answers that were read from it stand by its own lease. The process that follows is a
+worker: it has Keystone's drivers and configuration, and uWSGI's master may run no thread of Python.
+It is the one with a lock; where its holder stands still, another worker takes the next lock, and
+two that follow the same directory do no harm.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _TURN_SECONDS = 0.2
 _STILL_SECONDS = 1.0
 # Seconds between looks for addresses and for domains in the database.
 _LOOK_SECONDS = 10.0
-# Seconds for which answers stand after a server was last said to offer no way to follow it: longer
+# Seconds for which answers stand after a server was last found to offer no way to follow it: longer
 # than a connection and a pause take.
 _UNFOLLOWED_SECONDS = 15.0
 # Addresses of a server, and followers in all.
 _ADDRESSES = 32
 _FOLLOWERS = 64
-# More users at once count as all of the domain.
+# Users whose change is announced one by one; more at once count as all of the domain.
 _USERS = 32
 
-# What every change in a directory may change, besides what it names.
+# The tags of every change in a directory, besides those of the users.
 _ALWAYS = frozenset({ANY, CONTENT, "users", "groups", "members"})
 
 
@@ -65,24 +65,24 @@ class Followed(NamedTuple):
     """A domain whose users are in a directory."""
 
     domain: str
-    #: Names its leases: another configuration has others.
+    #: The beginning of the names of its leases; another configuration has another one.
     name: str
-    #: A ``Reading`` of the LDAP driver.
+    #: The LDAP driver's ``Reading``, with the terms of the search to follow.
     reading: Any
     reads: Reads
 
     @property
     def is_followed(self) -> bool:
-        """Whether it is to be followed."""
+        """Whether the domain's directory is to be followed."""
         return self.reading.terms is not None
 
 
 class Directories:
     """The directories of this Keystone.
 
-    :param coordinator: returns the coordinator of the token cache, if there is one
-    :param node: returns what the workers of this node share
-    :param folder: returns the folder of its files
+    :param coordinator: a function that returns the coordinator of the token cache, if there is one
+    :param node: a function that returns the memory of this node's workers, if there is one
+    :param folder: a function that returns the folder of the workers' files
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Directories:
         self._thread: threading.Thread | None = None
 
     def connect(self) -> None:
-        """Have each search of a driver noted; called when Keystone is loaded."""
+        """Listen to each search of a driver; called when Keystone is loaded."""
         providers = import_keystone("keystone.common.provider_api").ProviderAPIs
         self._identity = getattr(providers, "identity_api", None)
         if self._identity is None:
@@ -113,7 +113,7 @@ class Directories:
         fork.registry.register("followers of directories", after=self.start)
 
     def start(self) -> None:
-        """Begin to follow in this process, if no other one of the node does."""
+        """Start the thread that follows the directories if no other process of the node does."""
         if _runs_no_threads():
             LOG.warning("directories are not followed: this uWSGI lets no other thread run")
             return
@@ -122,11 +122,12 @@ class Directories:
         )
         self._thread.start()
 
-    # What answers depend on
+    # Dependencies of answers
 
     def note(self, request: Request, model: Any) -> None:
-        """Note the domains of a validated token: what was found out of memcached counts as well.
+        """Note the directories of a validated token with a request, even if none was searched.
 
+        :param request: the notes on the request
         :param model: Keystone's ``TokenModel``
         """
         if not self._of_pool and not self._may_be_any():
@@ -139,7 +140,7 @@ class Directories:
                     request.followed.add(found.name)
 
     def _searched(self, pool: Any, source: str | None) -> None:
-        """Note which server has answered a search."""
+        """Note with the present request which server has answered a search."""
         request = current.get()
         if request is None:
             return
@@ -147,7 +148,7 @@ class Directories:
         if found is None:
             found = self._find(pool)
             if found is None:
-                # Of a driver that is just being made, or nobody's.
+                # The pool of a driver that is just being made, or of none.
                 request.unvouched = True
                 return
         self._bound(request, found)
@@ -173,7 +174,10 @@ class Directories:
         return None
 
     def of_domain(self, domain: str) -> Followed | None:
-        """Return what is followed for a domain; ``None`` if its users are elsewhere."""
+        """Return a domain with its directory; ``None`` if its users are in none.
+
+        :param domain: the domain's id
+        """
         kind = _driver_class()
         if kind is None or self._identity is None:
             return None
@@ -185,7 +189,7 @@ class Directories:
         return self._made(domain, driver) if isinstance(driver, kind) else None
 
     def drivers(self) -> Iterator[tuple[str, Any]]:
-        """Yield the domains of LDAP and their drivers, as far as they are loaded."""
+        """Yield the ids of the domains with LDAP and their drivers, as far as these are loaded."""
         kind = _driver_class()
         if kind is None or self._identity is None:
             return
@@ -219,9 +223,9 @@ class Directories:
         return found
 
     def load(self) -> None:
-        """Have Keystone load the drivers of its domains, as its first request would.
+        """Make Keystone load the drivers of its domains, as its first request would.
 
-        :raises Exception: what Keystone's code raises, as without its database
+        :raises Exception: an error of Keystone's, as without its database
         """
         conf = import_keystone("keystone.conf").CONF
         configs = self._identity.domain_configs
@@ -236,13 +240,14 @@ class Directories:
             for domain in providers.resource_api.list_domains():
                 configs.get_domain_driver(domain["id"])
 
-    # What has changed
+    # Changes
 
     def changed(self, found: Followed, users: Sequence[str] | None) -> None:
-        """End what depends on users of a domain.
+        """Make answers stale that depend on users of a domain.
 
-        :param users: their ids in the directory; ``None``: anybody
-        :raises CoordinatorError: nobody could be told
+        :param found: the domain with its directory
+        :param users: the users' ids in the directory; ``None``: all users of the domain
+        :raises CoordinatorError: the epoch table cannot be reached, or there is none
         """
         tags = {*_ALWAYS, *found.reads.tags}
         conf = import_keystone("keystone.conf").CONF
@@ -271,7 +276,7 @@ class Directories:
 
 
 class _Listener:
-    """Hears what a follower of a domain finds."""
+    """The listener to a follower of a domain, see ``Listener`` in ``ldap/follower.py``."""
 
     def __init__(self, directories: Directories, found: Followed) -> None:
         self._directories = directories
@@ -300,10 +305,13 @@ class _Listener:
                 leases.leases.grant(name, moment)
 
     def impossible(self, server: str, reason: str) -> None:
-        """Let answers stand for their ``ttl``, unless the server was followed before: who counts on
-        that is not to find out by a user who is disabled and goes on.
+        """Let answers stand for their ``ttl``, unless the server was followed before.
 
-        :raises DirectoryUnavailableError: it was
+        An operator who relies on that must not learn by a disabled user who goes on that it ended.
+
+        :param server: the server's name
+        :param reason: the reason for which it cannot be followed
+        :raises DirectoryUnavailableError: it was followed before
         """
         kept = leases.leases
         if kept is not None and kept.until(self._was_followed(server)):
@@ -320,7 +328,7 @@ class _Listener:
         self.alive(server, time.monotonic() + _UNFOLLOWED_SECONDS)
 
     def _was_followed(self, server: str) -> str:
-        """Return the name of a lease that says so; it is of no use for anything else."""
+        """Return the name of a lease that only records that the server was followed."""
         return f"{self._found.name} {server} once"
 
 
@@ -337,7 +345,7 @@ class _Manager:
         self._complained = ""
 
     def run(self) -> None:
-        """Do so for as long as the process lives."""
+        """Start and stop followers for as long as the process lives."""
         while True:
             time.sleep(_TURN_SECONDS)
             try:
@@ -378,7 +386,7 @@ class _Manager:
         return False
 
     def _choose(self) -> None:
-        """Have one follower for each address of each server of each domain."""
+        """Start and stop followers: one for each address of each server of each domain."""
         from keyfront.middleware.ldap.follower import Follower
 
         wanted: dict[tuple[str, str, Any], tuple[Followed, Any]] = {}

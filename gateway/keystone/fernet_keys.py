@@ -1,9 +1,9 @@
-"""The keys of Fernet tokens, read anew only when they are others.
+"""The keys of Fernet tokens, read anew only when their files have changed.
 
 Keystone lists the folder of its keys, reads each of them and prepares it each time that it makes or
-reads a token: two to four times in a login. Here it looks whether folder and files are those that
-it has read: by their inode, size, and the times of their last change. One that was changed less
-than two seconds before is read each time, as clocks of file systems are coarse.
+reads a token: two to four times in a login. Here it compares inode, size and times of change of the
+folder and its files with those of the keys that it has read. Keys that were changed less than two
+seconds before are read each time, as clocks of file systems are coarse.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .imports import incompatible
 # Nanoseconds after which a further change of a file has another time.
 _SETTLED = 2_000_000_000
 
-# All that the property goes by. One that does anything else is left alone.
+# All names that the property uses. A property that uses any other is left alone.
 _GOES_BY = frozenset(
     {
         *("utils", "FernetUtils", "CONF", "fernet_tokens", "key_repository", "max_active_keys"),
@@ -30,7 +30,7 @@ _GOES_BY = frozenset(
     }
 )
 
-#: What tells a file from another one, and from itself in another state.
+#: Device, inode, size, and times of the last change of content and of state of a file.
 _Look = tuple[int, int, int, int, int]
 
 
@@ -38,16 +38,16 @@ class _Kept(NamedTuple):
     """Keys that were read."""
 
     folder: str
-    #: Of the folder and its files, as they were before they were read.
+    #: By path, the state of the folder and its files before they were read.
     looks: dict[str, _Look]
     crypto: Any
 
 
 def keep_keys(formatters: Any) -> None:
-    """Have the keys of tokens kept as long as they are what lies in their folder.
+    """Make Keystone keep the keys of tokens as long as the files in their folder are unchanged.
 
     :param formatters: Keystone's module ``keystone.token.token_formatters``
-    :raises IncompatibleError: it has no property that reads them
+    :raises IncompatibleError: it has no property that reads the keys
     """
     found = vars(getattr(formatters, "TokenFormatter", object)).get("crypto")
     read: Callable[[Any], Any] | None = getattr(found, "fget", None)
@@ -79,7 +79,7 @@ def keep_keys(formatters: Any) -> None:
     _remember_packed(formatters.TokenFormatter)
 
 
-# All that these go by.
+# All names that these methods use.
 _PACKS = frozenset({"crypto", "encrypt", "rstrip", "decode"})
 _UNPACKS = frozenset(
     {
@@ -90,9 +90,9 @@ _UNPACKS = frozenset(
 
 
 def _remember_packed(formatter: Any) -> None:
-    """Have a token that a request has just packed not be decrypted in it.
+    """Make a request remember the token that it has just packed, so that it is not decrypted.
 
-    :param formatter: the class of Keystone's that packs and unpacks
+    :param formatter: Keystone's class that packs and unpacks tokens
     """
     pack, unpack = (getattr(formatter, name, None) for name in ("pack", "unpack"))
     for method, names in ((pack, _PACKS), (unpack, _UNPACKS)):
@@ -120,16 +120,16 @@ def _remember_packed(formatter: Any) -> None:
 
 
 def _look(folder: str) -> dict[str, _Look] | None:
-    """Return what a folder and its files are; ``None`` if they cannot be kept."""
+    """Return the state of a folder and its files by path; ``None`` if they cannot be kept."""
     try:
-        # The folder first: what comes to lie in it later shows in its time.
+        # The folder first: a file that comes later shows in its time.
         looks = {folder: _of(folder)}
         mode = os.stat(folder).st_mode
         looks |= {path: _of(path) for path in (entry.path for entry in os.scandir(folder))}
     except OSError:
         return None
     newest = max(max(look[3:]) for look in looks.values())
-    # Of one that everybody may read Keystone complains each time.
+    # Keystone warns each time of a folder that everybody may read.
     if mode & (stat.S_IROTH | stat.S_IXOTH) or time.time_ns() - newest < _SETTLED:
         return None
     return looks

@@ -1,4 +1,4 @@
-"""Importing Keystone's modules, and saying so when they are not what keyfront builds upon."""
+"""Imports of Keystone's modules, and the error for those that are not as keyfront needs them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from . import series
 def import_keystone(name: str) -> Any:
     """Import a module of Keystone, or of what it requires.
 
+    :param name: the module's dotted name
     :raises MissingPartError: Keystone is not installed
     :raises IncompatibleError: Keystone is installed without this module
     """
@@ -35,7 +36,10 @@ def import_keystone(name: str) -> Any:
 
 
 def incompatible(difference: str) -> IncompatibleError:
-    """Return the error that says which Keystone this is and what is not as expected."""
+    """Return the error that names this Keystone's version and what is not as expected.
+
+    :param difference: a clause that says what is not as expected
+    """
     try:
         version = series.installed()
     except importlib.metadata.PackageNotFoundError:

@@ -1,9 +1,9 @@
-"""What a user is granted, and the groups that he is in, read once for all that he logs in to.
+"""The grants and groups of a user, read once for all projects and domains that he logs in to.
 
-For each project, and each domain, Keystone reads three times what is granted there to a user, three
-times what is granted there to his groups, and which these are: a re-scope is that and little else.
-Here all that somebody is granted is read by one statement, kept in the worker's memory as what
-Keystone caches is, and what Keystone asks for is picked out of it.
+For each project, and each domain, Keystone reads the grants of a user there three times, those of
+his groups three times, and the groups: a re-scope is that and little else. Here all grants of a
+user or of groups are read by one statement and kept in the worker's memory, as values of Keystone's
+caches are, and those that Keystone asks for are picked out of them.
 
 Names are not compared as databases do: where two identifiers differ, and a database may take them
 for one, Keystone asks its database.
@@ -23,13 +23,13 @@ from keyfront.middleware.tokens.request import current
 from .imports import import_keystone
 from .worker_memory import KeystoneMemory, NotKept
 
-#: Somebody with more grants than this is asked about for each project.
+#: Grants of one user, or of some groups, that are kept at most; with more Keystone asks each time.
 LIMIT: Final = 256
 
-# The functions of Keystone for which it asks what is granted, to put it into a set.
+# The beginning of the names of Keystone's functions that read grants only to make a set of them.
 _ROLES = "keystone.assignment.core:get_roles_for_"
 
-# All that Keystone's driver goes by when it lists assignments, and by what it shows a row.
+# All names that Keystone's driver uses when it lists assignments, and when it shows a row.
 _LIST_GOES_BY = frozenset(
     {
         *("sql", "session_for_read", "_get_assignment_types", "query", "RoleAssignment"),
@@ -43,21 +43,21 @@ _ROW_GOES_BY = frozenset(
     }
 )
 
-# What a grant is: its type, to whom, on what, which role, and whether what is below inherits it.
+# A grant: its type, actor, target and role, and whether projects below inherit it.
 _Grant = tuple[str, str, str, str, bool]
 
 
 class Newcomers:
-    """Tells who has come to this Keystone so lately that more of him may be written just now.
+    """Tells which users are so new to this Keystone that more rows of them may just be written.
 
-    The first login of a user of another place commits who he is, his groups and his grants one
-    after the other, and where Redis is away others are told of it late. So nothing is kept of what
-    all of it shows until that is over. Who has a password here was made by an administrator.
+    The first login of a federated or directory user commits the user, his groups and his grants one
+    after the other, and where Redis is away others are told of it late. So his groups and grants
+    are not kept until that is over. A user with a password here was made by an administrator.
 
     :param sql: the module ``keystone.common.sql``
-    :param user: the class of the rows of users
-    :param local_user: that of those who have a password here
-    :param utcnow: returns the time by which Keystone says when it made a user
+    :param user: the class of Keystone's rows of users
+    :param local_user: the class of its rows of users who have a password here
+    :param utcnow: a function that returns the present time by Keystone's clock, UTC without a zone
     """
 
     #: Longer than any login lasts.
@@ -78,7 +78,7 @@ class Newcomers:
         )
 
     def include(self, user_id: str) -> bool:
-        """Whether he has, or nobody knows."""
+        """Whether a user is new, or that is not known."""
         request = current.get()
         known = None if request is None else request.newcomers.get(user_id)
         if known is None:
@@ -99,9 +99,11 @@ class Newcomers:
 
 
 def keep_groups(memory: KeystoneMemory, manager: Any, newcomers: Newcomers) -> None:
-    """Have the groups of a user kept.
+    """Make Keystone keep the groups of a user.
 
+    :param memory: the worker's memory
     :param manager: the class of Keystone's manager of assignments
+    :param newcomers: the users whose groups are not kept
     """
     compute = manager._get_group_ids_for_user_id
     if hasattr(compute, "keyfront"):
@@ -123,12 +125,14 @@ def keep_groups(memory: KeystoneMemory, manager: Any, newcomers: Newcomers) -> N
 def keep_grants(
     memory: KeystoneMemory, driver: Any, assignment: Any, sql: Any, newcomers: Newcomers
 ) -> None:
-    """Have what is granted to a user, or to his groups, read once for his roles on all targets.
+    """Make Keystone read the grants of a user, or of his groups, once for the roles on all targets.
 
-    :param driver: the class of Keystone's SQL driver of assignments; one that goes by anything but
-        what is known is left alone
+    :param memory: the worker's memory
+    :param driver: the class of Keystone's SQL driver of assignments; one that uses other names than
+        the known ones is left alone
     :param assignment: the class of its rows
     :param sql: the module ``keystone.common.sql``
+    :param newcomers: the users whose grants are not kept
     """
     import sqlalchemy
 
@@ -184,7 +188,7 @@ def keep_grants(
 
 
 def _for_roles() -> bool:
-    """Whether the roles of somebody are computed, in a request that shares things with others."""
+    """Whether roles are being computed, in a request that shares values with others."""
     request = current.get()
     return (
         request is not None
@@ -196,7 +200,7 @@ def _for_roles() -> bool:
 def _granted(
     grants: Sequence[_Grant], kind: str, targets: Collection[str], inherited: bool | None
 ) -> list[dict[str, str]] | None:
-    """Return the grants on some targets as the driver does; ``None`` if only databases know."""
+    """Return the grants on some targets as the driver does; ``None`` if only it can."""
     who, what = ("user_id" if kind.startswith("User") else "group_id"), "project_id"
     if kind.endswith("Domain"):
         what = "domain_id"
@@ -229,7 +233,7 @@ def _folded(identity: str) -> str:
 
 
 def _is_known(compute: Any) -> bool:
-    """Whether a driver lists assignments as is done here."""
+    """Whether a driver lists assignments in the way that is known here."""
     code = getattr(compute, "__code__", None)
     if code is None:
         return False
@@ -243,10 +247,11 @@ def _is_known(compute: Any) -> bool:
 
 
 def keep_all(memory: KeystoneMemory) -> None:
-    """Have both kept by the Keystone that is loaded.
+    """Make the Keystone that is loaded keep groups and grants.
 
-    :raises IncompatibleError: a function of Keystone is not where it is expected
-    :raises AttributeError: the same
+    :param memory: the worker's memory
+    :raises IncompatibleError: a module of Keystone is not where it is expected
+    :raises AttributeError: a function or class of Keystone is not where it is expected
     """
     sql = import_keystone("keystone.common.sql")
     users = import_keystone("keystone.identity.backends.sql_model")

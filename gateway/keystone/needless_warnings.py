@@ -1,4 +1,4 @@
-"""Keeps two warnings of Keystone's libraries from the logs of processes that are ours.
+"""Filters for two warnings of Keystone's libraries, in processes that keyfront starts.
 
 Each is about nothing that its reader could change or that happened:
 
@@ -21,7 +21,7 @@ _TRUNCATING = "Truncating password to algorithm specific maximum length"
 
 
 def leave_out() -> None:
-    """Leave them out of what this process says; to be called before Keystone is imported."""
+    """Keep these warnings out of this process's log; to be called before Keystone is imported."""
     warnings.filterwarnings("ignore", message=_EVENTLET)
     logger = logging.getLogger(_LOGGER)
     if is_needed not in logger.filters:
@@ -29,5 +29,5 @@ def leave_out() -> None:
 
 
 def is_needed(record: logging.LogRecord) -> bool:
-    """Return whether a record tells something."""
+    """Whether a log record is none of these warnings."""
     return not str(record.msg).startswith(_TRUNCATING)

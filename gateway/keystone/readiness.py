@@ -1,7 +1,7 @@
-"""The parts that a Keystone needs to answer what no cache does: what asks each of them.
+"""Checks of the parts that a Keystone needs for requests that no cache answers.
 
-Nothing here takes what requests need: the database is asked over a connection of its own, since a
-pool with no connection left tells of load and not of the database.
+They take nothing that requests need: the database is asked over a connection of its own, since a
+pool with no connection left is a sign of load and not of a lost database.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from keyfront.errors import DirectoryUnavailableError, ServerError
 
 
 def parts() -> dict[str, Callable[[], None]]:
-    """Return what asks each part that this process's Keystone has, by name; it raises if it is not
-    there. Without a Keystone there is none.
+    """Return a check for each part that this process's Keystone has; none without a Keystone.
+
+    :returns: by the name of the part (``database``, ``directory``, ``redis``, ``keys``) a function
+        that raises any exception if the part cannot be used
     """
     module: Any = sys.modules.get("keystone.conf")
     if module is None or "database" not in module.CONF:
@@ -42,9 +44,9 @@ class _Database:
         self._engine: Any = None
 
     def __call__(self) -> None:
-        """Ask.
+        """Ask for the row.
 
-        :raises Exception: what the database's driver says
+        :raises Exception: the error of the database's driver
         """
         if self._engine is None:
             import sqlalchemy
@@ -58,11 +60,11 @@ class _Database:
 
 
 def _ask_directories() -> None:
-    """See whether each LDAP directory that is in use has a server that is up.
+    """Check that each LDAP directory that is in use has a server that is up.
 
-    The pools know: an operation has told them, or their own look at what was down.
+    The pools know it from operations, and from their own checks of servers that were down.
 
-    :raises DirectoryUnavailableError: one has none
+    :raises DirectoryUnavailableError: a directory has none
     """
     directory: Any = sys.modules.get("keyfront.middleware.ldap.directory")
     for pool in directory.open_pools() if directory is not None else ():
@@ -75,9 +77,9 @@ def _ask_directories() -> None:
 
 
 def _ask_redis() -> None:
-    """See whether the Redis that keeps the epochs answers, where one does.
+    """Check that the Redis which keeps the epochs answers, if there is one.
 
-    :raises CoordinatorError: it does not
+    :raises CoordinatorError: it does not answer
     """
     change_log: Any = sys.modules.get("keyfront.middleware.tokens.invalidation.change_log")
     for coordinator in change_log.registry.all() if change_log is not None else ():
@@ -86,8 +88,9 @@ def _ask_redis() -> None:
 
 
 def _look_for_keys(folder: Path) -> None:
-    """Read the first byte of a key.
+    """Check that a folder has a key whose first byte can be read.
 
+    :param folder: the folder of keys
     :raises ServerError: there is none, or none may be read
     """
     reason = "it is empty"

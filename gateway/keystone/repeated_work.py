@@ -1,7 +1,7 @@
-"""What Keystone does again for each login and each first validation though it knows the outcome.
+"""Work that Keystone repeats for each login and first validation, and that is left out here.
 
-Nothing here answers otherwise than Keystone: what is left out is what could have had no other
-outcome, and where that is not certain Keystone does it.
+No answer is another than Keystone's: work is left out only where its outcome is known; where that
+is not certain Keystone does it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from .worker_memory import KeystoneMemory, NotKept
 
 
 def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
-    """Have the Keystone that is loaded leave out what is repeated; once only.
+    """Patch the Keystone that is loaded so that it leaves out repeated work; once only.
 
-    :param ttl: seconds for which a fact is believed at most
-    :param memory: for what is the same for all users; ``None`` if Keystone's caches are not in it
+    :param ttl: seconds for which it is believed at most that there are no revocations
+    :param memory: the worker's memory, for values that are the same for all users; ``None`` if
+        Keystone's caches are not in it
     :raises IncompatibleError: a function of Keystone is not where it is expected
     """
     keep_validators(import_keystone("keystone.common.validation"))
@@ -77,15 +78,15 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
 # The schemas of bodies are constants of modules, and for each body Keystone makes a validator of
 # its schema anew, a class of its own included.
 
-# A schema that is made for one request is held no longer than until so many others came.
+# Validators that are kept; with one more all are dropped, as some schemas are of one request only.
 _SCHEMAS = 256
 
 
 def keep_validators(validation: Any) -> None:
-    """Have each validator of a body made once.
+    """Make Keystone build the validator of each schema once.
 
     :param validation: the module ``keystone.common.validation``
-    :raises IncompatibleError: it makes none
+    :raises IncompatibleError: it has no class of validators
     """
     module: Any = getattr(validation, "validators", None)
     make = getattr(module, "SchemaValidator", None)
@@ -114,14 +115,14 @@ def keep_validators(validation: Any) -> None:
 # the arguments to the signature at each call. What was given by position comes out as it went in,
 # and what was given by name in its place.
 
-# A signature is held no longer than until so many others came.
+# Signatures that are kept; with one more all are dropped.
 _SIGNATURES = 4096
 
 
 def bind_at_once(decorator: Any) -> None:
-    """Have arguments that are given by position taken as they are.
+    """Make the package decorator take arguments that are given by position as they are.
 
-    :param decorator: the package; releases that do not bind are left alone
+    :param decorator: the package; releases that bind no arguments are left alone
     """
     fix = getattr(decorator, "fix", None)
     if fix is None or hasattr(fix, "keyfront"):
@@ -160,7 +161,7 @@ def bind_at_once(decorator: Any) -> None:
 class _Parameters(NamedTuple):
     """The parameters of a signature, all of which may be given by position."""
 
-    #: ``None`` of those that cannot be given by name.
+    #: The names; ``None`` for a parameter that cannot be given by name.
     names: tuple[str | None, ...]
     defaults: tuple[object, ...]
 
@@ -174,16 +175,16 @@ def _parameters(sig: inspect.Signature) -> _Parameters | None:
     return _Parameters(names, tuple(x.default for x in given))
 
 
-# Of one token, the same two times are read six times; what comes of a text is always the same.
+# The same two times of one token are parsed six times, always with the same result.
 
-# No time is longer, unless somebody wants it so.
+# Characters of a time at most; only a client's made-up one is longer.
 _LONGEST_TIME = 64
 
 
 def read_times_once(timeutils: Any) -> None:
-    """Have a time that was just read not be read again.
+    """Make ``parse_isotime`` keep its last results.
 
-    :param timeutils: the module of oslo.utils
+    :param timeutils: the module ``oslo_utils.timeutils``
     """
     read = timeutils.parse_isotime
     if hasattr(read, "keyfront"):
@@ -207,13 +208,13 @@ def _arguments(function: Any) -> Any:
 
 
 def _getfullargspec(function: Any) -> Any:
-    """Return the arguments of a function or method, looked up once: as ``inspect`` does."""
+    """Return the arguments of a function or method as ``inspect`` does, looked up once."""
     # A bound method is another object each time.
     return _arguments(function.__func__ if isinstance(function, MethodType) else function)
 
 
 class _Inspect:
-    """The module ``inspect``, but for that."""
+    """The module ``inspect``, with our ``getfullargspec``."""
 
     getfullargspec = staticmethod(_getfullargspec)
 
@@ -222,9 +223,9 @@ class _Inspect:
 
 
 def look_at_signatures_once(module: Any) -> None:
-    """Have a module look up the arguments of each method once.
+    """Make a module look up the arguments of each method once.
 
-    :param module: one that does not look is left alone
+    :param module: the module; one that looks none up is left alone
     """
     if getattr(module, "inspect", None) is inspect:
         module.inspect = _Inspect()
@@ -237,10 +238,10 @@ def look_at_signatures_once(module: Any) -> None:
 # with it.
 
 def yield_to_greenlets_only(engines: Any) -> None:
-    """Have the end of a session give way where threads are greenlets.
+    """Make oslo.db yield at the end of a session only where threads are greenlets.
 
-    :param engines: the module of oslo.db that makes engines, none of which is made yet; releases
-        that do not give way are left alone
+    :param engines: the module ``oslo_db.sqlalchemy.engines``, before it has made an engine;
+        releases that do not yield are left alone
     """
     give_way = getattr(engines, "_thread_yield", None)
     if give_way is None or hasattr(give_way, "keyfront"):
@@ -248,7 +249,7 @@ def yield_to_greenlets_only(engines: Any) -> None:
 
     @functools.wraps(give_way)
     def _thread_yield(connection: Any, record: Any) -> None:
-        # Whoever makes greenlets of threads has replaced it.
+        # Monkey patching replaces it.
         if not isinstance(time.sleep, BuiltinFunctionType):
             give_way(connection, record)
 
@@ -260,7 +261,7 @@ def yield_to_greenlets_only(engines: Any) -> None:
 # the user whom it has just read, and writes today's date if that is not what is there. Where users
 # are disabled for inactivity that is a change: others may be told of it late if it enables nobody.
 
-# All that the method goes by which is replaced by one statement.
+# All names that the replaced method uses.
 _WRITES_THE_DAY = frozenset(
     {
         *("sql", "session_for_write", "get", "model", "User", "timeutils", "utcnow", "date"),
@@ -272,13 +273,13 @@ _WRITES_THE_DAY = frozenset(
 def know_who_is_active(
     identity: Any, shadow_users: Any, *, sql: Any = None, user: Any = None
 ) -> None:
-    """Have the day of a user's last login written only where another one was read in this login.
+    """Make Keystone write the day of a user's last login only if this login has read another day.
 
     :param identity: the class of Keystone's SQL driver for users
-    :param shadow_users: the class of that for what it keeps of all users
-    :param sql: the module ``keystone.common.sql``, by which it is written without reading the user
-        again; ``None``: as Keystone does
-    :param user: the class of the rows
+    :param shadow_users: the class of Keystone's SQL driver for users from elsewhere
+    :param sql: the module ``keystone.common.sql``, to write the day without reading the user again;
+        ``None``: it is written as Keystone does
+    :param user: the class of the rows of users, needed with ``sql``
     """
     check, write = identity._check_password, shadow_users.set_last_active_at
     read = shadow_users._get_user
@@ -302,7 +303,7 @@ def know_who_is_active(
         note(user_ref)
         return check(self, password, user_ref)
 
-    # Of a user of a directory no password is compared here, but his row is read.
+    # For a directory's user no password is compared here, but his row is read.
     @functools.wraps(read)
     def _get_user(self: Any, session: Any, user_id: str) -> Any:
         user_ref = read(self, session, user_id)
@@ -319,8 +320,8 @@ def know_who_is_active(
         if known == (user_id, _today()):
             return
         if inactivity_counts():
-            with suppress(Exception):  # the write will say what is amiss
-                # Of a directory's user it is not said here, and counts there.
+            with suppress(Exception):  # the write will raise it again
+                # For a directory's user this is not known here; the directory decides.
                 disabled = self.get_user(user_id)["enabled"] is False
                 request.active = None if disabled else user_id
         elif at_once:
@@ -349,10 +350,11 @@ def _today() -> date:
 # answer never has the hash of his password.
 
 def tell_of_users_once(identity: Any, shadow_users: Any) -> None:
-    """Have a user of whom was told in a login told of again without reading him.
+    """Make a login read each user once.
 
     :param identity: the class of Keystone's SQL driver for users
-    :param shadow_users: the class of that for what it keeps of all users, which reads the same
+    :param shadow_users: the class of Keystone's SQL driver for users from elsewhere, which reads
+        the same rows
     """
     for driver, method in (
         (identity, "authenticate"),
@@ -384,7 +386,7 @@ def _told_once(tell: Callable[..., Any], *, by_id: bool) -> Callable[..., Any]:
 
 
 def _of_user(user_id: str) -> Reads:
-    """Return what there is of a user depends on."""
+    """Return the reads that the data of a user depend on."""
     try:
         return Reads(frozenset({"users"}), frozenset({tag("user", user_id)}))
     except ValueError:
@@ -395,10 +397,10 @@ def _of_user(user_id: str) -> Reads:
 # SQLAlchemy makes of the one before, anew each time, which takes as long as all the rest.
 
 def read_at_once(driver: Any, method: str, model: Any) -> None:
-    """Have one row and what belongs to it read by one statement.
+    """Make a driver read a row and the rows that belong to it by one statement.
 
-    :param driver: a class that reads rows
-    :param method: its name for that; it takes a session and a primary key
+    :param driver: a class of Keystone's drivers
+    :param method: the name of its method that reads a row, by a session and a primary key
     :param model: the class of the rows
     """
     import sqlalchemy.orm
@@ -414,7 +416,7 @@ def read_at_once(driver: Any, method: str, model: Any) -> None:
 
     @functools.wraps(read)
     def read_one(self: Any, session: Any, key: str) -> Any:
-        # The session remembers it for Keystone's own asking, as long as it is held here.
+        # The session keeps it for Keystone's own read, as long as it is held here.
         held = session.get(model, key, options=at_once)
         try:
             return read(self, session, key)
@@ -425,12 +427,12 @@ def read_at_once(driver: Any, method: str, model: Any) -> None:
     setattr(driver, method, read_one)
 
 
-# Whether a token that is just being issued is revoked is asked once and not kept, for which no key
-# has to be made of all that the token says.
+# For a token that is just being issued Keystone checks once whether it is revoked. That is not
+# kept, so no key has to be made of all the token's values.
 
 
 def look_for_new_tokens_at_once(manager: Any) -> None:
-    """Have no value looked for that nobody can have kept.
+    """Make Keystone check new tokens for revocation without its cache, which cannot have them.
 
     :param manager: the class of Keystone's manager of tokens
     """
@@ -449,13 +451,15 @@ def look_for_new_tokens_at_once(manager: Any) -> None:
     manager.check_revocation_v3 = check_revocation_v3
 
 
-# What is above a project, what a role implies and, mostly, the catalog are the same for all users.
-# Keystone asks for them at the first login of each.
+# The parents of a project, the implied roles and, mostly, the catalog are the same for all users.
+# Keystone reads them at the first login of each.
 
 def keep(memory: KeystoneMemory, driver: Any, method: str) -> None:
-    """Have what a method of one argument returns kept.
+    """Make a driver keep the results of a method of one argument.
 
+    :param memory: the worker's memory
     :param driver: a class of Keystone's drivers
+    :param method: the name of the method
     """
     compute = getattr(driver, method)
     if hasattr(compute, "keyfront"):
@@ -472,7 +476,7 @@ def keep(memory: KeystoneMemory, driver: Any, method: str) -> None:
 
 # The roles of a token are looked up each time that they are asked for: six times in a validation.
 
-# All that the function which is left out goes by.
+# All names that the replaced method uses.
 _ROLES_GO_BY = frozenset(
     {
         *("PROVIDERS", "assignment_api", "get_roles_for_user_and_project", "role_api", "get_role"),
@@ -482,10 +486,11 @@ _ROLES_GO_BY = frozenset(
 
 
 def keep_roles_on_projects(memory: KeystoneMemory, model: Any) -> None:
-    """Have the roles of a user on a project kept as tokens show them.
+    """Make Keystone keep the roles of a user on a project as tokens show them.
 
-    :param model: the class of Keystone's tokens; one that goes by anything but these two is left
-        alone
+    :param memory: the worker's memory
+    :param model: the class of Keystone's tokens; one that uses other names than the known ones is
+        left alone
     """
     compute = model._get_project_roles
     if hasattr(compute, "keyfront") or not _ROLES_GO_BY.issuperset(compute.__code__.co_names):
@@ -501,7 +506,7 @@ def keep_roles_on_projects(memory: KeystoneMemory, model: Any) -> None:
 
 
 class _NotedUser(str):
-    """The id of a user that notes whether it was put into a text."""
+    """The id of a user, which notes whether it was put into a text."""
 
     shown = False
 
@@ -519,8 +524,9 @@ class _NotedUser(str):
 
 
 def keep_catalogs_of_projects(memory: KeystoneMemory, driver: Any) -> None:
-    """Have the catalog of a project kept for all users, if no URL in it names the user.
+    """Make Keystone keep the catalog of a project for all users, if no URL in it names the user.
 
+    :param memory: the worker's memory
     :param driver: the class of Keystone's SQL driver for catalogs, which uses a user's id for
         nothing but the URLs
     """
@@ -544,8 +550,8 @@ def keep_catalogs_of_projects(memory: KeystoneMemory, driver: Any) -> None:
 
 
 # For each token that it validates for the first time, Keystone looks for the revocations that may
-# be meant for it: those that revoke what was issued up to some moment which the token is not after.
-# Most tokens are younger than the newest revocation.
+# apply to it: those of tokens issued up to a moment that is not before the token's own. Most tokens
+# are younger than the newest revocation.
 
 # Databases keep that moment with or without fractions of seconds, rounded or cut off.
 _MARGIN = timedelta(seconds=1)
@@ -555,7 +561,7 @@ _REVOCATIONS = Reads(frozenset({ANY}), frozenset({ANY}))
 
 
 class _Newest(NamedTuple):
-    """Up to which moment what was issued may have been revoked, in a state of the database."""
+    """The newest moment up to which tokens may have been revoked, in a state of the database."""
 
     name: str
     moment: datetime
@@ -563,11 +569,11 @@ class _Newest(NamedTuple):
 
 
 def skip_empty_lists(backend: Any, sql: Any, ttl: float) -> None:
-    """Have no revocations looked for that could be meant for a token, where there can be none.
+    """Make Keystone not look for revocations of a token that is younger than all of them.
 
     :param backend: the module of Keystone's SQL driver for revocations
     :param sql: the module ``keystone.common.sql``
-    :param ttl: seconds for which it is believed that there are none
+    :param ttl: seconds for which it is believed at most that there are no newer ones
     """
     import sqlalchemy
 
@@ -579,12 +585,12 @@ def skip_empty_lists(backend: Any, sql: Any, ttl: float) -> None:
     kept = _Newest("", datetime.max, -math.inf)
 
     def newest(request: Request | None) -> datetime:
-        """Return the last moment up to which what was issued may have been revoked."""
+        """Return the newest moment up to which tokens may have been revoked."""
         nonlocal kept
-        # A write that revokes nothing makes it no later.
+        # A write that revokes nothing does not change it.
         name = name_of(request, REVOKED)
         if request is None or not name:
-            return datetime.max  # who knows how old what is kept would be
+            return datetime.max  # the age of the kept moment would not be known
         found = kept
         if found.name != name or time.monotonic() > found.deadline:
             with sql.session_for_read() as session:
@@ -601,7 +607,7 @@ def skip_empty_lists(backend: Any, sql: Any, ttl: float) -> None:
     @functools.wraps(look)
     def _list_token_events(self: Any, token: Any) -> list[Any]:
         issued = token["issued_at"] - _MARGIN
-        # A token that was not younger in some state will hardly be in this one.
+        # A token that was not younger in an older state will hardly be younger in this one.
         if (kept.moment < issued or time.monotonic() > kept.deadline) and (
             newest(current.get()) < issued
         ):

@@ -1,4 +1,4 @@
-"""Leaves pysaml2's XML schemas unbuilt until a document is checked by them.
+"""pysaml2's XML schemas, built only when a document is checked by them.
 
 Keystone imports pysaml2, because it may be an identity provider, and ``saml2.xml.schema`` builds
 the schemas of SAML while it is imported: a third of the CPU time that loading Keystone takes, in
@@ -18,9 +18,9 @@ _MODULE = "saml2.xml.schema"
 
 
 class SchemaOnDemand:
-    """Stands for a schema, and builds it when an attribute of it is asked for.
+    """A stand-in for a schema, which builds it when an attribute of it is asked for.
 
-    :param build: returns the schema
+    :param build: a function that returns the schema
     """
 
     def __init__(self, build: Callable[[], Any]) -> None:
@@ -39,7 +39,7 @@ class SchemaOnDemand:
 def build_on_demand() -> None:
     """Import pysaml2's schemas without building them; to be called before Keystone is imported.
 
-    What is imported already stays as it is. What is not installed is for Keystone to say.
+    Modules that are imported already stay as they are; Keystone reports missing ones.
     """
     if _MODULE in sys.modules:
         return

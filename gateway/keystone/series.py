@@ -12,8 +12,8 @@ SERIES = {27: "2025.1", 28: "2025.2", 29: "2026.1", 30: "2026.2"}
 def described(version: str) -> str:
     """Return a version of Keystone with its series: ``30.0.0 (OpenStack 2026.2)``.
 
-    :param version: as the package tells it
-    :returns: with ``no tested series`` for a Keystone that no test is run with
+    :param version: the version of the package
+    :returns: a text, with ``no tested series`` for a Keystone that no test is run with
     """
     major = version.partition(".")[0]
     series = SERIES.get(int(major)) if major.isdigit() else None
@@ -23,6 +23,6 @@ def described(version: str) -> str:
 def installed() -> str:
     """Return the Keystone of this environment, as :func:`described`.
 
-    :raises importlib.metadata.PackageNotFoundError: there is none
+    :raises importlib.metadata.PackageNotFoundError: Keystone is not installed
     """
     return described(importlib.metadata.version("keystone"))

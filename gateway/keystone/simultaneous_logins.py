@@ -1,9 +1,9 @@
-"""First logins of one user at the same time: all of them let in, as each would be alone.
+"""First logins of one user at the same time, all of which succeed as each would alone.
 
-Keystone writes down who comes from a directory or an identity provider at his first login: it
-looks for the user, and if he is not there it makes him. Of two logins that both have not found him
-the second is answered 409, or 500 where his groups are written. Here it looks again, and goes on
-with what the other one has made.
+At the first login of a user of a directory or an identity provider Keystone looks for his row, and
+if there is none it makes one. Of two logins that have both found none the second is answered 409,
+or 500 where his groups are written. Here it looks again, and goes on with the row that the other
+one has made.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .imports import import_keystone, incompatible
 # How often a login begins again because others are faster: each time one of them was let in.
 _TRIES = 5
 
-# On an error: the user was made by somebody else since the login had looked for him.
+# Name of an error's attribute: the user was made by another login since this one looked for him.
 _MADE_MEANWHILE = "keyfront_made_meanwhile"
 
 
 def let_all_in() -> None:
-    """Have the Keystone that is loaded let in all who come at once; once only.
+    """Patch the Keystone that is loaded so that simultaneous first logins succeed; once only.
 
     :raises IncompatibleError: a function of Keystone is not where it is expected
     """
@@ -52,15 +52,15 @@ def let_all_in() -> None:
 def find_who_was_made(
     users: Any, *, conflict: type[Exception], not_found: type[Exception]
 ) -> None:
-    """Have the driver look for a user whom it cannot make because he is there.
+    """Make the driver look again for a user whom it cannot make because his row is there.
 
-    A user of a directory is given as if he had been found before. The login of an identity
-    provider's user begins again (:func:`begin_again`): what it does depends on whether he was
-    there.
+    A directory's user is returned as if he had been found before. The login of an identity
+    provider's user begins again (:func:`begin_again`), as it does other things for a user who is
+    known.
 
     :param users: the class of Keystone's driver for users from elsewhere
-    :param conflict: what it raises for a row that is there
-    :param not_found: what it raises where there is no such user
+    :param conflict: the error that it raises for a row that is there
+    :param not_found: the error that it raises for a user who is not there
     """
     make_nonlocal, make_federated = users.create_nonlocal_user, users.create_federated_user
     if _is_done(make_nonlocal):
@@ -73,7 +73,7 @@ def find_who_was_made(
             try:
                 return self.get_user(user_dict["id"])
             except not_found:
-                # Somebody else has his name: another identity, which is told as Keystone does.
+                # Another identity has his name, which is answered as Keystone does.
                 raise error from None
 
     def create_federated_user(
@@ -95,13 +95,13 @@ def find_who_was_made(
 
 
 def begin_again(manager: Any, *, conflict: type[Exception]) -> None:
-    """Have the login of an identity provider's user begin again where he was made meanwhile.
+    """Make the login of an identity provider's user begin again if he was made meanwhile.
 
-    It has changed nothing by then. And if it took groups from a user whom it holds to be new, it
-    would leave him the tokens that he got with them.
+    It has changed nothing by then. If it went on as with a new user, it would take groups from him
+    without revoking the tokens that he got with them.
 
     :param manager: the class of Keystone's manager of identities
-    :param conflict: what it raises where the user was made
+    :param conflict: the error that it raises if the user was made meanwhile
     """
     log_in = manager.shadow_federated_user
     if _is_done(log_in):
@@ -120,11 +120,11 @@ def begin_again(manager: Any, *, conflict: type[Exception]) -> None:
 
 
 def repeat(owner: Any, method: str, *, errors: tuple[type[Exception], ...]) -> None:
-    """Have a transaction repeated that others have crossed.
+    """Make a method repeat its transaction after errors that others' transactions have caused.
 
     :param owner: the class that has the method
-    :param method: of one transaction, which an error takes back whole
-    :param errors: those that say that it may come out otherwise the next time
+    :param method: the name of a method with one transaction, which an error rolls back whole
+    :param errors: the errors after which the next try may succeed
     """
     deed: Callable[..., Any] = getattr(owner, method)
     if getattr(deed, "keyfront_repeats", False):

@@ -1,12 +1,12 @@
-"""Has Keystone's writers wait for one another on SQLite, where they would fail at once.
+"""Waiting of Keystone's writers for one another on SQLite, where they would fail at once.
 
 SQLite has one writer at a time. A transaction that begins as a reader and writes later cannot wait
 for another one to end: it has not seen that one's change, so SQLite refuses it ("database is
 locked") however long it may wait. So the sessions that Keystone opens for writing begin as writers,
-readers go on beside them in write-ahead mode, and who finds another writer waits.
+readers go on beside them in write-ahead mode, and a writer that finds another one waits.
 
-oslo.db emits BEGIN itself, since pysqlite's own way would do it too late. It does so by an event of
-the engine, before which ours comes, and not if a transaction has begun already.
+oslo.db emits BEGIN itself, since pysqlite would emit it too late. It does so in an event of the
+engine, which comes after ours, and not if a transaction has begun already.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .imports import incompatible
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds that a writer waits for others; less than the least time after which uWSGI ends a worker
-#: over a stuck request (30).
+#: Seconds that a writer waits for others; less than the 30 seconds after which, at the earliest,
+#: uWSGI ends a worker over a stuck request.
 PATIENCE = 15.0
-# Seconds between two tries, each time another number, so that two do not go on meeting.
+# Seconds between two tries, at random, so that two writers do not go on meeting.
 _PAUSES = (0.001, 0.01)
 # An execution option of the engine that writing sessions are bound to.
 _WRITES = "keyfront_writes"
@@ -46,7 +46,7 @@ class Plugin(sqlalchemy_plugin.Plugin):
     """The plugin ``keyfront`` of SQLAlchemy's URLs (entry point ``sqlalchemy.plugins``)."""
 
     def engine_created(self, engine: Engine) -> None:
-        """Attach to the engine."""
+        """Attach the hooks to the engine."""
         super().engine_created(engine)
         sql = sys.modules.get("keystone.common.sql.core")
         if sql is not None:  # other programs' sessions are their own
@@ -57,15 +57,16 @@ class Plugin(sqlalchemy_plugin.Plugin):
 
 
 def attach(engine: Engine) -> None:
-    """Have the writers of a SQLite file wait for one another; once only. Others are left alone.
+    """Make the writers of a SQLite file wait for one another; once only.
 
-    :param engine: of Keystone's database, whose writing sessions are marked
+    :param engine: the engine of Keystone's database, whose writing sessions :func:`mark_writers`
+        marks; engines of other databases are left alone
     """
     if not _is_file(engine) or hasattr(engine.dialect, _ATTACHED):
         return
     setattr(engine.dialect, _ATTACHED, True)
     event.listen(engine, "connect", _settings(str(engine.url.database)))
-    # Those of the class come before an engine's own, whichever was there first.
+    # Listeners of the class are called before an engine's own, whichever was added first.
     if not event.contains(Engine, "begin", _begin):
         event.listen(Engine, "begin", _begin)
 
@@ -75,9 +76,9 @@ def _is_file(engine: Engine) -> bool:
 
 
 def mark_writers(factory: Any) -> None:
-    """Bind the sessions that are opened for writing on SQLite to an engine that says so; once only.
+    """Bind the sessions that are opened for writing on SQLite to an engine with a mark; once only.
 
-    :param factory: of oslo.db's transaction context, which makes the sessions
+    :param factory: the factory of oslo.db's transaction context, which makes the sessions
     :raises IncompatibleError: it does not make them as expected
     """
     try:
@@ -103,7 +104,10 @@ def mark_writers(factory: Any) -> None:
 
 
 def _settings(name: str) -> Callable[[Any, Any], None]:
-    """What each new connection is told, and the first one of all the mode of the file."""
+    """Return a listener that sets up each new connection, and by the first one the file's mode.
+
+    :param name: the file's name, for the log
+    """
     first = True
 
     def connected(connection: sqlite3.Connection, record: Any) -> None:
@@ -126,7 +130,7 @@ def _settings(name: str) -> Callable[[Any, Any], None]:
 
 
 def _begin(connection: Connection) -> None:
-    """Begin a writer's transaction as such."""
+    """Begin the transaction of a marked session as a writer's; wait for others up to 15 seconds."""
     if _BEGUN in connection.info or not connection.get_execution_options().get(_WRITES):
         return
     dbapi: Any = connection.connection.dbapi_connection
@@ -146,7 +150,7 @@ def _begin(connection: Connection) -> None:
 
 
 def _error_of_begin(connection: sqlite3.Connection) -> int | None:
-    """Begin to write; returns SQLite's code of the error, ``None`` if there was none."""
+    """Begin to write; return SQLite's error code, or ``None`` if there was no error."""
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
@@ -155,9 +159,10 @@ def _error_of_begin(connection: sqlite3.Connection) -> int | None:
 
 
 def _raise_as_sqlalchemy(connection: Connection, *, busy: bool) -> None:
-    """Try for the last time, and raise what SQLAlchemy makes of it.
+    """Try for the last time, through SQLAlchemy, which raises its own error.
 
-    :param busy: whether others write, which is said to who waited for it
+    :param connection: the connection
+    :param busy: true if others write; then an error is logged and answered 503
     """
     try:
         connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,9 +1,9 @@
-"""Looks whether a database may answer from the past, at each connection that a request is given.
+"""Checks of the database connections that requests are given: may they answer from the past?
 
 The token cache is exact if a transaction that begins after a commit has returned sees what was
-committed. SQLite, MariaDB, MySQL and PostgreSQL do, asked at the server that was written to. A
-replica, another node of a cluster without causality checks, or a proxy that asks one of them, may
-not. What such a connection answers is given to the request that asks, and kept nowhere.
+committed. With SQLite, MariaDB, MySQL and PostgreSQL it does, on the server that was written to. On
+a replica, on another node of a cluster without causality checks, or through a proxy that asks one
+of them, it may not. Answers over such a connection are given to their request, and kept nowhere.
 
 A server can be made a replica while it is connected to. So a connection is asked again after each
 change: all changes up to the last one were made before, and if the server takes writes now, it was
@@ -35,7 +35,7 @@ _SYNC_READS = 1
 _WAITS_AT_READS = frozenset({"BEFORE", "BEFORE_AND_AFTER"})
 _WAITS_AT_FAILOVER = frozenset({"BEFORE_ON_PRIMARY_FAILOVER", "AFTER"})
 
-# What is asked of MariaDB and MySQL, as far as a server has it.
+# The variables that MariaDB and MySQL are asked for, as far as a server has them.
 _VARIABLES = (
     *("read_only", "super_read_only", "innodb_read_only"),
     *("gtid_slave_pos", "gtid_current_pos"),
@@ -44,14 +44,14 @@ _VARIABLES = (
     "group_replication_single_primary_mode",
 )
 
-# Of how many servers it applies changes, and how many nodes its Galera cluster has.
+# The number of servers whose changes it applies, and of nodes of its Galera cluster.
 _STATUS = ("slaves_running", "wsrep_cluster_size")
 _SHOW_VARIABLES, _SHOW_STATUS = (
     f"SHOW {what} WHERE Variable_name IN ({', '.join(repr(name) for name in names)})"
     for what, names in (("VARIABLES", _VARIABLES), ("GLOBAL STATUS", _STATUS))
 )
 
-# Seconds after which a connection that is not vouched for is asked again, also without a change.
+# Seconds after which a connection that is doubted is asked again even without a change.
 _AGAIN_SECONDS = 5.0
 
 # In the info dictionary of a database connection.
@@ -59,18 +59,19 @@ _VERDICT, _KNOWN = "keyfront.verdict", "keyfront.variables"
 
 
 class Doubt(NamedTuple):
-    """Why a connection is not vouched for, and what to do about it."""
+    """The reason for which a connection may answer from the past, and the remedy."""
 
     reason: str
-    #: Whether it is known that it may answer from the past; else it could not be found out.
+    #: Whether it is known that it may; else it could not be found out.
     certain: bool
 
 
 class Connections:
-    """Judges the connections of an engine when requests are given them; listens to ``checkout``.
+    """A listener to ``checkout`` that checks an engine's connections when requests are given them.
 
-    :param dialect: of the engine
-    :param bounded: whether an operator has said how far what cannot be found out may be behind
+    :param dialect: the engine's dialect
+    :param bounded: true if an operator has set the seconds by which the database may be behind, so
+        that doubts which are not certain do not count
     """
 
     def __init__(self, dialect: Dialect, *, bounded: bool = False) -> None:
@@ -80,7 +81,7 @@ class Connections:
         self._said: set[str] = set()
 
     def __call__(self, connection: Any, record: Any, proxy: Any) -> None:
-        """Note in the present request if what ``connection`` answers must not be kept."""
+        """Note in the present request if answers over ``connection`` must not be kept."""
         request = current.get()
         if request is None or request.unvouched:
             return
@@ -101,7 +102,7 @@ class Connections:
                 doubt = self._look(connection, cursor, info)
             finally:
                 cursor.close()
-            connection.rollback()  # it is handed on as it came
+            connection.rollback()  # the request gets it in no transaction
         except Exception as error:
             if self._is_disconnect(error, connection, None):  # type: ignore[arg-type]
                 return _ENDED
@@ -119,10 +120,10 @@ class Connections:
 def mysql_doubt(
     connection_id: tuple[object, object], variables: Mapping[str, str]
 ) -> Doubt | None:
-    """Return what speaks against asking a MariaDB or MySQL for the present.
+    """Return the reason for which a MariaDB or MySQL may answer from the past, if there is one.
 
-    :param connection_id: as the greeting said it, and as the server that answers says it
-    :param variables: those of :data:`_VARIABLES` and :data:`_STATUS` that it has
+    :param connection_id: the connection's number in the greeting, and from the server that answers
+    :param variables: the values of :data:`_VARIABLES` and :data:`_STATUS`, as far as it has them
     """
     if _on(variables, "wsrep_on"):
         waits = variables.get("wsrep_sync_wait", "0")
@@ -165,10 +166,10 @@ def mysql_doubt(
 
 
 def postgresql_doubt(process: tuple[object, object], reads_only: str) -> Doubt | None:
-    """Return what speaks against asking a PostgreSQL for the present.
+    """Return the reason for which a PostgreSQL may answer from the past, if there is one.
 
-    :param process: the number of the server process as the greeting said it, and as it says itself
-    :param reads_only: ``transaction_read_only``, which on a standby is always ``on``
+    :param process: the number of the server process in the greeting, and from the one that answers
+    :param reads_only: the setting ``transaction_read_only``, which on a standby is always ``on``
     """
     if reads_only != "off":
         return Doubt(
@@ -179,7 +180,7 @@ def postgresql_doubt(process: tuple[object, object], reads_only: str) -> Doubt |
     return _PROXY if process[0] != process[1] else None
 
 
-# Nothing is wrong: Keystone will be given another one.
+# No fault: Keystone will be given another connection.
 _ENDED = Doubt("the connection has ended", False)
 _REPLICATES = Doubt(
     "it takes writes and replicates from another server, so it may be behind; [database] "

@@ -1,8 +1,9 @@
-"""Connects a Keystone that is being loaded to the token cache.
+"""The connection of a Keystone that is being loaded to the token cache.
 
-With the ``token_cache`` filter in front, Keystone must tell what its answers depend on, and what
-its transactions change; see :mod:`keyfront.middleware.tokens`. Without the filter this costs next
-to nothing, and a Keystone that writes to the same database as one with the filter is heard by it.
+With the ``token_cache`` filter in front, Keystone must note the dependencies of its answers, and
+announce the changes of its transactions; see :mod:`keyfront.middleware.tokens`. Without the filter
+this costs next to nothing, and a Keystone that writes to the same database as one with the filter
+announces its changes to that one.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
 
 class Database:
-    """Keystone's database: what it is asked through, and where its epochs are.
+    """Keystone's database, with the folder and coordinator of its epochs.
 
-    :param factory: of oslo.db's transaction context
+    :param factory: the factory of oslo.db's transaction context, which makes engines and sessions
     """
 
     def __init__(self, factory: Any) -> None:
@@ -44,23 +45,24 @@ class Database:
         self._folder: Path | None = None
 
     def coordinator(self) -> Coordinator | None:
-        """Return the coordinator, if there is an epoch table.
+        """Return the coordinator; ``None`` without an epoch table.
 
-        :raises CoordinatorError: there is one that cannot be used
+        :raises CoordinatorError: there is a table that cannot be used
+        :raises OptionError: an option has a value out of its range
         """
         from keyfront.middleware.tokens.invalidation.change_log import registry
 
         return registry.get(self.folder())
 
     def has_no_epochs(self) -> bool:
-        """Whether the token cache is not in use."""
+        """Whether there is no epoch table, as the token cache is not in use."""
         try:
             return self.coordinator() is None
         except CoordinatorError:
             return False
 
     def folder(self) -> Path:
-        """Return the folder of its token cache, whether or not there is one."""
+        """Return the folder of the token cache of this database, whether or not there is one."""
         from keyfront.middleware.tokens.invalidation.change_log import folder_of
 
         if self._folder is None:
@@ -68,13 +70,14 @@ class Database:
         return self._folder
 
     def node(self) -> Node | None:
-        """Return what the workers of this node share, if there is a token cache."""
+        """Return the memory that the workers of this node share; ``None`` without a token cache."""
         return None if self._folder is None else nodes.get(self._folder)
 
     def watch(self, engine: Any) -> None:
-        """Tell of what ``engine`` commits; called by oslo.db for each engine it makes.
+        """Attach the hooks to an engine; called by oslo.db for each engine it makes.
 
-        On SQLite its writers wait for one another, too.
+        Its changes are announced, writers wait for one another on SQLite, and connections to other
+        databases are checked for answers from the past.
         """
         from sqlalchemy import event
 
@@ -91,8 +94,9 @@ class Database:
 
 
 def watch_database() -> Database:
-    """Have every database engine that Keystone makes from now on tell of its changes.
+    """Make every database engine that Keystone makes from now on announce its changes.
 
+    :returns: Keystone's database
     :raises IncompatibleError: Keystone does not get its engines as expected
     """
     sql = import_keystone("keystone.common.sql.core")
@@ -109,9 +113,10 @@ def watch_database() -> Database:
 
 
 def connect(database: Database) -> CacheViews:
-    """Connect what needs a Keystone that is loaded.
+    """Connect a Keystone that is loaded to the token cache.
 
-    :returns: what looks which state each request begins in, to be told of its beginning
+    :param database: the result of :func:`watch_database`
+    :returns: the views, whose ``begin`` is to be called at the beginning of each request
     :raises IncompatibleError: this Keystone does not look as needed
     """
     from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import is_attached
@@ -145,7 +150,7 @@ def connect(database: Database) -> CacheViews:
     if values["reuse"] and values["first_validations"]:
         decide = tell_of_validations(manager, directories.note)
         if decide is not None:
-            with suppress(CoordinatorError):  # of who has no folder there is no token cache
+            with suppress(CoordinatorError):  # without a folder there is no token cache
                 policies[database.folder()] = decide
     return views
 
@@ -155,7 +160,9 @@ def _keep_in_memory(
 ) -> KeystoneMemory | None:
     """Give Keystone's caches the memory of this worker, where they have no backend of their own.
 
-    :param values: of the options
+    :param regions: Keystone's cache regions
+    :param database: Keystone's database
+    :param values: the values of the token cache's options, by name
     :returns: the memory; ``None`` if Keystone caches nothing, or elsewhere
     """
     from keyfront.middleware.tokens.options import KEYSTONE_SHARE
@@ -172,9 +179,9 @@ def _keep_in_memory(
 
 
 def _form() -> str:
-    """Return what tells workers that share what Keystone computes from those of another kind.
+    """Return a text that is equal in workers which may share the values that Keystone computes.
 
-    Those with other versions or options share nothing anyhow. One that has loaded another catalog
+    Workers with other versions or options share nothing anyhow. One that has loaded another catalog
     file, or whose Python pickles otherwise, may run beside this one for a while.
     """
     files = WatchedFiles(of_keystone(import_keystone("keystone.conf").CONF), Path()).look()
@@ -188,7 +195,7 @@ def _options() -> dict[str, Any]:
 
 
 def _cache_regions() -> Iterator[Any]:
-    """Yield Keystone's cache regions, but for the one with the names of the others."""
+    """Yield Keystone's cache regions, except the one that keeps the names of the others."""
     core = import_keystone("keystone.common.cache.core")
     region = import_keystone("dogpile.cache.region").CacheRegion
     seen = {id(core.CACHE_INVALIDATION_REGION)}
@@ -215,9 +222,9 @@ def _token_manager() -> Any:
 
 
 def _load_policies() -> None:
-    """Have the policies loaded before the first request.
+    """Make Keystone load its policies before the first request.
 
-    Keystone loads them in it, and while one thread does, another finds no rules and is answered
+    By itself it loads them in that request; meanwhile another thread finds no rules and answers
     403, which would be kept for others.
 
     :raises IncompatibleError: Keystone does not keep them as expected
@@ -229,17 +236,17 @@ def _load_policies() -> None:
         raise incompatible(f"its policies are not where expected ({error})") from None
 
 
-# What the token cache needs of Keystone's inside: which tokens it looked at.
+# The hooks that note which tokens Keystone looked at.
 #
 # ``egg:keyfront#keystone`` installs these. They take Keystone's objects and import none of it.
 
 def record_validations(
     manager: Any, note: Callable[[Request, Any], None] = lambda request, model: None
 ) -> None:
-    """Note in the present request each token that ``manager`` validates, and how it ended.
+    """Patch Keystone so that each request notes the tokens that are validated, and the results.
 
     :param manager: Keystone's token provider manager; its driver decodes tokens
-    :param note: called with the request and the model of each token that is accepted
+    :param note: a function called with the request and the model of each token that is accepted
     """
     original, decode = manager.validate_token, manager.driver.validate_token
 
@@ -293,7 +300,7 @@ def record_validations(
 
 
 def _has_ended(model: Any) -> bool:
-    """Whether what a token stands on has ended. A model of another shape is kept nowhere."""
+    """Whether a token's trust or application credential has ended; false for an unknown model."""
     try:
         return basis_end(model) <= time.time()
     except (ValueError, TypeError, AttributeError):
@@ -301,10 +308,10 @@ def _has_ended(model: Any) -> bool:
 
 
 def keep_per_request(proxy: Any) -> None:
-    """Have Keystone's request-local cache live as long as the request, and no longer.
+    """Make Keystone's request-local cache last as long as the request, and no longer.
 
-    Keystone keeps it in the context of oslo.context. That of the previous request is still there
-    when the caller's token is validated, and a new one is made for the rest, so that everything is
+    Keystone keeps it in the context of oslo.context. The previous request's context is still there
+    when the caller's token is validated, and a new one is made after that, so that everything is
     computed twice for one request.
 
     :param proxy: Keystone's class ``_ResponseCacheProxy``
@@ -319,9 +326,9 @@ def keep_per_request(proxy: Any) -> None:
 
 
 def keep_no_outside_decision(checks: Any) -> None:
-    """Have nothing kept of a request that a policy asks somebody else about, as by ``http:``.
+    """Keep no answer to a request for which a policy asks another program, as by ``http:``.
 
-    :param checks: the module ``oslo_policy._checks``: all rules that others bring are extensions
+    :param checks: the module ``oslo_policy._checks``, whose extensions are all such rules
     """
     for kind in set(checks.get_extensions().values()):
         decide = kind.__call__

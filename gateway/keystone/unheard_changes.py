@@ -1,8 +1,8 @@
-"""What goes on in Keystone while Redis is away, so that nobody can be told of a change.
+"""Writes of logins and validations that are left out while Redis is away.
 
-A change that nobody could be told of is not committed, and who asked for it is answered 503. But a
-login and a validation change things that nobody asked for. Of these, what Keystone does again the
-next time is left out for now: nothing is told to anybody that the database does not say.
+A change that nobody could be told of is not committed, and the request for it is answered 503. But
+logins and validations make changes that nobody asked for. Those that Keystone makes again the next
+time are left out for now: no answer says anything that the database does not.
 
 Others are written and told of late, see
 :func:`~keyfront.middleware.tokens.invalidation.rules.may_wait`.
@@ -23,12 +23,12 @@ from .imports import import_keystone, incompatible
 
 LOG = logging.getLogger(__name__)
 
-# Whether what is written at the moment may be left out.
+# Whether a write may be left out at the moment.
 _within: contextvars.ContextVar[bool] = contextvars.ContextVar("keyfront_left_out", default=False)
 
 
 def leave_out_unheard() -> None:
-    """Have the Keystone that is loaded leave out such changes; once only.
+    """Patch the Keystone that is loaded so that it leaves out such writes; once only.
 
     :raises IncompatibleError: a function of Keystone is not where it is expected
     """
@@ -59,7 +59,7 @@ def _inside(value: bool) -> Iterator[None]:
 
 
 def _mark(owner: Any, method: str) -> None:
-    """Have what is written in a method be of those that may be left out."""
+    """Patch a method so that writes within it may be left out."""
     deed = getattr(owner, method)
     if hasattr(deed, "keyfront"):
         return
@@ -74,9 +74,11 @@ def _mark(owner: Any, method: str) -> None:
 
 
 def _leave_out(owner: Any, method: str, what: str) -> None:
-    """Have a method that writes go on without, where it may and nobody can be told.
+    """Patch a method so that its write is left out, where it may be and nobody can be told.
 
-    :param what: for the log
+    :param owner: the class that has the method
+    :param method: the name of the method
+    :param what: a noun for the log: what is not written
     """
     write: Callable[..., Any] = getattr(owner, method)
     if hasattr(write, "keyfront"):

@@ -1,8 +1,9 @@
 """The user of a login, read by fewer statements.
 
-Who is looked for by name is read by his id, which the name's tags need anyhow: by one statement for
-all that belongs to him, where Keystone makes three (``read_at_once`` of ``repeated_work.py``). And
-that his row has no identities of other places says so again when Keystone asks for these.
+A user who is looked for by name is read by his id, which the name's tags need anyhow: by one
+statement for all that belongs to him, where Keystone makes three (``read_at_once`` of
+``repeated_work.py``). And if his row was read without federated identities, these are not looked
+for again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from keyfront.middleware.tokens.invalidation.rules import NAMES, name_tag, tag
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import find
 from keyfront.middleware.tokens.request import Request, current
 
-# All that the method goes by which is left out.
+# All names that the replaced method uses.
 _BY_NAME = frozenset(
     {
         *("sql", "session_for_read", "query", "model", "User", "join", "LocalUser", "filter"),
@@ -33,12 +34,12 @@ _FEDERATED = frozenset(
 
 
 def find_by_name(identity: Any, sql: Any, not_found: type[Exception]) -> None:
-    """Have a login's user who is looked for by name read by his id.
+    """Make Keystone read a login's user by his id, where it looks for him by name.
 
-    :param identity: the class of Keystone's SQL driver for users; one that goes by anything but
-        what is known is left alone
+    :param identity: the class of Keystone's SQL driver for users; one that uses other names than
+        the known ones is left alone
     :param sql: the module ``keystone.common.sql``
-    :param not_found: the error of a user who is not there
+    :param not_found: the error that Keystone raises for a user who is not there
     """
     compute = identity.get_user_by_name
     if hasattr(compute, "keyfront") or not _goes_by(compute, _BY_NAME):
@@ -55,12 +56,12 @@ def find_by_name(identity: Any, sql: Any, not_found: type[Exception]) -> None:
                     return None
                 tags.add(tag("user", users[0]))  # type: ignore[arg-type]
                 user = self.get_user(users[0])
-            # Of rows that do not belong to one another Keystone finds none.
+            # Keystone finds no user by rows that do not belong to one another.
             same = name_tag(user["name"]) == name_tag(name)
             if not same or tag("project", user["domain_id"]) != tag("project", domain):
                 return None
         except (AttributeError, TypeError, ValueError, not_found):
-            return None  # which names are one the database alone can say
+            return None  # only the database knows which names are equal
         request.note(Reads(frozenset({"users"}), frozenset(tags)))
         return user
 
@@ -78,11 +79,11 @@ def find_by_name(identity: Any, sql: Any, not_found: type[Exception]) -> None:
 
 
 def tell_who_is_of_here(identity: Any, shadow_users: Any) -> None:
-    """Have a login ask for no identities of a user whose row it has read without any.
+    """Make a login not look for federated identities of a user whose row it has read without any.
 
     :param identity: the class of Keystone's SQL driver for users
-    :param shadow_users: the class of that for what it keeps of all users; one that goes by anything
-        but what is known is left alone
+    :param shadow_users: the class of Keystone's SQL driver for users from elsewhere; one that uses
+        other names than the known ones is left alone
     """
     compute = shadow_users.get_federated_objects
     if hasattr(compute, "keyfront") or not _goes_by(compute, _FEDERATED):

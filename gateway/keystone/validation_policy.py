@@ -1,10 +1,10 @@
-"""What Keystone's policy decides on validations, and what Keystone says of a token at its issue.
+"""Notes on Keystone's policy decisions about validations, and on the tokens that it issues.
 
-The filter answers a caller's first validation of a token from what is known of both
-(``middleware/tokens/first_validations.py``). Whether this caller may see this token it asks of
-Keystone's own enforcer, of oslo.policy, with the credentials that Keystone computed for the caller
-and with what it tells the enforcer of the token. Keystone is asked whole wherever the enforcer does
-not let the caller, or does not decide by these alone: ``http:``, OPA, checks of others.
+The filter answers a caller's first validation of a token from the facts about both
+(``middleware/tokens/first_validations.py``). It asks Keystone's own enforcer, of oslo.policy,
+whether this caller may see this token, with the credentials that Keystone computed for the caller
+and the target that it computed of the token. Keystone answers the request itself wherever the
+enforcer refuses, or does not decide by these alone: ``http:``, OPA, checks of others.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .imports import import_keystone
 
 LOG = logging.getLogger(__name__)
 
-#: What the policy calls a validation by GET.
+#: The policy's name of a validation by GET.
 ACTION = "identity:validate_token"
 
-# Checks of oslo.policy that go by nothing but credentials, target and other rules.
+# Checks of oslo.policy that depend on credentials, target and other rules only.
 _PLAIN = ("TrueCheck", "FalseCheck", "NotCheck", "AndCheck", "OrCheck")
 _PLAIN_WITH_KIND = ("RuleCheck", "RoleCheck", "GenericCheck")
 
@@ -34,14 +34,14 @@ _PLAIN_WITH_KIND = ("RuleCheck", "RoleCheck", "GenericCheck")
 def tell_of_validations(
     manager: Any, note: Callable[[Request, Any], None] = lambda request, model: None
 ) -> Decide | None:
-    """Note in each request how the policy decided on a validation, and which token was issued.
+    """Patch Keystone so that requests note policy decisions on validations, and issued tokens.
 
-    Where Keystone tells its policy other things than are known here, nothing is noted, and first
-    validations are asked of Keystone as ever.
+    Where Keystone gives its policy other values than are known here, nothing is patched, and
+    Keystone answers all first validations.
 
     :param manager: Keystone's token provider manager
-    :param note: called with the request and the model of each token that is known from its issue
-    :returns: what asks the policy; ``None`` where nothing is noted
+    :param note: a function called with the request and the model of each issued token that is noted
+    :returns: the function that asks the policy; ``None`` where nothing is patched
     """
     enforcer = import_keystone("keystone.common.rbac_enforcer.enforcer").RBACEnforcer
     difference = _difference(enforcer, manager)
@@ -72,7 +72,7 @@ class Policy:
         self._leaves = {getattr(checks, name) for name in _PLAIN_WITH_KIND}
 
     def note(self) -> None:
-        """Have each decision noted in its request."""
+        """Patch Keystone's enforcer so that each decision is noted in its request."""
         enforce = self._enforce
 
         @functools.wraps(enforce)
@@ -91,18 +91,20 @@ class Policy:
     def decide(
         self, credentials: Mapping[str, Any], target: Mapping[str, Any]
     ) -> frozenset[str] | None:
-        """Return by what of the target the policy lets somebody see a token.
+        """Ask the policy whether a caller may see a token.
 
-        :param credentials: what it is told of who asks; they were noted, and so was ``target``
-        :returns: names; ``None`` if it does not let him, or does not decide alone
+        :param credentials: the credentials that Keystone computed for the caller
+        :param target: the target that Keystone computed of the token
+        :returns: the names of the target's values that the policy looked at; ``None`` if it
+            refuses, asks another program, or raises an error
         """
         enforcer = self._enforcer()
         policy = enforcer._enforcer
-        # Not that of a request that Keystone serves: what is noted here is looked at here.
+        # A request of its own, whose notes are looked at here.
         request = Request()
         before = current.set(request)
         try:
-            # It loads them again where a file has changed, so that they are looked at after it too.
+            # Enforcing loads rules anew if their file has changed: they are checked after it, too.
             if not self._is_plain(policy.rules):
                 return None
             looked_at = _LookedAt(target)
@@ -112,12 +114,12 @@ class Policy:
             alone = not request.unvouched and self._is_plain(policy.rules)
             return frozenset(looked_at.names) if alone else None
         except Exception:
-            return None  # whatever it is, Keystone will say so
+            return None  # Keystone will meet the same error
         finally:
             current.reset(before)
 
     def _is_plain(self, rules: Any) -> bool:
-        """Whether the rule on validations asks nobody."""
+        """Whether the rule on validations asks no other program."""
         todo, seen = [ACTION], {ACTION}
         while todo:
             try:
@@ -141,9 +143,9 @@ class Policy:
 
 
 class _LookedAt(Mapping[str, Any]):
-    """What a policy is told of a token, which notes what of it is looked at.
+    """A policy's target of a token, which notes the names that are looked at.
 
-    :param target: all of it
+    :param target: the whole target
     """
 
     def __init__(self, target: Mapping[str, Any]) -> None:
@@ -167,13 +169,13 @@ class _LookedAt(Mapping[str, Any]):
 def note_issued(
     manager: Any, note: Callable[[Request, Any], None] = lambda request, model: None
 ) -> None:
-    """Note in each login the token that it issues, if a validation would accept it.
+    """Patch Keystone so that each login notes the token that it issues, if a validation accepts it.
 
-    Keystone accepts it by its own code: a user of whom a directory says that he is disabled may
-    log in by OAuth, and a token that is issued in the second of a revocation may be revoked by it.
+    Keystone's own code decides that: a user whom a directory has disabled may log in by OAuth, and
+    a token that is issued in the second of a revocation may be revoked by it.
 
     :param manager: Keystone's token provider manager
-    :param note: called with the request and the model of each of these tokens
+    :param note: a function called with the request and the model of each of these tokens
     """
     issue = manager.issue_token
 
@@ -190,7 +192,7 @@ def note_issued(
                     request.accepted[model.id] = model
                     request.issued = Issued(model, methods, target_of(model))
             except Exception as error:
-                # The login has succeeded, whatever a validation says.
+                # The login has succeeded, whatever a validation answers.
                 LOG.debug("a token that was issued would not be accepted: %s", error)
             finally:
                 request.accepting = False
@@ -202,11 +204,11 @@ def note_issued(
 def _methods_if_accepted(manager: Any, model: Any) -> list[str] | None:
     """Return a token's methods as a validation shows them; ``None`` if it shows another token.
 
-    :raises Exception: of Keystone: it would be refused
+    :raises Exception: an error of Keystone's, which would refuse the token
     """
     user, credential = model.user, model.application_credential
-    # Of a user who is disabled a validation writes a revocation, which is not for a login to do.
-    # One with access rules is accepted by the version that who asks knows of them.
+    # For a disabled user a validation writes a revocation, which a login must not do. A token with
+    # access rules is accepted only from callers that know a certain version of them.
     if not user.get("enabled") or (credential and credential.get("access_rules") is not None):
         return None
     manager._is_valid_token(model)
@@ -223,9 +225,10 @@ def _methods_if_accepted(manager: Any, model: Any) -> list[str] | None:
 
 
 def target_of(model: Any) -> dict[str, Any]:
-    """Return what Keystone tells its policy of the token that is validated.
+    """Return the target that Keystone gives its policy of the token that is validated.
 
     :param model: Keystone's ``TokenModel``
+    :returns: ``target.token.user_id``, and ``target.token.user.domain.id`` if there is one
     """
     told = {"target.token.user_id": model.user_id}
     if domain := model.user["domain_id"]:
@@ -234,10 +237,10 @@ def target_of(model: Any) -> dict[str, Any]:
 
 
 def _difference(enforcer: Any, manager: Any) -> str:
-    """Return what is not as :func:`target_of` and :class:`Policy` have it; empty if all is.
+    """Return what differs from :func:`target_of` and :class:`Policy`; empty if nothing does.
 
-    Tried, not read: Keystone's own code enforces a validation of a token that has nothing but what
-    is known here.
+    It is tried: Keystone's own code enforces a validation of a token that has only the values that
+    are known here.
     """
     import flask
 

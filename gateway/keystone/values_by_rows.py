@@ -1,18 +1,19 @@
-"""What Keystone keeps in a backend of its own choice (memcached), found by what it was made of.
+"""Values of Keystone's caches in a backend of its own choice (memcached), checked by their rows.
 
-With ``[cache]`` on memcached, Keystone 30 goes on serving what a change has replaced: it deletes a
-value before another worker, which read the old row, stores it again; or it does not delete it at
-all. So here each value carries the number of the last change before the request that made it, and
-the tags of the rows that it was made of. It is found as long as none of these has changed since,
-as one in the worker's memory (``worker_memory.py``): values are not deleted but no longer believed,
-so it does not matter who stores what how late. A user who changes what is his own ends what shows
-that, and nothing of others.
+With ``[cache]`` on memcached, Keystone 30 goes on serving values that a change has replaced: it
+deletes a value before another worker, which read the old row, stores it again; or it does not
+delete it at all. So here each value carries the number of the last change before the request that
+made it, and the tags of the rows that it was made of. It is used as long as none of these has
+changed since, as one in the worker's memory (``worker_memory.py``): old values are not deleted but
+no longer used, so a value that is stored late does no harm. A user who changes his own data ends
+the values that show them, and none of other users.
 
-A table has values of its own, and another one has others: its generation is in the key.
+Each epoch table has values of its own: its generation is in the key.
 
 Keystone also empties a whole region at each revocation, by another random name in all of its keys.
-Where all go by rows that says nothing new, and any user may revoke. So only those by a Keystone
-without keyfront on the same memcached count here; it hears of all, see :func:`emptied_by_others`.
+Where values are checked by their rows that is needless, and any user may revoke. So only the
+emptying by a Keystone without keyfront on the same memcached counts here; that one hears of all,
+see :func:`emptied_by_others`.
 """
 
 from __future__ import annotations
@@ -37,33 +38,35 @@ from keyfront.middleware.tokens.request import Request, current
 
 from .cache_regions import View, without_own_name
 
-#: Raised when what is kept with a value is of another form; part of each key.
+#: Version of the data that are kept with a value, raised when their form changes; in each key.
 FORM: Final = 1
 
-#: In the metadata of a value, what it was made of.
+#: The name in a value's metadata of the reads that it was made of.
 MADE_OF: Final = "keyfront"
 
-# The number of the last change before it, and what it was made of.
+# The number of the last change before it; families, tags and names of what must be followed.
 _MadeOf = tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 _PLACES = {tag: place for place, tag in enumerate(FIXED)}
 _LENGTH = struct.Struct("<I")
 
-# Who reads what else than rows of the database is not known.
+# The tag of values of functions that may read other things than rows of the database.
 _CONTENT = frozenset({CONTENT})
 
 
 class ByRows(ProxyBackend):
-    """Values with what they were made of; it stands right before the backend.
+    """A proxy right before the backend that stores values with the reads that they were made of.
 
-    :param mangle: makes a key of the backend of one of Keystone's where there is no token cache;
-        ``None``: they are the same
-    :param name: returns a part of the keys, with another one of which all values are gone
-    :param is_absent: whether there is no token cache, so that everything stays as it is
-    :param of_value: returns what a value depends on, by its key and what was read for it; ``None``
-        where that is not known
-    :param is_known: whether a function reads nothing but what its statements show, by its name
-    :param parse: returns the value that bytes for the backend were made of
+    :param mangle: a function that makes a key of the backend from one of Keystone's where there is
+        no token cache; ``None``: they are the same
+    :param name: a function that returns a part of the keys; with another one all values are gone
+    :param is_absent: a function that tells whether there is no token cache, so that everything
+        stays as it is
+    :param of_value: a function that returns the reads of a value, given the value and the reads
+        that were noted for it; ``None`` if they are not known
+    :param is_known: a function that tells, by the name of one of Keystone's functions, whether that
+        depends on the rows of its statements only
+    :param parse: a function that returns the value that bytes for the backend were made of
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class ByRows(ProxyBackend):
         self._parse = parse
 
     def get(self, key: Any) -> Any:
-        """Return a value that stands."""
+        """Return a value that stands; else ``NO_VALUE``."""
         view = self._view()
         if view is _AS_IT_IS:
             return self.proxied.get(self._mangle(key))
@@ -98,7 +101,7 @@ class ByRows(ProxyBackend):
         return CachedValue(value.payload, metadata)
 
     def get_serialized(self, key: Any) -> Any:
-        """Return a value that stands, of a backend that takes bytes."""
+        """Return a value that stands, as bytes; else ``NO_VALUE``."""
         view = self._view()
         if view is _AS_IT_IS:
             return self.proxied.get_serialized(self._mangle(key))
@@ -107,7 +110,7 @@ class ByRows(ProxyBackend):
             return NO_VALUE
         try:
             (length,) = _LENGTH.unpack_from(value)
-            # Of what others may write, nothing is unpickled here that Keystone would not.
+            # Others may write there: nothing is unpickled here that Keystone would not unpickle.
             made_of = json_text.parse(value[_LENGTH.size : _LENGTH.size + length])
             if type(made_of[0]) is not int:
                 return NO_VALUE
@@ -118,7 +121,7 @@ class ByRows(ProxyBackend):
         return value[_LENGTH.size + length :] if stands else NO_VALUE
 
     def set(self, key: Any, value: Any) -> None:
-        """Store a value, if it is known what it was made of."""
+        """Store a value, if the reads that it was made of are known."""
         view = self._view()
         if view is _AS_IT_IS:
             self.proxied.set(self._mangle(key), value)
@@ -129,13 +132,13 @@ class ByRows(ProxyBackend):
             self.proxied.set(self._key(key, view), kept)
 
     def set_serialized(self, key: Any, value: Any) -> None:
-        """Store a value of a backend that takes bytes."""
+        """Store a value that is given as bytes, if the reads that it was made of are known."""
         view = self._view()
         if view is _AS_IT_IS:
             self.proxied.set_serialized(self._mangle(key), value)
             return
         parsed = self._parse(value)
-        # Who cannot see whether it is a token does not know what it depends on.
+        # Without the value it cannot be told whether it is a token, and on what it depends.
         made_of = None if parsed is NO_VALUE else self._made_of(key, parsed.payload, view)
         if made_of is not None:
             packed = json.dumps(made_of).encode()
@@ -143,7 +146,7 @@ class ByRows(ProxyBackend):
             self.proxied.set_serialized(self._key(key, view), kept)
 
     def delete(self, key: Any) -> None:
-        """Delete a value, which is not believed any more after the change that it goes for."""
+        """Delete a value, which would not be used any more after the change that deletes it."""
         view = self._view()
         if view is _AS_IT_IS:
             self.proxied.delete(self._mangle(key))
@@ -151,7 +154,7 @@ class ByRows(ProxyBackend):
             self.proxied.delete(self._key(without_own_name(key), view))
 
     def get_mutex(self, key: Any) -> Any:
-        """Return the lock of who computes a value; ``None``: dogpile.cache makes it."""
+        """Return the lock for computing a value; ``None``: dogpile.cache makes one."""
         return self.proxied.get_mutex(_hashed(key))
 
     def get_multi(self, keys: Iterable[Any]) -> Any:
@@ -169,19 +172,19 @@ class ByRows(ProxyBackend):
             self.delete(key)
 
     def get_serialized_multi(self, keys: Iterable[Any]) -> Any:
-        """Return several values of a backend that takes bytes."""
+        """Return several values as bytes."""
         return [self.get_serialized(key) for key in keys]
 
     def set_serialized_multi(self, mapping: Mapping[Any, Any]) -> None:
-        """Store several of them."""
+        """Store several values that are given as bytes."""
         for key, value in mapping.items():
             self.set_serialized(key, value)
 
     def _view(self) -> Any:
-        """Return the state that the present request shares things of; ``None``: none."""
+        """Return the state in which the present request shares values; ``None``: it shares none."""
         request = current.get()
         if request is None:
-            # Nobody knows when its beginning was.
+            # Outside of requests there is no beginning whose state would count.
             return _AS_IT_IS if self._is_absent() else None
         return _AS_IT_IS if request.as_it_is else request.view
 
@@ -189,14 +192,15 @@ class ByRows(ProxyBackend):
         return _hashed(f"{FORM}:{key}:{view.seen.generation:x}:{self._name().hex()}")
 
     def _stands(self, key: str, made_of: _MadeOf, view: View) -> bool:
-        """Whether nothing that a value was made of has changed up to a view; notes it if so."""
+        """Whether nothing that a value was made of has changed up to a view; if so, note its reads.
+        """
         sequence, families, tags, followed = made_of
         if followed and (leases.leases is None or not leases.leases.stand(frozenset(followed))):
             return False
         numbers = view.numbers
         newest = max(numbers[_PLACES[family]] for family in (ALL, *families))
         if newest > sequence:
-            # Something of these families has; whether it concerns this value its rows tell.
+            # A family of tables has changed; the rows tell whether that concerns this value.
             try:
                 found = slots((ALL, *tags), view.coordinator.slot_count)
             except CoordinatorError:
@@ -232,11 +236,13 @@ _STAY = 5
 
 
 def emptied_by_others(region: Any) -> Callable[[], bytes]:
-    """Return what tells a name of a region, which is another when another Keystone empties it.
+    """Return a function that returns a region's name, which a stock Keystone's emptying changes.
 
-    A Keystone under keyfront goes on emptying it for others, by a name that begins as the last.
+    A Keystone under keyfront goes on emptying it for stock ones, by a name with the same beginning.
 
-    :param region: of Keystone's, with ``DistributedInvalidationStrategy`` if it has such names
+    :param region: one of Keystone's cache regions, with ``DistributedInvalidationStrategy`` if it
+        has such a name
+    :returns: a function without arguments; the name is empty if the region has none
     """
     manager = getattr(getattr(region, "region_invalidator", None), "_region_manager", None)
     if manager is None:
@@ -252,5 +258,5 @@ def emptied_by_others(region: Any) -> Callable[[], bytes]:
     return lambda: bytes(manager.region_id[:_STAY])
 
 
-# Where there is no token cache.
+# The view where there is no token cache.
 _AS_IT_IS: Final[Any] = object()

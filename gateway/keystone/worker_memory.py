@@ -1,18 +1,18 @@
-"""What Keystone has once computed, kept in the worker's memory where Keystone keeps nothing itself.
+"""A cache backend in the worker's memory, for Keystone's caches that have no backend of their own.
 
 By default Keystone's caches are on and their backend is null: each login and first validation
 reads the same roles, projects, domains, users and catalog again. This backend (of dogpile.cache)
 takes its place. Each value is kept with the tags of the rows that it was made of, by the
-statements that were executed and the values that were found while it was computed. It is found
+statements that were executed and the values that were found while it was computed. It is used
 as long as none of them has changed, as an answer in ``TokenCache``: a user who is created
-elsewhere ends nothing but what shows all users. What was read from a
-directory is found as long as that is followed (``directories.py``); what nothing shows is bounded
-by ``ttl``.
+elsewhere ends only values that show all users. A value that was read from a directory is used as
+long as that is followed (``directories.py``); changes that nothing announces are bounded by
+``ttl``.
 
-Only what functions return that are known is kept: none whose value is a secret, and no token.
+Only values of known functions are kept: none that is a secret, and no token.
 
-What one worker has made the others find as well, in the mapped file of :class:`.Node`: signed, as
-answers are, so that what is unpickled was pickled by one of them.
+The workers share their values in the mapped file of :class:`.Node`. They are signed, as answers
+are, so that only bytes that one of them has pickled are unpickled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FUNCTIONS = frozenset(
     {
         *(_CORE.format("identity", x) for x in ("get_user", "get_user_by_name", "get_group")),
         *(_CORE.format("identity", x) for x in ("_get_public_id", "get_id_mapping")),
-        # It makes a user who is new to Keystone: then the request is alone.
+        # It makes a user who is new to Keystone: then the request shares nothing.
         _CORE.format("identity", "_shadow_nonlocal_user"),
         *(_CORE.format("resource", x) for x in ("get_domain", "get_domain_by_name")),
         *(_CORE.format("resource", x) for x in ("get_project", "get_project_by_name")),
@@ -85,19 +85,19 @@ DRIVERS: Final = frozenset(
         "keystone.assignment.role_backends.sql:list_implied_roles",
         "keystone.resource.backends.sql:list_project_parents",
         "keystone.catalog.backends.sql:get_v3_catalog",
-        # Of a model: from the grants and roles that are kept, for each of a token's six readings.
+        # A method of a model: from the kept grants and roles, each time that a token is read.
         "keystone.models.token_model:_get_project_roles",
     }
 )
 
-# What the workers do not share: the catalog of a user is large, and that of a project is shared by
-# DRIVERS; whether a token is revoked is looked up sooner than it is shared.
+# Functions whose values the workers do not share: the catalog of a user is large, and that of a
+# project is shared by DRIVERS; the revocations of a token are looked up sooner than shared.
 _REVOCATION = "keystone.token.provider:check_revocation_v3"
 _OF_EACH = frozenset({_CORE.format("catalog", "get_v3_catalog"), _REVOCATION})
 _KEYS_OF_EACH = tuple(f"{function}|" for function in _OF_EACH)
 
-# What is mostly computed for another value, which is kept, so that nobody asks for it again: by its
-# function the beginnings of the keys of these.
+# Functions whose values are mostly computed for another value, which is kept, so that nobody asks
+# for them again; with the beginnings of the keys of those other values.
 _ROLES = "keystone.models.token_model:_get_project_roles|"
 _INNER = {
     _CORE.format("assignment", "list_role_assignments"): (
@@ -107,11 +107,11 @@ _INNER = {
     _CORE.format("assignment", "get_roles_for_user_and_project"): (_ROLES,),
 }
 
-# That of a user is that of the project, where no URL names a user.
+# The catalog of a user is that of the project, where no URL names a user.
 _CATALOG = _CORE.format("catalog", "get_v3_catalog")
 _CATALOG_OF_PROJECT = "keystone.catalog.backends.sql:get_v3_catalog|{!r}"
 
-#: Those that are not, with the reason.
+#: Cached functions of Keystone whose values are not kept, with the reason.
 LEFT_OUT: Mapping[str, str] = {
     _CORE.format("resource", "get_config_with_sensitive_info"): "passwords of directories",
     _CORE.format("credential", "_get_credential"): "secrets",
@@ -136,7 +136,7 @@ class _NoLock(CacheMutex):
 
 
 class _NoLocks:
-    """In place of dogpile.cache's registry of locks by key, which itself takes one."""
+    """A registry of no locks, in place of dogpile.cache's, which itself takes a lock."""
 
     def __init__(self) -> None:
         self._lock = _NoLock()
@@ -151,7 +151,7 @@ def _reader(families: frozenset[str]) -> Callable[[Any], tuple[int, ...]]:
 
 
 class _Value:
-    """A value, pickled: Keystone changes what it is given. Without data, one that was deleted."""
+    """A value, pickled, as Keystone changes objects that it gets. Empty data: it was deleted."""
 
     __slots__ = ("data", "deadline", "epoch", "read", "reads", "size", "slots")
 
@@ -163,20 +163,20 @@ class _Value:
         self.epoch = epoch
         self.reads = reads
         self.slots = slots
-        #: Returns the numbers of its families from those of the fixed tags.
+        #: The function that picks the numbers of its families out of those of the fixed tags.
         self.read = _reader(reads.families)
         # With the object, the key, tags, slots and their places in dicts.
         self.size = len(data) + 600 + 100 * len(reads.tags)
 
     def pack(self) -> bytes:
-        """Return it as what the workers share."""
+        """Return the value as bytes, for the memory that the workers share."""
         reads = tuple(map(set, self.reads))
         parts = (self.data, self.deadline, tuple(self.epoch), reads, tuple(self.slots))
         return pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
 
     @classmethod
     def unpack(cls, packed: bytes) -> _Value:
-        """Return what another worker has packed."""
+        """Return the value that another worker has packed."""
         data, deadline, epoch, sets, slots = pickle.loads(packed)
         reads = Reads(*map(frozenset, sets))
         return cls(data, deadline, Epoch(*epoch), reads, Slots(slots))
@@ -192,7 +192,7 @@ class _Value:
             return False
         if max(self.read(view.numbers)) <= sequence:
             return True
-        # Something of these families has; whether it concerns this value its slots tell.
+        # A family of tables has changed; the slots tell whether that concerns this value.
         if not view.coordinator.fresh_now(self.epoch, self.slots):
             return False
         self.epoch = max(self.epoch, view.seen)
@@ -200,7 +200,7 @@ class _Value:
 
 
 class NotKept(NamedTuple):
-    """A value that is for this request only."""
+    """A value that may be used in this request only."""
 
     value: Any
 
@@ -208,10 +208,10 @@ class NotKept(NamedTuple):
 class KeystoneMemory(CacheBackend):
     """A backend for all of Keystone's cache regions; :class:`Noting` has to stand before it.
 
-    :param limit: bytes
+    :param limit: bytes of values in this process
     :param ttl: seconds for which a value is kept at most
-    :param node: returns what the workers share; ``None`` where they share nothing
-    :param form: tells workers whose values are of one form from others
+    :param node: a function that returns the memory of the workers; ``None`` if they share nothing
+    :param form: a text that is equal in workers that may share values
     """
 
     def __init__(
@@ -229,11 +229,11 @@ class KeystoneMemory(CacheBackend):
         self._hash = blake2b(digest_size=16, key=os.urandom(32))
 
     def get_mutex(self, key: str) -> _NoLock:
-        """Return a lock that is none: who computes a value waits for nobody."""
+        """Return a lock that never waits: a value may be computed twice at once."""
         return _NoLock()
 
     def get(self, key: str) -> Any:
-        """Return the value as it was set, or ``NO_VALUE``."""
+        """Return the value of a key that stands, as it was set; else ``NO_VALUE``."""
         request = current.get()
         if request is None:
             return NO_VALUE
@@ -242,7 +242,7 @@ class KeystoneMemory(CacheBackend):
             found = self._found(request, key)
             if found is None:
                 return NO_VALUE
-            # What is made of it ends with it.
+            # An answer that is made of it ends with it.
             request.until = min(request.until, found.deadline)
             request.kept[key] = found.reads
             data = request.values[key] = found.data
@@ -252,7 +252,7 @@ class KeystoneMemory(CacheBackend):
         return value
 
     def _found(self, request: Request, key: str) -> _Value | None:
-        """Return what stands of a value in the state that a request began with."""
+        """Return the kept value if it stands in the state in which a request began."""
         if request.view is None:
             return None
         digest = self._digest(key)
@@ -269,8 +269,8 @@ class KeystoneMemory(CacheBackend):
         return found
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value for the present request, and for others if it is one of those that are kept
-        and known what it was made of."""
+        """Keep a value for the present request, and for others if its function is one of
+        :data:`FUNCTIONS` or :data:`DRIVERS` and its reads are known."""
         request = current.get()
         if request is None:
             return
@@ -283,13 +283,13 @@ class KeystoneMemory(CacheBackend):
             or request.unvouched
             or request.view.settled.sequence < 0
             or not (function in FUNCTIONS or function in DRIVERS)
-            # Of a token that is being issued it will hardly be asked again.
+            # A token that is being issued will hardly be checked again.
             or (request.issuing and function == _REVOCATION)
         ):
             return
         reads = request.kept.get(key)
         if _is_token(value.payload):
-            # That of an OAuth access token may hold the token's secret.
+            # The model of an OAuth access token may hold the token's secret.
             if value.payload.id != _argument(key) or _is_of_oauth(value.payload):
                 return
             reads = _of_token(value.payload, reads)
@@ -312,7 +312,7 @@ class KeystoneMemory(CacheBackend):
             node.keep_value(self._form + key, kept.pack())
 
     def _of_another(self, key: str) -> _Value | None:
-        """Return the value that another worker has made."""
+        """Return the value that another worker has shared; ``None`` without one."""
         if key.startswith(_KEYS_OF_EACH):
             return None
         node = self._node()
@@ -321,11 +321,12 @@ class KeystoneMemory(CacheBackend):
         return None if found is None or time.monotonic() > found.deadline else found
 
     def computed(self, function: str, argument: object, compute: Callable[[], Any]) -> Any:
-        """Return what a function of a driver has returned, or returns now.
+        """Return the kept value of a driver's function, or compute and keep it.
 
         :param function: one of :data:`DRIVERS`
-        :param argument: what its value goes by, besides the database
-        :param compute: calls it. What it returns is kept, unless it is a :class:`NotKept`
+        :param argument: the argument on which the value depends, besides the database
+        :param compute: the function that computes the value; it is kept, unless it is a
+            :class:`NotKept`
         """
         request = current.get()
         if request is None or request.view is None:
@@ -349,12 +350,12 @@ class KeystoneMemory(CacheBackend):
         return value
 
     def delete(self, key: str) -> None:
-        """Forget a value: it is not found here until it is set again."""
+        """Delete a value: it is not found here until it is set again."""
         request = current.get()
         if request is not None:
             request.values.pop(key, None)
         key = without_own_name(key)
-        # In its place, so that it is not taken from what the workers share either.
+        # An empty value in its place, so that it is not taken from the workers' memory either.
         deadline = time.monotonic() + self._ttl
         nothing = _Value(b"", deadline, Epoch(0, 0), Reads(frozenset(), frozenset()), Slots((0,)))
         self._values.put(self._digest(key), nothing)
@@ -369,7 +370,7 @@ class KeystoneMemory(CacheBackend):
             self.set(key, value)
 
     def delete_multi(self, keys: Iterable[str]) -> None:
-        """Forget several values."""
+        """Delete several values."""
         for key in keys:
             self.delete(key)
 
@@ -380,7 +381,7 @@ class KeystoneMemory(CacheBackend):
 
 
 def _is_kept_elsewhere(request: Request, key: str, function: str) -> bool:
-    """Whether a value is found in another one, so that it need not be kept itself."""
+    """Whether a value is part of another kept one, so that it need not be kept itself."""
     if function == _CATALOG:
         return _CATALOG_OF_PROJECT.format(key.rpartition(" ")[2]) in request.kept
     outer = _INNER.get(function)
@@ -396,22 +397,22 @@ def _is_of_oauth(model: Any) -> bool:
 
 
 def _argument(key: str) -> str:
-    """Return the argument of a function of one, from the key of its value."""
+    """Return the argument of a function with one argument, from the key of its value."""
     return key.partition("|")[2].partition(":")[0]
 
 
 def _of_token(model: Any, reads: Reads | None) -> Reads | None:
-    """Return what a token was made of: what validations of it depend on, and what was read.
+    """Return the reads of a token: the tags of its validations, and the reads that were noted.
 
-    One that has just been issued is kept without having been read.
+    A token that has just been issued is kept without having been read.
     """
     try:
         tags = frozenset(token_tags(model))
     except (AttributeError, KeyError, TypeError, ValueError):
         return reads
-    # Every change that tells anything tells ``any``.
+    # Every change that can matter has the tag ``any``.
     if reads is None:
-        # Of whom a directory has told, the login has asked it.
+        # The login has asked the user's directory, if he is in one.
         request = current.get()
         followed = frozenset(() if request is None else request.followed)
         return Reads(frozenset({ANY}), tags, followed)
@@ -421,35 +422,35 @@ def _of_token(model: Any, reads: Reads | None) -> Reads | None:
 #: The check of a token against revocations.
 _REVOKED = f"{_REVOCATION}|"
 
-# Of a value of which nobody knows what it was made of.
+# The reads of a value whose reads nobody has noted.
 _UNKNOWN = Reads(frozenset({ANY}), frozenset({ANY, CONTENT}))
 
 
 class Noting(ProxyBackend):
-    """Notes what each value is made of while it is computed; it stands before all others.
+    """A proxy before all others, which notes the reads of each value while it is computed.
 
-    Also before what Keystone keeps for one request: what is found there counts as well.
+    It also stands before Keystone's request-local cache: values that are found there count as well.
     """
 
     def get(self, key: Any) -> Any:
-        """Return a value, and count what it was made of; or expect it to be computed."""
+        """Return a value and note its reads; without one, expect it to be computed."""
         value = self.proxied.get(key)
         self._looked_for(key, value)
         return value
 
     def get_serialized(self, key: Any) -> Any:
-        """The same of a backend that takes bytes."""
+        """Return a value as bytes, otherwise as :meth:`get`."""
         value = self.proxied.get_serialized(key)
         self._looked_for(key, value)
         return value
 
     def set(self, key: Any, value: Any) -> None:
-        """Store a value that was computed, with what it was made of."""
+        """Store a value that was computed, and note its reads."""
         self._computed(key)
         self.proxied.set(key, value)
 
     def set_serialized(self, key: Any, value: Any) -> None:
-        """The same of a backend that takes bytes."""
+        """Store a value that is given as bytes, otherwise as :meth:`set`."""
         self._computed(key)
         self.proxied.set_serialized(key, value)
 
@@ -472,12 +473,12 @@ class Noting(ProxyBackend):
                 request.kept[key] = reads
                 request.note(reads)
             else:
-                # What is known is of a value that it had before.
+                # The noted reads are of a former value.
                 request.kept.pop(key, None)
 
 
 def _end_fill(request: Request, key: str) -> Reads | None:
-    """Return what a value was made of; ``None`` if nobody saw how it was computed."""
+    """Return the reads of a value that was computed; ``None`` if nobody noted its beginning."""
     fills = request.fills
     if all(fill.key != key for fill in fills):
         return None
@@ -485,7 +486,7 @@ def _end_fill(request: Request, key: str) -> Reads | None:
     tags: set[str] = set()
     followed: set[str] = set()
     while True:
-        # Those further in were not kept: they failed, or are not to be.
+        # Values further in were not kept: they failed, or are not to be kept.
         fill = fills.pop()
         families |= fill.families
         tags |= fill.tags
@@ -501,10 +502,10 @@ def _end_fill(request: Request, key: str) -> Reads | None:
 
 
 class Vouched(ProxyBackend):
-    """Stores nothing for a request that may have read the past; it stands before a backend.
+    """A proxy before a backend, which stores nothing for a request that may have read the past.
 
-    What the request has read before that it has stored already. The number of a value is taken
-    before the value is read, so that it cannot tell.
+    Values that the request had read before that are stored already. The number of a value is taken
+    before the value is read, so it does not show that the value is old.
     """
 
     def set(self, key: Any, value: Any) -> None:
@@ -518,12 +519,12 @@ class Vouched(ProxyBackend):
             self.proxied.set_multi(mapping)
 
     def set_serialized(self, key: Any, value: Any) -> None:
-        """Store a value of a backend that takes bytes."""
+        """Store a value that is given as bytes."""
         if _vouched():
             self.proxied.set_serialized(key, value)
 
     def set_serialized_multi(self, mapping: Any) -> None:
-        """Store several of them."""
+        """Store several values that are given as bytes."""
         if _vouched():
             self.proxied.set_serialized_multi(mapping)
 
@@ -546,18 +547,19 @@ def use(
     memory: KeystoneMemory | None,
     is_absent: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Let Keystone's regions keep their values in ``memory`` where their backend keeps nothing.
+    """Make Keystone's cache regions keep their values in ``memory`` where their backend is null.
 
     Their keys are then mangled by us only: a hash shows no function, and the random name by which
     Keystone empties a region would be another one in each request.
 
-    Whatever the backend is, it is given nothing that may be from the past, and nothing that it has
-    is believed longer than the rows stand that it was made of.
+    Another backend is given no value that may be from the past, and none of its values is used
+    longer than the rows stand that it was made of.
 
-    :param regions: cache regions that are configured
-    :param memory: ``None``: where nothing is kept, nothing is
-    :param is_absent: whether there is no token cache, so that other backends stay as they are
-    :returns: whether any of them uses ``memory``
+    :param regions: Keystone's cache regions, configured
+    :param memory: the worker's memory; ``None``: regions with a null backend keep nothing
+    :param is_absent: a function that tells whether there is no token cache, so that other backends
+        stay as they are
+    :returns: true if any of them uses ``memory``
     """
     used = False
     for region in regions:
@@ -588,7 +590,7 @@ def use(
 
 
 def _note_anew(region: Any) -> None:
-    """Let a region note what a value is made of that is computed since the one there is too old."""
+    """Make a region note the reads of a value that is computed because the kept one is too old."""
     ask: Callable[..., Any] = region.get_or_create
 
     @functools.wraps(ask)
@@ -610,7 +612,7 @@ def _note_anew(region: Any) -> None:
 
 
 def _use(region: Any, memory: KeystoneMemory) -> None:
-    """Let one region keep its values in ``memory``, which also keeps them for one request.
+    """Make a region keep its values in ``memory``, which also keeps them for one request.
 
     Keystone does the latter by a proxy that packs and unpacks a value each time: it is left out.
     """
@@ -651,7 +653,7 @@ def _use(region: Any, memory: KeystoneMemory) -> None:
 
 
 def _proxies(backend: Any) -> Iterator[Any]:
-    """Yield what stands before a backend, the outermost first."""
+    """Yield the proxies before a backend, the outermost first."""
     while hasattr(backend, "proxied"):
         yield backend
         backend = backend.proxied

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 class Ended:
     """Sums over processes whose counts end with them: a sum never falls while this process lives.
 
-    :ivar last: what each process counted when it was last seen, by its file and number
-    :ivar seen: whether there ever was one
+    :ivar last: the counts of each process when it was last seen, by its file and number
+    :ivar seen: true if there ever was a process
     """
 
     last: dict[tuple[str, int], Mapping[str, int]] = field(default_factory=dict)

@@ -22,7 +22,7 @@ _SECONDS = 10.0
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One who asks."""
+    """The handler of a request for the metrics."""
 
     timeout = _SECONDS
     server_version = "keyfront"

@@ -24,7 +24,7 @@ class Finding:
 
     :param ok: true if it is there
     :param seconds: the time that its answer took, or has taken so far
-    :param error: why it is not, in one line for an operator
+    :param error: the reason for which it is not there, in one line for an operator
     """
 
     ok: bool

@@ -56,17 +56,18 @@ _READS = ("GET", "HEAD")
 class Count(NamedTuple):
     """The counts of a node's processes.
 
-    :param requests: those that began, but for questions for health
-    :param under_way: those that have not ended
-    :param waited: how many waited for their turn less than ``2 ** i`` µs, and not less than half
-        of it, by ``i``
-    :param waited_seconds: for so long in all
+    :param requests: requests that began, but for questions for health
+    :param under_way: requests that have not ended
+    :param waited: by ``i``, the number of requests that waited for their turn less than ``2 ** i``
+        µs, and not less than half of it
+    :param waited_seconds: seconds that requests waited, in all
     :param shed: requests refused as they had waited too long
     :param logins_refused: logins refused as too many were under way
     :param started: processes that began to serve
     :param grown: processes replaced as they had grown
     :param workers: the numbers of the processes that serve
-    :param loaded: when the last of them began to, in seconds since 1970; 0 without any
+    :param loaded: the time when the last of them began to serve, in seconds since 1970; 0 without
+        any
     :param found: for each part, in the order of health's, the seconds since 1970 when a worker last
         asked it, 0 for never, and true if it was there
     """

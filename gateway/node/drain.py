@@ -61,8 +61,9 @@ def is_draining(folder: Path | None) -> bool:
 
 
 def begin(folder: Path) -> None:
-    """Have a node answer that it is not ready, from now on and until :func:`undo`.
+    """Make a node answer that it is not ready, from now on and until :func:`undo`.
 
+    :param folder: the node's folder
     :raises ServerError: there is no such node, or it belongs to another user
     """
     try:
@@ -74,8 +75,9 @@ def begin(folder: Path) -> None:
 
 
 def undo(folder: Path) -> bool:
-    """Let a node be ready again; returns whether it was draining.
+    """Make a node answer that it is ready again; return whether it was draining.
 
+    :param folder: the node's folder
     :raises ServerError: it belongs to another user
     """
     try:

@@ -66,8 +66,11 @@ class Settings:
     limits: dict[str, float]
 
     def may_see(self, environ: WSGIEnvironment) -> bool:
-        """Tell whether who asks may see the detail: he, and whoever he asks for."""
-        # A web server in front tells for whom it asks, which nobody else on this machine needs to.
+        """Tell whether a client may see the detail: its address, and those it forwards for.
+
+        :param environ: the request's WSGI environment
+        """
+        # A web server in front names the client that it asks for.
         addresses = [environ.get("REMOTE_ADDR")]
         forwarded = environ.get("HTTP_X_FORWARDED_FOR")
         if forwarded:

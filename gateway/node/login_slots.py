@@ -104,11 +104,11 @@ _numbers = itertools.count(1)
 
 
 class Login(NamedTuple):
-    """Who logs in.
+    """The address, user and project of a login.
 
-    :param address: the client's, as the web server in front tells it
-    :param user: what names the user; empty: nobody knows
-    :param project: what names the project or domain that it is for; empty: none
+    :param address: the client's address, from the web server in front
+    :param user: a text that names the user; empty if it is not known
+    :param project: a text that names the project or domain of the login; empty without one
     """
 
     address: str
@@ -125,7 +125,7 @@ class Turn:
     :param waits: true until it begins
     :param much: true if its address, or its user from there, has taken much lately
     :param may_pass: true if it begins even if there is no turn, after it has waited
-    :param began: when it began
+    :param began: the time of its beginning, by the monotonic clock
     """
 
     table: _Table
@@ -240,7 +240,7 @@ class LoginSlots:
 class _Table:
     """The turns, costs and known users in a mapped file; its methods are called under its lock.
 
-    :param memory: of :data:`_SIZE` bytes, 0 at first
+    :param memory: :data:`_SIZE` bytes of memory, 0 at first
     :param lock: over all threads and processes that have the memory
     """
 
@@ -486,13 +486,13 @@ _Order = tuple[bool, int, float]
 
 
 class _Found(NamedTuple):
-    """What there is in the places.
+    """The logins in the places of the table.
 
-    :param running: logins that run, of which ``strangers`` are of the unknown
+    :param running: logins that run, of which ``strangers`` are of unknown users
     :param waiting: logins that wait
     :param free: a free place; -1: there is none
     :param first: the order of the first that waits
-    :param last: that of the last, whose place is ``last_at``
+    :param last: the order of the last that waits, whose place is ``last_at``
     """
 
     running: int

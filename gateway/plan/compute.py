@@ -26,6 +26,9 @@ GROUPS = (
 class Plan:
     """All numbers for one node, in the order in which they are printed.
 
+    :param machine: the machine that they are for
+    :param workload: the load that they are for
+    :param profile: the share of the machine that Keystone may take
     :param numbers: the numbers by name, ``uwsgi.processes`` for example
     :param conflicts: the demands that cannot be met; the numbers are then those wanted
     """
@@ -49,6 +52,7 @@ def plan(
 ) -> Plan:
     """Compute the plan; the same input gives the same plan.
 
+    :param machine: the machine's processors, memory and limits
     :param workload: the load as far as it is known; by default nothing is
     :param profile: the share of the machine that Keystone may take
     """

@@ -9,9 +9,10 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """One setting and why it is what it is.
+    """A setting of the plan, with the reason for its value.
 
-    :param name: dotted, as the server or library names it, for example ``uwsgi.processes``
+    :param name: the dotted name that the server or library gives it, such as ``uwsgi.processes``
+    :param value: the value, in ``unit``
     :param unit: ``processes``, ``seconds``, ``bytes``, ``MiB`` …; empty for a switch
     :param source: the figures it was computed from, in one line
     :param breaks: the consequence of going beyond it or without it, a sentence in one line

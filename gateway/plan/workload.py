@@ -108,7 +108,10 @@ class Profile:
     gives_up: tuple[str, ...] = ()
 
     def memory(self, machine_memory: int) -> int:
-        """Return how many bytes of a machine's memory, given in bytes, this profile may take."""
+        """Return the bytes of a machine's memory that this profile may take.
+
+        :param machine_memory: the machine's memory in bytes
+        """
         share = int(machine_memory * self.memory_share)
         return share if self.most_memory is None else min(share, self.most_memory)
 

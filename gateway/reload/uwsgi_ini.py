@@ -69,8 +69,8 @@ class IniFile:
     def with_sockets(self, descriptors: list[int], stats: Path) -> str:
         """Return the text for a uWSGI that inherits its sockets.
 
-        :param descriptors: one for each of :attr:`addresses`
-        :param stats: where it tells its own statistics
+        :param descriptors: a file descriptor for each of :attr:`addresses`
+        :param stats: the socket of its own statistics
         """
         left = iter(descriptors)
 

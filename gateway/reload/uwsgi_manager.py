@@ -58,7 +58,7 @@ class _Uwsgi:
     """When it is killed, once it is ending."""
 
     def end(self) -> None:
-        """Tell it to end after its running requests; again is no harm."""
+        """Tell this uWSGI to end after its running requests; it may be called again."""
         if self.deadline == float("inf"):
             self.deadline = time.monotonic() + self.mercy + _LAST_CALL
             self.process.terminate()
@@ -138,7 +138,7 @@ class Manager:
         return None
 
     def _look(self, coming: _Uwsgi, now: float) -> None:
-        """See what has become of the uWSGI that loads."""
+        """Check the state of the uWSGI that loads, and act on it."""
         if self._is_over(coming, now):
             self._coming = None
             if self._stopping:
@@ -166,7 +166,7 @@ class Manager:
         self._answer(f"{_DONE} in {seconds:.1f} s")
 
     def _show(self, slot: int) -> None:
-        """Have the statistics socket of the ini file lead to that of a uWSGI."""
+        """Make the statistics socket of the ini file a link to that of a uWSGI."""
         link = self._file("new")
         link.unlink(missing_ok=True)
         link.symlink_to(self._file(slot).name)
@@ -328,10 +328,12 @@ def run(ini: Path, program: str) -> int:
 
 
 def reload(ini: Path) -> str:
-    """Have the manager that runs an ini file reload, and wait until the new application serves.
+    """Tell the manager that runs an ini file to reload, and wait until the new application serves.
 
-    :returns: that it does, in words
-    :raises ServerError: nobody runs the file, or the former application goes on, and why
+    :param ini: the ini file
+    :returns: a sentence that says that it serves
+    :raises ServerError: nobody runs the file, or the former application goes on; the message says
+        why
     """
     path = uwsgi_ini.read(ini).stats.with_suffix(".reload")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:

@@ -262,9 +262,10 @@ def render(plan: Plan, settings: Settings, versions: Versions) -> list[File]:
 
 
 def check(settings: Settings) -> None:
-    """Find out that the line-up of the settings exists and can do what they ask for.
+    """Check that the line-up of the settings exists and can do all that they demand.
 
-    :raises OptionError: it does not, or cannot
+    :param settings: the settings
+    :raises OptionError: it does not exist, or cannot
     """
     if settings.server not in SERVERS:
         raise OptionError("--server", settings.server, f"one of {', '.join(SERVERS)}")

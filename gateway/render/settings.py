@@ -46,9 +46,9 @@ class Settings:
     :param redirect: true if port 80 redirects to TLS
     :param json_logs: access logs as one JSON object a line
     :param user: the user that runs the application
-    :param group: that user's group
+    :param group: the group of ``user``
     :param web_user: the user that runs the web server in front
-    :param web_group: that user's group: it may open uWSGI's socket
+    :param web_group: the group of ``web_user``, which may open uWSGI's socket
     :param run_directory: sockets; the web server's pid file lies beside it
     :param log_directory: access logs
     :param cache_directory: nginx's folder for bodies and answers that do not fit its buffers

@@ -39,7 +39,7 @@ _PATIENCE = 10  # seconds for a program to tell its version
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """One server's version.
+    """The version of a server.
 
     :param name: ``uwsgi``, ``nginx``, ``apache``, ``haproxy`` or ``mod_wsgi``
     :param text: the version in the server's words, for example ``2.0.31``
@@ -62,15 +62,25 @@ class Version:
         return tuple(int(part) for part in re.findall(r"\d+", self.text)[:3])
 
     def at_least(self, *numbers: int) -> bool:
-        """Tell whether it is this release or a later one."""
+        """Tell whether it is a release or a later one.
+
+        :param numbers: the release, such as ``1, 22``
+        """
         return self.numbers >= numbers
 
     def has(self, feature: str) -> bool:
-        """Tell whether it was built with this module, or knows this option."""
+        """Tell whether it was built with a module, or knows an option.
+
+        :param feature: the name of the module or option
+        """
         return feature in self.features
 
     def knows(self, option: str, *since: int) -> bool:
-        """Tell whether it has an option, by asking it or by the release that brought the option."""
+        """Tell whether it has an option, by asking it or by the release that brought the option.
+
+        :param option: the option's name
+        :param since: the release that brought it, such as ``2, 0, 19``
+        """
         return self.has(option) if self.how == "found" else self.at_least(*since)
 
     def __str__(self) -> str:
@@ -84,7 +94,10 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """The versions to render for, by server."""
+    """The versions to render for, by server.
+
+    :param by_name: the versions, by the names of :attr:`Version.name`
+    """
 
     by_name: Mapping[str, Version] = field(default_factory=dict)
 
@@ -166,8 +179,9 @@ def _version(
 def _hybrid(said: str, *words: str) -> list[str]:
     """Return the feature if what a program said tells of an OpenSSL that has the group.
 
-    :param words: what stands before OpenSSL's version, the best word first: a program may run with
-        another than it was built with
+    :param said: the program's output
+    :param words: words that stand before OpenSSL's version, the best one first: a program may run
+        with another version than it was built with
     """
     for word in words:
         match = re.search(rf"{word} *OpenSSL (\d+)\.(\d+)", said)

@@ -143,8 +143,9 @@ def _wrapped(line: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A file and what writing does to it.
+    """A file, and the effect of writing it.
 
+    :param file: the file
     :param kind: ``new``, ``changed``, ``unchanged``, or ``kept`` if it was changed by hand
     """
 
@@ -153,7 +154,7 @@ class Change:
 
 
 def compare(files: Sequence[File], folder: Path, *, force: bool = False) -> list[Change]:
-    """Find out what writing would do, without doing it.
+    """Return the effects that writing would have, without writing.
 
     A file whose digest no longer fits, or that keyfront did not make, is kept unless ``force``.
 

@@ -227,7 +227,7 @@ class State:
         """Make a Keystone here, telling each step before it is taken.
 
         :param endpoint: the URL of the identity service, for its catalog
-        :param database: where its tables go; ``None``: SQLite, in this folder
+        :param database: the database of its tables; ``None``: SQLite, in this folder
         :raises StateError: the folder cannot be written
         :raises ServerError: the database cannot be used, or keystone-manage failed
         """

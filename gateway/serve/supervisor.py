@@ -42,7 +42,7 @@ _EARLIER = 0.5
 class Supervisor:
     """Runs the programs of a line-up in the foreground.
 
-    :param programs: in the order they start
+    :param programs: the programs, in the order in which they start
     :param stop_timeout: seconds that running requests get on a stop
     """
 

@@ -114,7 +114,7 @@ class _Running:
 
 
 def _at_exit(action: Callable[[], None]) -> None:
-    """Have ``action`` called when this process ends in order; perhaps twice."""
+    """Register an action for the orderly end of this process; it may be called twice."""
     atexit.register(action)
     uwsgi: Any = sys.modules.get("uwsgi")
     if uwsgi is None:

@@ -28,10 +28,10 @@ def from_environment() -> bool:
 
 
 def install(registry: ForkRegistry) -> Callable[[WSGIApplication], WSGIApplication]:
-    """Have requests traced from now on if they are to be; call it before the application is loaded.
+    """Trace requests from now on if the options say so; call it before the application is loaded.
 
-    :param registry: starts in each worker what sends the spans
-    :return: wraps the whole application; without traces it returns the application itself
+    :param registry: the hooks after forks, by which each worker starts to send spans
+    :return: a function that wraps the whole application; without traces it returns it unchanged
     :raises OptionError: ``KEYFRONT_TRACES``, or a variable of OpenTelemetry's that would have
         nothing sent, has a value out of its range
     :raises MissingPartError: OpenTelemetry is not installed

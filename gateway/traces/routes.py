@@ -1,7 +1,7 @@
-"""What a trace tells of a path: the words of Keystone's API, and nothing of a client's.
+"""The part of a path that a trace shows: the words of Keystone's API, and no text of a client's.
 
 A word's form does not tell it from a name: with an LDAP directory as the default domain
-``/v3/users/alice`` has a user's. So only words that are in Keystone's own paths are told.
+``/v3/users/alice`` has a user's. So only words that are in Keystone's own paths are shown.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _ENDED = "ended_"
 
 
 class TracerSource(Protocol):
-    """Has the tracer of this process."""
+    """An object that has the tracer of this process."""
 
     @property
     def tracer(self) -> Tracer | None:
@@ -63,7 +63,7 @@ class TracerSource(Protocol):
 class TracedPhases(RequestPhases):
     """The phases of a request that is traced.
 
-    :param context: of the request's own span
+    :param context: the context of the request's own span
     """
 
     __slots__ = ("asked_keystone", "context", "tracer")

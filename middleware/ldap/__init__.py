@@ -1,6 +1,6 @@
-"""LDAP: connections that are kept, bounded and checked, for searching and for logging in.
+"""LDAP: pools of connections that are kept, bounded and checked, for searches and logins.
 
-:class:`LDAPPool` is the whole of it for a program::
+A program needs only :class:`LDAPPool`::
 
     from keyfront.middleware.ldap import LDAPPool, TLS
 
@@ -9,8 +9,8 @@
                     search_base="ou=People,dc=example,dc=org",
                     tls=TLS(ca_file="/etc/ssl/certs/example.pem"))
 
-Keystone has it by ``[identity] driver = keyfront_ldap`` (``keystone/driver.py``), other services by
-the paste filter ``ldap_auth``. ``keyfront ldap check`` tells what works on which server.
+Keystone uses it by ``[identity] driver = keyfront_ldap`` (``keystone/driver.py``), other services
+by the paste filter ``ldap_auth``. ``keyfront ldap check`` shows what works on which server.
 """
 
 from keyfront.errors import (

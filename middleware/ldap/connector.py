@@ -1,7 +1,8 @@
-"""Opens, checks and closes the connections of a directory's pools, and tells the servers of them.
+"""Connectors: they open, check and close the connections of a directory's pools.
 
-A :class:`Dialer` connects to one address of one server. A connector opens a connection for a pool:
-to the best server that can be reached, and ready for use.
+They note for each server whether it answers. A :class:`Dialer` connects to one address of one
+server. A connector opens a connection for a pool: to the best server that can be reached, and ready
+for use.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from .protocol.urls import ServerURL
 from .servers import ServerSet
 from .service_account import ServiceAccount
 
-# A server is not blamed if whoever asked waited for less than this.
+# Seconds of waiting below which a missing answer is not taken for the server's failure.
 _FAIR_SECONDS = 0.2
 
 
 class Dialer:
     """Connects to one address of a server, with the options of a pool.
 
+    :param tls: certificates and StartTLS
     :param connect_timeout: seconds for a server, above 0
     :param operation_timeout: seconds for each operation on the connections made, above 0
     :param limits: limits of the answers to searches
@@ -53,9 +55,9 @@ class Dialer:
         self.operation_timeout = operation_timeout
 
     def connect(self, url: ServerURL, address: Address, seconds: float) -> Connection:
-        """Connect to one address within ``seconds``, with TLS if that is wanted, and no more.
+        """Connect to one address within ``seconds``, with TLS if that is wanted, without a BIND.
 
-        :param url: the server's URL, which TLS goes by
+        :param url: the server's URL, which names the server for TLS
         :param address: one of its addresses
         :param seconds: the time for all of it, above 0
         :raises DirectoryUnavailableError: nobody answered there, or TLS failed
@@ -70,12 +72,12 @@ class Dialer:
         )
 
     def probe(self, url: ServerURL, address: Address, seconds: float) -> None:
-        """See within ``seconds`` whether a server is up, without a BIND.
+        """Check within ``seconds`` that a server is up, without a BIND.
 
         :param url: the server's URL
         :param address: one of its addresses
         :param seconds: the time for all of it, above 0
-        :raises DirectoryUnavailableError: it is not
+        :raises DirectoryUnavailableError: it is not up
         """
         deadline = time.monotonic() + seconds
         made = self.connect(url, address, seconds)
@@ -89,8 +91,8 @@ class Connector:
     """The base of both kinds of connectors (:class:`.pool.Connector`).
 
     :param servers: the servers that connections lead to
-    :param dialer: connects to one of them
-    :param monitor: told when a server may have gone down
+    :param dialer: the dialer, which connects to one of them
+    :param monitor: the monitor, which is told when a server may have gone down
     """
 
     def __init__(self, servers: ServerSet, dialer: Dialer, monitor: Monitor) -> None:
@@ -105,8 +107,9 @@ class Connector:
     def open(self, seconds: float) -> Connection:
         """Open a connection to the best server that can be reached within ``seconds``.
 
+        :param seconds: the time for all servers together, above 0
         :raises DirectoryUnavailableError: no server answered in time
-        :raises DirectoryAnswerError: one did, and refused
+        :raises DirectoryAnswerError: a server answered, and refused
         """
         return self._take_fresh_spare() or self._open(seconds)
 
@@ -130,7 +133,7 @@ class Connector:
         connection.close()
 
     def close_spares(self) -> None:
-        """Close what was opened ahead and not used; from now on, all of it."""
+        """Close the connections that were opened ahead, and each one that is from now on."""
         self._closed = True
         while (spare := self._take_spare()) is not None:
             self.close(spare)
@@ -138,8 +141,9 @@ class Connector:
     def check(self, connection: Connection, seconds: float) -> None:
         """Ask a connection's server for a sign of life.
 
+        :param connection: an idle connection
         :param seconds: time for it at most, besides ``connect_timeout``
-        :raises DirectoryUnavailableError: there is none
+        :raises DirectoryUnavailableError: there is no answer
         """
         since = time.monotonic()
         try:
@@ -162,20 +166,22 @@ class Connector:
         return connection.usable
 
     def answered(self, connection: Connection) -> None:
-        """Note that an operation was answered, be it by a refusal."""
+        """Note that an operation was answered, even if by a refusal."""
         if self._servers.any_down:
             self._servers.succeeded(connection.url)
 
     def failed(
         self, connection: Connection, error: DirectoryUnavailableError, since: float
     ) -> None:
-        """Note that an operation was not answered, and tell the servers if one may be to blame.
+        """Note that an operation was not answered, and that its server may be down.
 
         No answer in time, and "busy", may be due to the one entry that was asked for: a BIND as
-        somebody whose part of the directory is away. Then the server is asked by the way, so that
-        nobody who only knows a name can take it out of service.
+        somebody whose part of the directory is away. Then the server is only suspected and asked
+        in the background, so that nobody who only knows a name can take it out of service.
 
-        :param since: when the operation began, by ``time.monotonic()``
+        :param connection: the connection of the operation
+        :param error: the operation's error
+        :param since: the operation's beginning, by ``time.monotonic()``
         """
         if not self._is_the_servers(connection, error, since):
             return
@@ -186,7 +192,7 @@ class Connector:
             self._note_failure(connection, error, since)
 
     def after_fork(self) -> None:
-        """Let go of what the parent opened."""
+        """Close the parent's connections that were opened ahead."""
         while (spare := self._take_spare()) is not None:
             spare.close()
 
@@ -205,10 +211,10 @@ class Connector:
         self._monitor.update()
 
     def _make_ready(self, made: Connection, deadline: float) -> None:
-        """Do what comes before its use; at least, have the server answer something.
+        """Make a new connection ready for use; the server must at least answer something.
 
-        A stopped server accepts TCP connections. Better to learn that now, while another one can
-        be asked, than from a BIND, which is sent once.
+        A stopped server accepts TCP connections. That must show now, while another server can be
+        asked, and not at a BIND, which is sent once.
         """
         raise NotImplementedError
 
@@ -247,9 +253,12 @@ class Connector:
 
 
 class SearchConnector(Connector):
-    """Connections to search with, bound as the service.
+    """The connector of connections for searches, which are bound as the service.
 
-    :param account: the service's identity, shared with nobody
+    :param servers: the servers that connections lead to
+    :param dialer: the dialer, which connects to one of them
+    :param monitor: the monitor, which is told when a server may have gone down
+    :param account: the service's identity, for this connector alone
     """
 
     def __init__(
@@ -259,13 +268,13 @@ class SearchConnector(Connector):
         self.account = account
 
     def is_fit(self, connection: Connection) -> bool:
-        """Return whether a connection that comes back may be lent again: not if somebody made it
-        another's; nor is what ldap3 left there for the next one."""
+        """Return whether a connection that comes back may be lent again: not if it was bound as
+        another identity. Results that ldap3 left in it are removed."""
         connection.forget()
         return connection.usable and connection.bound_as in self.account.identities
 
     def after_fork(self) -> None:
-        """Let go of what the parent opened, and of what its threads hold."""
+        """Close the parent's connections that were opened ahead, and replace its locks."""
         super().after_fork()
         self.account.after_fork()
 
@@ -279,9 +288,12 @@ class SearchConnector(Connector):
 
 
 class LoginConnector(Connector):
-    """Connections to log in over, whoever they are bound as.
+    """The connector of connections for logins, whoever they are bound as.
 
-    :param fast_bind: use Active Directory's fast bind; ``"auto"``: where a server has it
+    :param servers: the servers that connections lead to
+    :param dialer: the dialer, which connects to one of them
+    :param monitor: the monitor, which is told when a server may have gone down
+    :param fast_bind: true to use Active Directory's fast bind; ``"auto"``: where a server has it
     """
 
     def __init__(
@@ -289,7 +301,7 @@ class LoginConnector(Connector):
     ) -> None:
         super().__init__(servers, dialer, monitor)
         self._fast_bind = fast_bind
-        # What the servers said of fast bind.
+        # By server, whether it has fast bind.
         self._fast: dict[ServerURL, bool] = {}
 
     def _make_ready(self, made: Connection, deadline: float) -> None:
@@ -319,10 +331,10 @@ class LoginConnector(Connector):
 
 
 def is_lost(connection: Connection, error: DirectoryError) -> bool:
-    """Return whether a connection ended, which says nothing of its server: many end idle ones.
+    """Return whether an error says only that a connection was closed, as servers do with idle ones.
 
     :param connection: the connection that was used
-    :param error: the error that it ended with
+    :param error: the error of the operation over it
     """
     if isinstance(error, (DirectoryTimeoutError, DirectoryProtocolError)):
         return False

@@ -80,11 +80,21 @@ class ServerReport:
     checks: list[Check] = field(default_factory=list)
 
     def add(self, name: str, state: State, text: str, **data: Any) -> None:
-        """Add a step."""
+        """Add a step with its outcome.
+
+        :param name: the step's name, as in :class:`Check`
+        :param state: its outcome
+        :param text: one line for people
+        :param data: figures for programs, by name
+        """
         self.checks.append(Check(name, state, text, data))
 
     def fail(self, name: str, error: Exception) -> None:
-        """Add a step that failed; the server is named by the report."""
+        """Add a step that failed; its text does not repeat the server's name.
+
+        :param name: the step's name, as in :class:`Check`
+        :param error: the error that it ended with
+        """
         self.add(name, FAILED, str(error).replace(f"{self.url.text}: ", ""))
 
     @property
@@ -137,7 +147,7 @@ class ServerReport:
 
     @property
     def identity(self) -> str | None:
-        """Whom the server made of a client certificate (SASL EXTERNAL), as it says it."""
+        """The identity that the server gives a client certificate (SASL EXTERNAL)."""
         return self._found("bind", "identity", str)
 
     @property
@@ -159,7 +169,7 @@ class ServerReport:
 
     @property
     def bind_ms(self) -> float | None:
-        """Milliseconds for the BIND; the pool's first one may wait for another to tell."""
+        """Milliseconds for the BIND; the pool's first one may wait for another process's."""
         return self._found("bind", "milliseconds", float)
 
     @property
@@ -180,14 +190,15 @@ class ServerReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """The terms on which all servers are examined.
+    """The dialer, the BIND and the base of the search with which all servers are examined.
 
-    :ivar dialer: connects to them
-    :ivar dn: DN to bind; empty for nobody
-    :ivar bind: sends the BIND, with a password that only it knows; returns ``None`` if it sent none
+    :ivar dialer: the dialer, which connects to them
+    :ivar dn: DN to bind; empty for anonymous
+    :ivar bind: a function that sends the BIND, with a password that only it knows; it returns
+        ``None`` if it sent none
     :ivar base: DN to search; by default the first that the server names
-    :ivar external: true if that BIND is by SASL EXTERNAL, and the server tells as whom
-    :ivar resolver: looks up the servers of domains; ``None`` if no URL is of one
+    :ivar external: true if that BIND is by SASL EXTERNAL, and the server tells the identity
+    :ivar resolver: the resolver of the servers of domains; ``None`` if no URL is of one
     """
 
     dialer: Dialer
@@ -232,7 +243,7 @@ def examine_all(urls: Sequence[ServerURL], terms: Terms) -> Iterator[ServerRepor
     each server that its records name. Each server is examined once.
 
     :param urls: the URLs, in their order
-    :param terms: how to connect, as whom, and where to search
+    :param terms: the dialer, the BIND and the base of the search
     """
     named = frozenset(url for url in urls if not url.srv)
     seen: set[ServerURL] = set()
@@ -281,11 +292,11 @@ def _look_up(url: ServerURL, terms: Terms) -> tuple[ServerReport, list[ServerURL
 
 
 def examine(url: ServerURL, terms: Terms, resolve: Resolve = look_up) -> ServerReport:
-    """Examine one server over connections of its own; what does not work is in the report.
+    """Examine one server over connections of its own; the report has what does not work.
 
     :param url: the server's URL
-    :param terms: how to connect, as whom, and where to search
-    :param resolve: finds the addresses of its name and port
+    :param terms: the dialer, the BIND and the base of the search
+    :param resolve: a function that finds the addresses of its name and port
     """
     report = ServerReport(url)
     connection = _connect(report, terms.dialer, resolve)
@@ -389,7 +400,7 @@ def _bind(report: ServerReport, connection: Connection, terms: Terms) -> None:
 
 
 def _ask_about(report: ServerReport, connection: Connection, terms: Terms) -> None:
-    """Read what the server says of itself, in its root entry (RFC 4512 section 5.1)."""
+    """Read the server's root entry, in which it describes itself (RFC 4512 section 5.1)."""
     found = connection.search("", 0, attributes=_ABOUT).entries
     about = {
         name.lower(): [value.decode("utf-8", "replace") for value in values]

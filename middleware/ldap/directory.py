@@ -1,9 +1,9 @@
-"""A pool of connections to an LDAP directory, for searching and for logging in.
+"""A pool of connections to an LDAP directory, for searches and logins.
 
 Searches go over connections that are bound as one identity, the service's. Logins have connections
-of their own, which are never searched with: whoever logged in last is whom they are bound as. A
-login is exactly one BIND each time; nothing is remembered of it, so what the directory says now is
-the answer, and when nobody can be asked that is an error of its own, never a wrong password::
+of their own, which are never used for searches, as they are bound as the user of the last login. A
+login is exactly one BIND each time; nothing is remembered of it, so the directory's present answer
+counts, and when no server can be asked that is an error of its own, never a wrong password::
 
     with LDAPPool("ldaps://ds1.example.org, ldaps://ds2.example.org",
                   bind_dn="cn=app,dc=example,dc=org", bind_password=...,
@@ -57,10 +57,10 @@ _COUNTS = (
 
 
 class DirectoryLease(Lease[Connection]):
-    """Lends a connection for the length of a ``with`` block, and tells its server's fate.
+    """Lends a connection for a ``with`` block, and notes whether its server answered.
 
-    :param pool: the pool that the connection is of
-    :param connector: told whether the server answered
+    :param pool: the pool that lends the connection
+    :param connector: the connector, which notes whether the server answered
     :param timeout: seconds to wait for a connection; ``None`` for the pool's
     """
 
@@ -114,25 +114,26 @@ class LDAPPool:
         addresses of the servers that they name; by default those of the system
     :param srv_domains: domains that the servers named by these records may be in; by default the
         one of the URL. ``.`` is any
-    :param bind_dn: DN to search as; by default nobody (anonymous)
+    :param bind_dn: DN to bind for searches; by default none (anonymous)
     :param bind_password: its password; kept, since connections are opened at any time, and shown
         nowhere
-    :param bind_password_file: a file with it instead, which is read again when it is refused; only
-        its owner may write it, and nobody but its group read it
-    :param sasl_mechanism: ``EXTERNAL``: search as whom the servers make of the client certificate
-        of ``tls``, instead of ``bind_dn``; with ``ldapi://`` of the user of the process. Users log
-        in by their passwords all the same.
+    :param bind_password_file: a file with the password instead, which is read again when it is
+        refused; only its owner may write it, and nobody but its group read it
+    :param sasl_mechanism: ``EXTERNAL``: search with the identity that the servers give the client
+        certificate of ``tls``, or with ``ldapi://`` the process's user, in place of ``bind_dn``.
+        Users log in by their passwords all the same.
     :param tls: certificates and StartTLS
     :param strategy: ``ordered``: the first server that is up; ``balanced``: the one with the
         fewest connections of this pool
     :param min_size: connections for searching that are kept open, 0 to ``max_size``
     :param max_size: connections for searching, at least 1
     :param auth_min_size: connections for logins that are kept open, 0 to ``auth_max_size``
-    :param auth_max_size: connections for logins, at least 1: so many may log in at once
+    :param auth_max_size: connections for logins, at least 1: the number of logins at once
     :param timeout: seconds to wait for a connection, opening it included; above 0
     :param max_waiting: requests that may wait for each kind of connection; 0 for any number
     :param max_lifetime: age at which a connection is closed, less up to 5 %; above 0
-    :param auth_max_lifetime: the same for logins; by default as ``max_lifetime``
+    :param auth_max_lifetime: age at which a connection for logins is closed; by default
+        ``max_lifetime``
     :param max_idle: seconds after which an unused connection is closed, above 0. Choose less than
         what the servers and firewalls allow: Active Directory closes after 900.
     :param check_after: idle seconds after which a connection is asked for a sign of life before it
@@ -144,19 +145,24 @@ class LDAPPool:
         64 bytes are counted for each value besides its own
     :param max_entries: entries of such an answer; 0 for any number
     :param user_dn: DN of every user, with ``{}`` for the name; see :class:`.names.Names`
-    :param search_base: DN below which the user of a name is searched; without both, what is given
-        to :meth:`authenticate` is bound as it is
+    :param search_base: DN below which the user of a name is searched; without ``user_dn`` and it,
+        the name given to :meth:`authenticate` is bound as it is
     :param user_filter: filter of that search, with ``{}`` for the name
     :param user_name_attribute: an attribute of the entry found, whose one value is the name of the
         user who logged in, instead of the name given
-    :param password_policy: ask the server why a login fails, and when a password expires
-    :param max_refused_logins: logins of one user from one address that the directory may refuse;
-        no more are sent then, on all processes of the node, for the rest of the time. 0: any number
-    :param refused_logins_seconds: that time, from the first of them on; above 0
-    :param fast_bind: use Active Directory's fast bind for logins; ``auto``: where the server has it
-    :param fail_back: close connections to a worse server when a better one is up again, bit by bit
+    :param password_policy: true to ask the server for the reason of a failed login, and for the
+        time left of a password
+    :param max_refused_logins: logins of one user from one address that the directory may refuse
+        within ``refused_logins_seconds``; no more are sent then by any process of the node. 0: any
+        number
+    :param refused_logins_seconds: the time in which refused logins count, from the first of them
+        on; above 0
+    :param fast_bind: true to use Active Directory's fast bind for logins; ``auto``: where the
+        server has it
+    :param fail_back: true to close connections to a worse server, a few at a time, when a better
+        one is up again
     :param name: name of the pool, for messages and threads; by default the first server's
-    :param open: open it at once; otherwise :meth:`open` does
+    :param open: true to open the pool at once; otherwise :meth:`open` does
     :raises OptionError: a value is out of its range, or two contradict each other
     """
 
@@ -326,22 +332,25 @@ class LDAPPool:
     ) -> Identity:
         """Check a password, by exactly one BIND that is never sent again.
 
-        The name becomes a DN as ``user_dn`` or ``search_base`` tell; without both it is taken for
-        a DN, or whatever else the server binds, such as a UPN. The password is nowhere when this
-        returns or raises. Who does not exist, or not once, is refused sooner than who gives a wrong
-        password, by the round trip of the BIND: whoever can measure that learns which names there
-        are. With ``user_dn`` it is sent for both.
+        The name becomes a DN by ``user_dn`` or ``search_base``; without both it is taken for a DN,
+        or another name that the server binds, such as a UPN. No reference to the password is left
+        when this returns or raises. A user who does not exist, or not once, is refused sooner than
+        one with a wrong password, by the round trip of the BIND: anybody who can measure that
+        learns which names there are. With ``user_dn`` a BIND is sent for both.
 
-        :param password: text is sent in UTF-8; an empty one is refused, and not sent
+        The search for the user takes up to ``operation_timeout``, and the wait for a free
+        connection up to the pool's ``timeout``.
+
+        :param dn_or_name: the user's name, or a DN
+        :param password: the password; text is sent in UTF-8; an empty one is refused, and not sent
         :param timeout: seconds for the answer to the BIND; by default ``operation_timeout``. While
-            others wait for a connection, users of a part of the directory for which nobody has
-            answered for two seconds have half of the connections, and more of them are an outage.
-        :param address: from where the user logs in, for ``max_refused_logins``
-            Finding the user has ``operation_timeout``, and a free connection the pool's
-            ``timeout``.
-        :raises CredentialsError: refused because of the user; its ``verdict`` says why, but
+            others wait for a connection, users of a part of the directory that has answered nothing
+            for two seconds have half of the connections; further logins of such users fail as in
+            an outage
+        :param address: the client's address, any text, for ``max_refused_logins``
+        :raises CredentialsError: refused because of the user; its ``verdict`` is the reason, but
             ``WRONG_PASSWORD`` and ``UNKNOWN_USER`` are for the log only: show neither
-        :raises DirectoryUnavailableError: nobody answered, or the service's own identity was
+        :raises DirectoryUnavailableError: no server answered, or the service's own identity was
             refused: nothing is known of the user
         :raises DirectoryAnswerError: a server refused BINDs as such, as without TLS
         """
@@ -370,7 +379,7 @@ class LDAPPool:
             self._count("logins_failed")
             raise
         finally:
-            # Of an error's frames, none may still have it.
+            # No frame of an error's traceback may still have it.
             del password
             secret = b""
 
@@ -388,18 +397,28 @@ class LDAPPool:
         page_size: int = 0,
         timeout: float | None = None,
     ) -> SearchAnswer:
-        """Search as the service; the parameters are those of :meth:`.connection.Connection.search`.
+        """Search as the service.
 
-        It is sent again, once, if its connection turns out to be dead before any of the answer
-        came. All pages come over one connection.
+        The search is sent again, once, if its connection turns out to be dead before any of the
+        answer came. All pages come over one connection.
 
+        :param base: the DN at which the search begins
+        :param scope: 0 the base itself, 1 the entries right below it, 2 the base and all below
+        :param filter: filter in the form of RFC 4515
+        :param attributes: attributes to be returned; ``None`` for all user attributes, ``["1.1"]``
+            for none
+        :param attrs_only: true to return attributes without their values
+        :param size_limit: entries at most; 0 for no limit of the search's own
+        :param time_limit: whole seconds that the server may take; 0 for no limit of ours
+        :param dereference: aliases followed: 0 never, 1 below the base, 2 the base, 3 always
+        :param page_size: entries that are fetched at a time (RFC 2696); 0 all at once
         :param timeout: seconds for all of the answer; by default ``operation_timeout``
-        :raises DirectoryUnavailableError: nobody answered, or no connection was free in time
+        :raises DirectoryUnavailableError: no server answered, or no connection was free in time
         :raises CredentialsError: the service itself was refused: ``bind_dn`` and its password, or
             its certificate
-        :raises DirectoryAnswerError: a server refused, or a limit was reached, of the server's,
+        :raises DirectoryAnswerError: a server refused, or a limit was reached: the server's,
             ``size_limit``, ``max_answer`` or ``max_entries``
-        :raises FilterError: ``filter`` is not one
+        :raises FilterError: ``filter`` is no filter of RFC 4515
         """
         self._count("searches")
         retried = False
@@ -424,9 +443,9 @@ class LDAPPool:
     def connection(self, timeout: float | None = None) -> DirectoryLease:
         """Return a context manager that lends a connection, bound as the service.
 
-        It is a :class:`.connection.Connection`, whose ``ldap3`` does what it does not. Nothing
-        that is done over it is ever repeated. If it is bound as somebody else, it is closed when it
-        comes back.
+        It is a :class:`.connection.Connection`, whose ``ldap3`` has the operations that it lacks.
+        No operation over it is ever repeated. If it is bound as another identity, it is closed when
+        it comes back.
 
         :param timeout: seconds to wait for one; by default the pool's
         :raises DirectoryUnavailableError: none was to be had
@@ -438,10 +457,10 @@ class LDAPPool:
         """Open a connection that is not the pool's, bound as the service; the caller closes it.
 
         :param url: one of :attr:`urls`
-        :param address: which of its addresses
-        :param seconds: time for all of it
+        :param address: one of its addresses
+        :param seconds: time for all of it, above 0
         :raises DirectoryUnavailableError: nobody answered there
-        :raises CredentialsError: the service was refused, or is held back as it was
+        :raises CredentialsError: the service was refused, now or a short while ago
         """
         self._enter()
         account = self._search_connector.account
@@ -456,14 +475,18 @@ class LDAPPool:
         return made
 
     def forget(self, connection: Connection) -> None:
-        """Have the workers close a connection that :meth:`connection` lent; for finalizers only."""
+        """Let the workers close a connection that :meth:`connection` lent; for finalizers only.
+
+        :param connection: the lent connection
+        """
         self._search_pool.forget(connection)
 
     def check(self) -> list[ServerReport]:
-        """Try each server, one after the other, and tell what works; opens connections of its own.
+        """Examine each server, one after the other, over connections of its own.
 
-        Not for a program in service: it asks servers that are known to be down as well, and waits
-        for them.
+        It is slow: it also asks servers that are known to be down, and waits for them.
+
+        :returns: a report for each server, in the order of :attr:`urls`
         """
         self._enter()
         terms = Terms.of_pool(
@@ -479,7 +502,7 @@ class LDAPPool:
         return self._search_pool.closed
 
     def open(self) -> None:
-        """Let it be used, and have the workers open ``min_size`` and ``auth_min_size``.
+        """Open the pool for use, and let the workers open ``min_size`` and ``auth_min_size``.
 
         :raises PoolClosedError: it was closed; a closed pool stays closed
         """
@@ -491,8 +514,8 @@ class LDAPPool:
         """Wait until ``min_size`` and ``auth_min_size`` connections are open.
 
         :param timeout: seconds; by default the pool's
-        :raises PoolTimeoutError: they are not; names the last error
-        :raises PoolClosedError: it is closed
+        :raises PoolTimeoutError: they are not open in time; the error names the last one
+        :raises PoolClosedError: the pool is closed
         """
         timeout = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout
@@ -500,10 +523,12 @@ class LDAPPool:
         self._auth_pool.wait(max(deadline - time.monotonic(), 0.0))
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Fail those who wait, close what is idle, and wait for what is lent; again is no harm.
+        """Close idle connections, fail waiting requests, and wait for lent connections.
 
-        :return: whether all connections are closed by now; what is still lent then is closed when
-            it comes back
+        It may be called again.
+
+        :param timeout: seconds to wait for lent connections
+        :return: true if all connections are closed; those still lent are closed when they come back
         """
         deadline = time.monotonic() + timeout
         self._enter()
@@ -515,7 +540,7 @@ class LDAPPool:
         self._login_connector.close_spares()
         return done
 
-    # What it tells
+    # Its state
 
     @property
     def urls(self) -> list[ServerURL]:
@@ -537,7 +562,8 @@ class LDAPPool:
     def addresses(self, url: ServerURL) -> list[tuple[Any, ...]]:
         """Return the addresses of one of the servers, as ``socket.getaddrinfo`` gives them.
 
-        :raises OSError: there are none, or nobody tells
+        :param url: the server's URL
+        :raises OSError: there are none, or no name server answers
         """
         return self._servers.addresses(url)
 
@@ -554,22 +580,21 @@ class LDAPPool:
         return self._servers.lookup_failures()
 
     def get_stats(self) -> dict[str, int | float]:
-        """Return sizes as they are, and counts since the start or since they were last popped.
+        """Return present sizes, and counts since the start or since they were last popped.
 
-        Those of the two pools begin with ``search_`` and ``auth_``, see
+        Names of the two pools' numbers begin with ``search_`` and ``auth_``, see
         :meth:`.pool.ConnectionPool.get_stats`. The others are ``servers_up``, ``servers_down``;
         ``searches`` by :meth:`search`, of these ``searches_retried`` were sent a second time, as
         the first connection was dead, and ``searches_failed`` ended in an outage; ``logins`` by
-        :meth:`authenticate`, whatever came of them, of these ``logins_accepted`` ended with the
-        user's identity, ``binds`` of users that these sent,
-        ``credentials_refused`` for those that ended with a verdict on the user, and
-        ``logins_failed`` for those that ended in an outage: nothing is known of the user;
-        ``lookups`` of servers in DNS, and of these ``lookups_failed``.
+        :meth:`authenticate`, with any outcome: of these ``logins_accepted`` ended with the user's
+        identity, ``credentials_refused`` with a verdict on the user, and ``logins_failed`` in an
+        outage, so that nothing is known of the user; ``binds`` that logins sent; and ``lookups`` of
+        servers in DNS, of these ``lookups_failed``.
         """
         return self._statistics(pop=False)
 
     def pop_stats(self) -> dict[str, int | float]:
-        """Return what :meth:`get_stats` does, and begin to count anew."""
+        """Return the numbers of :meth:`get_stats`, and start the counts from 0."""
         return self._statistics(pop=True)
 
     def _statistics(self, *, pop: bool) -> dict[str, int | float]:
@@ -617,9 +642,9 @@ class LDAPPool:
         return pool
 
     def _enter(self) -> None:
-        """Begin anew in a forked child, also if nobody told Python of the fork, as uWSGI may not.
+        """Start anew in a forked child, even if Python's fork hooks did not run, as with uWSGI.
 
-        What threads of the parent held and had under way is held by nobody here.
+        Locks that threads of the parent held are replaced, and their operations dropped.
         """
         pid = os.getpid()
         if self._pid == pid:
@@ -655,7 +680,7 @@ def _parsed(urls: str | Sequence[str]) -> list[ServerURL]:
 
 
 def _check_tls(tls: TLS, urls: Sequence[ServerURL]) -> None:
-    """See whether the options of TLS go with the URLs and the files exist.
+    """Check that the options of TLS go with the URLs and that their files exist.
 
     :raises OptionError: StartTLS is wanted where it cannot be, or a file cannot be read
     """

@@ -1,13 +1,16 @@
-"""Follows one server of a directory: tells what has changed, and up to when nothing was missed.
+"""The follower of one server of a directory, which reports its changes.
+
+It also reports the moment up to which all changes are known.
 
 A connection of its own, bound as the service, holds a search of each tree that goes on for ever
 (``protocol/controls.py``). On the same connection the server is asked for each tree's root several
-times a second: an answer proves that the server lives, that all which was sent before it has been
-received, and that the trees are still where they were. What cannot be known any more (a lost
-connection, a root that is gone) ends the connection; with the next one all counts as changed.
+times a second: an answer proves that the server lives, that all messages sent before it have been
+received, and that the trees are still where they were. When that cannot be known any more (a lost
+connection, a root that is gone) the connection ends; with the next one all counts as changed.
 
-Nothing grows with the directory: of each entry two numbers are kept in tables of a fixed size.
-Where two entries share a place, a change counts for more than it is, never for less.
+No memory grows with the directory: two numbers of each entry are kept in tables of a fixed size.
+Where two entries share a place, a change is reported for more users than it concerns, never for
+fewer.
 """
 
 from __future__ import annotations
@@ -75,9 +78,9 @@ _GAPS = 2000
 _GAP_SECONDS = 10.0
 _SHOW_DELETED = "1.2.840.113556.1.4.417"
 
-# What an operator's limits, rights or a missing overlay are answered by.
+# Result codes of an operator's limits, and further below of missing rights or a missing overlay.
 _LIMITS = frozenset((3, 4, 11))
-# What is answered for now: busy, unavailable.
+# Result codes that pass: busy, unavailable.
 _PASSING = frozenset((51, 52))
 _REFUSED = frozenset((2, 12, 50, 53))
 
@@ -88,7 +91,7 @@ _ANYTHING = "(objectClass=*)"
 
 Method = Literal["syncrepl", "usn", "psearch"]
 
-#: How a directory can be followed, the surest first, with what a server says it has for it.
+#: The methods to follow a directory, the surest first, with the OID by which a server offers each.
 METHODS: Final[dict[Method, str]] = {
     "syncrepl": controls.SYNC_REQUEST,
     "usn": controls.ACTIVE_DIRECTORY,
@@ -104,44 +107,52 @@ class Change(NamedTuple):
 
 
 class Listener(Protocol):
-    """Is told what a follower finds. What it raises ends the connection."""
+    """An object that a follower reports to. An error that it raises ends the connection."""
 
     def begins(self, server: str) -> None:
-        """Take all for changed; from now on :meth:`changed` and :meth:`everything` tell of it.
+        """Take all for changed; later changes come by :meth:`changed` and :meth:`everything`.
 
-        :param server: as ``Connection.source``
+        :param server: the server's name, from ``Connection.source``
         """
         ...
 
     def kind(self, attributes: dict[str, list[bytes]]) -> Literal["user", "group", "other"]:
-        """Return what an entry is."""
+        """Return the kind of an entry.
+
+        :param attributes: the entry's attributes, with the values of each
+        """
         ...
 
     def identity(self, change: Change) -> str:
         """Return the name by which the service knows a user.
 
-        :raises LookupError: it has none
+        :param change: the change of the user's entry
+        :raises LookupError: it has no such name
         """
         ...
 
     def changed(self, users: Sequence[str]) -> None:
-        """Users of these names have changed in something that the service reads."""
+        """Note that users of these names have changed in an attribute that the service reads."""
         ...
 
     def everything(self) -> None:
-        """Anybody may have changed: groups, users whose names are not known, parts of a tree."""
+        """Note that anybody may have changed: groups, users of unknown names, parts of a tree."""
         ...
 
     def alive(self, server: str, moment: float) -> None:
-        """Note that all that changed before a moment of the monotonic clock has been told.
+        """Note that all changes before a moment have been reported.
 
-        :param server: the server's name, as ``Connection.source``
-        :param moment: seconds of ``time.monotonic``
+        :param server: the server's name, from ``Connection.source``
+        :param moment: the moment, in seconds of ``time.monotonic``
         """
         ...
 
     def impossible(self, server: str, reason: str) -> None:
-        """Note that the server offers no way to follow it; repeated as long as that is so."""
+        """Note that the server offers no method to follow it; repeated as long as that is so.
+
+        :param server: the server's name, from ``Connection.source``
+        :param reason: the reason, in one line
+        """
         ...
 
 
@@ -150,9 +161,9 @@ class Terms(NamedTuple):
 
     #: DNs of the trees' roots.
     trees: tuple[str, ...]
-    #: Of users, what the service reads.
+    #: Attributes of users that the service reads.
     attributes: tuple[str, ...]
-    #: In order of preference.
+    #: The methods to try, in order of preference.
     methods: tuple[Method, ...]
 
 
@@ -160,7 +171,7 @@ class Follower:
     """A thread that follows one address of one server until it is stopped.
 
     :param name: the server's name, for messages
-    :param connect: opens a connection that is bound as the service, within so many seconds
+    :param connect: a function that opens a connection bound as the service, within given seconds
     :param terms: the trees and attributes that are followed
     :param listener: the object that is told of changes
     """
@@ -173,21 +184,21 @@ class Follower:
         self._terms = terms
         self._listener = listener
         self._stop = threading.Event()
-        # Since it was last followed.
+        # Reasons that were logged since it was last followed.
         self._complaints: set[str] = set()
         self._limited = False
-        # Until when a way is not tried, and why.
+        # By method, the time until which it is not tried, and the reason.
         self._refused: dict[Method, tuple[float, str]] = {}
         # The server that offers no way, and the reason.
         self._impossible: tuple[str, str] | None = None
         self._thread = threading.Thread(target=self._run, name=f"follow-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End at the next turn."""
+        """End the thread at its next turn."""
         self._stop.set()
 
     @property
@@ -246,7 +257,7 @@ class Follower:
         return True
 
     def _repeat(self, until: float) -> None:
-        """Say again and again that the server cannot be followed."""
+        """Report again and again that the server cannot be followed, until a monotonic time."""
         while not self._stop.is_set() and time.monotonic() < until:
             self._say_impossible()
             self._stop.wait(_REPEAT_SECONDS)
@@ -283,13 +294,13 @@ class _Session:
         self._method = method
         self._users: set[str] = set()
         self._all = False
-        # Of each entry: which user it is, and what the service reads of it. Not for longer: what
-        # has changed to and fro since would look the same.
+        # By entry: its user, and the attributes that the service reads. Not for longer than the
+        # connection: an entry that has changed to and fro since would look the same.
         self._identities = _Known(_PLACES)
         self._contents = _Known(_PLACES)
 
     def _begin(self) -> None:
-        """Tell that from now on all changes are told."""
+        """Report that from now on all changes are reported."""
         self._users.clear()
         self._all = False
         self._listener.begins(self._connection.source)
@@ -299,7 +310,7 @@ class _Session:
         LOG.info("directory %s is followed by %s", self._follower._name, self._method)
 
     def _note(self, change: Change, state: controls.EntryState | None) -> None:
-        """Find out what the change of an entry means."""
+        """Note which users the change of an entry concerns."""
         if self._method == "psearch":
             names = [change.dn, *([state.previous] if state and state.previous else [])]
             inside = [dn for dn in names if _is_below(dn, self._terms.trees)]
@@ -354,46 +365,46 @@ class _Session:
 
 
 class _Told:
-    """Which of slapd's changes have been told, by their numbers (CSN), in one of its databases.
+    """The numbers (CSN) of slapd's changes that have been received, in one of its databases.
 
     Each search has a queue of its own there, which a task of its own sends from. A change is put
-    into the queues, and its number into ``contextCSN``, before it is answered to its author. So a
-    search owes nothing of before a question for ``contextCSN`` if it has told a number that is not
-    less than what was answered, of each server that gives numbers out.
+    into the queues, and its number into ``contextCSN``, before its author gets the answer. So a
+    search has sent all changes from before a question for ``contextCSN`` once it has sent a number
+    that is not less than the answer's, for each server that gives numbers out.
     """
 
     def __init__(self) -> None:
-        # Of each search: the newest number of each server.
+        # By search, the newest number of each server.
         self._searches: dict[int, dict[bytes, bytes]] = {}
-        # The newest that were heard of, from whichever search or answer.
+        # The newest numbers of each server, from any search or answer.
         self._newest: dict[bytes, bytes] = {}
 
     def follow(self, search: int) -> None:
-        """Begin with a search."""
+        """Add a search."""
         self._searches[search] = {}
 
     def leave(self, search: int) -> None:
-        """End with a search."""
+        """Remove a search."""
         self._searches.pop(search, None)
 
     def notice(self, search: int, cookie: bytes) -> None:
-        """Note the cookie of what a search has told."""
+        """Note the cookie of a message of a search."""
         if cookie and search in self._searches:
             found = controls.by_server(controls.csns(cookie))
             _raise(self._searches[search], found)
             _raise(self._newest, found)
 
     def read(self, numbers: dict[bytes, bytes]) -> None:
-        """Note what ``contextCSN`` is."""
+        """Note the values of ``contextCSN``."""
         _raise(self._newest, numbers)
 
     def cover(self) -> None:
-        """Note that all was told as changed: whatever has a number that was heard of is in that."""
+        """Note that everything was reported as changed, which covers all known numbers."""
         for known in self._searches.values():
             known.update(self._newest)
 
     def reaches(self, numbers: dict[bytes, bytes]) -> bool:
-        """Tell whether each search has told all up to these numbers."""
+        """Return whether each search has sent all changes up to these numbers."""
         return all(
             known.get(server, b"") >= number
             for known in self._searches.values()
@@ -407,28 +418,28 @@ def _raise(known: dict[bytes, bytes], numbers: dict[bytes, bytes]) -> None:
 
 
 class _Claim(NamedTuple):
-    """A moment that can be claimed when the notices of before it have come."""
+    """A moment that can be reported once all changes from before it have been received."""
 
     moment: float
-    #: ``contextCSN`` of each database that tells it.
+    #: ``contextCSN`` of each database that shows it.
     numbers: dict[str, dict[bytes, bytes]]
 
 
 class _Persistent(_Session):
     """Searches that go on for ever.
 
-    One by syncrepl says when it stands. A persistent search does not, and questions that are
-    answered after it prove nothing: 389-ds works on several operations of a connection at a time.
-    So nothing is claimed for the first seconds, and then all counts as changed once more.
+    A search by syncrepl says when it has begun to report changes. A persistent search does not, and
+    later answers prove nothing: 389-ds works on several operations of a connection at a time. So no
+    moment is reported for the first seconds, and then all counts as changed once more.
 
-    That the server has answered a question does not say that it has sent the notices of before it.
-    slapd tells by ``contextCSN`` which there are; see :class:`_Told` and docs/design.md.
+    An answer of the server does not prove that it has sent all changes from before the question.
+    slapd shows by ``contextCSN`` which there are; see :class:`_Told` and docs/design.md.
     """
 
     def __init__(self, follower: Follower, connection: Connection, method: Method) -> None:
         super().__init__(follower, connection, method)
         self._searches: set[int] = set()
-        # Searches that have not told yet what there is now.
+        # Searches that have not sent all present entries yet.
         self._refreshing: set[int] = set()
         self._beats: dict[int, str] = {}
         # Trees that are not there; it is seen when they come.
@@ -436,11 +447,11 @@ class _Persistent(_Session):
         self._of: dict[int, str] = {}
         self._asked = 0.0
         self._answered = 0
-        # The entry with slapd's contextCSN above each tree, and what was told of its database.
+        # The entry with slapd's contextCSN above each tree, and the numbers of its database.
         self._contexts: dict[str, str] = {}
         self._told: dict[str, _Told] = {}
-        # Questions for it, what they were answered since the last ones were sent, and who ever
-        # answered them.
+        # Questions for it, the answers since the last ones were sent, and the entries that ever
+        # answered.
         self._states: dict[int, str] = {}
         self._numbers: dict[str, dict[bytes, bytes]] = {}
         self._telling: set[str] = set()
@@ -448,7 +459,10 @@ class _Persistent(_Session):
         self._claims: deque[_Claim] = deque()
 
     def run(self) -> None:
-        """Follow until the connection ends or the follower is stopped; raises why."""
+        """Follow until the follower is stopped.
+
+        :raises DirectoryError: the connection cannot be followed any more
+        """
         if self._method == "syncrepl":
             self._find_contexts()
         for tree in self._roots():
@@ -521,13 +535,13 @@ class _Persistent(_Session):
             told.cover()
 
     def _tells_of_all(self, claim: _Claim) -> bool:
-        """Tell whether the notices of all that changed before a moment have been received."""
+        """Return whether all changes from before a moment have been received."""
         return all(
             self._told[context].reaches(numbers) for context, numbers in claim.numbers.items()
         )
 
     def _claim(self) -> None:
-        """Claim the moment of which all has been told."""
+        """Report the last moment before which all changes have been reported."""
         moment = 0.0
         while self._claims and self._tells_of_all(self._claims[0]):
             moment = self._claims.popleft().moment
@@ -535,12 +549,12 @@ class _Persistent(_Session):
             self._listener.alive(self._connection.source, moment)
 
     def _give_up(self) -> None:
-        """Wait no longer for a notice; there may be none, as of what is deleted elsewhere."""
+        """Stop waiting for a change; there may be none, as when an entry is deleted elsewhere."""
         if len(self._claims) > _OWED_BEATS:
             self._all |= not self._tells_of_all(self._claims[0])
 
     def _roots(self) -> tuple[str, ...]:
-        """Return where to search: a persistent search does not tell of what leaves its tree."""
+        """Return the bases to search: a persistent search does not report entries that leave it."""
         if self._method == "syncrepl":
             return self._terms.trees
         contexts = self._naming_contexts()
@@ -657,7 +671,7 @@ class _Persistent(_Session):
             ) from None
 
     def _ended(self, number: int, message: Message) -> None:
-        """Take in the result of a question, or of a search that was to go on."""
+        """Process the result of a question, or of a search that was to go on."""
         if (context := self._states.pop(number, None)) is not None:
             if message.code in _PASSING:
                 raise result_codes.refusal(message, self._connection.server)
@@ -697,20 +711,23 @@ class _Persistent(_Session):
 
 
 class _Polling(_Session):
-    """Active Directory and Samba: update sequence numbers (MS-ADTS 3.1.1.5.2.1), asked for.
+    """Polling of Active Directory and Samba by update sequence numbers (MS-ADTS 3.1.1.5.2.1).
 
-    The server tells the number of its last change; if that is another one, the entries with the
+    The server shows the number of its last change; if that is a new one, the entries with the
     numbers in between are read. A number that belongs to no entry that the service may see, such
     as that of a deleted one, counts as a change of anybody. It is looked for again for a while: a
     change may be committed after one with a greater number.
     """
 
     def run(self) -> None:
-        """Follow until the connection ends or the follower is stopped; raises why."""
+        """Follow until the follower is stopped.
+
+        :raises DirectoryError: the connection cannot be followed any more
+        """
         last, contexts = self._root()
         self._load()
         self._begin()
-        # Numbers that no entry had, and since when.
+        # Numbers that no entry had, with the time when that was first seen.
         gaps: dict[int, float] = {}
         while not self._stop.is_set():
             asked = time.monotonic()
@@ -737,7 +754,7 @@ class _Polling(_Session):
             self._stop.wait(max(asked + BEAT_SECONDS - time.monotonic(), 0.0))
 
     def _root(self) -> tuple[int, list[str]]:
-        """Return the number of the last change, and the roots of all that is numbered."""
+        """Return the number of the last change, and the naming contexts."""
         names = ("highestCommittedUSN", "namingContexts")
         entries, _ = self._query("", _BASE, _ANYTHING, names)
         found = {name.lower(): values for entry in entries for name, values in entry[1].items()}
@@ -750,7 +767,7 @@ class _Polling(_Session):
         return newest, [x.decode("utf-8", "replace") for x in found.get("namingcontexts", [])]
 
     def _load(self) -> None:
-        """Learn what there is now, in pages."""
+        """Read all present entries, in pages."""
         for tree in self._terms.trees:
             cookie = b""
             while True:
@@ -826,7 +843,7 @@ class _Polling(_Session):
 
 
 def _is_below(dn: str, roots: Sequence[str]) -> bool:
-    """Tell whether an entry is one of these, or below one."""
+    """Return whether an entry is one of the roots, or below one."""
     below = _folded(dn)
     return any(below == root or below.endswith(f",{root}") for root in map(_folded, roots))
 
@@ -860,15 +877,15 @@ class _Known:
         return int.from_bytes(digest, "little") % len(self._words)
 
     def has(self, name: bytes) -> bool:
-        """Tell whether anything is known of an entry, or of another one at its place."""
+        """Return whether a number is kept for an entry, or for another one at its place."""
         return bool(self._words[self._place(name)])
 
     def forget(self, name: bytes) -> None:
-        """Know nothing of an entry."""
+        """Drop the number of an entry."""
         self._words[self._place(name)] = 0
 
     def note(self, name: bytes, value: bytes) -> bool:
-        """Note what an entry is now; whether it was the same before."""
+        """Note the present value of an entry; return whether it was the same before."""
         # The name goes in, too: another entry at this place has another number.
         digest = blake2b(value, digest_size=8, key=name[:64]).digest()
         number = int.from_bytes(digest, "little") or 1

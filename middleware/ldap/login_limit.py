@@ -1,11 +1,12 @@
-"""Limits the refused logins of a user from an address, for all processes of a node.
+"""A limit of the refused logins of a user from an address, for all processes of a node.
 
-Directories lock an account after some wrong passwords, so whoever may send logins through a service
-can lock anybody out. Here a user's name and the address that logs in as him are counted: what the
-directory would refuse once too often is not sent. The same user at other addresses goes on.
+Directories lock an account after some wrong passwords, so anybody who may send logins through a
+service can lock others out. Here refusals are counted by a user's name and the client's address: a
+login that the directory might refuse once too often is not sent. The same user may log in from
+other addresses.
 
-The counts are in a mapped file of a fixed size, by a hash with a key that the file has; it tells no
-names. Where many share a place, the one that was counted longest ago is forgotten.
+The counts are in a mapped file of a fixed size, by hashes with a key that is in the file; it holds
+no names. Where many share a place, the oldest count is dropped.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from .service_refusals import shared_folder
 
 LOG = logging.getLogger(__name__)
 
-# Of a user at an address: hash, when the time began in which refusals are counted, refusals, BINDs
-# that are under way.
+# The entry of a user at an address: hash, the beginning of the time in which refusals count,
+# refusals, BINDs under way.
 _ENTRY = struct.Struct("<Qdii")
 _PLACES = 1 << 15
 _SHARED = 8
@@ -46,9 +47,9 @@ _AROUND_SIGNS = re.compile(r"\s*([,=+])\s*")
 class LoginLimit:
     """The refused logins of the users of a directory.
 
-    :param most: refusals of one user at one address, from 1, after which no more are sent
-    :param seconds: the time within which they count, from the first one on; above 0
-    :param directory: the texts that tell the directory from others; ``None`` to share with nobody
+    :param most: refusals of one user at one address after which no more logins are sent, from 1
+    :param seconds: the time within which refusals count, from the first one on; above 0
+    :param directory: texts that name the directory, such as its URLs; ``None`` to share with nobody
     """
 
     def __init__(self, most: int, seconds: float, directory: Sequence[str] | None) -> None:
@@ -77,15 +78,15 @@ class LoginLimit:
 
     @contextmanager
     def attempt(self, name: str, address: str, seconds: float) -> Iterator[None]:
-        """Have leave to send a BIND in a block, whose outcome is counted.
+        """Allow a BIND in a ``with`` block, and count its outcome.
 
         As many are under way at a time as may still be refused; the others wait for these.
 
-        :param name: the DN, or what else is bound
-        :param address: whose request it is; any text
-        :param seconds: time to wait
-        :raises CredentialsError: enough were refused; ``LOCKED``
-        :raises PoolTimeoutError: others are under way for too long
+        :param name: the DN, or another name that is bound
+        :param address: the client's address; any text
+        :param seconds: time to wait for others' BINDs
+        :raises CredentialsError: enough logins were refused; its verdict is ``LOCKED``
+        :raises PoolTimeoutError: others' BINDs are under way for too long
         """
         folded = _AROUND_SIGNS.sub(r"\1", name.strip().lower())
         deadline = time.monotonic() + seconds
@@ -122,7 +123,8 @@ class LoginLimit:
             self._change(name, address, change)
             raise
 
-    # What becomes of an entry; each returns it and what is told.
+    # Changes of an entry in place. ``_begin`` returns true and the seconds left if the limit is
+    # reached; else false, and 1 if the BIND may be sent, 0 if it has to wait.
 
     def _begin(self, entry: list[Any], now: float) -> tuple[bool, float]:
         if entry[2] >= self._most:

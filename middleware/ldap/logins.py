@@ -1,13 +1,13 @@
-"""Finds the DN for the name that a user typed, describes a user who logged in, and keeps logins
-that nobody answers from taking every connection there is for logging in.
+"""Logins: the DN for the name that a user typed, the user who logged in, and a bound on slow BINDs.
 
-Where a part of a directory is elsewhere and away, a BIND of a user there waits for as long as it
-may, and whoever knows a name can send many. So while others wait for a connection, the users of one
-part have no more than half of them, once that part has answered nothing for two seconds: of those
-that wait on, the rest give up, and more are not let in. What is answered, be it slowly, has all.
+Where a part of a directory is on another server that is away, a BIND of a user there waits as long
+as it may, and anybody who knows a name can send many. So while others wait for a connection, the
+users of a part that has answered nothing for two seconds have no more than half of the connections:
+the rest of their BINDs give up, and no more are let in. A part that answers, even slowly, may have
+all connections.
 
-A part is what lies below one entry: the DN of each tells of which ones it is. Of other kinds of
-names the domain counts (``jane@example.org``, ``EXAMPLE\\jane``).
+A part is all that lies below one entry: a user's DN shows to which parts he belongs. For other
+kinds of names the domain counts (``jane@example.org``, ``EXAMPLE\\jane``).
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from .protocol.connection import SearchAnswer
 from .protocol.messages import never_sent, password_octets
 
 _SIZE_LIMIT_EXCEEDED = 4
-# More than RFC 4514 section 2.4 asks for: "=", which may be, and controls, since libldap and slapd
-# drop a line break at the end of a value like a space.
+# More characters than RFC 4514 section 2.4 demands: "=", which it allows, and controls, since
+# libldap and slapd drop a line break at the end of a value like a space.
 _SPECIAL = {ord(x): f"\\{x}" for x in '\\"+,;<>='}
 _SPECIAL |= {x: f"\\{x:02x}" for x in (*range(32), 127)}
 
 #: Seconds without an answer after which a BIND is slow.
 SLOW_SECONDS = 2.0
-# Seconds between two looks of a slow one whether others wait.
+# Seconds between two looks of a slow BIND whether others wait.
 _LOOK_SECONDS = 0.5
-# Entries above a user's that count, and parts of which the last answer is known.
+# Entries above a user's that count, and parts whose last answer is remembered.
 _DEPTH = 12
 _PARTS = 1024
 
@@ -74,15 +74,15 @@ class Identity:
 class Names:
     """Finds the DN to bind for the name of a user.
 
-    Where ``user_dn`` or ``search_base`` is given, the text is always a name: whoever may log in is
-    decided there, and a user must not get around that by typing a DN.
+    Where ``user_dn`` or ``search_base`` is given, the text is always a name: they decide who may
+    log in, and a user must not get around that by typing a DN.
 
     :param user_dn: DN of every user, with ``{}`` for the name, for example
         ``uid={},ou=People,dc=example,dc=org``; the name is escaped (RFC 4514). Without a ``=`` it
-        is no DN but what Active Directory takes as well, for example ``{}@example.org``.
+        is no DN but another name that Active Directory accepts, for example ``{}@example.org``.
     :param search_base: DN below which users are searched instead
     :param user_filter: filter of that search, with ``{}`` for the name, which is escaped (RFC 4515)
-    :param name_attribute: attribute of what is found there that names the user
+    :param name_attribute: attribute of the entry found whose value is the user's name
     :raises OptionError: a template lacks its ``{}``, or both ways are given
     """
 
@@ -109,11 +109,13 @@ class Names:
         self._name_attribute = name_attribute
 
     def find(self, name: str, search: Callable[..., SearchAnswer]) -> tuple[str, str]:
-        """Return the DN to bind, or whatever else the server binds, and the user's name.
+        """Return the DN to bind, or another name that the server binds, and the user's name.
 
+        :param name: the name that the user typed
         :param search: the pool's :meth:`.directory.LDAPPool.search`
-        :raises CredentialsError: there is nobody of this name, or more than one
+        :raises CredentialsError: no entry has this name, or more than one has
         :raises DirectoryUnavailableError: the directory cannot be searched
+        :raises DirectoryAnswerError: a server refused the search
         """
         verbatim = self._user_dn is None and self._search_base is None
         if not name or not _is_text(name, "surrogateescape" if verbatim else "strict"):
@@ -162,7 +164,7 @@ class Names:
 
 
 def escape_dn(value: str) -> str:
-    """Escape a value for the text of a DN (RFC 4514 section 2.4): it means nothing but itself."""
+    """Return a value escaped for the text of a DN (RFC 4514 section 2.4)."""
     text = value.translate(_SPECIAL)
     if value.endswith(" "):
         text = f"{text[:-1]}\\ "
@@ -174,7 +176,8 @@ def escape_dn(value: str) -> str:
 def octets(password: str | bytes) -> bytes:
     """Return a password as it is sent (RFC 4513 section 5.1.3).
 
-    :raises CredentialsError: it is empty, which a server would take for a wish to be nobody and
+    :param password: the password; text becomes UTF-8
+    :raises CredentialsError: it is empty, which a server would take for an anonymous BIND and
         accept for any user (RFC 4513 section 5.1.2), no UTF-8 can express it, or it has a NUL
     :raises TypeError: it is neither text nor bytes
     """
@@ -190,7 +193,7 @@ def octets(password: str | bytes) -> bytes:
             Verdict.WRONG_PASSWORD, diagnostic=f"{reason}; nothing was sent"
         )
     finally:
-        # Of an error's frames, none may still have it.
+        # No frame of an error's traceback may still have it.
         del password
         secret = None
 
@@ -221,10 +224,10 @@ def _check_filter(text: str) -> None:
 
 
 class Attempt:
-    """A BIND that is under way, for a ``with`` block; how long it waits (``Patience``).
+    """A BIND under way, for a ``with`` block, which decides how long it waits (``Patience``).
 
-    :param binds: all of them
-    :param name: the DN, or what else is bound
+    :param binds: all BINDs of the pool
+    :param name: the DN, or another name that is bound
     """
 
     __slots__ = ("_binds", "_end", "began", "name")
@@ -249,12 +252,15 @@ class Attempt:
         self._binds.leave(self, answered)
 
     def first(self, seconds: float | None) -> float:
-        """Return for how long to wait at first, of all the seconds that there are."""
+        """Return the seconds to wait at first.
+
+        :param seconds: the time for the answer in all; ``None`` for any time
+        """
         self._end = math.inf if seconds is None else self.began + seconds
         return SLOW_SECONDS if seconds is None else min(seconds, SLOW_SECONDS)
 
     def more(self) -> float:
-        """Return for how long to wait on; 0 for no more."""
+        """Return the seconds to wait on; 0 to give up."""
         left = self._end - time.monotonic()
         if left <= 0 or not self._binds.goes_on(self):
             return 0.0
@@ -262,10 +268,10 @@ class Attempt:
 
 
 class SlowBinds:
-    """The BINDs that are under way in a pool.
+    """The BINDs under way in a pool.
 
-    :param places: how many may be
-    :param waited_for: tells whether somebody waits for a place
+    :param places: BINDs that may be under way at once, from 1
+    :param waited_for: a function that tells whether somebody waits for a connection
     """
 
     def __init__(self, places: int, waited_for: Callable[[], bool]) -> None:
@@ -274,12 +280,12 @@ class SlowBinds:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Forget what threads of the parent have under way."""
+        """Drop the BINDs of the parent's threads."""
         self._lock = threading.Lock()
         # Each is one step of the interpreter, so that no lock is taken where nothing is slow.
         self._running: dict[Attempt, None] = {}
         self._slow: dict[Attempt, None] = {}
-        #: When a part last answered, by what is above the user.
+        #: Monotonic time of the last answer, by the part of the user's name that others share.
         self._answered: dict[str, float] = {}
 
     def attempt(self, name: str) -> Attempt:
@@ -287,15 +293,16 @@ class SlowBinds:
         return Attempt(self, name)
 
     def check(self, name: str) -> None:
-        """Raise if a BIND would only wait with those that nobody answers.
+        """Refuse a BIND for a part that does not answer, if enough others wait for it already.
 
-        :raises PoolFullError: it would, and as many do as may
+        :param name: the DN, or another name that is bound
+        :raises PoolFullError: half of the connections wait for that part
         """
         if not self._slow:
             return
         with self._lock:
             parts = _parts(_above(name))
-            # Where what is above is silent, too, it is perhaps only for want of others who ask.
+            # A part above may be silent, too, only because nobody else asks there.
             above_answers = False
             for part in reversed(parts):
                 silent, number = self._look(part)
@@ -317,7 +324,7 @@ class SlowBinds:
         self._running[attempt] = None
 
     def leave(self, attempt: Attempt, answered: bool) -> None:
-        """Note that it is over."""
+        """Note that a BIND is over, and whether it was answered."""
         self._running.pop(attempt, None)
         self._slow.pop(attempt, None)
         if answered:
@@ -326,7 +333,7 @@ class SlowBinds:
             self._answered[_above(attempt.name)] = time.monotonic()
 
     def goes_on(self, attempt: Attempt) -> bool:
-        """Return whether one that is slow may wait on; if not, it is over."""
+        """Return whether a slow BIND may wait on; if not, it is over."""
         self._slow[attempt] = None
         if not self._waited_for():
             return True
@@ -339,7 +346,7 @@ class SlowBinds:
         return True
 
     def _look(self, part: str) -> tuple[bool, int]:
-        """Return whether nobody answers for a part, and how many BINDs of it are slow."""
+        """Return whether a part does not answer, and the number of its slow BINDs."""
         since = time.monotonic() - SLOW_SECONDS
         slow = [
             x for x in list(self._running)
@@ -352,7 +359,7 @@ class SlowBinds:
 
 
 def _above(name: str) -> str:
-    """Return the part of a name that users have in common; cheap, and folded by :func:`_parts`."""
+    """Return the part of a name that several users share, not yet folded as :func:`_parts` does."""
     if "," in name:
         return name.partition(",")[2]
     if "@" in name:
@@ -362,7 +369,7 @@ def _above(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _parts(above: str) -> tuple[str, ...]:
-    """Return the parts of a directory that a user is of, the smallest first."""
+    """Return the parts of a directory to which a user belongs, the smallest first."""
     folded = _COMMA.split(above.strip().lower())
     own = [",".join(folded[depth:]) for depth in range(min(len(folded), _DEPTH))]
     return (*own, "") if own[-1] else tuple(own)

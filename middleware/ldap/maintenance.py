@@ -1,7 +1,7 @@
-"""The background threads of a pool, and what they do so that no caller has to wait for it.
+"""The background threads of a pool, which spare callers the waiting.
 
-They close what is too old, find what is dead, and keep the minimum open. Where ``threading`` is
-monkey-patched they are greenlets.
+They close connections that are too old, find dead ones, and keep the minimum open. Where
+``threading`` is monkey-patched they are greenlets.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ LOG = logging.getLogger(__name__)
 #: The longest pause between two attempts to open a connection, in seconds.
 MAX_RETRY_DELAY = 60.0
 
-# Part of a pause by which it is longer or shorter, at random: processes do not try in step.
+# Part of a pause by which it is longer or shorter at random, so that processes do not try at once.
 _RETRY_JITTER = 0.1
 
 #: Seconds after which the idle connections are looked at, at the latest.
 SWEEP_SECONDS = 60.0
 
-# Part of the time between two sweeps: what was heard from since is left alone.
+# Part of the time between two sweeps: connections that were heard from since are left alone.
 _FRESH = 0.5
 
 
 def run(pool: ConnectionPool[Any], state: State[Any]) -> float:
-    """Do all that is due for a pool.
+    """Do all maintenance that is due for a pool.
 
-    :return: seconds until there is more to do
+    :param pool: the pool
+    :param state: the pool's state in this process
+    :return: seconds until there is more to do, above 0
     """
     try:
         while state.forgotten:
@@ -53,7 +55,7 @@ def run(pool: ConnectionPool[Any], state: State[Any]) -> float:
 
 
 def _sweep(pool: ConnectionPool[Any], state: State[Any]) -> None:
-    """Close what nobody wanted for ``max_idle``, and look at what was not heard from of late."""
+    """Close connections unused for ``max_idle``, and check those not heard from lately."""
     now = pool.clock()
     with state.lock:
         # Two would evict one too many.
@@ -69,8 +71,8 @@ def _sweep(pool: ConnectionPool[Any], state: State[Any]) -> None:
             if state.suspect:
                 check_after, fresh = pool.check_after, -math.inf
             state.suspect = False
-            # While it is looked at it is lent: not what somebody may want at this very moment, who
-            # would wait, or open another one.
+            # A connection is lent while it is checked: only those that nobody is likely to want at
+            # this moment, who would wait or open another one.
             members = [
                 member
                 for member in state.idle
@@ -125,14 +127,14 @@ def _open_one(pool: ConnectionPool[Any], state: State[Any]) -> bool:
 def _put_off(
     pool: ConnectionPool[Any], state: State[Any], failures: int, error: Exception
 ) -> None:
-    """Try again later. Not called while ``error`` is handled: oslo.log would add it again."""
+    """Put off the next attempt. Not called while ``error`` is handled: oslo.log would add it."""
     delay = min(pool.retry_delay * 2.0 ** min(failures, 60), MAX_RETRY_DELAY)
     delay *= 1 + _RETRY_JITTER * (2 * random.random() - 1)
     with state.lock:
         state.failures = failures + 1
         state.retry_at = pool.clock() + delay
     if not failures:
-        # What is none of ours may need its trace.
+        # An error that is none of ours may need its trace.
         trace = None if isinstance(error, KeyfrontError) else error
         LOG.warning("%s: cannot open a connection: %s", pool.name, error, exc_info=trace)
 
@@ -161,14 +163,14 @@ class Owner(Protocol):
     """An object that workers work for."""
 
     def work(self, worker: Worker) -> float | None:
-        """Do all that is due; return the seconds until there is more, ``None`` if never."""
+        """Do all that is due; return the seconds until there is more, ``None`` for never."""
         ...
 
 
 class Worker:
     """One daemon thread. It refers to its owner weakly, and ends when that is gone.
 
-    :param owner: asked for work again and again
+    :param owner: the object whose ``work`` is called again and again
     :param name: name of the thread
     """
 
@@ -177,15 +179,15 @@ class Worker:
         self.pid = os.getpid()
         #: Whether it does nothing any more, and another may take its place.
         self.ended = False
-        # A lock and no condition: what wakes it may be the garbage collector, in a thread that
-        # holds any lock.
+        # A lock and no condition: the garbage collector may wake it, in a thread that holds any
+        # lock.
         self._asleep = threading.Lock()
         self._asleep.acquire()
         self._owner = weakref.ref(owner, self._owner_is_gone)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Let it begin. Where no thread can be started, it has ended instead."""
+        """Start the thread. If none can be started, :attr:`ended` is true."""
         started = False
         try:
             self._thread.start()
@@ -196,7 +198,7 @@ class Worker:
             self.ended = not started
 
     def wake(self) -> None:
-        """Have it look for work now. Never waits."""
+        """Wake the thread to look for work; never waits."""
         if self._asleep.locked():
             try:
                 self._asleep.release()
@@ -238,11 +240,14 @@ class Workers:
         self._lock = threading.Lock()
 
     def in_child(self) -> Workers:
-        """Return those of a forked child, where none of the parent's runs."""
+        """Return the workers of a forked child, where none of the parent's runs."""
         return Workers(self._name, self.count)
 
     def start(self, owner: Owner) -> None:
-        """Start those that are missing; costs little if none is."""
+        """Start the workers that are missing; costs little if none is.
+
+        :param owner: the object that they work for
+        """
         workers = self._workers
         if len(workers) == self.count and not any(worker.ended for worker in workers):
             return
@@ -263,7 +268,7 @@ class Workers:
                 worker.ended = True
 
     def wake(self) -> None:
-        """Wake all."""
+        """Wake all workers."""
         for worker in self._workers:
             worker.wake()
 

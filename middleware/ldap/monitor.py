@@ -1,4 +1,4 @@
-"""Watches the servers of a directory in the background: up again, and back to the best one."""
+"""The monitor of a directory's servers, which probes them and moves connections to the best one."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ class _Prepares(Protocol):
 
 
 class Monitor:
-    """Watches the servers with one worker, started when one is first down. It keeps no pool alive.
+    """Watches the servers with one thread, started when one is first down. It keeps no pool alive.
 
     :param servers: the servers of the directory
-    :param probe: sees whether a server is up, without a BIND; see :meth:`.ServerSet.check`
+    :param probe: a function that checks that a server is up, without a BIND; see
+        :meth:`.ServerSet.check`
     :param name: name of the directory's pool
-    :param fail_back: close connections to a worse server when a better one is up
-    :param wait: seconds for a pool to replace a connection
-    :ivar avoided: servers that are down while there is another
+    :param fail_back: true to close connections to a worse server when a better one is up
+    :param wait: seconds for a pool to replace a connection, above 0
+    :ivar avoided: servers that are down while another is up
 
-    Where servers are looked up, it also does that in time, and connections to those that are not
-    named any more are closed as are those to a worse server: bit by bit, while others are opened.
+    Where servers are looked up in DNS, the monitor does that in time. Connections to servers that
+    are not named any more are closed as those to a worse server are: a few at a time, while others
+    are opened.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Monitor:
         self._watched.append(_Watched(pool, connector))
 
     def update(self) -> None:
-        """Read what is known of the servers by now; to be called after a failure or a connect."""
+        """Read the states of the servers; to be called after a failure or a connect."""
         before = self._down
         self._read_states()
         if (self._down or self._looks_up) and not self._closed:
@@ -90,9 +92,10 @@ class Monitor:
                 self._workers.wake()
 
     def suspect(self, url: ServerURL, *, silent: bool) -> None:
-        """Have a server asked whether it is well: what it did may be due to a single user.
+        """Probe a server that may be down, or may only have failed for a single user.
 
-        :param silent: it did not answer, so that what is idle may be dead, too
+        :param url: the server
+        :param silent: true if it did not answer, so that idle connections may be dead, too
         """
         if not self._servers.suspect(url) or self._closed:
             return
@@ -104,7 +107,7 @@ class Monitor:
         self._workers.wake()
 
     def opened(self, url: ServerURL) -> None:
-        """Note where a new connection leads; a better server may have come up meanwhile."""
+        """Note the server of a new connection; a better one may have come up meanwhile."""
         if self._should_move(url) and not self._closed:
             self._unsettled = True
             self._workers.start(self)
@@ -120,7 +123,7 @@ class Monitor:
         return self._looks_up and self._servers.has_left(url)
 
     def stop(self) -> None:
-        """Have the worker end."""
+        """End the worker."""
         self._closed = True
         self._workers.wake()
 
@@ -129,14 +132,14 @@ class Monitor:
         self._workers.join(timeout)
 
     def after_fork(self) -> None:
-        """Begin without a worker: the parent's is not here."""
+        """Start without a worker: the parent's does not run here."""
         self._workers = self._workers.in_child()
         self._lock = threading.Lock()
         for watched in self._watched:
             watched.leaving = weakref.WeakSet()
 
     def work(self, worker: Worker) -> float | None:
-        """Probe what is down and move connections, for the worker, which alone calls this.
+        """Probe servers that are down and move connections; called by the worker alone.
 
         :return: seconds until there is more to do, ``None`` if that is never
         """
@@ -170,7 +173,7 @@ class Monitor:
                 continue
             pool.retire(lambda connection: connection.url in self.avoided)
             if before - self._down:
-                # What lived through the outage may be dead and not know it.
+                # Connections from before the outage may be dead.
                 pool.check()
             if self._fail_back or self._looks_up:
                 self._move(watched.leaving, pool, connector)

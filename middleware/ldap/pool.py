@@ -6,10 +6,10 @@ unless ``max_size`` exist; then it waits in turn. No lock is held while a connec
 checked or closed.
 
 A connection is counted in ``size`` before it is opened and until it is closed, so there are never
-more than ``max_size``. Whoever gives up a connection, or its count, hands it to the longest waiter;
-hence while anybody waits, nothing is idle and ``size`` is ``max_size``. Whatever is raised, by
-whatever call, neither is lost: what gives something back takes the lock ``surely``, so that the
-timeout or the death of a greenlet comes after it.
+more than ``max_size``. A caller that gives up a connection, or its count, hands it to the longest
+waiter; hence while anybody waits, no connection is idle and ``size`` is ``max_size``. Whatever is
+raised, by whatever call, neither is lost: a call that gives one back takes the lock ``surely``, so
+that the timeout or the death of a greenlet comes after it.
 
 Each process has connections of its own: in a forked child the pool is empty at first. Where
 ``threading`` is monkey-patched by gevent or eventlet before the pool is made, the same code runs
@@ -47,9 +47,9 @@ C = TypeVar("C")
 #: taken off, at random.
 LIFETIME_JITTER = 0.05
 
-# When a connection was last known to work of which nobody knows.
+# Time of the last sign of life of a connection that is doubted.
 _DOUBTED = -math.inf
-# Seconds that a look at an idle connection has, however little its caller has.
+# Seconds for a check of an idle connection at least, however few its caller has.
 _LEAST_CHECK = 0.05
 
 
@@ -219,7 +219,7 @@ class State(Generic[C]):
             self.workers.wake()
 
     def close(self) -> None:
-        """Lend no more, and fail all who wait."""
+        """Lend no more connections, and fail all waiters."""
         self.closed = True
         while self.waiters:
             self._wake(_Grant.CLOSED)
@@ -247,9 +247,9 @@ class State(Generic[C]):
         return child
 
     def leave_to_child(self) -> list[C]:
-        """Return the parent's connections, once, and send on those who wait in this child.
+        """Return the parent's connections, once, and wake the waiters that go on in this child.
 
-        Only greenlets still wait there; of threads, none but the forking one lives on.
+        These are greenlets; of threads, none but the forking one lives on.
         """
         members = []
         # One by one, as two threads of the child may both be at it.
@@ -298,8 +298,8 @@ class ConnectionPool(Generic[C]):
     It must be opened before use, and closed after it; both may be left to a ``with`` block. All
     times are seconds; ``math.inf`` stands for never.
 
-    :param connector: opens, checks and closes connections
-    :param name: named in messages, and in the names of the worker threads
+    :param connector: the connector, which opens, checks and closes connections
+    :param name: the pool's name, in messages and in the names of the worker threads
     :param min_size: connections that the workers keep open, 0 to ``max_size``
     :param max_size: connections that may exist, at least 1
     :param timeout: seconds for a checkout, opening included; above 0
@@ -311,8 +311,9 @@ class ConnectionPool(Generic[C]):
     :param workers: background threads; with 0, :meth:`maintain` must be called now and then
     :param retry_delay: seconds until the workers try again to open a connection, above 0; doubled
         each time up to a minute
-    :param clock: returns seconds that never go back
-    :param after_fork: called in a forked child before it uses the pool; perhaps more than once
+    :param clock: a function that returns seconds that never go back
+    :param after_fork: a function called in a forked child before it uses the pool, perhaps more
+        than once
     :raises OptionError: a value is out of range
     """
 
@@ -378,8 +379,10 @@ class ConnectionPool(Generic[C]):
     def connection(self, timeout: float | None = None) -> Lease[C]:
         """Return a context manager that lends a connection; see :meth:`checkout`.
 
-        If the block is left by what is no :class:`Exception`, such as a greenlet's death, the
-        connection is closed.
+        If the block is left by an error that is no :class:`Exception`, such as a greenlet's death,
+        the connection is closed.
+
+        :param timeout: seconds to wait; ``None`` for the pool's
         """
         return Lease(self, timeout)
 
@@ -389,8 +392,8 @@ class ConnectionPool(Generic[C]):
         If one has to be opened and that fails, its error is raised as it is, and the longest
         waiter may try instead.
 
-        :param timeout: seconds; ``None`` for the pool's, 0 to take only what is idle now
-        :raises PoolTimeoutError: none became free in time
+        :param timeout: seconds; ``None`` for the pool's, 0 to take only an idle one
+        :raises PoolTimeoutError: no connection became free in time
         :raises PoolFullError: ``max_waiting`` others wait already
         :raises PoolClosedError: the pool is closed, or becomes closed meanwhile
         """
@@ -417,9 +420,10 @@ class ConnectionPool(Generic[C]):
             raise
 
     def checkin(self, connection: C, discard: bool = False) -> None:
-        """Take back what :meth:`checkout` lent.
+        """Take back a connection that :meth:`checkout` lent.
 
-        :param discard: close it, whatever it looks like
+        :param connection: the connection
+        :param discard: true to close it even if it may be lent again
         :raises ValueError: it is not lent by this pool, or was given back before
         """
         state = self._state
@@ -457,7 +461,7 @@ class ConnectionPool(Generic[C]):
                 raise_if(raised)
 
     def forget(self, connection: C) -> None:
-        """Have the workers close a lent connection. Takes no lock: it is for finalizers.
+        """Let the workers close a lent connection. Takes no lock: it is for finalizers.
 
         The garbage collector may call these in a thread that holds the pool's lock.
         """
@@ -471,8 +475,11 @@ class ConnectionPool(Generic[C]):
     ) -> C:
         """Lend a connection other than the first idle one.
 
-        :param found: UNFIT or DEAD as the idle one that was closed, which is still counted, so that
-            another may be opened; ``None`` if none was idle
+        :param state: the pool's state in this process
+        :param now: the time of the call, by the pool's clock
+        :param timeout: seconds; ``None`` for the pool's
+        :param found: UNFIT or DEAD for the idle one that was closed, which is still counted, so
+            that another may be opened; ``None`` if none was idle
         """
         timeout = self.timeout if timeout is None else timeout
         deadline = now + timeout
@@ -481,7 +488,7 @@ class ConnectionPool(Generic[C]):
             if found is None:
                 grant = self._wait_in_turn(state, deadline, timeout)
             elif found is _Found.DEAD:
-                # Asking the next may take as long again: that is for the workers.
+                # To ask the next may take as long again: the workers do it.
                 state.suspect = True
                 state.workers.wake()
             else:
@@ -544,7 +551,7 @@ class ConnectionPool(Generic[C]):
                     raise self._timeout_error(state, timeout)
                 return waiter.grant
         except BaseException:
-            # What was granted at this very moment is handed on.
+            # A connection or leave that was granted at this moment is handed on.
             try:
                 with state.changed.surely():
                     state.waiters.pop(waiter, None)
@@ -570,13 +577,14 @@ class ConnectionPool(Generic[C]):
             raise
         return self.open_counted(state, left, lend=True)
 
-    # Opening, examining and closing one connection: what may touch the network
+    # Opening, examining and closing one connection, over the network
 
     def open_counted(self, state: State[C], seconds: float, *, lend: bool) -> Member[C] | None:
-        """Open a connection that ``size`` counts already; if anything is raised, it does no more.
+        """Open a connection that ``size`` counts already; after an error it counts no more.
 
+        :param state: the pool's state in this process
         :param seconds: time to open it
-        :param lend: lend it to the caller; otherwise it goes to the longest waiter or is idle
+        :param lend: true to lend it to the caller; else it goes to the longest waiter or is idle
         :return: ``None`` if the process was forked meanwhile, and this is the child
         :raises PoolClosedError: the pool was closed meanwhile
         """
@@ -620,8 +628,10 @@ class ConnectionPool(Generic[C]):
         return member
 
     def examine(self, state: State[C], member: Member[C], check_after: float) -> None:
-        """Look at a connection if it is idle, and keep it so if it works.
+        """Check a connection if it is idle, and close it if it does not work.
 
+        :param state: the pool's state in this process
+        :param member: the connection
         :param check_after: seconds without a sign of life after which the server is asked
         """
         with state.lock:
@@ -639,8 +649,10 @@ class ConnectionPool(Generic[C]):
     ) -> None:
         """Close a lent connection, and count one less.
 
-        :param expired: count it among those that reached ``max_lifetime``
-        :param evicted: count it among those that nobody wanted for ``max_idle``
+        :param state: the pool's state in this process
+        :param member: the connection
+        :param expired: true to count it among those that reached ``max_lifetime``
+        :param evicted: true to count it among those unused for ``max_idle``
         """
         try:
             self._discard(state, member, expired=expired, evicted=evicted)
@@ -656,10 +668,14 @@ class ConnectionPool(Generic[C]):
         check_after: float,
         seconds: float | None,
     ) -> _Found:
-        """See whether a lent connection works, and else close it: it is still counted then.
+        """Check that a lent connection works; else close it, but leave it counted.
 
-        :param seconds: the caller's time, ``None`` for the pool's timeout: half of it is left for
-            another connection, to another server perhaps
+        :param state: the pool's state in this process
+        :param member: the connection
+        :param now: the time, by the pool's clock
+        :param check_after: seconds without a sign of life after which the server is asked
+        :param seconds: the caller's time, ``None`` for the pool's timeout; half of it is left for
+            another connection
         """
         lost = expired = asked = False
         try:
@@ -751,7 +767,7 @@ class ConnectionPool(Generic[C]):
         return not self._here().is_open
 
     def open(self) -> None:
-        """Let connections be checked out, and the workers open ``min_size``; again is no harm.
+        """Open the pool for use, and let the workers open ``min_size``; it may be called again.
 
         :raises PoolClosedError: it was closed; a closed pool stays closed
         """
@@ -767,7 +783,7 @@ class ConnectionPool(Generic[C]):
         """Wait until ``min_size`` connections are open.
 
         :param timeout: seconds; ``None`` for the pool's
-        :raises PoolTimeoutError: they are not; names the last error
+        :raises PoolTimeoutError: they are not open in time; the error names the last one
         :raises PoolClosedError: the pool is closed, or becomes closed meanwhile
         """
         state = self._here()
@@ -791,11 +807,13 @@ class ConnectionPool(Generic[C]):
                 )
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Fail those who wait, close what is idle, and wait for what is lent; again is no harm.
+        """Close idle connections, fail waiters, and wait for lent connections.
 
-        What is still lent after ``timeout`` seconds is closed when it comes back.
+        Connections still lent after ``timeout`` seconds are closed when they come back. It may be
+        called again.
 
-        :return: whether all connections are closed and the workers have been told
+        :param timeout: seconds to wait for lent connections
+        :return: true if all connections are closed
         """
         state = self._here()
         deadline = time.monotonic() + timeout
@@ -816,7 +834,7 @@ class ConnectionPool(Generic[C]):
         return done
 
     def check(self) -> None:
-        """Look at each idle connection now, ask the server over it, and close the dead ones."""
+        """Ask the server over each idle connection now, and close the dead ones."""
         state = self._here()
         with state.lock:
             members = list(state.idle)
@@ -837,8 +855,9 @@ class ConnectionPool(Generic[C]):
     def retire(self, predicate: Callable[[C], bool]) -> int:
         """Close the connections for which ``predicate`` is true: now, or when they come back.
 
-        What is being opened meanwhile is not asked about.
+        Connections that are being opened meanwhile are left alone.
 
+        :param predicate: a function that takes a connection
         :return: the number of these connections
         """
         state = self._here()
@@ -855,26 +874,26 @@ class ConnectionPool(Generic[C]):
         return len(chosen)
 
     def doubt(self, predicate: Callable[[C], bool]) -> None:
-        """Have the connections for which ``predicate`` is true checked before they are lent again.
+        """Doubt the connections for which ``predicate`` is true: each is checked before it is lent.
 
-        :param predicate: takes no time
+        :param predicate: a function that takes a connection and never waits: a lock is held
         """
         state = self._here()
         with state.lock:
-            # Also what is lent: it may have been heard from before, and come back only now.
+            # Lent ones, too: they may have been heard from before, and come back only now.
             for member in (*state.idle, *state.lent.values()):
                 if predicate(member.connection):
                     member.alive_at = _DOUBTED
 
     def maintain(self) -> float:
-        """Do what the workers do: only needed with ``workers=0``.
+        """Do the workers' work; only needed with ``workers=0``.
 
         :return: seconds until there is more to do
         """
         return maintenance.run(self, self._here())
 
     def work(self, worker: Worker) -> float | None:
-        """Do what is due, for a worker, which alone calls this.
+        """Do all maintenance that is due; called by a worker alone.
 
         :return: seconds until there is more to do, ``None`` if that is never
         """
@@ -884,20 +903,20 @@ class ConnectionPool(Generic[C]):
         return maintenance.run(self, state)
 
     def get_stats(self) -> dict[str, int | float]:
-        """Return sizes as they are, and counts since the start or since they were last popped.
+        """Return present sizes, and counts since the start or since they were last popped.
 
-        Sizes: ``size``, ``idle``, ``lent`` (also those that the pool itself examines; what is
-        neither is being opened or closed), ``waiting``, ``max_size``. By the counts an operator
-        sizes the pool: ``requests``, of these ``requests_queued`` had to wait for another's
-        connection, ``requests_wait_ms`` in all, and ``requests_errors`` ended without one;
-        ``opened``, ``open_errors``, ``closed`` for whatever reason, of these ``lost`` were found
-        dead before they were lent, ``expired`` had reached ``max_lifetime``, and ``idle_evicted``
-        nobody wanted for ``max_idle``; ``usage_ms`` connections were lent, in all.
+        Sizes: ``size``, ``idle``, ``lent`` (also those that the pool itself examines; others are
+        being opened or closed), ``waiting``, ``max_size``. By the counts an operator sizes the
+        pool: ``requests``, of these ``requests_queued`` had to wait for another's connection,
+        ``requests_wait_ms`` in all, and ``requests_errors`` ended without one; ``opened``,
+        ``open_errors``, ``closed`` for any reason, of these ``lost`` were found dead before they
+        were lent, ``expired`` had reached ``max_lifetime``, and ``idle_evicted`` were unused for
+        ``max_idle``; ``usage_ms`` is the time for which connections were lent, in all.
         """
         return self._statistics(pop=False)
 
     def pop_stats(self) -> dict[str, int | float]:
-        """Return what :meth:`get_stats` does, and begin to count anew."""
+        """Return the numbers of :meth:`get_stats`, and start the counts from 0."""
         return self._statistics(pop=True)
 
     def _statistics(self, *, pop: bool) -> dict[str, int | float]:
@@ -931,7 +950,7 @@ class ConnectionPool(Generic[C]):
         return state if state.pid == os.getpid() else self._begin_in_child()
 
     def _begin_in_child(self) -> State[C]:
-        """Begin with an empty state in a forked child."""
+        """Return the state of a forked child, empty at first."""
         parents = self._state
         if parents.pid == os.getpid():
             return parents

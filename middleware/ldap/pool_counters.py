@@ -1,8 +1,8 @@
-"""Counts what the LDAP pools of all processes of a node do, in a mapped file of its folder.
+"""Counts of the LDAP pools of all processes of a node, in a mapped file of its folder.
 
 A pool counts for itself, under locks that it needs anyway. Each process with a pool copies the
 numbers of all its pools to its row once a second, in a thread that does nothing else, so that no
-login pays for who watches. Where ``KEYFRONT_NODE`` names no folder, there is no thread.
+login is slower for it. Where ``KEYFRONT_NODE`` names no folder, there is no thread.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 _KINDS = ("search", "auth")
-#: What is now, over all pools, by the names of :meth:`.directory.LDAPPool.get_stats`.
+#: Present numbers, over all pools, by the names of :meth:`.directory.LDAPPool.get_stats`.
 PRESENT = (
     *("servers_up", "servers_down"),
     *(f"{kind}_{name}" for kind in _KINDS for name in ("size", "idle", "lent", "waiting")),
     *(f"{kind}_max_size" for kind in _KINDS),
 )
-#: What was counted, over all pools, those included that were closed.
+#: Counts, over all pools, closed ones included.
 SUMS = (
     *("searches", "searches_retried", "searches_failed"),
     *("logins", "logins_accepted", "binds", "credentials_refused", "logins_failed"),
@@ -69,7 +69,7 @@ class Publisher:
         self._pid = os.getpid()
 
     def publish(self, pools: list[LDAPPool]) -> None:
-        """Copy what they say now."""
+        """Copy the present numbers of the pools to this process's row."""
         if self._pid != os.getpid():  # the parent's pools did not count here
             self._pid = os.getpid()
             self._last.clear()
@@ -82,7 +82,7 @@ class Publisher:
                 now[name] += found[name]
             before = self._last.get(pool, {})
             for place, name in enumerate(SUMS, 1 + len(PRESENT)):
-                # Somebody may have popped them.
+                # The counts may have been popped.
                 grown = found[name] - before.get(name, 0)
                 row[place] += grown if grown >= 0 else found[name]
             self._last[pool] = found
@@ -91,21 +91,21 @@ class Publisher:
 
 
 class _Thread:
-    """The one thread of this process that publishes: the registry of it."""
+    """The one thread of this process that publishes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = 0
 
     def start(self) -> None:
-        """Start it, unless it runs in this process or nobody asked for it; never raises."""
+        """Start the thread, unless it runs here or ``KEYFRONT_NODE`` names no folder."""
         pid = os.getpid()
         if self._pid == pid:
             return
         try:
             folder = node_folder()
         except KeyfrontError:
-            folder = None  # the entrypoint has said so
+            folder = None  # the entrypoint has logged it
         with self._lock:
             if self._pid == pid:
                 return
@@ -117,7 +117,7 @@ class _Thread:
             thread.start()
 
     def after_fork(self) -> None:
-        """Begin without a thread: the parent's is not here, and its lock may be held."""
+        """Start without a thread: the parent's does not run here, and its lock may be held."""
         self._lock = threading.Lock()
 
 
@@ -143,14 +143,16 @@ def _run(folder: Path) -> None:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Tell whether any process of a node has, or had, an LDAP pool."""
+    """Return whether any process of a node has, or had, an LDAP pool."""
     return (folder / _FILE).exists()
 
 
 def read(folder: Path) -> Mapping[str, int]:
-    """Return the sums over all processes of a node by name, and ``processes`` that live.
+    """Return the sums over all processes of a node by name, and the living ones as ``processes``.
 
-    :raises CoordinatorError: none has an LDAP pool, or the file is not readable
+    :param folder: the node's folder
+    :returns: the numbers of :data:`PRESENT` of living processes, and of :data:`SUMS` of all
+    :raises CoordinatorError: no process has an LDAP pool, or the file is not readable
     """
     rows = _LAYOUT.rows_of(folder / _FILE)
     living = set(owners(rows))

@@ -230,8 +230,8 @@ class Breaker:
         first probe is due at once; but not over and over, if probes succeed and operations fail.
 
         :param reason: one line, without a secret
-        :param since: when the operation began, by the clock
-        :return: whether the server is down from now on
+        :param since: the operation's beginning, by the clock; by default now
+        :return: true if the server is down from now on
         """
         now = self._clock()
         steady = now - self._up_since >= self._retry_delay
@@ -480,7 +480,9 @@ class ServerSet:
         the connection was found closed, as servers do with idle ones; whether such a server is
         down shows when it is connected to next. A refusal is an answer and counts as none of it.
 
-        :param since: when the operation began, by the clock, so that one that began before an
+        :param url: the server
+        :param error: the operation's error
+        :param since: the operation's beginning, by the clock, so that a failure from before an
             outage which has ended is not taken for a new one
         """
         if isinstance(error, DirectoryAnswerError):
@@ -576,7 +578,8 @@ class ServerSet:
 
         Other servers are left alone: the operations tell of them.
 
-        :param probe: as ``connect`` of :meth:`open`, leaving nothing open
+        :param probe: a function that takes the arguments of ``connect`` in :meth:`open`, and leaves
+            no connection open
         """
         if self._discovery is not None:
             self._discovery.refresh()

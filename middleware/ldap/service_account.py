@@ -43,24 +43,24 @@ _PROCESS = b"the user of this process"
 
 
 class ServiceAccount:
-    """An identity for the pool's own use; without a DN it is nobody (anonymous).
+    """An identity for the pool's own use; without a DN it is anonymous.
 
-    Until it has been accepted once, and after a refusal, one BIND at a time tells, in all processes
-    of the node; who comes meanwhile waits for the outcome.
+    Until it has been accepted once, and after a refusal, one BIND at a time is sent, in all
+    processes of the node; others wait for its outcome.
 
     A password that is refused by one server, or one address of a name, may not have come to that
     one yet: the next is asked. When another one refuses it too, it is wrong
     (:mod:`.service_refusals`).
 
-    :param dn: DN to bind, or what else the server takes for one; empty for nobody
+    :param dn: DN to bind, or another name that the server accepts; empty for anonymous
     :param password: its password; text is sent in UTF-8
-    :param read: returns the password there is now, to be asked when it was refused; may raise
-        ``OptionError``
-    :param servers: URLs of the servers that it is offered to; what is refused is then shared with
-        the other processes of the node that offer it to the same ones
+    :param read: a function that returns the present password, called when one was refused; it may
+        raise ``OptionError``
+    :param servers: URLs of the servers that it is offered to; refusals are then shared with the
+        other processes of the node that offer it to the same ones
     :raises OptionError: only one of the two is given, or there is no UTF-8 for the password
-    :ivar who: who binds, for messages
-    :ivar anonymous: true if nobody does
+    :ivar who: the identity's name in messages
+    :ivar anonymous: true if no identity is bound
     :ivar identities: each ``bound_as`` of a connection that has this identity
     """
 
@@ -192,7 +192,7 @@ class ServiceAccount:
         return self._read_again()
 
     def _see_alive(self, connection: Connection, seconds: float) -> None:
-        """Have a server answer something within ``seconds``, before a BIND."""
+        """Check that a server answers within ``seconds``, before a BIND."""
         connection.ping(seconds)
 
     def _refusal(
@@ -218,7 +218,7 @@ class ServiceAccount:
 
     @contextmanager
     def attempt(self, seconds: float) -> Iterator[None]:
-        """Have leave to send a BIND in a block, whose outcome is noted.
+        """Allow a BIND in a ``with`` block, and note its outcome.
 
         :param seconds: time to wait for another's BIND, if that is to tell first
         :raises CredentialsError: it is refused, or was refused a while ago and is not offered yet
@@ -313,7 +313,7 @@ class ServiceAccount:
         return None
 
     def after_fork(self) -> None:
-        """Let go of what threads of the parent hold."""
+        """Replace locks that threads of the parent may hold."""
         self._refusals.after_fork()
         self._changed = Condition()
         self._trying = False
@@ -412,7 +412,7 @@ def check_sasl(
     password: bool = False,
     password_file: str | None = None,
 ) -> None:
-    """See whether ``sasl_mechanism`` goes with the other options of a pool.
+    """Check that ``sasl_mechanism`` goes with the other options of a pool.
 
     :param mechanism: its value; ``None``: the service binds by its password, or not at all
     :param urls: URLs of the servers

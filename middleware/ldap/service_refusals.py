@@ -187,7 +187,7 @@ class Refusals:
                 taken.close()  # it is seldom taken
 
     def after_fork(self) -> None:
-        """Let go of what the parent holds, in a child that nobody told of the fork."""
+        """Release the parent's locks, in a child whose fork hooks may not have run."""
         for lock in (self._lock, *self._turns):
             if lock is not None:
                 lock.after_fork()

@@ -1,4 +1,4 @@
-"""The ``token_cache`` filter: answers validations in front of Keystone from memory.
+"""The ``token_cache`` filter, which answers validations in front of Keystone from memory.
 
 In a paste file, before ``egg:keyfront#keystone``::
 
@@ -8,9 +8,9 @@ In a paste file, before ``egg:keyfront#keystone``::
     [filter:token_cache]
     use = egg:keyfront#token_cache
 
-Options are those of ``[keyfront_token_cache]`` in keystone.conf; all but those that the processes
-of a node must agree on may also be set in the filter's section. What it promises, and what it
-cannot know, is in docs/tokens.md.
+Its options are those of ``[keyfront_token_cache]`` in keystone.conf; all but those that the
+processes of a node must agree on may also be set in the filter's section. docs/tokens.md says what
+it promises, and what it cannot know.
 """
 
 from __future__ import annotations
@@ -81,21 +81,24 @@ _KEPT = ("200 ", "204 ", "401 ", "403 ", "404 ")
 
 
 class TokenCache:
-    """The filter.
+    """The token cache: a WSGI application in front of Keystone's.
 
-    :param application: Keystone below ``egg:keyfront#keystone``
-    :param coordinator: keeps the epochs
-    :param node: what the workers of this node share
-    :param routes: what is answered from the cache
-    :param ttl: seconds an answer is kept at most
-    :param negative_ttl: the same for refusals
+    :param application: Keystone's application, as ``egg:keyfront#keystone`` makes it
+    :param coordinator: the coordinator that keeps the epochs
+    :param node: the memory that the workers of this node share
+    :param routes: the routes that are answered from the cache
+    :param ttl: seconds for which an answer is kept at most, 0 or more
+    :param negative_ttl: seconds for which a refusal is kept at most, 0 or more
     :param memory: bytes of answers in this process, an eighth of it for refusals, and a quarter for
         other routes than validation if there are any
-    :param callers: request variables by which a caller is let in without a token
-    :param settle: seconds by which the database that answers may be behind
-    :param files: what Keystone reads besides its database
-    :param decide: asks Keystone's policy, so that a caller's first validation of a token is
-        answered from what is known of both; an eighth of ``memory`` is for callers then
+    :param callers: names of the request variables by which Keystone lets a caller in without a
+        token
+    :param settle: seconds by which the database that answers may be behind its primary, 0 or more
+    :param files: the files that Keystone reads besides its database
+    :param decide: the function that asks Keystone's policy, so that a caller's first validation of
+        a token is answered from what is known of both; an eighth of ``memory`` is for callers then
+    :raises CoordinatorError: the epoch table or a shared file cannot be used at the start, and it
+        is no table of a server that may be away
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class TokenCache:
     ) -> None:
         self.application = application
         self.coordinator = coordinator
-        # Of what services are told: they may be promised more than who asks this node.
+        # For services, which may be promised more than clients of this node.
         self._fresh_now = coordinator.fresh_now
         self._node = node
         self._routes = routes
@@ -125,7 +128,7 @@ class TokenCache:
         self._files = files
         self._next_look = 0.0
         self._files_complained = False
-        # Of their own: anybody can ask for a long list in as many ways as he likes.
+        # A memory of their own: anybody can ask for a long list in as many ways as he likes.
         listings = memory // 4 if routes else 0
         callers_size = memory // 8 if decide else 0
         self.answers: Memory[Entry] = Memory(memory - memory // 8 - listings - callers_size)
@@ -152,7 +155,7 @@ class TokenCache:
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        """Serve one request (PEP 3333)."""
+        """Serve one request (PEP 3333): from the cache, or else by Keystone."""
         if environ["REQUEST_METHOD"] not in _READS:
             return self._write(environ, start_response)
         path = environ["PATH_INFO"]
@@ -191,7 +194,8 @@ class TokenCache:
     def _write(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        """Let Keystone answer what is no read, and keep what is known of a token that it issues."""
+        """Let Keystone answer a request that is no read, and keep the facts of a token it issues.
+        """
         first = self._first
         if first is None or environ["REQUEST_METHOD"] != "POST" or environ["PATH_INFO"] != TOKENS:
             return self.application(environ, start_response)
@@ -213,7 +217,7 @@ class TokenCache:
         return [body]
 
     def _look_at_files(self, now: float) -> None:
-        """End all answers of which Keystone may have read other files."""
+        """Make all answers stale if a file has changed that Keystone reads."""
         self._next_look = now + _LOOK_SECONDS
         try:
             seen = None if self._files is None else self._files.changed()
@@ -233,9 +237,10 @@ class TokenCache:
         key: bytes,
         former: Entry | None,
     ) -> Iterable[bytes]:
-        """Answer what does not stand in this process.
+        """Answer a request for which no answer of this process stands.
 
-        :param former: what was kept here of it
+        :param key: the request's key
+        :param former: the answer that this process had kept, which no longer stands
         """
         self._node.check()
         asked = tags_header.ENVIRON_KEY in environ
@@ -406,7 +411,8 @@ class TokenCache:
     def _let_through(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        """Let Keystone answer what will not be kept, and say so to who asks."""
+        """Let Keystone answer, keep nothing, and tell a service that asked that it does not stand.
+        """
         if tags_header.ENVIRON_KEY not in environ:
             return self.application(environ, start_response)
 
@@ -419,7 +425,7 @@ class TokenCache:
     def _keep(self, key: bytes, entry: Entry, way: Way | None) -> None:
         """Keep an entry in this process.
 
-        :param way: in which it was asked for; ``None`` for another route than validation
+        :param way: the way in which it was asked for; ``None`` for another route than validation
         """
         memory, other = self.listings if way is None else self.answers, self.refusals
         if entry.negative:
@@ -430,7 +436,10 @@ class TokenCache:
         other.drop(key)  # what a yes was, a no is now, or the other way round
 
     def _start_generation(self, generation: int, *, patient: bool = False) -> None:
-        """Begin anew with another epoch table: nothing from before it stands."""
+        """Start anew with another epoch table: drop all answers from before it.
+
+        :param patient: true for :meth:`.Node.start` to wait for its lock for longer
+        """
         secret = self.coordinator.secret
         self.answers.clear()
         self.refusals.clear()
@@ -442,7 +451,7 @@ class TokenCache:
         self._generation = generation
 
     def _count_end(self, entry: Entry) -> None:
-        """Count why what was kept had to be asked of Keystone again."""
+        """Count the reason for which a kept answer had to be asked of Keystone again."""
         cause: str | None = "time"
         if time.monotonic() < entry.deadline and time.time() < entry.expires:
             with suppress(CoordinatorError):
@@ -463,20 +472,20 @@ class TokenCache:
 def _tell(
     entry: Entry, environ: dict[str, Any], start_response: Callable[..., Any]
 ) -> Iterable[bytes]:
-    """Give an answer, and how long it stands; without the body if who asks has the same one."""
+    """Answer a service, and tell it how long the answer stands; 304 if it has the same body."""
     headers, body = entry.answer(environ)
     status = entry.status
     asked = environ[tags_header.ENVIRON_KEY]
     expires = entry.expires
     if isinstance(entry, FollowedEntry):
-        # Who asks hears of changes, and not of it when nobody looks for them any more.
+        # The service hears of changes, but not when nobody looks for them any more.
         expires = min(expires, time.time() + 1.0)
     told = tags_header.compose(asked, entry.epoch, entry.slots, expires)
     headers.append((tags_header.NAME, told))
     if status.startswith("200 ") and environ["REQUEST_METHOD"] == "GET":
         headers.append(("ETag", entry.etag))
         if environ.get("HTTP_IF_NONE_MATCH") == entry.etag:
-            # What is of the body is not said without it (RFC 9110, section 15.4.5).
+            # A 304 has none of the headers that describe the body (RFC 9110, section 15.4.5).
             headers = [header for header in headers if header[0].lower() not in _OF_BODY]
             status, body = "304 Not Modified", b""
     start_response(status, headers)
@@ -487,9 +496,9 @@ _OF_BODY = frozenset({"content-length", "content-type"})
 
 
 class _Answer:
-    """Takes an answer apart on its way to the server.
+    """Records an answer on its way to the server.
 
-    :param start_response: of the server; ``None`` keeps the answer back
+    :param start_response: the server's function (PEP 3333); ``None`` keeps the answer back
     """
 
     __slots__ = ("_start_response", "_written", "headers", "status")
@@ -521,18 +530,18 @@ class _Answer:
 
 
 def _known_caller(environ: Mapping[str, Any], request: Request, status: str) -> bool:
-    """Whether what let the caller in is a token that was noted, and nothing else."""
+    """Whether Keystone let the caller in by a token that was noted, and by nothing else."""
     if status.startswith("401"):
         return AUTH_CONTEXT not in environ
     context = environ.get(AUTH_CONTEXT)
     token = context.get("token") if isinstance(context, Mapping) else None
-    # Not the object: a token that is asked about by itself has two.
+    # Not by the object: for a token that validates itself there are two.
     noted = [getattr(model, "audit_ids", None) for model in request.accepted.values()]
     return getattr(token, "audit_ids", 0) in noted
 
 
 def _tags(environ: Mapping[str, Any], request: Request, status: str) -> set[str] | None:
-    """Return the tags of the tokens of a request, or ``None`` if its answer is not to be kept."""
+    """Return the tags of the tokens of a request; ``None`` if its answer must not be kept."""
     caller = environ.get("HTTP_X_AUTH_TOKEN", environ.get("HTTP_X_STORAGE_TOKEN", "")).strip()
     others = (environ.get("HTTP_X_SERVICE_TOKEN", "").strip(), environ.get("HTTP_X_SUBJECT_TOKEN"))
     asked = [caller] if caller else []
@@ -547,12 +556,12 @@ def _tags(environ: Mapping[str, Any], request: Request, status: str) -> set[str]
 def filter_factory(
     global_conf: Mapping[str, str] | None, **local_conf: str
 ) -> Callable[[WSGIApplication], WSGIApplication]:
-    """Build the filter (entry point ``paste.filter_factory``).
+    """Return a function that builds the filter (entry point ``paste.filter_factory``).
 
+    :param global_conf: the paste file's ``[DEFAULT]``, not used
     :param local_conf: options of ``[keyfront_token_cache]`` for this pipeline
-    :raises OptionError: an option has a value out of its range
-    :raises CoordinatorError: the files that workers share cannot be made
-    :raises MissingPartError: Keystone is not installed
+    :returns: a function that takes Keystone's application and returns it with the cache in front;
+        it raises as :func:`token_cache` does
     """
 
     def build(application: WSGIApplication) -> WSGIApplication:
@@ -567,8 +576,10 @@ def filter_factory(
 def token_cache(
     application: WSGIApplication, local: Mapping[str, str] | None = None
 ) -> TokenCache:
-    """Put the cache in front of a Keystone that is loaded, with the options of its configuration.
+    """Return the cache in front of a Keystone that is loaded, with its configuration's options.
 
+    :param application: Keystone's application, as ``egg:keyfront#keystone`` makes it
+    :param local: options of the paste section by name, which win
     :raises OptionError: an option has a value out of its range
     :raises CoordinatorError: the files that workers share cannot be made
     :raises MissingPartError: Keystone is not installed
@@ -627,10 +638,10 @@ def token_cache(
 
 
 def _configured(conf: Any) -> bytes:
-    """Return what this Keystone was loaded with: its configuration and its code.
+    """Return the versions and options that this Keystone was loaded with, as bytes to compare.
 
-    Over a reload workers with the former configuration answer beside those with the new one, and
-    while they do, a change of the files themselves does not end what they answer.
+    During a reload workers with the former configuration answer beside those with the new one, and
+    while they do, a change of the files themselves does not make their answers stale.
     """
     found = [__version__, version("keystone")]
     for name in sorted(conf):

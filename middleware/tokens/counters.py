@@ -1,7 +1,7 @@
-"""Counts of what the token cache did, of all processes of a node, in a mapped file.
+"""Counts of the token cache, of all processes of a node, in a mapped file.
 
-The file and its rows are those of :mod:`keyfront.common.counters`. Nothing but ``keyfront
-tokens stats`` and ``keyfront metrics`` goes by these numbers.
+The file and its rows are those of :mod:`keyfront.common.counters`. Only ``keyfront tokens stats``
+and ``keyfront metrics`` read these numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from keyfront.common.file_lock import FileLock
 
 from .invalidation.rules import FIXED
 
-#: What is counted, in the order of a row.
+#: The names of the counts, in the order of a row.
 NAMES = (
     "hits",  # answered from this process's memory
     "node_hits",  # answered from what the workers share
@@ -21,8 +21,8 @@ NAMES = (
     "waits",  # waited for another request that asked the same
     "bypassed",  # asked of Keystone because the request must not be answered from a cache
     "not_kept",  # misses whose answer was not kept
-    "known",  # first validations answered from what was known of token and caller
-    "issued",  # tokens of which it was kept at their issue what a validation answers
+    "known",  # first validations answered from the facts about token and caller
+    "issued",  # tokens whose facts were kept when they were issued
     "changes_refused",  # changes that were not committed, as others could not be told of them
     "not_followed",  # misses not kept because nobody followed the directory they were made of
     "directory_changes",  # told by directories that are followed
@@ -30,11 +30,11 @@ NAMES = (
 HITS, NODE_HITS, MISSES, WAITS, BYPASSED, NOT_KEPT, KNOWN, ISSUED = range(1, 9)
 CHANGES_REFUSED, NOT_FOLLOWED, DIRECTORY_CHANGES = range(9, 1 + len(NAMES))
 
-#: Why Keystone was asked again for what was kept: its time was over (``time``), a change of a
-#: family of tables (a tag of :data:`~.invalidation.rules.FIXED`), or a change of a row that it was
-#: made of (``rows``: one user, project or token).
+#: The reasons for which Keystone was asked again for a kept answer: its time was over (``time``),
+#: a change of a family of tables (a tag of :data:`~.invalidation.rules.FIXED`), or a change of a
+#: row that it was made of (``rows``: one user, project or token).
 CAUSES = ("time", *FIXED, "rows")
-#: The place in a row of the first of them.
+#: The index in a row of the first of them.
 ENDED = 1 + len(NAMES)
 
 _ROW = 48
@@ -48,7 +48,7 @@ class Counters(NodeCounters):
     """The counts of a node.
 
     :param path: the file; made with mode 0600 if it is missing
-    :param lock: held by whoever takes a row, over all processes that use the file
+    :param lock: the lock over all processes that use the file, held while one takes a row
     :raises CoordinatorError: the file cannot be made or mapped
     """
 
@@ -58,13 +58,14 @@ class Counters(NodeCounters):
         super().__init__(path, lock, _LAYOUT)
 
     def statistics(self) -> dict[str, int]:
-        """Return the sums over all processes, by name, and how many processes live."""
+        """Return the sums over all processes, by name, and the living ones as ``processes``."""
         return _sums(self.rows())
 
 
 def read(path: Path) -> dict[str, int]:
     """Return the statistics in a file, without taking part.
 
+    :returns: as :meth:`Counters.statistics` returns them
     :raises CoordinatorError: there is none, or it is not readable
     """
     return _sums(_LAYOUT.rows_of(path))

@@ -1,8 +1,8 @@
-"""Stored answers: what they are found by, what they hold, and how long they stand.
+"""Stored answers: their keys, their content, and how long they stand.
 
-A key is a keyed hash over everything of a request that an answer may vary on. What is known to
-make no difference is listed in :data:`HARMLESS`; a request variable that is in no list becomes
-part of the key, so that an unknown header can cost a miss but never a wrong answer.
+A key is a keyed hash over everything of a request that an answer may vary on. Variables that are
+known to make no difference are listed in :data:`HARMLESS`; one that is in no list becomes part of
+the key, so that an unknown header can cost a miss but never a wrong answer.
 
 No token is stored: keys are hashes, the token that an answer repeats is taken out of it and put
 back from the request, and the request identifier is fresh on each answer.
@@ -70,7 +70,7 @@ _HARMLESS = """
 #: whatever answer there is. Names with a dot are the server's too.
 HARMLESS = frozenset(_HARMLESS.split())
 
-#: Where Keystone says what it let the caller in by, and takes a filter's word for it.
+#: The variable in which Keystone says how it let the caller in, and believes a filter.
 AUTH_CONTEXT = "KEYSTONE_AUTH_CONTEXT"
 
 # A request with one of these is asked of Keystone each time: who asks is not only in its tokens,
@@ -92,10 +92,10 @@ _CALLER = CORE.index("HTTP_X_AUTH_TOKEN")
 #: Bytes of a key.
 KEY_BYTES = 16
 
-#: Raised when what a key is made of, the form of a packed entry, or which are apart changes.
+#: Version of keys, packed entries and the division of the files; raised when one of them changes.
 FORM = 4
 
-# Two bodies of one token must not have the same; nobody can choose them.
+# Bytes of an ETag's hash: two bodies of one token must differ in it; nobody can choose them.
 _ETAG_BYTES = 12
 
 # A bound on the names that are learnt, should a server make them up for each request.
@@ -103,10 +103,11 @@ _KNOWN_LIMIT = 300
 
 
 class Keys:
-    """Makes keys.
+    """Makes keys of requests, by hashes with a secret.
 
     :param secret: 32 bytes, the same in all processes that share entries
-    :param callers: more variables with which a request is asked of Keystone each time
+    :param callers: names of further request variables with which no request is answered from a
+        cache
     """
 
     __slots__ = ("_hash", "_known", "_uncached")
@@ -120,7 +121,8 @@ class Keys:
     def key(self, environ: Mapping[str, Any]) -> bytes | None:
         """Return the key of a request, or ``None`` if it must not be answered from a cache.
 
-        :param environ: of a GET or HEAD (PEP 3333)
+        :param environ: the WSGI environment of a GET or HEAD (PEP 3333)
+        :returns: :data:`KEY_BYTES` bytes
         """
         length = environ.get("CONTENT_LENGTH")
         if length and length != "0":
@@ -153,13 +155,16 @@ class Keys:
         return keyed.digest()
 
     def knows(self, environ: Mapping[str, Any]) -> bool:
-        """Whether a request that has a key has no variable that is not known."""
+        """Whether all variables of a request that has a key are known."""
         return environ.keys() <= self._known
 
     def variant(self, environ: Mapping[str, Any]) -> bytes:
-        """Return what tells apart the ways in which one caller may ask for the same thing.
+        """Return a hash of the request variables other than method, path, query and tokens.
 
-        :param environ: of a request that has a key
+        It tells apart the ways in which one caller may ask for the same thing.
+
+        :param environ: the WSGI environment of a request that has a key
+        :returns: :data:`KEY_BYTES` bytes
         """
         parts = [environ.get(name, "") for name in _OF_VARIANT]
         if not environ.keys() <= self._known:
@@ -168,17 +173,18 @@ class Keys:
         return self.named("variant", *parts)
 
     def named(self, kind: str, *parts: str) -> bytes:
-        """Return the key of something else than an answer.
+        """Return the key of something other than an answer.
 
-        :param kind: of these; no method of HTTP
-        :param parts: of a request that has a key, what it goes by
+        :param kind: a word for the kind of thing, which is no method of HTTP
+        :param parts: the values of a request that has a key which tell it from others of its kind
+        :returns: :data:`KEY_BYTES` bytes
         """
         keyed = self._hash.copy()
         keyed.update("\n".join((kind, *parts)).encode("latin-1"))
         return keyed.digest()
 
     def _others(self, environ: Mapping[str, Any]) -> list[str]:
-        """Return the request variables that may matter though they are not core."""
+        """Return the names of the request variables that may matter though they are not core."""
         names = environ.keys() - self._known
         # Names with a dot are the server's (PEP 3333), and each request has the same. A header's
         # name may have one, too.
@@ -193,26 +199,29 @@ class Keys:
 
 
 class Lifetime(NamedTuple):
-    """How long an answer may stand."""
+    """The deadlines of an answer, and what must be followed for it to stand."""
 
     #: Seconds of the monotonic clock (``ttl``, and no longer than the tokens, trusts, …).
     deadline: float
-    #: Seconds since the epoch of the wall clock, when the first of these ends: a clock that is set
-    #: forward ends the answer as it ends the token.
+    #: Unix time at which the first of the tokens, trusts, … ends: a wall clock that is set forward
+    #: ends the answer as it ends the token.
     expires: float
-    #: What must be followed for it to stand, see ``leases.py``.
+    #: Names of what must be followed for the answer to stand, see ``leases.py``.
     followed: tuple[str, ...] = ()
 
 
 class Entry:
-    """An answer, ready to be given again.
+    """A stored answer.
 
-    :param status: of start_response
-    :param headers: those of the answer, with the placeholders' values empty
+    :param status: the status line, as ``start_response`` was given it: ``200 OK``
+    :param headers: the answer's headers, with empty values for request identifier and token
     :param body: the body without the token it may repeat
-    :param request_id: which header is the request identifier
-    :param subject: which header is the subject token, or -1
-    :param split: where in the body the subject token belongs, or -1
+    :param request_id: the index in ``headers`` of the request identifier
+    :param subject: the index in ``headers`` of the subject token, or -1
+    :param split: the offset in the body at which the subject token belongs, or -1
+    :param epoch: the epoch from before Keystone was asked
+    :param slots: the slots of the tags that the answer depends on
+    :param lifetime: the answer's deadlines
     """
 
     __slots__ = (
@@ -242,23 +251,26 @@ class Entry:
         self.epoch = epoch
         self.slots = slots
         self.deadline, self.expires, _ = lifetime
-        #: Names the body, for answers to the same request (RFC 9110, section 8.8.3).
+        #: The ETag of the body, for answers to the same request (RFC 9110, section 8.8.3).
         self.etag = f'"{blake2b(body, digest_size=_ETAG_BYTES).hexdigest()}"'
         # What Python needs for the rest, measured: the object, lists, tuples and the key.
         self.size = len(body) + 1300 + sum(len(n) + len(v) + 180 for n, v in headers)
 
     @property
     def lifetime(self) -> Lifetime:
-        """How long it may stand."""
+        """The deadlines of the answer."""
         return Lifetime(self.deadline, self.expires)
 
     @property
     def negative(self) -> bool:
-        """Whether it is a refusal."""
+        """Whether the answer is a refusal: its status is not 2xx."""
         return not self.status.startswith("2")
 
     def answer(self, environ: Mapping[str, Any]) -> tuple[Headers, bytes]:
-        """Return headers and body for this request."""
+        """Return headers and body for a request, with its token and a new request identifier.
+
+        :param environ: the request's WSGI environment
+        """
         headers = self.headers.copy()
         place = self.request_id
         headers[place] = (headers[place][0], new_request_id())
@@ -272,7 +284,7 @@ class Entry:
         return headers, body
 
     def pack(self) -> bytes:
-        """Return it as bytes, for a store that processes share."""
+        """Return the entry as bytes, for a store that processes share."""
         fields = (
             *(self.status, self.headers, self.request_id, self.subject, self.split),
             *(self.epoch, self.slots, self.lifetime),
@@ -282,7 +294,7 @@ class Entry:
 
     @classmethod
     def unpack(cls, packed: bytes) -> Entry:
-        """Return the entry that :meth:`pack` packed."""
+        """Return the entry that :meth:`pack` packed, as a :class:`FollowedEntry` if it is one."""
         (length,) = _LENGTH.unpack_from(packed)
         meta = json.loads(packed[_LENGTH.size : _LENGTH.size + length])
         status, headers, request_id, subject, split, epoch, slots, times = meta
@@ -301,16 +313,16 @@ class Entry:
 
 
 class FollowedEntry(Entry):
-    """An answer that stands only while a directory is followed that it was made of.
+    """An answer that stands only while each directory is followed that it was made of.
 
-    A class of its own: others are looked at as before.
+    It is a class of its own so that other answers cost no more.
     """
 
     __slots__ = ("_deadline", "_followed")
 
     @property
     def deadline(self) -> float:
-        """When it ends, if nobody tells by then that nothing was missed."""
+        """Seconds of the monotonic clock when it ends, unless a lease is renewed before."""
         return min(self._deadline, leases.until(self._followed))
 
     @deadline.setter
@@ -326,7 +338,7 @@ class FollowedEntry(Entry):
 
     @property
     def lifetime(self) -> Lifetime:
-        """How long it may stand."""
+        """The deadlines of the answer, and what must be followed for it to stand."""
         return Lifetime(self._deadline, self.expires, self._followed)
 
 
@@ -347,10 +359,18 @@ def entry_of(
     slots: Slots,
     lifetime: Lifetime,
 ) -> Entry | None:
-    """Return the entry for an answer of Keystone, or ``None`` if it is not one to be repeated.
+    """Return the entry for an answer of Keystone, or ``None`` if it must not be given again.
 
-    It is not if it sets a cookie, forbids storing, has no request identifier, or shows a token
-    elsewhere than where it can be taken out.
+    That is an answer that sets a cookie, forbids storing, has no request identifier, or shows a
+    token elsewhere than where it can be taken out.
+
+    :param environ: the WSGI environment of the request
+    :param status: the status line of the answer
+    :param headers: the headers of the answer
+    :param body: the whole body of the answer
+    :param epoch: the epoch from before Keystone was asked
+    :param slots: the slots of the tags that the answer depends on
+    :param lifetime: the answer's deadlines
     """
     names = [name.lower() for name, _ in headers]
     if names.count(REQUEST_ID) != 1 or "set-cookie" in names:
@@ -392,15 +412,15 @@ _OTHER_TOKENS = ("HTTP_X_AUTH_TOKEN", "HTTP_X_SERVICE_TOKEN", "HTTP_X_STORAGE_TO
 class _RequestIds:
     """Request identifiers in the form of oslo.context's, without a system call for each.
 
-    As random as they need to be: a random beginning for each process, then a walk with a random
-    odd step through all 2**48 endings.
+    Each process takes a random beginning, and walks with a random odd step through all 2**48
+    endings.
     """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Start anew, as a child has to: it would go on with those of its parent."""
+        """Start with a new random beginning, as a child must: else it goes on with its parent's."""
         raw = os.urandom(16).hex()
         # As uuid4 has it (RFC 9562): version 4, variant 10.
         self._head = (

@@ -5,8 +5,8 @@ A *tag* names something that answers depend on (``user:ID``, ``catalog``; see
 collision of two tags costs a needless miss and nothing else. A slot holds the sequence number of
 the last change of its tags, or that a change is under way. Sequence numbers come from one counter
 that never goes back; a new table has a new random *generation*, so no number of an older one is
-ever taken for one of it. Who numbers slots otherwise, or gives a write other tags, has another
-table: :data:`DIGEST` is in its name.
+ever taken for one of it. A version that numbers slots otherwise, or gives a write other tags, has
+another table: :data:`DIGEST` is in its name.
 
 The protocol, which every coordinator keeps and tests/conformance holds it to:
 
@@ -70,8 +70,9 @@ class Slots(tuple[int, ...]):
     read: Callable[[Any], tuple[int, ...]]
 
     def __new__(cls, numbers: Iterable[int]) -> Slots:
-        """Take each once, in order.
+        """Take each number once, in ascending order.
 
+        :param numbers: slot numbers, from 0 to the table's slot count less one
         :raises ValueError: there are none: every answer depends on something
         """
         self = super().__new__(cls, sorted(set(numbers)))
@@ -92,15 +93,19 @@ class Mark(NamedTuple):
 
 
 def settled_by_age(owner: str, age: float) -> bool:
-    """Whether a commit is over, for who knows nothing but that its mark is old enough."""
+    """Return true: a commit counts as over where nothing is known but that its mark is old enough.
+
+    :param owner: the mark's owner, not looked at
+    :param age: seconds since the mark was made, not looked at
+    """
     return True
 
 
 class Coordinator(Protocol):
     """Keeps the epoch table that a node's, or several nodes', processes share."""
 
-    #: Whether the commit of a mark is over, by its owner and its age in seconds. Not asked under a
-    #: lock, nor of marks that are younger than :data:`MARK_SECONDS`.
+    #: Called with a mark's owner and its age in seconds; returns whether its commit is over. Not
+    #: called under a lock, nor of marks that are younger than :data:`MARK_SECONDS`.
     settled: Callable[[str, float], bool]
 
     #: Whether the table is kept by a server, which may be away when a process starts.
@@ -116,7 +121,10 @@ class Coordinator(Protocol):
 
     @property
     def slot_count(self) -> int:
-        """How many slots the table has."""
+        """Number of slots of the table, up to 2**24.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
         ...
 
     def now(self) -> Epoch:
@@ -130,11 +138,14 @@ class Coordinator(Protocol):
         """Whether nothing in ``slots`` has changed since ``epoch``, nor is about to.
 
         ``False`` also whenever that cannot be known. Never raises.
+
+        :param epoch: the result of :meth:`now` from before the answer was asked for
+        :param slots: the slots that the answer depends on
         """
         ...
 
     def fresh_now(self, epoch: Epoch, slots: Slots) -> bool:
-        """Like :meth:`fresh`, but by the table itself, whatever a lease allows."""
+        """Do as :meth:`fresh`, but read the table itself, whatever a lease allows."""
         ...
 
     def snapshot(self) -> tuple[int, tuple[int, ...]]:
@@ -150,17 +161,21 @@ class Coordinator(Protocol):
     def mark(self, slots: Slots, owner: str = "", *, late: bool = False) -> Mark:
         """Announce a change: until :meth:`stamp`, nothing that depends on ``slots`` is fresh.
 
-        :param owner: who does it, as ``mark_owners.py`` has it: up to :data:`OWNER_BYTES` of ASCII;
-            empty: whose commit is over when the mark is old enough
-        :param late: whether others may be told only when the table can be reached again, where
-            that is elsewhere: it makes no answer say too much
+        :param slots: the slots of the change's tags; more than :data:`MARK_TAGS` are taken for all
+        :param owner: the writer's name, as ``mark_owners.py`` makes it: up to :data:`OWNER_BYTES`
+            bytes of ASCII; empty: the commit counts as over once the mark is old enough
+        :param late: if true, others may be told only when a table that is kept elsewhere can be
+            reached again: no answer from before the change says too much
+        :returns: the mark, to be given to :meth:`stamp`
         :raises CoordinatorError: nobody could be told; then the change must not happen
+        :raises ValueError: the owner is too long or not ASCII (shared memory)
         """
         ...
 
     def stamp(self, mark: Mark) -> None:
         """Complete a change, whether or not it came about: give its slots a new number.
 
+        :param mark: the result of :meth:`mark`
         :raises CoordinatorError: the table cannot be reached; the mark stays and is stamped by
             whoever finds it, so nothing stale is served, only nothing fresh for that long
         """
@@ -174,25 +189,31 @@ class Coordinator(Protocol):
         ...
 
     def flush(self) -> None:
-        """Make every answer stale that goes by this table.
+        """Make every answer stale that is checked with this table.
 
         :raises CoordinatorError: the table cannot be reached
         """
         ...
 
     def recover(self) -> int:
-        """Stamp the marks of which :attr:`settled` says that they may be; return how many.
+        """Stamp the old marks whose commits are over by :attr:`settled`; return their number.
 
         :raises CoordinatorError: the table cannot be reached
         """
         ...
 
     def statistics(self) -> Mapping[str, int]:
-        """Return counts by name, for ``keyfront tokens stats``."""
+        """Return the table's counts by name, for ``keyfront tokens stats``.
+
+        :returns: ``changes``, ``changes_under_way``, ``changes_recovered``, ``flushes``,
+            ``sequence`` (the number of the last complete change) and ``slots``
+        :raises CoordinatorError: the table cannot be reached
+        """
         ...
 
     def close(self) -> None:
-        """Let go of the table; it lives on for others. A closed coordinator finds nothing fresh."""
+        """Detach from the table, which stays for others. A closed coordinator finds nothing fresh.
+        """
         ...
 
 
@@ -206,7 +227,9 @@ def slots(tags: Iterable[str], count: int) -> Slots:
     share the rest by an unkeyed hash: every process must find the same slot, and an operator's
     users cannot choose the random identifiers in tags.
 
-    :param count: slots in the table, more than twice the fixed tags
+    :param tags: tags as ``invalidation/rules.py`` makes them, at least one
+    :param count: number of slots in the table, more than twice that of the fixed tags
+    :raises ValueError: there are no tags
     """
     return Slots(_slot(tag, count) for tag in tags)
 
@@ -227,11 +250,14 @@ def _slot(tag: str, count: int) -> int:
 def changed(
     epoch: Epoch, slots: Slots, generation: int, numbers: tuple[int, ...]
 ) -> str | None:
-    """Return what has changed in ``slots`` since ``epoch``: a fixed tag, or ``rows``.
+    """Return what has changed in ``slots`` since ``epoch``; only counts are made by it.
 
-    ``None`` if it cannot be told: it was another table. Nothing but counts goes by it.
-
-    :param generation: of the table now, with ``numbers`` as of :meth:`Coordinator.snapshot`
+    :param epoch: the epoch with which the answer was kept
+    :param slots: the slots that the answer depends on
+    :param generation: the table's generation now, from :meth:`Coordinator.snapshot`
+    :param numbers: the numbers of the fixed tags' slots now, from the same
+    :returns: a fixed tag that has changed; else ``rows``, if the answer depends on others; else
+        ``None``, as also for an epoch of another table
     """
     if generation != epoch.generation:
         return None
@@ -253,7 +279,7 @@ def _digest() -> str:
 DIGEST: Final = _digest()
 
 
-# Which changes a database has shown by now that may be behind its primary by so many seconds.
+# Which changes a database shows by now that may be behind its primary by some seconds.
 #
 # An answer is kept with the number of the last change that was complete when it was asked for: it
 # is made of what every change up to that one has left. Of a replica that may be three seconds
@@ -269,7 +295,8 @@ _MOMENTS = 64
 class Settling:
     """Remembers when this process saw which change complete.
 
-    :param seconds: by how much the database may be behind; 0: it is not
+    :param seconds: seconds by which the database may be behind its primary, 0 or more; 0: it is
+        never behind
     """
 
     def __init__(self, seconds: float) -> None:
@@ -284,8 +311,10 @@ class Settling:
     def settled(self, epoch: Epoch) -> Epoch:
         """Return the epoch of a read that begins now.
 
-        :param epoch: the present one. What it returns may have number -1, which finds nothing
-            fresh: in a generation that this process has not yet seen for so long
+        :param epoch: the present epoch, from :meth:`Coordinator.now`
+        :returns: the epoch of the last change that the database is sure to show; its sequence is
+            -1, which finds nothing fresh, in a generation that this process has not yet seen for
+            as long as the database may be behind
         """
         if not self._seconds:
             return epoch

@@ -5,20 +5,20 @@ again. But what such an answer is made of is known by then: of the token from it
 what another service was answered; of the service from the tokens that it validated before. These
 are three facts, each with a life of its own:
 
-* :class:`Subject`: what is answered of a token to whoever may see it, and what a policy is told of
-  it. It stands as long as nothing has changed that the token depends on, and what has to be
-  followed for it is.
-* :class:`Caller`: what a policy is told of whoever asks, as Keystone computed it. It stands as long
-  as nothing has changed that his own token depends on.
-* Whether this caller may see this token. Keystone's own enforcer decides
-  (``gateway/keystone/validation_policy.py``), and whom it does not let is left to Keystone. A yes
-  is kept with the caller, and holds for each token of which that is the same which the enforcer
-  looked at: of a caller with the role ``admin`` it looks at nothing of the token.
+* :class:`Subject`: the body of the answer about a token, and the target that a policy is given of
+  it. It stands as long as nothing has changed that the token depends on, and each directory is
+  followed that it was made of.
+* :class:`Caller`: the credentials that a policy is given of the caller, as Keystone computed them.
+  It stands as long as nothing has changed that the caller's own token depends on.
+* The permission of this caller to see this token. Keystone's own enforcer decides
+  (``gateway/keystone/validation_policy.py``); where it refuses, Keystone is asked. A permission is
+  kept with the caller, and holds for each token that has the same values which the enforcer
+  looked at: for a caller with the role ``admin`` it looks at none.
 
-What is made of them has the epoch from before they were looked up: nothing that they depend on has
-changed up to then, so it is as if it had been asked of Keystone at that moment.
+An answer that is made of them has the epoch from before they were looked up: nothing that they
+depend on has changed up to then, so it is as if Keystone had been asked at that moment.
 
-A token is in no fact, and facts are found by keyed hashes, as answers are.
+No fact holds a token, and facts are found by keyed hashes, as answers are.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .node_cache import Node
 from .request import Request, ends, tags
 from .routes import TOKENS
 
-#: Asks Keystone's policy whether a caller may see a token, by the credentials of the one and the
-#: target of the other. Returns the names of what it looked at in the target, if he may and nobody
-#: else was asked; else ``None``.
+#: A function that asks Keystone's policy whether a caller may see a token, given the credentials of
+#: the one and the target of the other. It returns the names of the target's values that the policy
+#: looked at, if he may and nobody else was asked; else ``None``.
 Decide = Callable[[Mapping[str, Any], Mapping[str, Any]], frozenset[str] | None]
 
 registry: dict[Path, Decide] = {}
 """The policies of this process by the folder of their caches: the one place that keeps them."""
 
-# Queries that are known to make no difference but this one. A token that has not ended is answered
-# the same whether or not one that has would be.
+# Queries by the difference that they make to the answer. allow_expired makes none for a token that
+# has not ended.
 _WHOLE, _WITHOUT_CATALOG = "whole", "without catalog"
 _SHOWN: Final[Mapping[str, str]] = {
     "": _WHOLE,
@@ -57,13 +57,13 @@ _SHOWN: Final[Mapping[str, str]] = {
     "nocatalog&allow_expired=1": _WITHOUT_CATALOG,
 }
 
-# Of a caller is everything else that he sends, whether or not it makes a difference.
+# A caller is told from others by everything else that he sends, even where it makes no difference.
 _OF_CALLER = tuple(
     name for name in CORE
     if name not in ("REQUEST_METHOD", "PATH_INFO", "QUERY_STRING", "HTTP_X_SUBJECT_TOKEN")
 )
 
-# An answer with others is none of which it is known that it goes by nothing else.
+# An answer with other headers may depend on something else, and is not taken apart.
 _LENGTH = "content-length"
 _HEADERS = frozenset({"content-type", _LENGTH, "vary", SUBJECT_TOKEN, REQUEST_ID})
 
@@ -74,16 +74,16 @@ _BEGINNING = '{"token": {"methods": %s, "user": '
 
 
 class Question(NamedTuple):
-    """A first validation: by what caller and token are found."""
+    """A first validation: the keys of its caller and of its token."""
 
     caller: bytes
     subject: bytes
 
 
 class Subject(NamedTuple):
-    """What is known of a token."""
+    """The facts about a token."""
 
-    #: What the policy is told of it.
+    #: The target that the policy is given.
     target: dict[str, Any]
     body: bytes
     epoch: Epoch
@@ -92,7 +92,7 @@ class Subject(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes in memory."""
+        """Bytes that the facts take in memory, estimated."""
         return 2500 + len(self.body) + 150 * len(self.slots)
 
     def pack(self) -> bytes:
@@ -107,11 +107,12 @@ class Subject(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """What is known of somebody who validates tokens."""
+    """The facts about somebody who validates tokens."""
 
-    #: What the policy is told of him.
+    #: The credentials that the policy is given.
     credentials: dict[str, Any]
-    #: Of the answers that he gets; with the places of those that differ from one to the next.
+    #: The headers of the answers that he gets, and the indices of those that differ from one
+    #: answer to the next.
     headers: Headers
     request_id: int
     subject: int
@@ -119,9 +120,9 @@ class Caller(NamedTuple):
     epoch: Epoch
     slots: Slots
     lifetime: Lifetime
-    #: Bytes that it takes in memory.
+    #: Bytes that the facts take in memory, estimated.
     size: int
-    #: What he may see: values of what of a token's target the policy went by, by their names.
+    #: Tokens that he may see: the values of a token's target that the policy looked at, by names.
     seen: dict[tuple[str, ...], set[tuple[Any, ...]]]
 
     def pack(self) -> bytes:
@@ -141,9 +142,10 @@ class Caller(NamedTuple):
         )  # fmt: skip
 
     def may_see(self, target: Mapping[str, Any], decide: Decide) -> bool:
-        """Whether the policy lets him see a token.
+        """Whether the policy lets this caller see a token; a permission is kept.
 
-        :param target: of the token
+        :param target: the target that the policy is given of the token
+        :param decide: the function that asks Keystone's policy
         """
         for names, values in tuple(self.seen.items()):
             if _values(target, names) in values:
@@ -159,7 +161,7 @@ class Caller(NamedTuple):
         return True
 
 
-# Decisions by the same of a token's target that are kept for one caller.
+# Permissions by the same names of a target's values that are kept for one caller.
 _SEEN = 256
 
 
@@ -179,13 +181,13 @@ def _weight(packed: bytes) -> int:
 
 
 class FirstValidations:
-    """Answers first validations, and keeps what they are answered from.
+    """Answers first validations, and keeps the facts that they are answered from.
 
-    :param coordinator: keeps the epochs
-    :param node: what the workers of this node share
+    :param coordinator: the coordinator that keeps the epochs
+    :param node: the memory that the workers of this node share
     :param ttl: seconds for which a fact is kept at most
     :param memory: bytes of callers and subjects in this process, half of it for each
-    :param decide: asks Keystone's policy
+    :param decide: the function that asks Keystone's policy
     """
 
     def __init__(
@@ -199,14 +201,16 @@ class FirstValidations:
         self._decide = decide
 
     def clear(self) -> None:
-        """Forget everything; what the workers share ends with its secret."""
+        """Drop all facts of this process; those that the workers share end with their secret."""
         self._callers.clear()
         self._subjects.clear()
 
     def question(self, environ: Mapping[str, Any], keys: Keys) -> Question | None:
-        """Return by what the facts for a request are found; ``None`` if it has to be asked whole.
+        """Return the keys of the facts for a request; ``None`` if Keystone must answer it whole.
 
-        :param environ: of a request that has a key, before Keystone has seen it
+        :param environ: the WSGI environment of a request that has a key, before Keystone has seen
+            it
+        :param keys: the maker of keys of the present epoch table
         """
         shown = _SHOWN.get(environ.get("QUERY_STRING", ""))
         subject = environ.get("HTTP_X_SUBJECT_TOKEN")
@@ -223,9 +227,11 @@ class FirstValidations:
         return Question(keys.named("caller", *caller), keys.named("subject", shown, subject))
 
     def answer(self, question: Question, epoch: Epoch) -> Entry | None:
-        """Return the answer to a first validation; ``None`` if it has to be asked of Keystone.
+        """Return the answer to a first validation; ``None`` if Keystone must be asked.
 
-        :param epoch: the present one, taken before this
+        :param question: the result of :meth:`question`
+        :param epoch: the present epoch, taken before this call
+        :raises CoordinatorError: the epoch table cannot be reached
         """
         for anew in (False, True):  # what this process has kept may have been made anew
             subject = self._find(self._subjects, question.subject, Subject, anew=anew)
@@ -265,9 +271,11 @@ class FirstValidations:
     ) -> None:
         """Keep the facts that Keystone's answer to a validation was made of.
 
-        :param request: what was noted while Keystone answered
+        :param question: the result of :meth:`question`
+        :param environ: the request's WSGI environment
+        :param request: the notes that were made while Keystone answered
         :param entry: the answer, as it is kept
-        :param epoch: with which it is kept
+        :param epoch: the epoch with which the answer is kept
         """
         if entry.status != _OK or len(request.enforced) != 1 or entry.split >= 0:
             return
@@ -295,12 +303,15 @@ class FirstValidations:
         self, environ: Mapping[str, Any], request: Request, headers: Headers, body: bytes,
         epoch: Epoch, keys: Keys,
     ) -> None:  # fmt: skip
-        """Keep what is known of a token that was just issued.
+        """Keep the facts about a token that was just issued.
 
-        :param environ: of the login
-        :param request: what was noted while Keystone answered it
-        :param headers: of the answer; so is ``body``
-        :param epoch: from before anything was read for it
+        :param environ: the WSGI environment of the login
+        :param request: the notes that were made while Keystone answered it
+        :param headers: the headers of the answer
+        :param body: the body of the answer
+        :param epoch: the epoch from before anything was read for it
+        :param keys: the maker of keys of the present epoch table
+        :raises CoordinatorError: the epoch table cannot be reached
         """
         issued = request.issued
         shown = _SHOWN.get(environ.get("QUERY_STRING", ""))
@@ -323,7 +334,7 @@ class FirstValidations:
             self._node.counters.count(ISSUED)
 
     def _life(self, request: Request, token: str) -> tuple[Slots, Lifetime] | None:
-        """Return what a fact about a token stands by, and how long; ``None``: it is not kept."""
+        """Return slots and lifetime of a fact about a token; ``None`` if it must not be kept."""
         model = request.accepted.get(token)
         found = tags(request, [token])
         if model is None or found is None or _has_rules(model):
@@ -344,8 +355,8 @@ class FirstValidations:
     ) -> F | None:
         """Return a fact, whether or not it still stands.
 
-        :param memory: where this process keeps those of its kind
-        :param anew: whether it is taken from what the workers share, whatever is kept here
+        :param memory: the memory of this process for facts of its kind
+        :param anew: if true, it is read from the memory of the workers, whatever is kept here
         """
         fact = None if anew else memory.get(key)
         if fact is None:
@@ -358,7 +369,7 @@ class FirstValidations:
     def _stand(self, caller: Caller, subject: Subject, both: Slots) -> bool:
         """Whether two facts stand.
 
-        :param both: their slots
+        :param both: the slots of both facts
         """
         now, today = time.monotonic(), time.time()
         for deadline, expires, followed in (caller.lifetime, subject.lifetime):
@@ -380,13 +391,14 @@ def _lifetime(times: list[Any]) -> Lifetime:
 
 
 def _has_rules(model: Any) -> bool:
-    """Whether what Keystone says of a token goes by the version of access rules as well."""
+    """Whether Keystone's answer about a token also depends on the version of access rules."""
     credential = model.application_credential
     return credential is not None and credential.get("access_rules") is not None
 
 
 def _places(entry: Entry) -> tuple[int, int, int] | None:
-    """Return where the headers are that differ; ``None`` if it is not known what others go by."""
+    """Return the indices of request identifier, token and length; ``None`` with unknown headers.
+    """
     names = [name.lower() for name, _ in entry.headers]
     if entry.subject < 0 or names.count(_LENGTH) != 1 or not _HEADERS.issuperset(names):
         return None
@@ -397,7 +409,7 @@ def _places(entry: Entry) -> tuple[int, int, int] | None:
 
 
 def _exactly(fact: Caller | Subject) -> bytes | None:
-    """Return a fact as bytes; ``None`` if they would be read as another one."""
+    """Return a fact as bytes; ``None`` if JSON would not give the same fact back."""
     told = fact.credentials if isinstance(fact, Caller) else fact.target
     try:
         return fact.pack() if json.loads(json.dumps(told)) == told else None

@@ -1,11 +1,11 @@
-"""Until when answers stand that were made of something outside of the database: leases.
+"""Leases: deadlines of answers that were made of something outside of the database.
 
-Who follows a directory tells of its changes by the epochs. That it does, and has missed nothing up
-to a moment, is said in a mapped file: a deadline for each thing that is followed. Whoever looks at
-an answer reads it from memory, without a lock or a system call. If the follower dies, stands still
-or is cut off, the deadline passes, and Keystone is asked.
+A process that follows a directory announces its changes through the epochs. That it follows it,
+and has missed nothing up to a moment, stands in a mapped file: a deadline for each directory that
+is followed. Whoever checks an answer reads the deadline from memory, without a lock or a system
+call. If the follower dies, stands still or is cut off, the deadline passes, and Keystone is asked.
 
-A deadline is a claim that stays true: two who follow the same may both write.
+A deadline is a claim that stays true: two processes that follow the same directory may both write.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 #: The file's name.
 NAME: Final = "followed"
 
-#: Seconds after the moment up to which all is known, for which an answer stands.
+#: Seconds for which an answer stands after the moment up to which all changes are known.
 SECONDS: Final = 0.8
 
 _PLACES = 512
@@ -40,8 +40,8 @@ _LOOK_SECONDS = 0.5
 class Leases:
     """The leases of a node.
 
-    :param folder: of the files that the workers share
-    :raises CoordinatorError: the file cannot be made
+    :param folder: the folder of the files that the workers share
+    :raises CoordinatorError: the file cannot be made or mapped
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,7 +54,7 @@ class Leases:
         self._file = Mapped(self._path, _WORDS * 8)
         memory = memoryview(self._file.map)
         self._words = memory.cast("Q")
-        #: The deadlines, in seconds of the monotonic clock; they are of all processes.
+        #: The deadlines, in seconds of the monotonic clock, which all processes share.
         self.deadlines = memory[_DEADLINES * 8 :].cast("d")
         self._places: dict[str, int] = {}
         if self._words[0] != boot_word():
@@ -64,9 +64,9 @@ class Leases:
                     self._words[0] = boot_word()
 
     def look(self) -> None:
-        """Map the file that is there now, if it is another one.
+        """Map the file anew, if another one has taken its place; it looks twice a second at most.
 
-        :raises CoordinatorError: it cannot be made
+        :raises CoordinatorError: the file cannot be made or mapped
         """
         now = time.monotonic()
         if now - self._looked > _LOOK_SECONDS:
@@ -75,9 +75,11 @@ class Leases:
             self._looked = now
 
     def grant(self, name: str, moment: float) -> None:
-        """Say that all is known that happened to what is followed up to a moment.
+        """Set a lease: all changes of what is followed are known up to a moment.
 
-        :param moment: on the monotonic clock; in the future: it need not be followed until then
+        :param name: the name of what is followed, the same in all processes
+        :param moment: the moment, in seconds of the monotonic clock; in the future: it need not be
+            followed until then
         :raises CoordinatorError: the file cannot be used
         """
         self.look()
@@ -89,8 +91,9 @@ class Leases:
                 self.deadlines[place] = moment + SECONDS
 
     def withdraw(self, name: str) -> None:
-        """Take back that something need not be followed, for longer than a follower says.
+        """End a lease that was set to a moment in the future; one of a follower is left as it is.
 
+        :param name: the name of what is followed
         :raises CoordinatorError: the file cannot be used
         """
         self.look()
@@ -99,18 +102,22 @@ class Leases:
             self.deadlines[place] = 0.0
 
     def until(self, name: str) -> float:
-        """Return the moment up to which what was made of it stands; 0 if nobody follows it."""
+        """Return the deadline of answers that were made of what is followed.
+
+        :param name: the name of what is followed
+        :returns: seconds of the monotonic clock; 0 if nobody follows it
+        """
         place = self._place(name)
         deadline = 0.0 if place < 0 else self.deadlines[place]
         return deadline if deadline > 0.0 else 0.0  # nor is a damaged one that is no number
 
     def stand(self, names: frozenset[str]) -> bool:
-        """Whether all of these are followed at this moment."""
+        """Whether the leases of all these names stand at this moment."""
         now = time.monotonic()
         return all(now < self.until(name) for name in names)
 
     def names(self) -> int:
-        """Return how many are followed now."""
+        """Return the number of leases that stand now."""
         now = time.monotonic()
         return sum(1 for deadline in self.deadlines if deadline > now)
 
@@ -147,14 +154,22 @@ class Registry:
         self.leases: Leases | None = None
 
     def until(self, names: tuple[str, ...]) -> float:
-        """Return the moment at which the first of these ends."""
+        """Return the deadline of the lease that ends first.
+
+        :param names: the names of what is followed, at least one
+        :returns: seconds of the monotonic clock; 0 if one of them is not followed
+        """
         leases = self.leases
         if leases is None:
             return 0.0
         return min(map(leases.until, names))
 
     def make(self, folder: Path) -> Leases | None:
-        """Make those of a folder; ``None`` where they cannot be kept: then nothing is followed."""
+        """Map the leases of a folder, and keep them for this process.
+
+        :param folder: the folder of the files that the workers share
+        :returns: the leases; ``None`` where the file cannot be made: then nothing is followed
+        """
         try:
             self.leases = Leases(folder)
         except CoordinatorError as error:

@@ -1,4 +1,4 @@
-"""The entries of one process: bounded by bytes, the least recently used go first."""
+"""A cache of one process, bounded by bytes: the least recently used entries are dropped first."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Weighed(Protocol):
-    """What has a size."""
+    """An entry that knows its size."""
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """Bytes of memory that the entry takes."""
         ...
 
 
@@ -21,18 +21,18 @@ E = TypeVar("E", bound=Weighed)
 
 
 class Memory(Generic[E]):
-    """Entries by key.
+    """A cache of entries by key. A read takes no lock.
 
-    :param limit: bytes that all entries together may take
+    :param limit: bytes that all entries together may take, 0 or more; 0 keeps nothing
     """
 
     __slots__ = ("_entries", "_forks", "_lock", "_pid", "evicted", "limit", "size")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        #: Bytes that are taken.
+        #: Bytes that the entries take.
         self.size = 0
-        #: Entries that had to go for others.
+        #: Number of entries that were dropped to make room for others.
         self.evicted = 0
         self._entries: OrderedDict[bytes, E] = OrderedDict()
         # For writers only; a hit takes no lock.
@@ -44,7 +44,7 @@ class Memory(Generic[E]):
         return len(self._entries)
 
     def get(self, key: bytes) -> E | None:
-        """Return the entry and make it the most recently used."""
+        """Return the entry of a key and make it the most recently used; ``None`` without one."""
         entry = self._entries.get(key)
         if entry is not None:
             try:
@@ -54,7 +54,7 @@ class Memory(Generic[E]):
         return entry
 
     def put(self, key: bytes, entry: E) -> None:
-        """Keep an entry, unless it alone is over a quarter of the limit."""
+        """Keep an entry, unless it alone is over a quarter of the limit; drop others for it."""
         if entry.size > self.limit // 4:
             return
         with self._own_lock():
@@ -67,13 +67,13 @@ class Memory(Generic[E]):
                 self.evicted += 1
 
     def drop(self, key: bytes) -> None:
-        """Forget an entry, if it is there."""
+        """Drop the entry of a key, if there is one."""
         if key in self._entries:
             with self._own_lock():
                 self._drop(key)
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Drop all entries."""
         with self._own_lock():
             self._entries.clear()
             self.size = 0

@@ -1,4 +1,4 @@
-"""What the workers of a node share: entries, Keystone's values, who asks what, and counts."""
+"""The files that the workers of a node share: entries, values of Keystone, questions and counts."""
 
 from __future__ import annotations
 
@@ -51,21 +51,23 @@ _PAUSE_SECONDS = 1.0
 
 
 class Node:
-    """Shared by all workers that use the same folder.
+    """The memory that all workers share which use the same folder.
 
-    Nothing here is needed for a right answer: what fails is logged, and Keystone is asked.
+    Nothing here is needed for a right answer: an error is logged, and Keystone is asked.
 
-    :param folder: of the epoch table
-    :param size: bytes of entries, an eighth of it for refusals, and of each of the following a part
-        that others cannot push out of it
-    :param subjects: whether a quarter is for what is known of tokens: anybody can issue many
-    :param listings: whether an eighth is for answers of other routes than validation: anybody can
-        ask for a list in as many ways as he likes
-    :param values: bytes of what Keystone computes; 0: none of it is shared
-    :param flight_timeout: seconds to wait for another request that asks the same
-    :param configured: tells what the answers of this process are made by, besides what changes are
-        told of; entries are shared by those to which it is the same
-    :raises CoordinatorError: a file cannot be made
+    :param folder: the folder of the epoch table
+    :param size: bytes of entries. An eighth of it is for refusals; ``subjects`` and ``listings``
+        take parts of it that other entries cannot fill
+    :param flight_timeout: seconds to wait for another request that asks the same, 0 or more; 0
+        never waits
+    :param values: bytes of values that Keystone computes; 0 shares none of them
+    :param configured: bytes that identify code and configuration by which this process answers;
+        only processes with the same ones share entries
+    :param subjects: if true, a quarter of ``size`` is for facts about tokens: anybody can have many
+        issued
+    :param listings: if true, an eighth of ``size`` is for answers of other routes than validation:
+        anybody can ask for a list in as many ways as he likes
+    :raises CoordinatorError: the file of counts cannot be made or mapped
     """
 
     def __init__(
@@ -103,11 +105,12 @@ class Node:
         self._checked = 0.0
 
     def start(self, secret: bytes, *, patient: bool = False) -> None:
-        """Use the entries that go with an epoch table; those of another are dropped.
+        """Use the entries that belong to an epoch table; those of another are dropped.
 
-        :param patient: whether this is no request, and must not fail for another process that is
-            making the files: their room is reserved under the lock
-        :raises CoordinatorError: a file cannot be made
+        :param secret: the 32 secret bytes of the epoch table
+        :param patient: if true, wait 5 seconds for the lock, as another process may be making the
+            files; else 0.1 seconds, as a request must
+        :raises CoordinatorError: a file cannot be made or mapped, or the lock was not to be had
         """
         self._secret = secret
         with self._patient_lock if patient else self._lock:
@@ -129,9 +132,10 @@ class Node:
         self._left = [path for path in self._left if not _dropped(path)]
 
     def check(self) -> None:
-        """Look, now and then, whether the files are still there, and make them anew if not.
+        """Make the files anew if they are gone or damaged; it looks twice a second at most.
 
-        Before any of them is touched: a mapping that reaches beyond its file ends the process.
+        It is called before any of them is touched: to read a mapping beyond the end of its file
+        ends the process.
         """
         now = time.monotonic()
         if now - self._checked < _CHECK_SECONDS:
@@ -151,7 +155,8 @@ class Node:
     def find(self, key: bytes, *, listing: bool = False) -> Entry | None:
         """Return the entry that some worker stored, whether or not it still stands.
 
-        :param listing: whether it is of another route than validation
+        :param key: the request's key, from :meth:`.Keys.key`
+        :param listing: true for another route than validation
         """
         rings = self._rings
         try:
@@ -164,7 +169,7 @@ class Node:
         return None
 
     def ask(self, key: bytes) -> bool:
-        """Say that this request asks Keystone; ``False`` if another is doing so."""
+        """Note that this request asks Keystone, for others to wait; ``False`` if another does."""
         answers = self._rings.get(_ANSWERS)
         if answers is None or not self._flight_timeout:
             return True
@@ -175,7 +180,7 @@ class Node:
             return True
 
     def answered(self, key: bytes) -> None:
-        """Say that asking has ended."""
+        """Note that the request which asked Keystone has ended, with an answer or without."""
         answers = self._rings.get(_ANSWERS)
         try:
             if answers is not None and answers.asked(key):  # usually said by keep()
@@ -187,7 +192,14 @@ class Node:
     def wait(
         self, key: bytes, stands: Callable[[Entry], bool], *, listing: bool = False
     ) -> Entry | None:
-        """Wait for the answer that another request asks for; ``None`` if it brings none."""
+        """Wait for the answer to the question of another request.
+
+        :param key: the request's key
+        :param stands: the function that tells whether an entry still stands
+        :param listing: true for another route than validation
+        :returns: the entry; ``None`` if the other request ended, or ``flight_timeout`` passed,
+            without one that stands
+        """
         self.counters.count(WAITS)
         deadline = time.monotonic() + self._flight_timeout
         pause = _FIRST_LOOK
@@ -202,7 +214,12 @@ class Node:
             pause = min(pause * 2, _LONGEST_LOOK)
 
     def keep(self, key: bytes, entry: Entry, *, listing: bool = False) -> None:
-        """Store an entry for all workers, and say that asking for it has ended."""
+        """Store an entry for all workers, and end the waiting for it.
+
+        :param key: the request's key
+        :param entry: the answer
+        :param listing: true for another route than validation
+        """
         rings = self._rings
         good, refusals = rings.get(_LISTINGS if listing else _ANSWERS), rings.get(_REFUSALS)
         if good is None or refusals is None:
@@ -220,7 +237,7 @@ class Node:
             self._checked = 0.0
 
     def renew(self, key: bytes, entry: Entry, *, listing: bool = False) -> None:
-        """Store an entry again if it is about to be overwritten though it is in use."""
+        """Store an entry that is in use again, if it is in the older half of its file."""
         good = _LISTINGS if listing else _ANSWERS
         ring = self._rings.get(_REFUSALS if entry.negative else good)
         try:
@@ -230,9 +247,10 @@ class Node:
             self._checked = 0.0
 
     def packed(self, key: bytes, *, subject: bool = False) -> bytes | None:
-        """Return what some worker kept under a key that no entry has.
+        """Return the bytes that some worker kept with :meth:`keep_packed`; ``None`` without any.
 
-        :param subject: whether it is of a token
+        :param key: a key that no entry has
+        :param subject: true for a fact about a token
         """
         ring = self._rings.get(_SUBJECTS if subject else _ANSWERS)
         try:
@@ -242,10 +260,11 @@ class Node:
         return None
 
     def keep_packed(self, key: bytes, packed: bytes, *, subject: bool = False) -> None:
-        """Keep something for all workers, among the entries.
+        """Keep bytes for all workers, among the entries.
 
-        :param key: that no entry has
-        :param subject: whether it is of a token, and kept apart
+        :param key: a key that no entry has
+        :param packed: the bytes
+        :param subject: true for a fact about a token, which is kept apart
         """
         ring = self._rings.get(_SUBJECTS if subject else _ANSWERS)
         if ring is None:
@@ -259,7 +278,7 @@ class Node:
             self._checked = 0.0
 
     def value(self, name: str) -> bytes | None:
-        """Return the value that some worker stored under a name."""
+        """Return the value that some worker stored under a name; ``None`` without one."""
         self.check()
         ring = self._values
         try:
@@ -271,7 +290,9 @@ class Node:
     def keep_value(self, name: str, value: bytes) -> None:
         """Store a value for all workers.
 
-        :param name: that no two values have, in all workers; it may hold secrets, the value not
+        :param name: a name that no two values have, in all workers; it may hold secrets, as it is
+            kept as a keyed hash
+        :param value: the value, which is kept as it is and must hold no secret
         """
         self.check()
         ring, now = self._values, time.monotonic()
@@ -291,7 +312,7 @@ class Node:
         return hashlib.blake2b(data, digest_size=KEY_BYTES, key=self._secret).digest()
 
     def statistics(self) -> dict[str, int]:
-        """Return counts by name."""
+        """Return counts by name, as :func:`statistics` does."""
         return statistics(self._folder)
 
     def _is_asked(self, key: bytes) -> bool:
@@ -309,6 +330,8 @@ registry: dict[Path, Node] = {}
 def statistics(folder: Path) -> dict[str, int]:
     """Return counts by name of the node that uses ``folder``, without taking part.
 
+    :returns: the counts of :mod:`.counters`, and of answers and refusals ``…_bytes``,
+        ``…_bytes_limit`` and ``…_stored``
     :raises CoordinatorError: there are none, or they are not readable
     """
     counts = counters.read(folder / _COUNTERS)
@@ -322,12 +345,12 @@ def statistics(folder: Path) -> dict[str, int]:
 
 
 def users(folder: Path) -> list[int]:
-    """Return the numbers of the processes that use ``folder``.
+    """Return the process numbers of the processes that use ``folder``.
 
-    One whose mappings may not be seen is believed; one that has the number of a former user, and
-    maps nothing of the folder, is none.
+    A process whose mappings may not be read is believed. One that maps nothing of the folder only
+    has the number of a former user, and is left out.
 
-    :raises CoordinatorError: it is not readable
+    :raises CoordinatorError: the file of counts is not readable
     """
     if not (folder / _COUNTERS).exists():
         return []
@@ -349,7 +372,7 @@ def rings(folder: Path) -> list[Path]:
 
 
 def _dropped(path: Path) -> bool:
-    """Remove a ring if nobody uses it; returns whether it is gone."""
+    """Remove a ring if nobody uses it; return whether it is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -391,13 +414,13 @@ _USUAL = 1024
 
 
 class Store:
-    """Packed entries by key, for all processes with the same secret.
+    """Packed entries by key, in a mapped file that all processes with the same secret share.
 
-    All but :meth:`get` and :meth:`asked` must be called under a lock over all processes.
+    Methods that write must be called under a lock over all processes.
 
-    :param path: of the file; an existing one of another size or secret is emptied
+    :param path: the file; an existing one of another size or secret is emptied
     :param size: bytes for entries
-    :param secret: the epoch table's
+    :param secret: the 32 secret bytes of the epoch table
     :raises CoordinatorError: the file cannot be made or mapped
     """
 
@@ -420,23 +443,23 @@ class Store:
         self._words[_RING] = size
 
     def _use(self) -> None:
-        """Show others that the file is used, by a lock that this process and its forks share."""
+        """Take a shared lock, which this process and its forks hold: the file is in use."""
         with suppress(OSError):
             fd = os.open(self._file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             weakref.finalize(self, os.close, fd)
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def is_whole(self) -> bool:
-        """Whether the file is still there, as long as it was, and for this secret."""
+        """Whether the file is still there, has its size and belongs to this secret."""
         return self._file.is_there() and self._is_ours()
 
     def _is_ours(self) -> bool:
         owner = self._map[_HEADER_WORDS * 8 : self._flights_at]
-        # Words that no count gets to are somebody's junk, and nothing could be stored any more.
+        # Words larger than any count are somebody's junk, and nothing could be stored any more.
         return owner == self._owner and max(self._words[:_RING]) < _DAMAGED
 
     def get(self, key: bytes) -> bytes | None:
-        """Return what was stored under ``key``, if it is still there and whole."""
+        """Return the bytes stored under ``key``; ``None`` if they are gone or not whole."""
         found = self._find(key)
         if found is None:
             return None
@@ -447,12 +470,12 @@ class Store:
         return packed if signature == self._sign(key, packed) else None
 
     def ages(self, key: bytes) -> bool:
-        """Whether the entry is in the older half of the ring, and should be stored again."""
+        """Whether an entry is in the older half of the ring, and should be stored again."""
         found = self._find(key)
         return found is not None and self._words[_HEAD] - found[0] > self._size // 2
 
     def put(self, key: bytes, packed: bytes) -> bool:
-        """Store an entry; ``False`` if it is over an eighth of the ring."""
+        """Store an entry in place of the oldest; ``False`` if it is over an eighth of the ring."""
         length = _SIGNATURE + len(packed)
         if length > self._size // 8:
             return False
@@ -469,15 +492,16 @@ class Store:
         return True
 
     def drop(self, key: bytes) -> None:
-        """Forget an entry, if it is there."""
+        """Drop an entry, if it is there."""
         for at in self._probe(key):
             if self._map[at : at + len(key)] == key:
                 self._map[at : at + _BUCKET.size] = bytes(_BUCKET.size)
 
     def ask(self, key: bytes, seconds: float) -> bool:
-        """Take it upon this process to ask Keystone; ``False`` if another is about to.
+        """Note that this process asks Keystone; ``False`` if another does.
 
-        :param seconds: after which others need not count on it any more
+        :param key: the request's key
+        :param seconds: seconds after which others stop waiting for this process
         """
         now = time.monotonic_ns()
         free = -1
@@ -494,7 +518,7 @@ class Store:
         return True  # with no room to say so, it asks all the same
 
     def asked(self, key: bytes) -> bool:
-        """Whether some process is asking Keystone at present."""
+        """Whether some living process is asking Keystone at present."""
         now = time.monotonic_ns()
         for at in self._flights(key):
             other, deadline, length, name = _FLIGHT.unpack_from(self._map, at)
@@ -503,7 +527,7 @@ class Store:
         return False
 
     def answered(self, key: bytes) -> None:
-        """Say that asking Keystone has ended, with an entry stored or not."""
+        """Note that the question to Keystone has ended, with an entry stored or not."""
         for at in self._flights(key):
             if self._map[at : at + len(key)] == key:
                 self._map[at : at + _FLIGHT.size] = bytes(_FLIGHT.size)
@@ -560,6 +584,7 @@ def _is_dead(name: bytes) -> bool:
 def read(path: Path) -> dict[str, int]:
     """Return counts by name from a file, without taking part.
 
+    :returns: ``bytes`` and ``bytes_limit``, and ``stored``: the entries ever stored
     :raises CoordinatorError: there is none, or it is not readable
     """
     try:

@@ -243,7 +243,7 @@ AUTHTOKEN = [
 
 
 def token_cache(conf: cfg.ConfigOpts, local: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the values of the token cache's options by name.
+    """Return the values of the options of ``[keyfront_token_cache]`` by name.
 
     :param conf: the service's configuration, loaded
     :param local: options of a paste section, which win

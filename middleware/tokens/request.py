@@ -1,7 +1,8 @@
-"""What the token cache knows of the request that is being served.
+"""The token cache's notes on the request that is being served.
 
-The filter, Keystone's hooks and the database hooks belong to one request but do not call each
-other: this is where they meet. A context variable, so that threads and greenlets have their own.
+The filter, Keystone's hooks and the database hooks serve one request but do not call each other:
+they share these notes. They are in a context variable, so that each thread and greenlet has its
+own.
 """
 
 from __future__ import annotations
@@ -17,37 +18,37 @@ from typing import Any, NamedTuple
 from .invalidation.reads import Reads
 from .invalidation.rules import ALL, ANY, GRANTS_GROUP, tag
 
-#: Where the filter leaves a :class:`Request` for the application below it.
+#: The WSGI variable in which the filter hands a :class:`Request` to the application below it.
 ENVIRON_KEY = "keyfront.token_cache"
 
 
 class Enforced(NamedTuple):
     """A decision of Keystone's policy on a validation."""
 
-    #: What the policy was told of the caller.
+    #: The credentials that the policy was given of the caller.
     credentials: Mapping[str, Any]
-    #: What it was told of the token.
+    #: The target that it was given of the token.
     target: Mapping[str, Any]
 
 
 class Issued(NamedTuple):
     """A token that was just issued, and that a validation would accept."""
 
-    #: Keystone's model of it.
+    #: Keystone's ``TokenModel`` of it.
     model: Any
     #: Its methods, in the order in which a validation shows them.
     methods: list[str]
-    #: What the policy is told of it.
+    #: The target that the policy is given of it.
     target: Mapping[str, Any]
 
 
 class Request:
-    """One request.
+    """The notes on one request.
 
-    :param recording: whether its answer may be kept, so that what it depends on must be noted
-    :param since: a name of the last change before it, from before anything was read for it;
-        ``None`` if nothing of it is kept
-    :param issuing: whether it is a login, and what it issues may be kept
+    :param recording: true if its answer may be kept, so that its dependencies must be noted
+    :param since: a value that names the last change before it, from before anything was read for
+        it (an :class:`.Epoch`); ``None`` if nothing of it is kept
+    :param issuing: true for a login whose token's facts may be kept
     """
 
     __slots__ = (
@@ -64,13 +65,13 @@ class Request:
         self.recording = recording
         self.since = since
         self.issuing = issuing
-        #: What was issued, if a validation would accept it.
+        #: The token that was issued, if a validation would accept it.
         self.issued: Issued | None = None
-        #: Whether it is looked whether a validation would accept what is being issued.
+        #: Whether a check is under way that a validation would accept what is being issued.
         self.accepting = False
-        #: The token that it has packed last, and of what.
+        #: The token that it has packed last, and the bytes that it was made of.
         self.packed: tuple[str, bytes] | None = None
-        #: How Keystone's policy decided on the validation that it is.
+        #: The decisions of Keystone's policy on the validation that it is.
         self.enforced: list[Enforced] = []
         #: Whether an application that notes dependencies has seen it.
         self.recorded = False
@@ -78,63 +79,64 @@ class Request:
         self.accepted: dict[str, Any] = {}
         #: Seconds for which each of these is accepted after it has expired.
         self.windows: dict[str, float] = {}
-        #: Tokens that are none, whatever the database holds.
+        #: Strings that are no tokens, whatever the database holds.
         self.garbage: set[str] = set()
         #: Tokens that were refused for a reason that a change may take away.
         self.unsure: set[str] = set()
         #: The tags of all that was read while :attr:`reading`, by statements or out of Keystone's
         #: caches.
         self.reads: set[str] = set()
-        #: The families of the tables that it was read of.
+        #: The families of the tables that this was read from.
         self.families: set[str] = set()
-        #: What must be followed for its answer to stand, see ``leases.py``.
+        #: Names of what must be followed for its answer to stand, see ``leases.py``.
         self.followed: set[str] = set()
-        #: What Keystone computes at the moment, to keep it: the innermost last.
+        #: The values that Keystone is computing, to be kept: the innermost last.
         self.fills: list[Fill] = []
-        #: Whose rows were found by what they hold; ``sqlalchemy_plugin.py`` asks once.
+        #: Owners of rows that were found by other columns, so that ``sqlalchemy_plugin.py`` asks
+        #: for each once.
         self.found: dict[object, list[object]] = {}
-        #: What each value was made of that it has got out of its memory, or computed, by the key.
+        #: The reads that each value was made of which it took from a cache or computed, by the key.
         self.kept: dict[str, Reads] = {}
         #: These values, pickled, by the key: none is looked for twice.
         self.values: dict[str, bytes] = {}
         #: Keystone's model of the token that it looks for among the revoked ones.
         self.checked: Any = None
-        #: The state that what it shares with others is from, see ``cache_regions.py``; ``None``:
-        #: it shares nothing.
+        #: The state of the database that its shared values are from, see ``cache_regions.py``;
+        #: ``None``: it shares nothing.
         self.view: Any = None
         #: Whether Keystone's caches are left as they are, since there is no token cache.
         self.as_it_is = False
-        #: Whether what is read belongs to the answer. It does once the caller has been let in: what
-        #: his token needs is noted by its rows, see :func:`tags`.
+        #: Whether reads belong to the answer. They do once the caller has been let in: the rows of
+        #: his token are noted by the token's model, see :func:`tags`.
         self.reading = False
-        #: Where Keystone keeps what it has once computed for this request.
+        #: The object in which Keystone keeps the values that it has computed for this request.
         self.memory = types.SimpleNamespace()
-        #: A name that nobody else has, for what it keeps after a change of its own.
+        #: A name that no other request has, for values that it keeps after a change of its own.
         self.own_name = ""
-        #: When the first of the kept values ends that its answer was made of, in seconds of the
-        #: monotonic clock.
+        #: Seconds of the monotonic clock at which the first of the kept values ends that its answer
+        #: was made of.
         self.until = math.inf
         #: Whether it was given a database connection that may answer from the past: from then on
         #: nothing of it is kept for others.
         self.unvouched = False
-        #: Whose password was just compared, and the day on which he was last active before it, as
+        #: The user whose password was just compared, and the day of his last activity before, as
         #: it was read for that.
         self.last_active: tuple[object, object] | None = None
-        #: Whether users have come so lately that more of them may be written, see
+        #: By user, whether he came so lately that more rows of him may be written, see
         #: ``kept_grants.py``.
         self.newcomers: dict[object, bool] = {}
-        #: Whose day of the last login it writes, if he is enabled without it as well.
+        #: The user whose day of the last login it writes, if he is enabled without it as well.
         self.active: object = None
-        #: What Keystone's SQL driver has told of users in a login, by their ids, pickled; ``None``
-        #: where it is no login, and from its first write on.
+        #: The users that Keystone's SQL driver has returned in a login, pickled, by their ids;
+        #: ``None`` where it is no login, and from its first write on.
         self.users: dict[str, bytes] | None = None
-        #: Those of them whose rows have no identities of other places.
+        #: Those of them whose rows have no federated identities.
         self.of_here: set[object] = set()
         #: The users that its transactions have created.
         self.created: set[object] = set()
-        #: Why a change was not committed and should be tried again.
+        #: The reason for which a change was not committed and should be tried again.
         self.refused = ""
-        #: What the driver said when the database could not be used for it.
+        #: The driver's message when the database could not be used for it.
         self.lost = ""
         #: Whether that is because the database's disk is full or fails.
         self.disk_failed = False
@@ -142,7 +144,7 @@ class Request:
         self.unknown_commit = False
 
     def note(self, reads: Reads) -> None:
-        """Note what was read, for the answer and for what is being computed."""
+        """Note reads, for the answer and for the value that is being computed."""
         if reads.followed:
             self.followed |= reads.followed
         if self.reading:
@@ -152,24 +154,24 @@ class Request:
             self.fills[-1].add(reads)
 
     def end_sharing(self) -> None:
-        """Share nothing any more, after a change of its own.
+        """Share no values any more, after a change of its own.
 
-        What the caches hold from before is not for the rest of it either, and what it puts there
-        may be from before another change that came in between.
+        Values that the caches hold from before the change are no longer right for the rest of it,
+        and values that it would put there may be from before another change in between.
         """
         self.view = None
         self.own_name = secrets.token_hex(8)
 
     def writes(self) -> None:
-        """Forget what was read, which may be changed now."""
+        """Drop what was read, before a write that may change it."""
         self.users = self.last_active = None
         self.found.clear()
 
 
 class Fill:
-    """A value that is being computed.
+    """A value that is being computed, and the reads that it is made of.
 
-    :param key: of the value
+    :param key: the value's key
     """
 
     __slots__ = ("families", "followed", "key", "tags")
@@ -181,7 +183,7 @@ class Fill:
         self.tags: set[str] = set()
 
     def add(self, reads: Reads) -> None:
-        """Note what it is made of."""
+        """Note reads that the value is made of."""
         self.families |= reads.families
         self.tags |= reads.tags
         self.followed |= reads.followed
@@ -192,21 +194,22 @@ current: contextvars.ContextVar[Request | None] = contextvars.ContextVar(
 )
 
 
-# What an answer of Keystone depends on: the tags of all tokens that were validated for it.
+# The dependencies of an answer of Keystone: the tags of all tokens that were validated for it.
 #
-# Taken from Keystone's own models while it answers, so that what a body does not show, such as the
-# trustor behind an impersonated user, counts as well. Errs to more tags, never to fewer.
+# They are taken from Keystone's own models while it answers, so that what a body does not show,
+# such as the trustor behind an impersonated user, counts as well. Too many tags are harmless; none
+# may be missing.
 
-#: What every accepted token depends on, besides its own: role names and implications, grants to
-#: groups, the catalog and the service providers in each body.
+#: The tags of every accepted token, besides its own: role names and implications, grants to groups,
+#: the catalog and the service providers in each body.
 _SHARED = (ALL, GRANTS_GROUP, "roles", "catalog", "federation")
 
 
 def tags(request: Request, asked: list[str]) -> set[str] | None:
     """Return the tags that the answer to a request depends on; ``None`` if they are not known.
 
-    :param request: after the answer
-    :param asked: the tokens it came with
+    :param request: the notes on the request, after the answer
+    :param asked: the tokens that the request brought
     """
     found = {ALL}
     for token in asked:
@@ -231,7 +234,7 @@ def token_tags(model: Any) -> Iterator[str]:
     """Yield the tags of a validated token.
 
     :param model: Keystone's ``TokenModel``
-    :raises ValueError: an identifier is none of which a tag can be made
+    :raises ValueError: no tag can be made of an identifier
     :raises AttributeError: the model does not look as Keystone 30's; so do KeyError and TypeError
     """
     yield from _SHARED
@@ -268,34 +271,35 @@ def _trust_tags(model: Any) -> Iterator[str]:
 
 
 def expiry(request: Request) -> float:
-    """Return when the first of the validated tokens, or of what they stand on, ends.
+    """Return the time when the first validated token, or its trust or credential, ends.
 
-    :returns: seconds since the epoch; infinite if no token was accepted
+    :param request: the notes on the request, after the answer
+    :returns: Unix time; infinite if no token was accepted
     :raises ValueError: a time cannot be read; so do AttributeError and TypeError
     """
     end = float("inf")
     for token, model in request.accepted.items():
-        # The window is of tokens, and not of what they stand on.
+        # The window is for tokens, not for trusts and credentials.
         end = min(end, ends(model, request.windows.get(token, 0.0)))
     return end
 
 
 def ends(model: Any, window: float = 0.0) -> float:
-    """Return when a token, or what it stands on, ends.
+    """Return the time when a token, or its trust or application credential, ends.
 
     :param model: Keystone's ``TokenModel``
-    :param window: seconds for which it is accepted after it has ended
-    :returns: seconds since the epoch
+    :param window: seconds for which the token is accepted after it has ended, 0 or more
+    :returns: Unix time
     :raises ValueError: a time cannot be read; so do AttributeError and TypeError
     """
     return min(_seconds(model.expires_at) + window, basis_end(model))
 
 
 def basis_end(model: Any) -> float:
-    """Return when the trust or the application credential of a token ends.
+    """Return the time when the trust or the application credential of a token ends.
 
     :param model: Keystone's ``TokenModel``
-    :returns: seconds since the epoch; infinite without one that ends
+    :returns: Unix time; infinite without one that ends
     :raises ValueError: a time cannot be read; so do AttributeError and TypeError
     """
     first = float("inf")

@@ -1,7 +1,7 @@
-"""Which requests may be answered from the cache.
+"""The routes whose requests may be answered from the cache.
 
-What a validation depends on is seen while Keystone answers (``request.py``): the tokens. Any
-other read also shows rows that belong to neither token: of it the rows are noted that Keystone
+A validation depends on its tokens, which are noted while Keystone answers (``request.py``). Any
+other read also shows rows that belong to neither token: for it the rows are noted that Keystone
 reads (``invalidation/sqlalchemy_plugin.py``, ``gateway/keystone/worker_memory.py``).
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from keyfront.errors import OptionError
 
-#: Validation: the tokens alone.
+#: The path of validations.
 TOKENS = "/v3/auth/tokens"
 
-# Answers with secrets in them, or that are of the moment they are asked in.
+# Routes whose answers hold secrets, or are true for one moment only.
 _NEVER = re.compile(
     r"^/v3/(credentials|OS-OAUTH1|OS-OAUTH2|OS-REVOKE|ec2tokens|s3tokens"
     r"|domains/[^/]+/config|auth/(tokens|OS-FEDERATION)|OS-FEDERATION/(websso|saml2)"
@@ -37,8 +37,9 @@ _ROUTE = re.compile(r"^/v3(/([A-Za-z0-9_.-]+|\{id\}))+\Z")
 class Routes:
     """The routes that are answered from the cache.
 
-    :param wanted: those besides ``/v3/auth/tokens``, as the option ``routes`` has them
-    :raises OptionError: one is no route, or shows secrets
+    :param wanted: routes besides ``/v3/auth/tokens``, in the form of the option ``routes``:
+        ``/v3/projects``, ``/v3/users/{id}``
+    :raises OptionError: one is no route, shows secrets, or is true for one moment only
     """
 
     __slots__ = ("_exact", "_patterns")
@@ -68,11 +69,11 @@ class Routes:
                 self._exact.add(route)
 
     def __bool__(self) -> bool:
-        """Whether there are others than validation."""
+        """Whether there are other routes than validation."""
         return bool(self._patterns) or self._exact != {TOKENS}
 
     def include(self, path: str) -> bool:
-        """Whether what is asked at ``path`` may be answered from the cache."""
+        """Whether a read of ``path`` may be answered from the cache."""
         if path in self._exact:
             return True
         return any(p.match(path) for p in self._patterns) and not _NEVER.match(path)

@@ -1,13 +1,13 @@
-"""The response header by which Keystone's token cache tells services what an answer depends on.
+"""The response header in which Keystone's token cache tells services what an answer depends on.
 
 A service that validates a token asks for it with a request header of the same name. Keystone's
 cache then says of each answer how long it stands: the epoch it is from, the slots it depends on,
 when it ends, and which table that is (``GENERATION.SEQUENCE.SLOT,SLOT,….SECONDS.DIGEST``, the
-generation and :data:`~.epochs.DIGEST` in hexadecimal, the seconds of Unix time), so that the
-service can go by the same epoch table; or ``none``, where the cache itself would not give the
-answer again. Behind a Keystone without the cache there is no such header.
+generation and :data:`~.epochs.DIGEST` in hexadecimal, the seconds in Unix time), so that the
+service can check it with the same epoch table; or ``none``, where the cache itself would not give
+the answer again. Behind a Keystone without the cache there is no such header.
 
-Who asks in the first form, ``1``, is not told the end, and goes by that of the token.
+A service that asks in the first form, ``1``, is not told the end, and takes that of the token.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ NAME = "X-Keyfront-Epochs"
 #: The same in a WSGI environment.
 ENVIRON_KEY = "HTTP_X_KEYFRONT_EPOCHS"
 
-#: What a request says to be told.
+#: The header's value in a request.
 ASK = "2"
 
-#: Of an answer that Keystone's cache does not keep.
+#: The header's value for an answer that Keystone's cache does not keep.
 NONE = "none"
 
 # An answer depends on some twenty slots; a table has at most 2**24 (8 digits) of them, and numbers
@@ -42,21 +42,23 @@ _NEVER = "never"
 
 
 class Told(NamedTuple):
-    """What an answer stands by."""
+    """The parts of the header: the epoch and slots that an answer stands by, and its end."""
 
     epoch: Epoch
     slots: Slots
     #: Unix time of its end, infinite if it has none; ``None`` if that was not told.
     expires: float | None
-    #: Of the table; empty if that was not told.
+    #: The digest in the table's name; empty if that was not told.
     digest: str
 
 
 def compose(asked: str, epoch: Epoch, slots: Slots, expires: float) -> str:
     """Return the header's value for an answer.
 
-    :param asked: what the request said
-    :param expires: Unix time of the answer's end
+    :param asked: the header's value in the request
+    :param epoch: the epoch that the answer is from
+    :param slots: the slots that it depends on
+    :param expires: Unix time of the answer's end, or infinite
     """
     value = f"{epoch[0]:x}.{epoch[1]}.{','.join(map(str, slots))}"
     if asked != ASK:
@@ -65,7 +67,10 @@ def compose(asked: str, epoch: Epoch, slots: Slots, expires: float) -> str:
 
 
 def parse(value: str) -> Told | None:
-    """Return what an answer stands by; ``None`` of :data:`NONE` and whatever was not composed."""
+    """Return the parts of the header; ``None`` for :data:`NONE` and for any other text.
+
+    :param value: the header's value in an answer
+    """
     found = _FORM.fullmatch(value) if len(value) <= _LONGEST else None
     if found is None:
         return None

@@ -1,8 +1,8 @@
-"""In how many ways one caller may ask the same and have each answer kept.
+"""A bound on the ways in which one caller may ask the same and have each answer kept.
 
-Whoever has a token may validate it, with whatever query and headers he likes, and each of them is
-part of the key. Without a bound he would push out what is kept for others: from what the workers
-share first, where the oldest goes, used or not.
+Whoever has a token may validate it with whatever query and headers he likes, and each of them is
+part of the key. Without a bound he would displace the answers that are kept for others, first of
+all in the memory of the workers, where the oldest are overwritten whether they are used or not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .entries import Keys
 #: Ways of one caller that are known at a time: hosts, languages, service tokens, proxies' headers.
 WAYS: Final = 8
 
-# Callers of which that is known, in one process.
+# Callers whose ways one process remembers.
 _CALLERS = 4096
 
 _WITHOUT_CATALOG = ("nocatalog", "nocatalog=", "nocatalog=1", "nocatalog=true", "nocatalog=True")
@@ -35,16 +35,16 @@ QUERIES: Final = frozenset(
 
 
 class Way(NamedTuple):
-    """A way in which a caller asks, by keyed hashes."""
+    """A way in which a caller asks: keyed hashes of the caller and of the way."""
 
     caller: bytes
     variant: bytes
 
 
 class Variants:
-    """Remembers in which ways each caller was answered lately.
+    """Remembers the ways in which each caller was answered lately.
 
-    :param seconds: after which one that was not used makes room for another
+    :param seconds: seconds after which a way that was not used makes room for another
     """
 
     def __init__(self, seconds: float) -> None:
@@ -53,9 +53,12 @@ class Variants:
         self._callers: dict[bytes, dict[bytes, float]] = {}
 
     def way(self, environ: Mapping[str, Any], keys: Keys) -> Way | None:
-        """Return the way of a request that has a key; ``None`` if its caller has too many.
+        """Return the way of a request that has a key; ``None`` if its answer must not be kept.
 
-        :param environ: of a validation
+        That is for a query that is not in :data:`QUERIES`, and a caller with :data:`WAYS` others.
+
+        :param environ: the WSGI environment of a validation
+        :param keys: the maker of keys of the present epoch table
         """
         if environ.get("QUERY_STRING", "") not in QUERIES:
             return None
@@ -70,7 +73,7 @@ class Variants:
         return way
 
     def note(self, way: Way) -> None:
-        """Note that a caller was given an answer that is kept."""
+        """Note that an answer was kept which a caller was given in this way."""
         callers = self._callers
         known = callers.pop(way.caller, None) or {}
         known.pop(way.variant, None)

@@ -1,7 +1,8 @@
 """Files that answers depend on besides the database: keys, policies, configuration.
 
-Keystone reads keys and policies anew by itself. What was answered by the old ones has to go, too: a
-token is refused whose key was not here yet, and an operation that a policy has forbidden goes on.
+Keystone reads keys and policies anew by itself. Answers that were made with the old ones must
+become stale, too: else a token stays refused whose key had not arrived yet, and an operation that a
+policy now forbids stays allowed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 
 
 class WatchedFiles:
-    """Tells once for all workers of a node when files have changed.
+    """Notices, once for all workers of a node, that files have changed.
 
-    :param paths: of files, and of folders whose files count
-    :param folder: of what the workers share. What was last seen is noted there for each set of
-        paths and each container apart, which have other files by the same names
+    :param paths: files, and folders whose files count
+    :param folder: the folder that the workers share. The state last seen is noted there for each
+        set of paths, and for each container, which may have other files by the same names
     """
 
     def __init__(self, paths: Iterable[Path], folder: Path) -> None:
@@ -33,11 +34,12 @@ class WatchedFiles:
         self._note = folder / f"watched-{digest.hexdigest()}"
 
     def changed(self) -> bytes | None:
-        """Return what they are now, to be noted, if they are others than those that were noted.
+        """Return the state of the files, to be noted, if it is another than the noted one.
 
         Where nothing was noted, no worker of this node has answered anything before.
 
-        :raises OSError: what was noted cannot be read or written
+        :returns: the result of :meth:`look`; ``None`` if nothing has changed
+        :raises OSError: the note cannot be read or written
         """
         seen = self.look()
         try:
@@ -47,16 +49,16 @@ class WatchedFiles:
             return None
 
     def note(self, seen: bytes) -> None:
-        """Note what :meth:`changed` returned.
+        """Note the state that :meth:`changed` returned.
 
-        :raises OSError: it cannot be written
+        :raises OSError: the note cannot be written
         """
         new = self._note.with_name(f"{self._note.name}.{os.getpid()}.{threading.get_ident()}")
         new.write_bytes(seen)
         new.replace(self._note)
 
     def look(self) -> bytes:
-        """Return what tells the files as they are now from others."""
+        """Return a digest of the files' present state: device, inode, time of change and size."""
         found = hashlib.blake2b(digest_size=16)
         for path in self._paths:
             for name, where in self._files(path):
@@ -78,9 +80,9 @@ class WatchedFiles:
 
 
 def of_keystone(conf: Any) -> set[Path]:
-    """Return what a Keystone reads besides its database.
+    """Return the files and folders that a Keystone reads besides its database.
 
-    :param conf: its configuration, read
+    :param conf: Keystone's ``oslo.config`` configuration, loaded
     """
     names = [*(conf.config_file or ()), *(conf.config_dir or ())]
     for group, option in _OPTIONS:

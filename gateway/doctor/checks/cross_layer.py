@@ -149,7 +149,7 @@ def proxy_waits_longer(found: Found) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Bound:
-    """How long a daemon of mod_wsgi lets a request take, in seconds."""
+    """The time that a daemon of mod_wsgi lets a request take, in seconds."""
 
     wait: float
     directive: Directive
@@ -227,13 +227,13 @@ def _harakiri(conf: UwsgiConf) -> int:
 
 @dataclass(frozen=True)
 class _Front:
-    """How long a web server waits for uWSGI.
+    """The time that a web server waits for uWSGI.
 
     :param wait: seconds
-    :param place: where that is said, or the pass that it holds for
-    :param name: the directive
+    :param place: the place of the directive, or of the pass that the default holds for
+    :param name: the directive's name
     :param handed: the pass
-    :param known: the directive that says it; ``None`` for the default
+    :param known: the directive that sets the time; ``None`` for the default
     """
 
     wait: float

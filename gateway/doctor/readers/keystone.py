@@ -14,7 +14,7 @@ _INSTALL = "oslo.config is not installed here: run pip install 'keyfront[doctor]
 
 @dataclass
 class KeystoneConf:
-    """What Keystone is configured with.
+    """Keystone's configuration.
 
     :param paths: the files, each over those before it
     """
@@ -60,8 +60,8 @@ class KeystoneConf:
 def read(files: Files, paths: Sequence[str]) -> KeystoneConf | None:
     """Read files of Keystone's configuration.
 
-    :param paths: in their order
-    :returns: ``None`` if none can be read
+    :param paths: the files, in the order in which Keystone reads them
+    :returns: the configuration; ``None`` if no file can be read
     """
     try:
         from oslo_config import iniparser

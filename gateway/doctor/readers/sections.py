@@ -21,8 +21,8 @@ def lines(
 ) -> Iterator[Line]:
     """Give the settings of a text, and note what is none.
 
-    :param bare: whether a name may stand without a value
-    :param continued: whether a backslash at the end continues a line
+    :param bare: true if a name may stand without a value
+    :param continued: true if a backslash at the end continues a line
     """
     section, pending, begun = "", "", 0
     for number, raw in enumerate(text.splitlines(), 1):

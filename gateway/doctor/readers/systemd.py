@@ -44,7 +44,7 @@ class Unit:
 
     @property
     def command(self) -> str:
-        """What it starts; of several commands the last."""
+        """The command that the unit starts; of several commands the last."""
         found = self.service.last("ExecStart")
         return found.value.lstrip("@-:+!") if found else ""
 

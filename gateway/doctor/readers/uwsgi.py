@@ -63,7 +63,7 @@ _YAML = "PyYAML is not installed here: run pip install 'keyfront[doctor]'"
 
 @dataclass
 class UwsgiConf:
-    """What one uWSGI is configured with.
+    """The configuration of a uWSGI.
 
     :param path: its first file
     :param settings: all options, those of its command line included, aliases by one name

@@ -72,7 +72,7 @@ class Running:
             raise ServerError(f"{self.candidate}: uWSGI ended by itself: {first_error(self.log)}")
 
     def stop(self) -> None:
-        """Tell it to stop; does not wait until it has."""
+        """Tell the server to stop, without waiting until it has."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
@@ -140,8 +140,10 @@ def _configuration(
 def wait(server: Running, application: Application, until: float) -> None:
     """Wait until the application answers.
 
-    :param until: when it must have, by ``time.monotonic()``
-    :raises ServerError: it does not start, or answers with an error; says why
+    :param server: the server
+    :param application: the application that it loads
+    :param until: the time by which it must have answered, by ``time.monotonic()``
+    :raises ServerError: it does not start, or answers with an error; the message says why
     """
     while True:
         if server.process.poll() is not None:

@@ -235,7 +235,7 @@ class _Again:
 
 
 class _Connections:
-    """Has a stock ``BaseLdap`` take its connections from the pool of its driver."""
+    """A mixin by which a stock ``BaseLdap`` takes its connections from the pool of its driver."""
 
     def __init__(self, conf: Any, owner: DriverPool | None = None) -> None:
         super().__init__(conf)  # type: ignore[call-arg]
@@ -421,7 +421,7 @@ def _forget() -> None:
 def _asked(operation: str, call: Callable[[], T]) -> T:
     """Return what a search finds, with Keystone's exceptions for outages and refusals.
 
-    :param operation: what a trace calls it
+    :param operation: the operation's name in a trace
     :raises keystone.exception.Error: as :meth:`Handler.search_s`
     """
     try:

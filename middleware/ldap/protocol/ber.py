@@ -115,8 +115,9 @@ def read_header(data: bytes, at: int, end: int) -> tuple[int, int, int]:
 def read_length(data: bytes, at: int, first: int) -> tuple[int, int]:
     """Read a length of the long form.
 
-    :param at: offset after its first byte
-    :param first: that byte, above 127
+    :param data: the encoded message
+    :param at: offset after the length's first byte
+    :param first: the length's first byte, above 127
     :return: the length, and the offset of the content; the caller holds it against the end
     :raises ProtocolError: it is indefinite or absurd
     """

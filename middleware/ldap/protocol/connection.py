@@ -135,10 +135,10 @@ class Connection:
     Their ``timeout`` is for the whole operation, in seconds; by default that of the connection.
 
     :ivar url: the server
-    :ivar server: the server as messages name it
+    :ivar server: the server's name in messages
     :ivar source: its URL and the address that was connected to, which tell it from other servers
         of its name
-    :ivar opened_at: when it was opened, by ``time.monotonic()``
+    :ivar opened_at: the time when it was opened, by ``time.monotonic()``
     :ivar usable: ``False`` while an operation is under way, and for good if one did not end well
     :ivar bound_as: the DN of the last BIND if that was taken, or what the server calls who it made
         of EXTERNAL; always ``None`` with fast bind, which leaves the connection anonymous
@@ -376,17 +376,19 @@ class Connection:
     ) -> SearchAnswer:
         """Search (RFC 4511 section 4.5), and wait for all of it.
 
+        :param base: the DN at which the search begins
         :param scope: 0 the base itself, 1 the entries right below it, 2 the base and all below
         :param filter: filter in the form of RFC 4515
         :param attributes: attributes to be returned; ``None`` for all user attributes, ``["1.1"]``
             for none
-        :param attrs_only: return attributes without their values
+        :param attrs_only: true to return attributes without their values
         :param size_limit: entries at most, for the server and for us; 0 for no limit of ours
         :param time_limit: whole seconds that the server may take; 0 for no limit of ours
         :param dereference: aliases followed: 0 never, 1 below the base, 2 the base, 3 always
-        :param page_size: fetch so many entries at a time (RFC 2696); 0 all at once
-        :raises FilterError: ``filter`` is not one
-        :raises DirectoryAnswerError: refused, or a limit was reached; what came is not kept
+        :param page_size: entries that are fetched at a time (RFC 2696); 0 all at once
+        :raises FilterError: ``filter`` is no filter of RFC 4515
+        :raises DirectoryAnswerError: the server refused, or a limit was reached; entries that came
+            are not kept
         """
         self.heard = False
         encoded = search_filter.encode(filter)

@@ -107,8 +107,8 @@ def sasl_bind_request(message_id: int, mechanism: str, credentials: bytes | None
 
     :param message_id: the number of this message
     :param mechanism: name of the mechanism
-    :param credentials: what the mechanism sends; ``None`` for nothing, which is not the same as
-        nothing in it (RFC 4513 section 5.2.1.2)
+    :param credentials: the mechanism's credentials; ``None`` for none, which is not the same as
+        empty ones (RFC 4513 section 5.2.1.2)
     """
     content = element(OCTETS, text(mechanism, "mechanism"))
     if credentials is not None:

@@ -195,11 +195,12 @@ def resolver_of(
     nameservers: str | Sequence[str] = (),
     domains: str | Sequence[str] = (),
 ) -> Resolver | None:
-    """Return what looks up the servers of URLs; ``None`` if none is of a domain.
+    """Return the resolver of the servers of URLs; ``None`` if no URL is of a domain.
 
     :param urls: the URLs
-    :param nameservers: as of :class:`Resolver`, or one text with commas or spaces between
-    :param domains: the same
+    :param nameservers: addresses of DNS servers, as for :class:`Resolver`, or one text with commas
+        or spaces between
+    :param domains: domains that targets may be in, in the same forms
     :raises OptionError: one of them is out of its range or has no use, or dnspython is missing
     """
     given = {"nameservers": _listed(nameservers), "srv_domains": _listed(domains)}

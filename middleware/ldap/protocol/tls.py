@@ -40,7 +40,7 @@ class TLS:
     :param client_cert: PEM file to show to a server that asks, with its chain; the service binds
         by it where the pool's ``sasl_mechanism`` is EXTERNAL
     :param client_key: its key without a passphrase; by default in ``client_cert``
-    :param ciphers: in the notation of OpenSSL, up to TLS 1.2; by default those of Python
+    :param ciphers: ciphers up to TLS 1.2, in the notation of OpenSSL; by default those of Python
     :raises OptionError: ``verify`` is none of these, or there is a key without a certificate
     """
 
@@ -146,7 +146,7 @@ class TLS:
             context.load_verify_locations(capath=self.ca_dir)
 
     def _identify(self, context: ssl.SSLContext, certificate: str) -> bytes:
-        """Have a context show the certificate; return the digest of its file."""
+        """Load the client certificate into a context; return the digest of its file."""
         shown = _check("client_cert", certificate)
         if self.client_key:
             _check("client_key", self.client_key)

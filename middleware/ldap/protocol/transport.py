@@ -41,7 +41,7 @@ Address = tuple[Any, ...] | None
 
 
 class Transport:
-    """One socket. Its errors are :class:`DirectoryUnavailableError` and subclasses.
+    """A socket to a server. Its errors are :class:`DirectoryUnavailableError` and subclasses.
 
     :param url: URL of the server
     """
@@ -73,7 +73,9 @@ class Transport:
     def begin(self, seconds: float | None, *, since: float | None = None) -> None:
         """Begin an operation, which ends or fails within ``seconds``; ``None`` for no limit.
 
-        :param since: when it began that goes on now, for the message if it fails
+        :param seconds: the time for the operation, above 0
+        :param since: the beginning of an operation that goes on, by ``time.monotonic()``, for the
+            message if it fails; by default now
         """
         now = time.monotonic()
         self._seconds = seconds
@@ -251,7 +253,7 @@ class Transport:
         return self._socket
 
     def _wait(self, connected: socket.socket) -> None:
-        """Let the socket wait for no longer than until the deadline."""
+        """Set the socket's timeout to the time that is left until the deadline."""
         if self._deadline is None:
             left = None
         else:

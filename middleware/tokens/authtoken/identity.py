@@ -1,5 +1,6 @@
-"""Asking Keystone about tokens: keystonemiddleware's own way, once at a time, and with its answers
-kept as long as they stand.
+"""Questions to Keystone about tokens, asked by keystonemiddleware's own code.
+
+Each is asked once at a time, and its answer is kept as long as it stands.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .single_flight import Flights
 from .validation import Validation
 from .validations import Question, Validations
 
-# Keystone is away, for whichever request asks: what keystonemiddleware answers 503, and what it
-# does not expect.
+# Errors that say that Keystone is away: those that keystonemiddleware answers with 503, and one
+# that it does not expect.
 _AWAY = (
     ksa_exceptions.ConnectFailure,
     ksa_exceptions.DiscoveryFailure,
@@ -32,11 +33,11 @@ _LOST = ksa_exceptions.ConnectionError
 
 
 class _NotModified(Exception):
-    """What is known of the token still is the same (304)."""
+    """Keystone's answer about the token is still the known one (304)."""
 
 
 class _Client:
-    """Keystone's client for one question: sends what it asks and keeps what comes back of it."""
+    """Keystone's client for one question: it adds our headers, and keeps those of the answer."""
 
     def __init__(self, client: Any, question: Question) -> None:
         self._client = client
@@ -74,9 +75,10 @@ class _Client:
 
 
 class _Call(_identity.IdentityServer):
-    """One question to the identity server: its retries and how it tells errors are the original's.
+    """One question to the identity server, with the retries and errors of the original.
 
-    :param server: asked
+    :param server: the identity server
+    :param question: the question
     """
 
     def __init__(self, server: IdentityServer, question: Question) -> None:
@@ -86,7 +88,7 @@ class _Call(_identity.IdentityServer):
 
     @property
     def _request_strategy(self) -> Any:
-        # A copy with this question's client; made inside of what turns failures into errors.
+        # A copy with this question's client; made here, where the original handles failures.
         strategy = copy.copy(self._server._request_strategy)
         client = strategy._client.tokens._client
         tokens = TokenManager(_Client(client, self._question))
@@ -97,10 +99,11 @@ class _Call(_identity.IdentityServer):
 class IdentityServer(_identity.IdentityServer):
     """keystonemiddleware's identity server, which asks only when it has to.
 
-    :param original: the one that keystonemiddleware made
-    :param validations: what this process knows
-    :param cache: what services share
-    :param flight_timeout: seconds to wait for another request that asks about the same token
+    :param original: the identity server that keystonemiddleware made
+    :param validations: the validations that this process keeps
+    :param cache: the validations that services share
+    :param flight_timeout: seconds to wait for another request that asks about the same token, 0 or
+        more; 0 never waits
     """
 
     def __init__(
@@ -119,9 +122,13 @@ class IdentityServer(_identity.IdentityServer):
     def verify_token(
         self, user_token: str, retry: bool = True, allow_expired: bool = False
     ) -> dict[str, Any]:
-        """Return what Keystone says of a token, or what it said and still stands.
+        """Return Keystone's answer about a token, or its kept answer while that stands.
 
-        :raises InvalidToken: it is none
+        :param user_token: the token
+        :param retry: true to ask again with a new token of the service's after a 401
+        :param allow_expired: true to accept a token that has ended
+        :returns: ``{"token": {…}}``, Keystone's answer
+        :raises InvalidToken: Keystone does not accept the token
         :raises ServiceError: Keystone cannot be asked; as for the original, keystoneauth1's errors
             for Keystone being away pass through
         """
@@ -131,8 +138,8 @@ class IdentityServer(_identity.IdentityServer):
             self._refuse()
         flight = self._flights.begin(key)
         if flight is not None:
-            # What the other one brought is looked at as by any new request: it may have been
-            # overtaken by a change before this request began.
+            # The other one's answer is checked as by any new request: a change may have come
+            # before this request began.
             found = validations.find(key)
             if found is not None:
                 return found.data(user_token)
@@ -186,7 +193,7 @@ class IdentityServer(_identity.IdentityServer):
     def _shared(
         self, key: bytes, token: str, purpose: str, allow_expired: bool
     ) -> Validation | None:
-        """Return what another service or worker knows of a token, whether or not it stands."""
+        """Return the validation that another service or worker kept, whether or not it stands."""
         envelope = self._cache.find(token, purpose)
         if envelope is None:
             return None

@@ -56,7 +56,7 @@ class _Substitute(ModuleType):
 
 
 def install() -> None:
-    """Have all that is imported after this find our ``AuthProtocol`` in keystonemiddleware.
+    """Put our ``AuthProtocol`` into keystonemiddleware, for all modules that are imported later.
 
     A second call does nothing.
 

@@ -1,9 +1,9 @@
-"""What services share through memcached, or through the cache that Swift brings.
+"""Validations that services share through memcached, or through the cache that Swift brings.
 
-With a stock Keystone that is keystonemiddleware's own cache, as it is. What a Keystone with
-``token_cache`` says is kept under other keys and in another form, together with how long it
-stands: so that stock services which use the same memcached neither read nor feed it. How it is
-protected (``memcache_security_strategy``) is keystonemiddleware's own.
+With a stock Keystone that is keystonemiddleware's own cache, as it is. The answers of a Keystone
+with ``token_cache`` are kept under other keys and in another form, together with their epochs: so
+that stock services which use the same memcached neither read nor write them. They are protected
+(``memcache_security_strategy``) by keystonemiddleware's own code.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from .validations import Validations
 LOG = logging.getLogger(__name__)
 
 _PREFIX, _OURS = "tokens/", "keyfront/"
-# Changes whenever the form does.
+# Version of the form, raised when it changes.
 _VERSION = 2
 
 
 class Envelope(NamedTuple):
     """A validation as services share it."""
 
-    #: What Keystone's cache said of how long it stands.
+    #: The value of the header ``X-Keyfront-Epochs``, by which it stands.
     told: str
     etag: str
     #: ``{"token": {…}}``
     data: dict[str, Any]
-    #: Seconds of the wall clock, when it was put there.
+    #: Unix time when it was put there.
     since: float
 
 
 class _Shared(_cache.TokenCache):
-    """keystonemiddleware's cache, which knows when its entries are not to be trusted.
+    """keystonemiddleware's cache, used only where its entries can be trusted.
 
-    :param original: the one that keystonemiddleware made
+    :param original: the cache that keystonemiddleware made
+    :param validations: the validations of this process
     """
 
     def __init__(self, original: Any, validations: Validations) -> None:
@@ -58,14 +59,14 @@ class _Shared(_cache.TokenCache):
 
     @property
     def _is_shared(self) -> bool:
-        """Whether others than this process write into it."""
+        """Whether other processes than this one write into the cache."""
         return not isinstance(self._cache_pool, _LocalPool)
 
     def get(self, token_id: str) -> Any:
-        """Return what a stock Keystone said of a token; ``None`` from any other."""
+        """Return a stock Keystone's answer about a token; ``None`` behind any other Keystone."""
         known = self._validations
-        # Before Keystone's first answer nothing is known of it; what stock services put there must
-        # not pass for the word of one that tells.
+        # Before Keystone's first answer it is not known to be a stock one; what stock services put
+        # there must not pass for the answer of a Keystone with epochs.
         if known.tells or (self._is_shared and not known.stock):
             return None
         data = super().get(token_id)
@@ -74,14 +75,17 @@ class _Shared(_cache.TokenCache):
         return data
 
     def set(self, token_id: str, data: Any) -> None:
-        """Keep what a stock Keystone said of a token."""
+        """Keep a stock Keystone's answer about a token; behind any other, do nothing."""
         if not self._validations.tells:
             super().set(token_id, data)
 
     def find(self, token: str, purpose: str) -> Envelope | None:
-        """Return what some service kept of a token that Keystone said how long stands.
+        """Return the validation that some service kept with :meth:`put`; ``None`` without one.
 
-        :param purpose: what the answer varies on besides the token
+        Errors of the cache are logged and taken for none.
+
+        :param token: the token
+        :param purpose: a short text for what the answer varies on besides the token
         """
         if not self._is_shared:
             return None
@@ -99,12 +103,19 @@ class _Shared(_cache.TokenCache):
                 return None
             return Envelope(str(told), str(etag), {"token": dict(body)}, float(since))
         except Exception as error:
-            # of whatever client it is; nothing here is needed for a right answer
+            # from any client; nothing here is needed for a right answer
             LOG.warning("authtoken: what services share cannot be read: %s", type(error).__name__)
             return None
 
     def put(self, token: str, purpose: str, told: str, etag: str, data: dict[str, Any]) -> None:
-        """Keep an answer for other services and workers."""
+        """Keep an answer for other services and workers; errors of the cache are logged.
+
+        :param token: the token
+        :param purpose: a short text for what the answer varies on besides the token
+        :param told: the value of the header ``X-Keyfront-Epochs``
+        :param etag: the ETag of the answer
+        :param data: ``{"token": {…}}``, the answer
+        """
         if not self._is_shared or self._validations.cache_time < 0:
             return
         # A list, so that a stock service that were to find it would find no token in it.
@@ -123,29 +134,32 @@ class _Shared(_cache.TokenCache):
 
 
 class TokenCache(_Shared):
-    """In place of keystonemiddleware's class of this name."""
+    """The cache in place of keystonemiddleware's class of this name."""
 
 
 class SecureTokenCache(_Shared, _cache.SecureTokenCache):
-    """In place of keystonemiddleware's class of this name."""
+    """The cache in place of keystonemiddleware's class of this name, which signs or encrypts."""
 
 
 def guarded(original: Any, validations: Validations) -> _Shared:
-    """Return a cache that does as ``original`` as long as it may be trusted."""
+    """Return a cache that does as ``original`` as long as its entries can be trusted.
+
+    :param original: the cache that keystonemiddleware made
+    :param validations: the validations of this process
+    """
     secure = isinstance(original, _cache.SecureTokenCache)
     return (SecureTokenCache if secure else TokenCache)(original, validations)
 
 
 class _LocalPool(_cache._CachePool):
-    """keystonemiddleware's cache of one process, with a bound and without going through all of it
-    each time.
+    """A pool of keystonemiddleware's cache of one process, with a bound and without full scans.
 
-    What a request needs is in :class:`.validations.Validations`; this is what is left of it for
-    those who look into keystonemiddleware's own.
+    Requests are answered from :class:`.validations.Validations`; this serves callers of
+    keystonemiddleware's own cache.
     """
 
     def __init__(self) -> None:
-        # keystonemiddleware's own tells to use memcached instead
+        # keystonemiddleware's own logs an advice to use memcached instead
         list.__init__(self)
 
     @contextlib.contextmanager
@@ -161,7 +175,7 @@ class _LocalPool(_cache._CachePool):
 
 
 class LocalClient(_cache._FakeClient):
-    """A memcached client without a memcached, for a thousand tokens."""
+    """A client like memcached's that keeps its values itself, :attr:`LIMIT` of them."""
 
     LIMIT = 1000
 
@@ -170,7 +184,7 @@ class LocalClient(_cache._FakeClient):
         self.cache: OrderedDict[str, tuple[float, Any]] = OrderedDict()
 
     def get(self, key: str) -> Any:
-        """Return a value that has not ended, or ``None``."""
+        """Return a value that has not ended; ``None`` without one."""
         timeout, value = self.cache.get(key, (0, None))
         if timeout and timeutils.utcnow_ts() >= timeout:
             self.cache.pop(key, None)
@@ -178,7 +192,7 @@ class LocalClient(_cache._FakeClient):
         return value
 
     def set(self, key: str, value: Any, time: int = 0, min_compress_len: int = 0) -> bool:
-        """Keep a value for ``time`` seconds, in place of the oldest."""
+        """Keep a value for ``time`` seconds, 0 for ever; drop the oldest if there are too many."""
         stored: bool = super().set(key, value, time, min_compress_len)
         while len(self.cache) > self.LIMIT:
             with contextlib.suppress(KeyError):

@@ -1,4 +1,4 @@
-"""``authtoken`` for the services beside Keystone: sees revocations, and answers from memory.
+"""The ``authtoken`` middleware for the services beside Keystone.
 
 In the paste file of a service, in place of keystonemiddleware's factory::
 
@@ -12,7 +12,7 @@ request needs nothing but a known token is it answered by ours. Its own options 
 with ``keyfront_``. Services that take no filter from a paste file get it by
 ``install.py``.
 
-What it promises is in docs/services.md.
+docs/services.md says what it promises.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]
 
 _Stock: Any = stock.AuthProtocol
 
-# What a service's own subclass may replace; then each request goes through it.
+# Methods that a service's own subclass may replace; then each request goes through them.
 _HOOKS = (
     *("process_request", "process_response", "fetch_token", "validate_allowed_request"),
     *("_do_fetch_token", "_validate_token", "_confirm_token_bind", "_reject_auth_headers"),
@@ -59,11 +59,11 @@ _HOOKS = (
 
 
 class AuthProtocol(_Stock):
-    """The middleware.
+    """keystonemiddleware's ``AuthProtocol``, which answers from memory where a validation stands.
 
-    :param app: the service
-    :param conf: of the paste section, as for keystonemiddleware
-    :param coordinator: the epochs to go by, instead of what the options name
+    :param app: the service's WSGI application
+    :param conf: the options of the paste section, as keystonemiddleware takes them
+    :param coordinator: the coordinator to use in place of the one that the options name
     :raises OptionError: an option of ours has a value out of its range
     :raises MissingPartError: a coordinator is named, and its client is not installed
     """
@@ -100,7 +100,8 @@ class AuthProtocol(_Stock):
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        """Serve one request (PEP 3333)."""
+        """Serve one request (PEP 3333): by ours if its token's validation stands, else by stock's.
+        """
         token = environ.get("HTTP_X_AUTH_TOKEN")
         if (
             token
@@ -122,14 +123,21 @@ class AuthProtocol(_Stock):
         return answer
 
     def process_request(self, request: Any) -> Any:
-        """Take the token's headers off a request, and put in those of the token it brings."""
+        """Remove the headers that only authtoken may set, and set those of the request's token.
+
+        :param request: keystonemiddleware's request
+        :returns: a response that ends the request, or ``None``
+        """
         request.headers.pop(validation.SYSTEM_SCOPE, None)
         return super().process_request(request)
 
     def fetch_token(self, token: str, allow_expired: bool = False) -> Any:
-        """Return a token's data, from memory where it still stands.
+        """Return a token's data, from memory if its validation stands.
 
-        :raises InvalidToken: it is none
+        :param token: the token, stripped
+        :param allow_expired: true to accept a token that has ended
+        :returns: ``{"token": {…}}``
+        :raises InvalidToken: Keystone does not accept the token
         """
         validations = self.validations
         found = validations.find(validations.key(token))
@@ -146,8 +154,8 @@ class AuthProtocol(_Stock):
         found: Validation,
         token: str,
     ) -> Iterable[bytes]:
-        """Let the service answer a request with a token that is known and needs no other look."""
-        # Of most requests this is all there is to see, and it makes no set.
+        """Let the service answer a request whose token has a validation that stands."""
+        # For most requests this look is enough, and it makes no set.
         if not environ.keys().isdisjoint(found.absent):
             for name in found.absent & environ.keys():
                 del environ[name]
@@ -173,7 +181,10 @@ class AuthProtocol(_Stock):
         return answer
 
     def _prepare(self, data: dict[str, Any], token: str) -> Prepared:
-        """Make what a service is given of a token."""
+        """Return the values that a service is given of a token, and what they are good for.
+
+        :raises Exception: any, for data that are no token's
+        """
         auth_ref = access.create(body=data, auth_token=token)
         ready = validation.ready(auth_ref, catalog=self._include_service_catalog)
         credential = data["token"].get("application_credential")
@@ -183,7 +194,7 @@ class AuthProtocol(_Stock):
         return Prepared(ready, plain, math.inf if expires is None else expires.timestamp())
 
     def _needs_no_bind(self, auth_ref: Any) -> bool:
-        """Whether the binding of a token to its user's machine is nothing to look at."""
+        """Whether a token's binding to its user's authentication need not be checked."""
         modes = stock._BIND_MODE
         wanted = self._enforce_token_bind
         if wanted == modes.DISABLED:
@@ -194,7 +205,7 @@ class AuthProtocol(_Stock):
 def _absolute(
     environ: dict[str, Any], fields: list[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Return headers as keystonemiddleware's response has them: with a whole URL to go to."""
+    """Return headers with an absolute URL in ``Location``, as webob's response makes them."""
     made: list[tuple[str, str]] = []
     webob.Response(headerlist=fields, app_iter=())(
         {**environ, "REQUEST_METHOD": "GET"}, lambda _, fields: made.extend(fields)
@@ -205,11 +216,13 @@ def _absolute(
 def filter_factory(
     global_conf: Mapping[str, str] | None, **local_conf: Any
 ) -> Callable[[WSGIApplication], AuthProtocol]:
-    """Build the filter (entry point ``paste.filter_factory``).
+    """Return a function that builds the filter (entry point ``paste.filter_factory``).
 
+    :param global_conf: the paste file's ``[DEFAULT]``
     :param local_conf: options of ``[keystone_authtoken]``, and with the prefix ``keyfront_`` of
         ``[keyfront_authtoken]``, for this pipeline
-    :raises OptionError: an option of ours has a value out of its range
+    :returns: a function that takes the service's application and returns :class:`AuthProtocol`; it
+        raises :exc:`OptionError` for an option of ours with a value out of its range
     """
     conf = {**(global_conf or {}), **local_conf}
 
@@ -220,5 +233,10 @@ def filter_factory(
 
 
 def app_factory(global_conf: Mapping[str, str] | None, **local_conf: Any) -> AuthProtocol:
-    """Build the middleware without an application, as keystonemiddleware's ``app_factory`` does."""
+    """Return the middleware without an application, as keystonemiddleware's ``app_factory`` does.
+
+    :param global_conf: the paste file's ``[DEFAULT]``
+    :param local_conf: options as :func:`filter_factory` takes them
+    :raises OptionError: an option of ours has a value out of its range
+    """
     return AuthProtocol(None, {**(global_conf or {}), **local_conf})

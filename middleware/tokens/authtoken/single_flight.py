@@ -1,4 +1,5 @@
-"""Who of this process is asking Keystone about which token, so that others wait for the answer."""
+"""The questions of this process to Keystone that are under way, so that others wait for the answer.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +14,26 @@ class Flight:
 
     def __init__(self) -> None:
         self._done = threading.Event()
-        #: Why it brought no answer: Keystone is away.
+        #: The error in place of an answer, when Keystone is away.
         self.error: Exception | None = None
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, whatever that is, or as long as this."""
+        """Wait for the end of the question, for ``seconds`` at most."""
         self._done.wait(seconds)
 
     def end(self, error: Exception | None) -> None:
-        """Say that it is over."""
+        """End the question, and wake those who wait for it.
+
+        :param error: the error that says that Keystone is away, if it is
+        """
         self.error = error
         self._done.set()
 
 
 class Flights:
-    """The questions of a process, by key. Its threads or greenlets share them; a fork does not.
+    """The questions of a process, by key. Its threads or greenlets share them; a child does not.
 
-    :param timeout: seconds to wait for another's question; 0 never waits
+    :param timeout: seconds to wait for another's question, 0 or more; 0 never waits
     """
 
     def __init__(self, timeout: float) -> None:
@@ -41,9 +45,12 @@ class Flights:
         return len(self._flights)
 
     def begin(self, key: bytes) -> Flight | None:
-        """Begin a question, to be ended by :meth:`end`; or return that of another, having waited.
+        """Begin a question, or wait for the same one of another request.
 
-        Whoever waited looks at what is known now, and asks himself if it does not do.
+        :param key: the token's key
+        :returns: ``None`` if the caller is to ask, and to call :meth:`end` (with a timeout of 0
+            needlessly); else the other's question, for whose end this has waited: the caller looks
+            at what is known now, and asks Keystone itself if that is not enough
         """
         if not self._timeout:
             return None
@@ -58,7 +65,11 @@ class Flights:
         return flight
 
     def end(self, key: bytes, error: Exception | None = None) -> None:
-        """End the question that this request began."""
+        """End the question that this request began.
+
+        :param key: the token's key
+        :param error: the error that says that Keystone is away, if it is
+        """
         flight = self._flights.pop(key, None)
         if flight is not None:
             flight.end(error)

@@ -1,4 +1,4 @@
-"""A token that Keystone has confirmed, or refused, and how long that stands."""
+"""A token that Keystone has confirmed or refused, and the end of that answer."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from ..epochs import Epoch, Slots
 
 
 class Standing(NamedTuple):
-    """How long an answer of Keystone may be used."""
+    """The end of an answer of Keystone, and the epoch by which it stands."""
 
     #: Seconds of the monotonic clock.
     until: float
-    #: Seconds since the epoch of the wall clock, when the token ends: a clock that is set forward
-    #: ends what is known of it as well.
+    #: Unix time when the token ends: a wall clock that is set forward ends the answer as well.
     expires: float
-    #: What the coordinator is asked about at each use; ``None`` if there is none to ask.
+    #: The epoch and slots that the coordinator checks at each use; ``None`` without a coordinator.
     epoch: Epoch | None = None
     slots: Slots | None = None
 
 
 @functools.lru_cache(maxsize=16)
 def _without(names: frozenset[str]) -> frozenset[str]:
-    """Return the headers that a token of this shape does not have: one set for all of it."""
+    """Return the headers that a token with these headers lacks: one set for all such tokens."""
     return STRIPPED - names
 
 
 class Validation:
     """A confirmed token.
 
-    :param ready: what the service finds of it in the WSGI environment
-    :param packed: what ``keystone.token_info`` is made of
-    :param plain: whether nothing of the request itself decides if the token may be used: neither
-        a token bind nor access rules
-    :param etag: names the answer for asking again, or ``None``
-    :param ends: Unix time after which it is good for nothing, whatever Keystone says
+    :param ready: the WSGI variables that the service is given of the token, by name
+    :param packed: the packed data of ``keystone.token_info``, from :func:`pack`
+    :param plain: true if the token may be used for any request: it has neither a bind that must be
+        checked nor access rules
+    :param etag: the ETag of the answer, for asking again; ``None`` without one
+    :param ends: Unix time after which the token may not be used, whatever Keystone says
+    :param standing: the end of the answer
     """
 
     __slots__ = ("absent", "ends", "etag", "packed", "plain", "ready", "size", "standing")
@@ -55,7 +55,7 @@ class Validation:
         standing: Standing,
     ) -> None:
         self.ready = ready
-        #: What is to be taken off a request, besides what ``ready`` replaces.
+        #: The WSGI variables to be removed from a request, besides those that ``ready`` replaces.
         self.absent = _without(frozenset(ready))
         self.packed = packed
         self.plain = plain
@@ -67,7 +67,7 @@ class Validation:
         self.size = len(packed) + 4200 + sum(len(value or "") for value in ready.values())
 
     def data(self, token: str) -> TokenInfo:
-        """Return the token's data for one request.
+        """Return the token's data for one request: ``{"token": {…}}``.
 
         :param token: the token itself, stripped
         """
@@ -75,7 +75,10 @@ class Validation:
 
 
 class Refusal:
-    """A token that Keystone does not know."""
+    """A token that Keystone does not know.
+
+    :param standing: the end of the answer
+    """
 
     __slots__ = ("size", "standing")
 
@@ -85,17 +88,20 @@ class Refusal:
         self.size = 350 if standing.slots is None else 700 + 50 * len(standing.slots)
 
 
-# What a service finds in ``keystone.token_info``: a dict of its own, made when it is looked at.
+# The value of ``keystone.token_info``: each request's own dict, made when a service looks into it.
 
 _TOKEN = "token"
-# Where Keystone's client puts the token itself, which no validation holds.
+# The name under which Keystone's client adds the token itself, which no validation holds.
 _ITSELF = "auth_token"
 
 
 def pack(data: dict[str, Any], token: str) -> bytes | None:
-    """Return what :class:`TokenInfo` is made of; ``None`` if ``data`` is not ``{"token": {…}}``.
+    """Return the packed form of a token's data, for :class:`TokenInfo`.
 
-    The token itself is left out: no validation holds one.
+    :param data: the token's data
+    :param token: the token itself, which is left out: no validation holds one
+    :returns: JSON; ``None`` if ``data`` is not ``{"token": {…}}``
+    :raises TypeError: JSON cannot hold the data
     """
     body = data.get(_TOKEN)
     if len(data) != 1 or not isinstance(body, dict):
@@ -104,12 +110,16 @@ def pack(data: dict[str, Any], token: str) -> bytes | None:
 
 
 def without(body: dict[str, Any], token: str) -> dict[str, Any]:
-    """Return the data of a token without the token itself, whose place :class:`TokenInfo` fills."""
+    """Return the data of a token without the token itself, which :class:`TokenInfo` adds again.
+
+    :param body: the value of ``token`` in the token's data
+    :param token: the token itself
+    """
     return {**body, _ITSELF: None} if body.get(_ITSELF) == token else body
 
 
 class TokenInfo(dict[str, Any]):
-    """``{"token": {…}}``, read from its packed form when it is first looked into.
+    """A token's data, ``{"token": {…}}``, unpacked when a service first looks into it.
 
     Services may change what they are given, down to the endpoints in the catalog, and some did;
     so each request has its own. Most never look, and pay nothing for a catalog of any size.
@@ -121,8 +131,8 @@ class TokenInfo(dict[str, Any]):
     __slots__ = ("_own_token", "_packed")
 
     def __init__(self, packed: bytes, token: str) -> None:
-        # A key to be counted and found without reading anything. What asks for the value comes by
-        # one of the methods below, C code included: it looks for them in classes that are not dict.
+        # The key can be counted and found without unpacking. Access to the value goes through the
+        # methods below, from C code too: for a subclass of dict it calls them.
         dict.__setitem__(self, _TOKEN, None)
         self._packed: bytes | None = packed
         self._own_token = token
@@ -221,7 +231,7 @@ class TokenInfo(dict[str, Any]):
 
 Request = _request._AuthTokenRequest
 
-#: What keystonemiddleware sets of a token's scope but does not take off a request beforehand.
+#: The header of a system scope, which keystonemiddleware sets but does not remove from a request.
 SYSTEM_SCOPE: str = Request._SYSTEM_SCOPE_HEADER
 
 TOKEN_AUTH: str = Request._TOKEN_AUTH
@@ -237,12 +247,13 @@ STRIPPED = frozenset(map(_environ_name, (*Request.blank("/")._all_auth_headers()
 
 
 def ready(auth_ref: Any, *, catalog: bool) -> dict[str, str | None]:
-    """Return what keystonemiddleware puts into the WSGI environment for a token it has confirmed.
+    """Return the WSGI variables that keystonemiddleware sets for a confirmed token, by name.
 
-    By its own request object, so that names, deprecated names and the forms of values are its own.
+    They are made by its own request object, so that names, deprecated names and the forms of values
+    are its own.
 
-    :param auth_ref: ``keystoneauth1.access.AccessInfo`` of the token
-    :param catalog: whether the service is told the catalog
+    :param auth_ref: the token's ``keystoneauth1.access.AccessInfo``
+    :param catalog: true to include the catalog
     """
     environ: dict[str, Any] = {"REQUEST_METHOD": "GET"}
     request = Request(environ)

@@ -1,15 +1,15 @@
-"""What a worker knows of tokens, and when Keystone has to be asked.
+"""The validations that a worker keeps, and the rules by which Keystone is asked again.
 
-Three kinds of answers come from Keystone, and it depends on them how long they are used:
+Three kinds of answers come from Keystone, and are used for different times:
 
-* Keystone's token cache says by which epoch and slots an answer stands. With the coordinator it is
-  checked at each use. Without, the answer is used for ``revalidate`` seconds from before it was
-  asked for; then it is asked again by its ETag, which costs Keystone's cache microseconds.
-* Keystone's token cache says that it does not keep the answer (``none``). It is then used for the
+* Keystone's token cache tells the epoch and slots by which an answer stands. With the coordinator
+  it is checked at each use. Without, the answer is used for ``revalidate`` seconds from before it
+  was asked for; then it is asked again by its ETag, which costs Keystone's cache microseconds.
+* Keystone's token cache tells that it does not keep the answer (``none``). It is then used for the
   request that asked; without a coordinator, for ``revalidate`` seconds.
-* Keystone says nothing. As long as it never did, it is a stock one, and an answer is used for
-  ``token_cache_time`` seconds as by keystonemiddleware. The first that it says ends that: what was
-  kept without is forgotten, and such answers are treated as those that are not kept.
+* Keystone tells nothing. As long as it never did, it is a stock one, and an answer is used for
+  ``token_cache_time`` seconds as by keystonemiddleware. The first answer with an epoch ends that:
+  answers that were kept without one are dropped, and later ones are treated as those of ``none``.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from .validation import Refusal, Standing, Validation, pack
 
 LOG = logging.getLogger(__name__)
 
-# Answers in a row from another epoch table than the coordinator's before it is told: when a table
-# is made anew, some are on their way.
+# Answers in a row from another epoch table than the coordinator's before that is logged: when a
+# table is made anew, some are on their way.
 _STRANGERS = 10
 
 
 class Prepared(NamedTuple):
-    """What a validation is made of, besides the data itself."""
+    """The parts of a :class:`.Validation` besides the data itself."""
 
     ready: dict[str, str | None]
     plain: bool
-    #: Seconds since the epoch, of the token's end.
+    #: Unix time of the token's end, or infinite.
     expires: float
 
 
 class Question:
-    """One question to Keystone, and what came with the answer.
+    """One question to Keystone, and the headers of the answer.
 
-    :param key: of the token
-    :param known: what is asked about again, if anything
-    :param allow_expired: whether the token may have ended
+    :param key: the token's key
+    :param known: the validation that is asked about again, if there is one
+    :param allow_expired: true if a token that has ended is accepted
     """
 
     __slots__ = ("allow_expired", "asked", "etag", "key", "known", "silent", "told", "unknown")
@@ -61,27 +61,28 @@ class Question:
         self.key = key
         self.allow_expired = allow_expired
         self.known = known
-        #: Monotonic seconds, from before the first attempt.
+        #: Seconds of the monotonic clock, from before the first attempt.
         self.asked = time.monotonic()
-        #: What Keystone's cache said of how long the answer stands; ``None``: nothing.
+        #: The answer's header ``X-Keyfront-Epochs``; ``None`` without one.
         self.told: str | None = None
         self.etag: str | None = None
         #: Whether the answer is that there is no such token.
         self.unknown = False
-        #: Whether it was taken for that of a stock Keystone.
+        #: Whether the answer was taken for that of a stock Keystone.
         self.silent = False
 
 
 class Validations:
-    """The tokens of one process.
+    """The validations of one process.
 
-    :param prepare: makes what a service is given of a token from its data and the token itself;
-        raises anything for what is no token
-    :param memory: bytes; an eighth is for refusals
-    :param cache_time: ``token_cache_time``: seconds; negative keeps nothing, 0 sets no bound
-    :param negative_ttl: seconds for refusals
-    :param revalidate: seconds without a coordinator
-    :param coordinator: the epochs that Keystone's token cache goes by
+    :param prepare: the function that makes the values for a service from a token's data and the
+        token itself; it may raise anything for data that are no token's
+    :param memory: bytes of validations, an eighth of it for refusals
+    :param cache_time: seconds for which an answer is kept at most (``token_cache_time``); negative
+        keeps nothing, 0 sets no bound
+    :param negative_ttl: seconds for which a refusal is kept at most, 0 or more
+    :param revalidate: seconds for which an answer is used without a coordinator, above 0
+    :param coordinator: the coordinator of Keystone's token cache; ``None`` without one
     """
 
     def __init__(
@@ -101,23 +102,23 @@ class Validations:
         self.coordinator = coordinator
         self.confirmed: Memory[Validation] = Memory(memory - memory // 8)
         self.refused: Memory[Refusal] = Memory(memory // 8)
-        #: Whether Keystone ever said how long an answer stands.
+        #: Whether Keystone ever told the epoch of an answer.
         self.tells = False
-        #: Whether it ever confirmed a token without saying so.
+        #: Whether it ever confirmed a token without telling an epoch.
         self.stock = False
         self._silent = False
         self._strangers = 0
         self._warned = False
-        # For this process and its children: no key tells a token.
+        # A secret of this process and its children: no key shows a token.
         secret = os.urandom(32)
         self._hash = hashlib.blake2b(b"t", digest_size=16, key=secret)
         self._expired_hash = hashlib.blake2b(b"e", digest_size=16, key=secret)
 
     def key(self, token: str, allow_expired: bool = False) -> bytes:
-        """Return what is known of a token by.
+        """Return the key of a token, a keyed hash of 16 bytes.
 
-        :param token: stripped
-        :param allow_expired: whether it may have ended, which Keystone answers otherwise
+        :param token: the token, stripped
+        :param allow_expired: true for an answer that accepts a token which has ended
         """
         keyed = (self._expired_hash if allow_expired else self._hash).copy()
         keyed.update(token.encode("utf-8", "surrogatepass"))
@@ -135,20 +136,22 @@ class Validations:
         )
 
     def find(self, key: bytes) -> Validation | None:
-        """Return what may be used of a token now."""
+        """Return the validation of a key if it stands; else ``None``."""
         found = self.confirmed.get(key)
         return found if found is not None and self.stands(found.standing) else None
 
     def refuses(self, key: bytes) -> bool:
-        """Whether the token is known to be none."""
+        """Whether Keystone's refusal of a token is known and stands."""
         found = self.refused.get(key)
         return found is not None and self.stands(found.standing)
 
     def confirm(self, question: Question, data: dict[str, Any], token: str) -> Validation | None:
-        """Keep what Keystone said of a token, as far as it allows.
+        """Keep Keystone's confirmation of a token, as far as its header allows.
 
-        :param data: as keystonemiddleware has it: ``{"token": {…}}``
-        :returns: what was made of it, kept or not; ``None`` if it is nothing to be kept
+        :param question: the question, with the headers of the answer
+        :param data: ``{"token": {…}}``, the answer
+        :param token: the token, stripped
+        :returns: the validation, kept or not; ``None`` if the data are no token's
         """
         self._heard(question)
         if question.told is None:
@@ -161,14 +164,23 @@ class Validations:
         return made
 
     def renew(self, question: Question, known: Validation) -> None:
-        """Go on with a validation, of which Keystone said that it still is the same."""
+        """Renew a validation that Keystone has confirmed unchanged (304).
+
+        :param question: the question, with the headers of the answer
+        :param known: the validation
+        """
         self._heard(question)
         known.standing = self._standing(question, self.cache_time, known.ends)
         self._keep(question, known)
 
     def adopt(self, key: bytes, data: dict[str, Any], token: str) -> None:
-        """Keep what keystonemiddleware's cache had of a token, for as long as is always allowed:
-        its age is not known.
+        """Keep an answer out of keystonemiddleware's cache, for ``revalidate`` seconds at most.
+
+        Its age is not known. Behind a Keystone that tells epochs nothing is kept.
+
+        :param key: the token's key
+        :param data: ``{"token": {…}}``, the answer
+        :param token: the token, stripped
         """
         question = Question(key)
         made = self._made(question, data, token, min(self._revalidate, self.cache_time))
@@ -178,11 +190,15 @@ class Validations:
     def share(
         self, question: Question, data: dict[str, Any], token: str, age: float
     ) -> Validation | None:
-        """Keep what another process was told of a token, with how long it stands.
+        """Keep an answer that another process was given, with its epoch.
 
-        :param age: seconds since it was told, by the wall clocks of two hosts: good enough for
+        :param question: a question with that answer's headers
+        :param data: ``{"token": {…}}``, the answer
+        :param token: the token, stripped
+        :param age: seconds since the answer, by the wall clocks of two hosts: good enough for
             ``token_cache_time``, not for ``revalidate``
-        :returns: what was made of it, which may not stand, and is then to be asked about again
+        :returns: the validation, which may not stand, and is then to be asked about again; ``None``
+            if the data are no token's
         """
         seconds = -1.0 if self.coordinator is None else self.cache_time - age
         made = self._made(question, data, token, seconds)
@@ -191,7 +207,10 @@ class Validations:
         return made
 
     def refuse(self, question: Question) -> None:
-        """Keep that Keystone knows no such token, as far as it allows."""
+        """Keep Keystone's answer that it knows no such token, as far as its header allows.
+
+        :param question: the question, with the headers of the answer
+        """
         self._heard(question)
         self.confirmed.drop(question.key)
         if self.cache_time < 0:
@@ -227,7 +246,7 @@ class Validations:
             self.confirmed.drop(question.key)
 
     def _standing(self, question: Question, seconds: float, expires: float) -> Standing:
-        """Return how long an answer may be used; in the past if for its own request only."""
+        """Return the end of an answer; it is in the past if only its own request may use it."""
         if question.told is None and not self.tells:
             question.silent = True
             return Standing(question.asked + seconds, expires)
@@ -252,13 +271,13 @@ class Validations:
             self.refused.clear()
 
     def _forget_if_told_since(self, question: Question) -> None:
-        """Undo keeping what Keystone said nothing of, if meanwhile it did of another."""
+        """Drop an answer without an epoch, if Keystone has told one of another answer meanwhile."""
         if question.silent and self.tells:
             self.confirmed.drop(question.key)
             self.refused.drop(question.key)
 
     def _note_silence(self) -> None:
-        """Say once what a service cannot know of a Keystone that says nothing."""
+        """Log once that Keystone tells no epoch, and what that means."""
         if self.tells and not self._silent:
             self._silent = True
             LOG.warning(
@@ -275,7 +294,7 @@ class Validations:
         self.stock = True
 
     def _compare(self, epoch: Epoch, slots: Slots) -> None:
-        """Notice when Keystone goes by another epoch table than this service."""
+        """Log once that Keystone uses another epoch table than this service's coordinator."""
         coordinator = self.coordinator
         if coordinator is None or self._warned:
             return

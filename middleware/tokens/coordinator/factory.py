@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 def coordinator_of(
     values: Mapping[str, Any], create: bool, *, folder: Path | None = None
 ) -> Redis | None:
-    """Return the coordinator on Redis that ``values`` name; ``None`` where they name none.
+    """Return the coordinator on Redis that the options name; ``None`` where they name none.
 
-    It does not connect before it is first asked for something.
+    It does not connect before it is first used.
 
-    :param values: of :data:`~keyfront.middleware.tokens.options.COORDINATOR`, and, of Keystone,
-        of ``on_loss`` and ``ttl``
-    :param create: whether this process may make a table, as Keystone's do; services only read
-    :param folder: of what belongs to this node alone
-    :raises OptionError: an option does not say what it must
+    :param values: the values by name of the options
+        :data:`~keyfront.middleware.tokens.options.COORDINATOR`, and in Keystone of ``on_loss`` and
+        ``ttl``
+    :param create: if true, this process may make a table, as Keystone's do; services only read
+    :param folder: the folder for the secret of this node; ``None`` in services, which need none
+    :raises OptionError: an option has a value that it cannot have
     :raises MissingPartError: the Redis client is not installed
     """
     if not values["coordinator"]:

@@ -7,13 +7,13 @@ The file may vanish or be found damaged, and be made anew, while others still ha
 mapped. So a mapping is trusted for :data:`LEASE_SECONDS` at a time, after which its file is looked
 for again, and in a new file no change begins before all such leases on an older one have ended.
 
-Nor do the marks of an older one count in a new file, whose writers may have been killed in commits
-that become visible later. So it begins under a mark of everything, until the database is not at any
-transaction of before (``mark_owners.py``).
+The marks of the older file are lost, and their writers may have been killed in commits that become
+visible later. So a new file begins with a mark of everything, which stays until no transaction from
+before is under way in the database (``mark_owners.py``).
 
 Processes of another version, which number slots otherwise, have a file of their own beside it. A
-change takes it away, before and after it is committed, so that they begin anew, and waits for their
-leases.
+change removes that file, before and after it is committed, so that those processes start anew, and
+waits for their leases.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from .table import Table, size
 
 LOG = logging.getLogger(__name__)
 
-#: Slots of a new table, half a MiB: with 20 slots an answer, a change of somebody else's hits one
-#: of them in 1 of 3000 cases.
+#: Slots of a new table, half a MiB: an answer with 20 slots shares one with the change of an
+#: unrelated tag in 1 of 3000 cases.
 SLOTS = 65536
 
 #: Seconds for which a mapping is trusted without looking for its file again.
 LEASE_SECONDS = 0.5
 _LEASE = int(LEASE_SECONDS * 1e9)
-# What a new file waits: the lease, and as much again for laying it out.
+# Nanoseconds before changes begin in a new file: the lease, and as much again to lay it out.
 _SETTLE = 2 * _LEASE
 
 # How often a new file is made, if it takes longer than the others wait for it.
@@ -70,11 +70,11 @@ _RECOVER = 100_000_000
 
 _ALL = Slots((ALL_SLOT,))
 
-# What junk in place of slots and numbers raises.
+# Errors that junk in place of slots and numbers raises.
 _DAMAGE = (IndexError, OverflowError, ValueError)
 
-#: Where a service has its folder if root has made this one for its user: in /dev/shm, anybody could
-#: make that folder first.
+#: The folder in which root makes room for the service's user: in /dev/shm, anybody could make the
+#: service's folder first.
 PLACE = Path("/run/keyfront")
 
 _PREFIX = "epochs-"
@@ -84,16 +84,17 @@ _LOCK_NAME = "lock"
 
 
 class SharedMemory:
-    """An epoch table in ``folder``.
+    """The coordinator of one node: an epoch table in a mapped file.
 
-    :param folder: made with mode 0700 if it is missing
-    :param create: whether to make the folder and the table if they are missing, and a damaged
-        table anew; a process that only changes data attaches with ``False``, as nobody can have
-        cached anything without a table
-    :param slot_count: slots of a new table, 1024 to 2**24
-    :param digest: of tags and slots, in hexadecimal: part of the file's name
-    :param trusted: the users in whose folder root takes part; ``None``: all
-    :param settled: see :attr:`.Coordinator.settled`
+    :param folder: the table's folder, made with mode 0700 if it is missing
+    :param create: if true, make the folder and the table if they are missing, and a damaged table
+        anew; a process that only changes data attaches with ``False``, as nobody can have cached
+        anything without a table
+    :param slot_count: number of slots of a new table, 1024 to 2**24
+    :param digest: the digest of tags and slots, in hexadecimal: part of the file's name
+    :param trusted: numbers of the users in whose folders root takes part; ``None``: all
+    :param settled: the function that tells whether a commit is over, see
+        :attr:`.Coordinator.settled`
     :raises CoordinatorError: the folder or the table cannot be used; with ``create=False`` also
         when there is none
     """
@@ -134,7 +135,10 @@ class SharedMemory:
 
     @property
     def slot_count(self) -> int:
-        """How many slots the table has."""
+        """Number of slots of the table.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
         return self._usable().slot_count
 
     @property
@@ -146,7 +150,10 @@ class SharedMemory:
         return self._usable().secret
 
     def now(self) -> Epoch:
-        """Return the present epoch."""
+        """Return the present epoch.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
         table = self._usable()
         return Epoch(table.generation, table.sequence)
 
@@ -171,7 +178,10 @@ class SharedMemory:
     fresh_now = fresh
 
     def snapshot(self) -> tuple[int, tuple[int, ...]]:
-        """Return the generation, and the numbers of the slots of all fixed tags."""
+        """Return the generation, and the numbers of the slots of all fixed tags.
+
+        :raises CoordinatorError: the table cannot be reached, or its header was changed
+        """
         table = self._usable()
         numbers = tuple(table.values[: len(FIXED)].tolist())
         if table.name[0] != table.generation:
@@ -182,7 +192,11 @@ class SharedMemory:
         return table.generation, numbers
 
     def mark(self, slots: Slots, owner: str = "", *, late: bool = False) -> Mark:
-        """Announce a change of ``slots``."""
+        """Announce a change of ``slots``; wait up to 5 seconds while it cannot be marked.
+
+        :raises CoordinatorError: the table cannot be reached, or too many changes are under way
+        :raises ValueError: the owner is over :data:`~..epochs.OWNER_BYTES` bytes or not ASCII
+        """
         if len(owner) > OWNER_BYTES or not owner.isascii():
             raise ValueError(f"an owner is at most {OWNER_BYTES} bytes of ASCII")
         deadline = time.monotonic() + LOCK_SECONDS
@@ -210,7 +224,10 @@ class SharedMemory:
             time.sleep(wait)
 
     def stamp(self, mark: Mark) -> None:
-        """Complete a change."""
+        """Complete a change; return when nobody trusts a table that lacks it.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
         with self._held() as written:
             table = self._attach()
             # In a table that was made meanwhile the mark is not; its slots are at the same places
@@ -221,7 +238,10 @@ class SharedMemory:
         self._settle(table)
 
     def touch(self, slots: Slots) -> None:
-        """Give ``slots`` a new number without a mark."""
+        """Give ``slots`` a new number without a mark; return as :meth:`stamp` does.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
         with self._held() as written:
             table = self._attach()
             table.stamp(slots if slots[-1] < table.slot_count else _ALL)
@@ -239,19 +259,25 @@ class SharedMemory:
         self._settle(table)
 
     def recover(self) -> int:
-        """Stamp the marks of which :attr:`settled` says that they may be; return how many."""
+        """Stamp the old marks whose commits are over by :attr:`settled`; return their number.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
         with self._held():
             table = self._attach()
             old = table.old_marks(time.monotonic_ns())
         return self._recover(table.generation, old)
 
     def statistics(self) -> Mapping[str, int]:
-        """Return the table's counts by name."""
+        """Return the table's counts by name, as :meth:`.Coordinator.statistics` has them.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
         with self._held():
             return self._attach().statistics()
 
     def close(self) -> None:
-        """Let go of the table; it lives on for others."""
+        """Detach from the table, which stays for others."""
         self._closed = True
         self._table = None
         self._lock.close()
@@ -260,9 +286,10 @@ class SharedMemory:
     def _held(self) -> Iterator[int]:
         """Hold the lock, in a folder that is safe; it is made anew if it was removed.
 
-        Yields when the folder was last written into.
+        Yields the folder's time of change, in nanoseconds of Unix time.
 
-        :raises CoordinatorError: neither can be had, or what is in the table makes no sense
+        :raises CoordinatorError: the folder is not safe, the lock was not to be had, or the table
+            holds junk and was removed
         """
         found = check_folder(self.folder, make=self._create, trusted=self._trusted)
         with self._lock:
@@ -278,13 +305,13 @@ class SharedMemory:
                 ) from None
 
     def _settle(self, table: Table) -> None:
-        """Wait until nobody trusts an older or another file, in which this stamp is not."""
+        """Wait until nobody trusts an older or another file, which lacks this stamp."""
         wait = max(table.settled, table.ended + _LEASE) - time.monotonic_ns()
         if wait > 0:
             time.sleep(min(wait, _SETTLE) / 1e9)  # more is junk that somebody wrote there
 
     def _end_others(self, table: Table, written: int) -> None:
-        # What has come since that was looked at is made beside this table: nothing is fresh in it.
+        # A table that came after that look was made beside this one: nothing is fresh in it.
         if written == self._alone:
             return  # nothing has come into the folder
         if end_others(self.folder, self._path.name):
@@ -412,9 +439,12 @@ class SharedMemory:
         return (memory if reason is None else None), identity, reason
 
     def _make(self) -> tuple[memoryview, tuple[int, int]]:
-        """Put a new table in place of whatever is there.
+        """Put a new table in place of whatever is there; return its memory, device and inode.
 
-        Again where the machine stood still meanwhile: a worker must not fail to start for that.
+        It is made again if the machine stood still meanwhile: a worker must not fail to start for
+        that.
+
+        :raises CoordinatorError: the file cannot be made, or took too long each time
         """
         for _ in range(_TRIES):
             made = self._made()
@@ -464,7 +494,11 @@ def _others(folder: Path, name: str) -> list[Path]:
 
 
 def end_others(folder: Path, name: str = NAME) -> bool:
-    """Take away the epoch tables of other slots than those of ``name``; whether there were any."""
+    """Remove the epoch tables of other versions; return whether there were any.
+
+    :param folder: the folder of the tables
+    :param name: the file name of the table that stays
+    """
     found = _others(folder, name)
     for path in found:
         with suppress(FileNotFoundError):
@@ -478,9 +512,10 @@ def check_folder(
 ) -> os.stat_result:
     """Check that only one user, this one unless this is root, can enter ``folder``.
 
-    :param make: make it with mode 0700 if it is missing
-    :param trusted: the users whose folder it may be where this is root; ``None``: all
-    :returns: what the file system says of it
+    :param folder: the folder
+    :param make: if true, make it with mode 0700 if it is missing
+    :param trusted: numbers of the users whose folder it may be where this is root; ``None``: all
+    :returns: the result of ``lstat``
     :raises CoordinatorError: it is another user's, or open to others, or cannot be made
     """
     try:

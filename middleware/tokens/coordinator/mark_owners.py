@@ -1,20 +1,20 @@
-"""Who marked a change, and whether what he was about to commit is over.
+"""The owners of marks: which writer marked a change, and whether his commit is over.
 
-A mark may be taken away from a writer only when his commit cannot become visible any more. One
+A mark may be taken away from a writer only when his commit cannot become visible any more. A writer
 that was killed may have sent it: the server may be waiting for a standby, and show it later. So a
 mark names the process and the database session, and is taken away when neither is there any more.
 
 An owner is text: ``NODE:PID:START SESSION#CHANGE``. The node is this boot and set of process
 numbers, the start tells two processes of one number apart. The session is ``SERVER/NUMBER``, with
-a digest of what tells the server; ``-`` where the process itself commits (SQLite), whose commit is
+a digest of the server's identity; ``-`` where the process itself commits (SQLite), whose commit is
 over when nobody writes; ``xid/NUMBER``, a transaction of PostgreSQL that was sent through a proxy;
 or ``?`` where nothing is known, as behind other proxies. The change is a number in the process,
-which alone knows whether it is still at it: the answer to a mark may be lost. Without a process it
-is that of a writer whose commit failed.
+which alone knows whether it is still working on it: the answer to a mark may be lost. An owner
+without a process is that of a writer whose commit failed.
 
-A new table may have taken the place of one that was lost with all its marks. So it begins with one
-of everything, whose owner is ``new GENERATION``: it is over when every transaction is that the
-database was at when it was first asked after that.
+A new table may have taken the place of one that was lost with all its marks. So it begins with a
+mark of everything, whose owner is ``new GENERATION``: that mark is over when all transactions have
+ended that were under way when the database was first asked after that.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ from ..epochs import MARK_SECONDS
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after which a commit is taken for over that the database, which answers, cannot be asked
-#: about; by default.
+#: Default for the seconds after which a commit is taken for over, where the database answers but
+#: cannot tell.
 COMMIT_TIMEOUT = 300.0
 
-#: Sessions: the process commits by itself; it is not known.
+#: Sessions: the process commits by itself; the session is not known.
 HERE, UNKNOWN = "-", "?"
 
 #: In place of a server: the number is that of a transaction of PostgreSQL, whatever its session.
 TRANSACTION = "xid"
 
-# Among sessions: they may be in no transaction, and wait for ever.
+# A member of a set of sessions: some of them may be in no transaction, and wait for ever.
 _ENDLESS = "endless"
 
 # In place of a process: the mark with which a table begins.
 _NEW = "new"
 
-# Seconds between questions to the database, and to a cluster of which one node did not answer:
-# whoever asks waits for that.
+# Seconds between questions to the database, and to a cluster of which one node did not answer: a
+# request waits for each.
 _ASK_SECONDS = 1.0
 _CUT_OFF_SECONDS = 20.0
 
 #: Seconds for which a transaction that has written may wait for its client in MariaDB, which then
-#: ends it: so long after a table was begun nobody is left in it who wrote before.
+#: ends it: after that time none is left that wrote before a table was begun.
 IDLE_SECONDS = 30
 
-# Seconds for which a COMMIT may be on its way to MySQL or MariaDB, which does not tell of a session
-# that waits for one whether it is in a transaction; and what its times are rounded by.
+# Seconds for which a COMMIT may be on its way to MySQL or MariaDB, which does not tell whether a
+# session that waits for a statement is in a transaction; its times are rounded to seconds.
 _ARRIVAL_SECONDS = 2
 
-# The number of the connection, as the driver has it of the server's greeting, and as the server has
-# it now; what tells the server. By its user, as others' sessions may be hidden from him.
+# The connection's number as the server has it now, to be compared with that of its greeting, and
+# the server's identity. With the user, as others' sessions may be hidden from him.
 _MYSQL_SESSION = "SELECT CONNECTION_ID(), @@hostname, @@port, @@server_id, CURRENT_USER()"
 _POSTGRESQL_SESSION = (
     "SELECT pg_backend_pid(), extract(epoch FROM pg_postmaster_start_time()), "
@@ -78,25 +78,25 @@ _MYSQL_LOOK = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = %s
 _POSTGRESQL_LOOK = "SELECT COUNT(*) FROM pg_stat_activity WHERE pid = %s"
 # A standby may have applied what its primary does not show yet, and knows of nobody who writes.
 _POSTGRESQL_TRANSACTION = "SELECT pg_is_in_recovery(), txid_status(%s)"
-# Who writes here, to anybody who asks: his transaction has a number, and is a lock, until others
-# see what he has committed.
+# The sessions that write, visible to every user: a transaction that writes has a number, and is a
+# lock, until others see its commit.
 _POSTGRESQL_WRITERS = """\
 SELECT pg_is_in_recovery(), ARRAY(
     SELECT l.pid || ' ' || l.transactionid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
     AND a.datname = current_database() AND l.pid <> pg_backend_pid()
 )"""
-# Whose statement was begun before so many seconds; of other users only with the right PROCESS.
+# Sessions whose statement began before so many seconds; other users' only with the right PROCESS.
 _MYSQL_WRITERS = """\
 SELECT id FROM information_schema.processlist
 WHERE db = DATABASE() AND command <> 'Sleep' AND id <> CONNECTION_ID() AND time + %s >= %s"""
-# Who has waited for his client since before, in a transaction or in none.
+# Sessions that have waited for their client for longer, in a transaction or in none.
 _MYSQL_IDLE = """\
 SELECT id FROM information_schema.processlist
 WHERE db = DATABASE() AND command = 'Sleep' AND id <> CONNECTION_ID() AND time + %s >= %s"""
-# All transactions, with whether they are of this database and write. Only with that right. InnoDB
-# makes a list of them when nobody has asked for 0.1 seconds, and gives the former one to the rest:
-# it is a new one if this connection's own transaction is in it, which has just begun.
+# All transactions, and whether each writes to this database; only with that right. InnoDB makes a
+# new list when nobody has asked for 0.1 seconds, and else returns the former one: it is new if this
+# connection's own transaction is in it, which has just begun.
 _MYSQL_BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 _MYSQL_TRANSACTIONS = """\
 SELECT CONCAT(trx_mysql_thread_id, ' ', trx_id), trx_mysql_thread_id = CONNECTION_ID(),
@@ -110,13 +110,13 @@ _MARIADB_BOUND = """\
 SET SESSION idle_write_transaction_timeout = IF(
     @@idle_write_transaction_timeout BETWEEN 1 AND {0}, @@idle_write_transaction_timeout, {0}
 )"""
-# Other servers take writes of the same database.
+# Queries with a row where other servers take writes of the same database.
 _GALERA = "SHOW STATUS WHERE variable_name = 'wsrep_cluster_size' AND value > 1"
 _MYSQL_OTHERS = (
     "SHOW VARIABLES WHERE variable_name = 'group_replication_single_primary_mode' "
     "AND value = 'OFF'"
 )
-# A node of a Galera cluster: which it is, which others it has, and which cluster it sees.
+# The facts of a node of a Galera cluster: its identity, the other nodes, and the cluster it sees.
 _GALERA_NODE = """\
 SHOW STATUS WHERE variable_name IN (
     'wsrep_gcomm_uuid', 'wsrep_incoming_addresses', 'wsrep_cluster_size', 'wsrep_cluster_status',
@@ -141,7 +141,7 @@ def _node(pid: int) -> str:
 
 
 def _start(pid: int) -> str | None:
-    """Return when a process began, in ticks since boot; ``None`` if there is none."""
+    """Return the start of a process, in ticks since boot; ``None`` if there is no such process."""
     began = started(pid)
     return None if began is None else str(began)
 
@@ -152,29 +152,32 @@ def _process(pid: int) -> str:
 
 
 def process() -> str:
-    """Return the name of this process."""
+    """Return the name of this process: ``NODE:PID:START``."""
     return _process(os.getpid())
 
 
-#: The owners of the changes that this process is at.
+#: The owners of the changes that this process is making.
 under_way: set[str] = set()
 _changes = itertools.count(1)
 
 
 def owner(session: str) -> str:
-    """Return this process as the owner of one more change, in a session."""
+    """Return a new owner: this process, a session and the number of one more change.
+
+    :param session: the database session, as :func:`session_of` returns it
+    """
     return f"{process()} {session}#{next(_changes)}"
 
 
 def left(session: str) -> str:
-    """Return the owner of a commit that failed, or that is over without a word."""
+    """Return the owner of a commit that failed, in a session that may still be committing it."""
     return f" {session}"
 
 
 def lives(name: str) -> bool | None:
-    """Whether a process lives; ``None`` of one of another node, or where that cannot be seen.
+    """Whether a process lives; ``None`` for one of another node, or if that cannot be seen.
 
-    :param name: as :func:`process` had it there
+    :param name: the process's name, as :func:`process` returned it there
     """
     node, _, rest = name.partition(":")
     pid, _, start = rest.partition(":")
@@ -188,7 +191,10 @@ def lives(name: str) -> bool | None:
 
 
 def beginning(generation: int | str) -> str:
-    """Return the owner of the mark with which the table of this generation begins."""
+    """Return the owner of the mark with which the table of a generation begins.
+
+    :param generation: the generation, as a number or in hexadecimal
+    """
     return f"{_NEW} {generation:x}" if isinstance(generation, int) else f"{_NEW} {generation}"
 
 
@@ -198,7 +204,11 @@ def begins(name: str) -> bool:
 
 
 def greeting(connection: Any) -> int | None:
-    """Return the number of a connection that the server sent when it was made."""
+    """Return the number that the server gave a connection in its greeting; ``None`` if unknown.
+
+    :param connection: a DBAPI connection of PyMySQL, mysqlclient, MySQL Connector/Python, psycopg2
+        or psycopg
+    """
     looks: tuple[Callable[[], Any], ...] = (
         lambda: connection.thread_id(),  # PyMySQL, mysqlclient
         lambda: connection.info.backend_pid,  # psycopg2, psycopg
@@ -215,8 +225,9 @@ def greeting(connection: Any) -> int | None:
 def session_of(dialect: str, connection: Any) -> str:
     """Return the session of a database connection, as the server knows it.
 
-    :param dialect: SQLAlchemy's name of it
-    :param connection: of the driver, in no transaction; one is begun
+    :param dialect: SQLAlchemy's name of the database's dialect
+    :param connection: the DBAPI connection, in no transaction; one is begun
+    :returns: ``SERVER/NUMBER``; :data:`UNKNOWN` through a proxy or if the server cannot be asked
     """
     try:
         number, *server = _row(connection, _SESSIONS[dialect])
@@ -231,10 +242,11 @@ def session_of(dialect: str, connection: Any) -> str:
 
 
 def transaction_of(dialect: str, connection: Any) -> str:
-    """Return the session of a transaction by itself, where that of its connection is not known.
+    """Return the session of a single transaction, where that of its connection is not known.
 
-    :param dialect: SQLAlchemy's name of it
-    :param connection: of the driver, in a transaction that has written
+    :param dialect: SQLAlchemy's name of the database's dialect
+    :param connection: the DBAPI connection, in a transaction that has written
+    :returns: ``xid/NUMBER`` with PostgreSQL; else :data:`UNKNOWN`
     """
     if dialect != "postgresql":
         return UNKNOWN
@@ -268,7 +280,7 @@ def _row(connection: Any, statement: str, *values: Any) -> tuple[Any, ...]:
 
 
 def _is_written_to(connection: Any) -> bool:
-    """Whether somebody writes to a SQLite database: whoever marked a change there is at it then."""
+    """Whether somebody writes to a SQLite database: it may be the writer of a marked change."""
     connection.isolation_level = None
     connection.execute("PRAGMA busy_timeout = 0")
     try:
@@ -299,17 +311,19 @@ def _session_is_there(dialect: str, connection: Any, session: str) -> bool | Non
     return bool(_row(connection, look, int(number))[0])
 
 
-# Whoever may be writing since before a time, by what tells of them: a server, and in which way.
+# Sessions that may have been writing since before a time, by server and by the list they are in.
 _Writers = dict[str, set[str]]
 
 
 def _writers(
     dialect: str, connection: Any, age: float, connect: Callable[..., Any]
 ) -> _Writers | None:
-    """Return whoever may be writing since before a time; ``None`` if the server cannot tell.
+    """Return the sessions that may have been writing since before a time; ``None``: unknown.
 
+    :param dialect: SQLAlchemy's name of the database's dialect
+    :param connection: a DBAPI connection of its own, in no transaction
     :param age: seconds since that time
-    :param connect: makes a connection to another server of a cluster, by its host and port
+    :param connect: the function that connects to another server of a cluster, by host and port
     """
     if dialect == "sqlite":
         return {"": {HERE} if _is_written_to(connection) else set()}
@@ -331,10 +345,10 @@ def _writers(
 def _writers_of_cluster(
     connection: Any, age: float, connect: Callable[..., Any]
 ) -> _Writers | None:
-    """Return the same of all nodes of a Galera cluster; ``None`` if one cannot be asked.
+    """Return the same for all nodes of a Galera cluster; ``None`` if one cannot be asked.
 
-    Who writes is in a session of one of them. What has been certified elsewhere a node shows to
-    whoever waits for it, and no other node keeps anything.
+    A writer is in a session of one of them. A node shows what was certified elsewhere to whoever
+    waits for it, and no other node keeps anything.
     """
     here = _galera_node(connection)
     found: _Writers = {}
@@ -373,16 +387,19 @@ def _writers_here(connection: Any, age: float) -> _Writers:
         writers = _of_sessions(connection, _MYSQL_WRITERS, _ARRIVAL_SECONDS, age)
         writers.update(str(name) for name, _, writes in listed if writes)
         return {"transactions": writers}
-    # Of some time ago, and all who ask may keep it so.
+    # The list is an older one, and may stay so as long as anybody keeps asking.
     return {"sessions": _sessions_at_it(connection, age)}
 
 
 def _sessions_at_it(connection: Any, age: float) -> set[str]:
     """Return the sessions that may be in a transaction which has written since before a time.
 
-    For whom MySQL or MariaDB tells of no transactions, or of those of before. Of one that waits for
-    its client that cannot be seen, but by how long it has waited, and that MariaDB does not let it
-    wait for longer.
+    This is for users to whom MySQL or MariaDB shows no transactions, or an older list of them. Of a
+    session that waits for its client only the time can be seen that it has waited, and MariaDB
+    bounds that time for transactions that have written.
+
+    :param connection: a DBAPI connection
+    :param age: seconds since that time
     """
     bound: float = IDLE_SECONDS + _ARRIVAL_SECONDS
     try:
@@ -402,13 +419,15 @@ def _of_sessions(connection: Any, statement: str, *values: Any) -> set[str]:
 
 
 def bound_idleness(dialect: str, connection: Any) -> None:
-    """Have the server end a transaction that has written and waits for its client for long.
+    """Make the server end transactions that have written and wait long for their client.
 
-    Only MariaDB can. What is frozen before its commit cannot be told from what waits for nothing
-    without a right that few grant; so it may not come back later than this.
+    That is after :data:`IDLE_SECONDS`, and only MariaDB can. Without a right that few grant, a
+    client that stands still before its commit cannot be told from one that is idle; so its
+    transaction must not go on later than this.
 
-    :param connection: of the driver, to a server itself: a proxy that divides reads from writes may
-        refuse what comes after a SET that it does not know
+    :param dialect: SQLAlchemy's name of the database's dialect
+    :param connection: the DBAPI connection, to a server itself: a proxy that divides reads from
+        writes may refuse statements after a SET that it does not know
     """
     if dialect in ("mysql", "mariadb"):
         with suppress(Exception):
@@ -416,32 +435,35 @@ def bound_idleness(dialect: str, connection: Any) -> None:
 
 
 class Settled:
-    """Tells of marks whether their commits are over; for all threads of a process."""
+    """Tells whether the commits of marks are over; for all threads of a process."""
 
     def __init__(self) -> None:
-        #: Make a new connection each to the database, with SQLAlchemy's name of its dialect; to
-        #: another server of its cluster by a host and a port.
+        #: For each database SQLAlchemy's name of its dialect, and a function that makes a new
+        #: DBAPI connection to it, or to another server of its cluster by a host and a port.
         self.connections: list[tuple[str, Callable[..., Any]]] = []
-        #: Seconds after which a commit is taken for over that the database cannot be asked about.
+        #: Seconds after which a commit is taken for over if the database cannot tell.
         self.timeout = COMMIT_TIMEOUT
         self._lock = threading.Lock()
         self._asked = -_ASK_SECONDS
-        # When each owner was met last, and when the database was last asked about him.
+        # Monotonic times by owner: of the last call, and of the last question to the database.
         self._met: dict[str, tuple[float, float]] = {}
         self._told = ""
-        # For each of them, who may be writing since before the table of an owner was made.
+        # By database: sessions that may have been writing since before an owner's table was made.
         self._older: dict[int, tuple[str, _Writers]] = {}
-        # The same: when one that belongs to it last did not answer.
+        # By database: the monotonic time when a server of its cluster last did not answer.
         self._cut_off: dict[int, float] = {}
 
     def __call__(self, owner: str, age: float) -> bool:
-        """Whether the commit of ``owner`` is over, who marked it ``age`` seconds ago."""
+        """Whether the commit of ``owner`` is over, who marked it ``age`` seconds ago.
+
+        It asks each database once a second at most, and returns false in between.
+        """
         name, _, session = owner.partition(" ")
         session = session.partition("#")[0]
         if not begins(owner):
             alive = lives(name)
             if alive:
-                # He will say it himself; but for what he was never told to have marked.
+                # It stamps the mark itself, unless the answer to its mark was lost.
                 return name == process() and owner not in under_way
             if not owner or (alive is False and session == HERE):
                 return True
@@ -461,7 +483,7 @@ class Settled:
                 *(age, why),
             )
             return True
-        # That somebody writes at the start is nothing to tell of.
+        # A writer at the start is usual, and not logged.
         if there is not False and owner != self._told and (there is None or age >= MARK_SECONDS):
             self._told = owner
             LOG.warning(
@@ -473,7 +495,7 @@ class Settled:
         return there is False
 
     def _is_next(self, owner: str) -> bool:
-        """Whether it is time to ask about an owner: each in turn, whoever is never settled."""
+        """Whether it is time to ask about an owner: each in its turn, even if one never settles."""
         now = time.monotonic()
         asked = self._met.get(owner, (now, float("-inf")))[1]
         self._met[owner] = (now, asked)
@@ -487,7 +509,7 @@ class Settled:
         return True
 
     def _is_there(self, owner: str, session: str, age: float) -> tuple[bool | None, str]:
-        """Return whether a commit may come yet, and why; ``None`` if no database can tell."""
+        """Return whether a commit may still come, and a text for the log; ``None``: unknown."""
         new = begins(owner)
         found: list[bool | None] = []
         away = False
@@ -508,7 +530,7 @@ class Settled:
                 away = True
                 continue
             found.append(there)
-        # Of a session one server knows for all; nobody writes any more where each says so.
+        # One server that knows a session is enough; that nobody writes, each must say.
         over = False in found and not (new and (away or None in found))
         if True in found:
             return True, _GO_ON if new else _DIED.format("goes on")
@@ -520,7 +542,7 @@ class Settled:
         self, owner: str, number: int, dialect: str, connection: Any, age: float,
         connect: Callable[..., Any],
     ) -> bool | None:
-        """Whether somebody may be writing since before the table was made."""
+        """Whether somebody may have been writing since before the table was made."""
 
         asked = False
 

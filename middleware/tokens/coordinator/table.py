@@ -1,8 +1,8 @@
-"""The epoch table in one piece of memory: how words are laid out, marked, stamped and checked.
+"""The epoch table in one piece of memory: its layout, its marks and stamps, and its checks.
 
-Everything here but reading is called under the coordinator's lock, by one process at a time. A
-process may be killed between any two lines of it: what is left then is either as before, or has a
-mark that :meth:`Table.recover` completes, or fails :meth:`Table.fault` and is rebuilt.
+Every method that writes is called under the coordinator's lock, by one process at a time. A process
+may be killed between any two lines of it: the table is then either as before, or has a mark that
+:meth:`Table.recover` completes, or fails :meth:`Table.fault` and is rebuilt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..epochs import ALL_SLOT, DIRTY, MARK_SECONDS, MARK_TAGS, OWNER_BYTES
 from .mark_owners import beginning, begins
 
 MAGIC = int.from_bytes(b"keyfront", "little")
-#: Raised when the layout changes; a table of another layout is rebuilt.
+#: Version of the layout, raised when it changes; a table of another layout is rebuilt.
 LAYOUT = 2
 WORD = 8
 
@@ -32,8 +32,8 @@ _HEADER_WORDS = 64
 
 #: Changes that can be under way at once in all processes; one more is refused until one ends.
 MARKS = 256
-# A mark: when its owner is looked for in nanoseconds (0: free), serial number, number of slots,
-# bytes of its owner, the owner, the slots.
+# A mark: the time in nanoseconds from which on its owner is looked for (0: a free place), serial
+# number, number of slots, bytes of its owner, the owner, the slots.
 _OWNER = 4
 _MARK_HEAD = _OWNER + OWNER_BYTES // WORD
 _MARK_WORDS = _MARK_HEAD + MARK_TAGS
@@ -42,7 +42,7 @@ _PLACES = range(_HEADER_WORDS, _FIRST_SLOT, _MARK_WORDS)
 
 
 def boot_word() -> int:
-    """Return a number of this boot: the clock that marks go by starts anew with each."""
+    """Return a number of this boot: the clock of the marks starts anew with each boot."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -56,13 +56,13 @@ def size(slot_count: int) -> int:
 
 
 def _written(values: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield each slot that was ever written, with its value: few of many."""
+    """Yield the slots that were ever written, with their values: few of many."""
     numbers = values.tolist()
     return zip(compress(range(len(numbers)), numbers), filter(None, numbers), strict=True)
 
 
 def _mix(slot: int, value: int) -> int:
-    """Return what a slot adds to the checksum; nothing while it was never written."""
+    """Return a slot's part of the checksum; 0 while it was never written."""
     if value == 0:
         return 0
     mixed = ((value ^ (slot * 0x9E3779B97F4A7C15)) * 0xD6E8FEB86659FD93) & _MASK
@@ -70,9 +70,9 @@ def _mix(slot: int, value: int) -> int:
 
 
 class Table:
-    """An epoch table over ``memory``, of which it takes the first :func:`size` bytes.
+    """An epoch table in a piece of memory.
 
-    :param memory: writable and zeroed, or a table
+    :param memory: the whole memory of a table that :meth:`make` has laid out, writable
     """
 
     __slots__ = ("_fixed", "_words", "generation", "name", "slot_count", "values")
@@ -81,16 +81,18 @@ class Table:
         self._words = memory.cast("Q")
         self._fixed = self._words[: _DIGEST + 2].tobytes()
         self.generation = self._words[_GENERATION]
-        #: The generation as it is in memory now, should somebody write junk over the table.
+        #: The word of the generation in memory, which shows junk that somebody wrote over it.
         self.name = self._words[_GENERATION : _GENERATION + 1]
         self.slot_count = self._words[_SLOTS]
-        #: The slots, to be read without a lock: one aligned word is read and written whole.
+        #: The words of the slots, read without a lock: an aligned word is read and written whole.
         self.values = self._words[_FIRST_SLOT:]
 
     @classmethod
     def make(cls, memory: memoryview, slot_count: int, settled: int) -> Table:
         """Lay out a new table, with a generation and a secret of its own.
 
+        :param memory: writable, zeroed memory of :func:`size` bytes
+        :param slot_count: number of slots
         :param settled: nanoseconds of the monotonic clock before which no change may be marked
         """
         words = memory.cast("Q")
@@ -112,7 +114,11 @@ class Table:
 
     @classmethod
     def fault(cls, memory: memoryview) -> str | None:
-        """Return why ``memory`` is no table of this boot and layout, or ``None`` if it is one."""
+        """Return the reason for which ``memory`` is no table of this boot and layout, or ``None``.
+
+        :param memory: the whole memory
+        :returns: a clause for the log, such as "it is too short"
+        """
         if len(memory) < _FIRST_SLOT * WORD:
             return "it is too short"
         if len(memory) % WORD:
@@ -151,7 +157,7 @@ class Table:
         return None
 
     def is_whole(self) -> bool:
-        """Whether what never changes is as it was when this table was mapped."""
+        """Whether the part that never changes is as it was when this table was mapped."""
         return self._words[: _DIGEST + 2] == memoryview(self._fixed).cast("Q")
 
     def mend(self) -> None:
@@ -171,12 +177,12 @@ class Table:
 
     @property
     def settled(self) -> int:
-        """When changes may begin, in nanoseconds of the monotonic clock."""
+        """Nanoseconds of the monotonic clock from which on changes may begin."""
         return self._words[_SETTLED]
 
     @property
     def ended(self) -> int:
-        """When another table was last taken away, in nanoseconds of the monotonic clock."""
+        """Nanoseconds of the monotonic clock when another version's table was last removed."""
         return self._words[_ENDED]
 
     @ended.setter
@@ -189,7 +195,7 @@ class Table:
         return self._words[_SEQUENCE]
 
     def begin(self, now: int) -> None:
-        """Mark everything in a new table: what an older one had marked may be committed yet.
+        """Mark everything in a new table: changes that an older one had marked may commit yet.
 
         :param now: nanoseconds of the monotonic clock
         """
@@ -198,9 +204,10 @@ class Table:
     def mark(self, slots: tuple[int, ...], now: int, owner: str = "") -> int | None:
         """Make ``slots`` dirty; return the mark's serial number, or ``None`` if there is no room.
 
-        :param slots: at most :data:`~..epochs.MARK_TAGS` of them
-        :param now: nanoseconds of the monotonic clock
-        :param owner: who does it
+        :param slots: at most :data:`~..epochs.MARK_TAGS` slots
+        :param now: the time, in nanoseconds of the monotonic clock
+        :param owner: the writer's name, up to :data:`~..epochs.OWNER_BYTES` bytes of ASCII
+        :raises ValueError: the owner is too long or not ASCII
         """
         name = owner.encode("ascii")
         if len(name) > OWNER_BYTES:
@@ -227,7 +234,11 @@ class Table:
         return serial
 
     def stamp(self, slots: Iterable[int], serial: int | None = None) -> None:
-        """Give ``slots`` the next number, and free the mark ``serial`` if it is still there."""
+        """Give ``slots`` the next number, and free the mark ``serial`` if it is still there.
+
+        :param slots: the slots of the change
+        :param serial: the mark's serial number; ``None`` for a change without a mark
+        """
         words = self._words
         self.mend()
         # A mark that was recovered meanwhile is gone; its slots are stamped once more.
@@ -245,7 +256,10 @@ class Table:
             words[place] = 0
 
     def old_marks(self, now: int) -> list[tuple[int, str, float]]:
-        """Return serial number, owner and age in seconds of the marks that are old enough."""
+        """Return serial number, owner and age in seconds of each mark whose time is over.
+
+        :param now: the time, in nanoseconds of the monotonic clock
+        """
         words = self._words
         found = []
         for place in self._places():
@@ -257,7 +271,10 @@ class Table:
         return found
 
     def recover(self, serials: Collection[int]) -> int:
-        """Stamp these marks, those that are still there; return how many were changes."""
+        """Stamp the marks of these serial numbers that are still there; return the changes' number.
+
+        The mark with which a table begins is no change, and is not counted.
+        """
         words = self._words
         self.mend()
         found = 0
@@ -276,7 +293,7 @@ class Table:
         self._words[_FLUSHES] += 1
 
     def statistics(self) -> dict[str, int]:
-        """Return the table's own counts by name."""
+        """Return the table's counts by name, as :meth:`.Coordinator.statistics` has them."""
         words = self._words
         marks = sum(1 for place in self._places() if not begins(self._owner_of(place)))
         return {
@@ -289,7 +306,7 @@ class Table:
         }
 
     def _find(self, serial: int) -> int | None:
-        """Return where the mark ``serial`` is; with 0, a free place."""
+        """Return the place of the mark ``serial``; with 0, a free place; ``None`` without one."""
         if not serial:
             deadlines = self._deadlines()
             return _PLACES[deadlines.index(0)] if 0 in deadlines else None
@@ -299,7 +316,7 @@ class Table:
         return None
 
     def _places(self) -> Iterator[int]:
-        """Yield where there are marks."""
+        """Yield the places of the marks."""
         return compress(_PLACES, self._deadlines())
 
     def _deadlines(self) -> list[int]:

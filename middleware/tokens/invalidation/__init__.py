@@ -1,3 +1,3 @@
-"""From a database write of Keystone to the tags of what it makes stale."""
+"""Invalidation: the tags of the answers that a database write of Keystone makes stale."""
 
 __all__ = ["change_log", "reads", "rules", "sqlalchemy_plugin"]

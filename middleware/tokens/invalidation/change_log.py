@@ -1,8 +1,8 @@
-"""Where this process tells of its changes: the epoch table that belongs to a database.
+"""The epoch table that belongs to a database, in which each process announces its changes.
 
 Workers with the ``token_cache`` filter make the table. Any other process that writes to the same
 database finds it by the database's URL (or by the option ``path``) and takes part; where there is
-none, nobody has cached anything and there is nobody to tell.
+no table, nobody has cached anything.
 
 Where Keystone's configuration names a coordinator on Redis, every process that reads it takes part
 in that one instead.
@@ -47,7 +47,7 @@ PATH_PARAMETER = "keyfront_path"
 
 _ALL = Slots((ALL_SLOT,))
 
-#: Where a service has its folder otherwise: in the first one into which it may write.
+#: Folders for the service's own without :data:`PLACE`: the first one into which it may write.
 BASES = (Path("/dev/shm"), Path("/tmp"))
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -56,19 +56,19 @@ _PORTS = {"mysql": 3306, "mariadb": 3306, "postgresql": 5432}
 # A folder that is named after a database.
 _BY_DATABASE = re.compile("(tokens|keyfront)-[0-9a-f]{16}(-[0-9]+)?")
 
-# Parts of a URL's query that say which database it is, besides host and name.
+# Parts of a URL's query that tell databases apart, besides host and name.
 _WHICH = ("host", "port", "unix_socket", "service", "read_default_file")
 
 
 def default_folder(url: Any, conf: Any = None) -> Path:
-    """Return the folder of a database's epoch table: the same for all who write to it.
+    """Return the folder of a database's epoch table, the same for all processes that write to it.
 
-    In :data:`PLACE`, if root has made it for the service's user: nobody else can make anything
-    there, or have it be found elsewhere. Else in /dev/shm, where a mapped file is memory and
-    nothing else; or in /tmp, where the service may not write into that. Named after the database,
-    without user and password. There anybody may make a folder of that name first: it is passed
-    over, for one with a number behind the name. A folder of the service's own that is there stays
-    the one, for who has it and who comes later.
+    It is in :data:`PLACE`, if root has made that for the service's user: nobody else can make
+    anything there. Else it is in /dev/shm, where a mapped file is memory and nothing else, or in
+    /tmp if the service may not write there. Its name is a digest of the database, without user and
+    password. Anybody may make a folder of that name first: then it is passed over, for one with a
+    number behind the name. A folder of the service's own that is there is used by all, even if a
+    better place appears later.
 
     :param url: a ``sqlalchemy.engine.URL``
     :param conf: Keystone's configuration, read; by default this process's, if it is one of
@@ -112,20 +112,22 @@ def _usual(name: str, owners: set[int]) -> Path:
 
 
 def _shared(name: str, owners: set[int] | None = None) -> Path:
-    """Return the folder where the service has it, or makes it, if it has no :data:`PLACE`.
+    """Return the folder that the service has, or would make, if it has no :data:`PLACE`.
 
-    Root, who may write everywhere, takes the place where everybody may, or what is there before: of
-    a stranger's it is not sure that it is none of the service's.
+    Root, who may write everywhere, takes a folder where everybody may write, or one that is there:
+    a stranger's may be the service's after all.
 
-    :param owners: whose folders are the service's; by default this process's user
+    :param name: the digest of the database
+    :param owners: numbers of the users whose folders are the service's; by default this process's
+        user
     """
     owners = {os.geteuid()} if owners is None else owners
     folders = _anybodys(name)
     root = os.geteuid() == 0
     known = [one for folder in folders for one in _beside(folder) if _owner(one) in owners]
     if known:
-        # Root's own may be left of a Keystone that was tried as root, and that the service's
-        # passed over as it does a stranger's.
+        # Root's own may be left from a Keystone that was tried as root; the service passes it over
+        # as it does a stranger's.
         return next((one for one in known if _owner(one)), known[0])
     for folder in folders:
         there = _beside(folder)
@@ -137,7 +139,7 @@ def _shared(name: str, owners: set[int] | None = None) -> Path:
 
 
 def _beside(folder: Path) -> list[Path]:
-    """Return the folders of a name and of that with numbers, those that are there, in order."""
+    """Return the existing folders of a name, and of the name with a number, in order."""
     try:
         names = [one for one in os.listdir(folder.parent) if _without_number(one) == folder.name]
     except OSError:
@@ -146,7 +148,7 @@ def _beside(folder: Path) -> list[Path]:
 
 
 def _free(folder: Path) -> Path:
-    """Return the first of them that is not there: all that are have been made by others."""
+    """Return the first folder of a name, or of the name with a number, that does not exist."""
     there = {one.name for one in _beside(folder)}
     names = (folder.name, *(f"{folder.name}-{number}" for number in range(1, len(there) + 1)))
     return folder.parent / next(one for one in names if one not in there)
@@ -158,12 +160,12 @@ def _without_number(name: str) -> str:
 
 
 def _anybodys(name: str) -> list[Path]:
-    """Return the folders of a database where anybody may have made them."""
+    """Return the folders of a database in places where anybody may make one."""
     return [base / f"keyfront-{name}" for base in (*BASES, Path(tempfile.gettempdir()))]
 
 
 def _may_write(base: Path, *, anybody: bool = False) -> bool:
-    """Whether this process may make something there, or anybody."""
+    """Whether this process may make files in a folder, or with ``anybody`` everybody may."""
     try:
         mode = base.stat().st_mode
     except OSError:
@@ -172,7 +174,7 @@ def _may_write(base: Path, *, anybody: bool = False) -> bool:
 
 
 def _place_owner() -> int | None:
-    """Return the user whose :data:`PLACE` is, if it is there and nobody else can write into it."""
+    """Return the number of the user who alone can write into :data:`PLACE`; ``None`` for root."""
     try:
         found = PLACE.lstat()
     except OSError:
@@ -190,7 +192,7 @@ def _owner(folder: Path) -> int | None:
 
 
 def _name(url: Any) -> str:
-    """Return what names a database, whoever connects to it."""
+    """Return a digest that names a database, the same whoever connects to it."""
     database, backend = url.database, url.get_backend_name()
     if backend == "sqlite" and database:
         database = os.path.realpath(database)  # by a link it is the same
@@ -207,11 +209,12 @@ def _name(url: Any) -> str:
 
 
 def folder_of(conf: Any, url: Any = None) -> Path:
-    """Return the folder of the files that all share who write to a Keystone's database.
+    """Return the folder of the files that all processes share which write to a Keystone's database.
 
-    :param conf: Keystone's configuration, read
-    :param url: of the database, where it is not ``[database] connection``
-    :raises OptionError: an option has a value out of its range
+    :param conf: Keystone's ``oslo.config`` configuration, loaded
+    :param url: the database's ``sqlalchemy.engine.URL``, if ``[database] connection`` has none
+    :raises OptionError: an option has a value out of its range, or the option ``path`` and the
+        database's URL name two folders
     """
     from sqlalchemy.engine import make_url
 
@@ -230,28 +233,30 @@ def folder_of(conf: Any, url: Any = None) -> Path:
 
 
 def folder_here(url: Any) -> Path:
-    """Return the same in any process: by Keystone's configuration if this is one of Keystone's.
+    """Return the same folder in any process, by Keystone's configuration if it is loaded here.
 
-    :param url: of the database
+    :param url: the database's ``sqlalchemy.engine.URL``
+    :raises OptionError: as :func:`folder_of`
     """
     keystone: Any = sys.modules.get("keystone.conf")
-    # Who has imported it has not configured it yet, and need not mean to.
+    # A process that has imported it need not have configured it.
     if keystone is None or "database" not in keystone.CONF:
         return default_folder(url)
     return folder_of(keystone.CONF, url)
 
 
 def trusted_users(url: Any, folder: Path, conf: Any = None) -> set[int] | None:
-    """Return the users whose epoch table root takes part in: its own, and the service's.
+    """Return the users whose epoch table root takes part in: root itself, and the service's user.
 
     Anybody may make a folder of that name in one of :data:`BASES`, and could hold its lock or cut
-    its file under root's ``keystone-manage``. What lies in :data:`PLACE` is of whom root made that
-    for.
+    its file under root's ``keystone-manage``. A folder in :data:`PLACE` belongs to the user for
+    whom root made that.
 
-    :param url: of the database
-    :param folder: of the table
-    :param conf: as :func:`default_folder` takes it
-    :returns: ``None``, all of them, of a folder that only root and the service can have made
+    :param url: the database's ``sqlalchemy.engine.URL``
+    :param folder: the folder of the table
+    :param conf: Keystone's configuration, loaded; by default this process's, if it has one
+    :returns: numbers of users; ``None``, for all users, if only root and the service can have made
+        the folder
     """
     # Wherever it would lie now: a folder that was found stays the one.
     if folder.with_name(_without_number(folder.name)) not in _anybodys(_name(url)):
@@ -260,7 +265,7 @@ def trusted_users(url: Any, folder: Path, conf: Any = None) -> set[int] | None:
 
 
 def _owners(url: Any, conf: Any) -> set[int]:
-    """Return whose folders may be the one of a database, where others may have made some."""
+    """Return numbers of the users whose folders count, in places where anybody may make one."""
     me = os.geteuid()
     return {me} if me else _trusted(url, conf)
 
@@ -308,15 +313,17 @@ class Registry:
         self._attached: set[Path] = set()
         # Folders of which it is known that the configuration names no coordinator.
         self._local: set[Path] = set()
-        #: Tells of marks whether their commits are over.
+        #: The function that tells whether the commits of marks are over.
         self.settled = Settled()
 
     def get(
         self, folder: Path, trusted: Callable[[], set[int] | None] = lambda: None
     ) -> Coordinator | None:
-        """Return the coordinator for ``folder``, attached if there is a table; else ``None``.
+        """Return the coordinator of a folder, attached if there is a table; else ``None``.
 
-        :param trusted: returns the users of whom root takes part in a table; ``None``: all
+        :param folder: the folder of the epoch table
+        :param trusted: a function that returns the users in whose tables root takes part, see
+            :func:`trusted_users`; by default all
         :raises CoordinatorError: there is a table, and it cannot be used
         :raises OptionError: an option has a value out of its range
         """
@@ -345,14 +352,14 @@ class Registry:
         return coordinator
 
     def set(self, folder: Path, coordinator: Coordinator) -> None:
-        """Use ``coordinator`` for ``folder`` from now on."""
+        """Use ``coordinator`` for ``folder`` from now on, with :attr:`settled`."""
         coordinator.settled = self.settled
         with self._lock:
             self._coordinators[folder] = coordinator
             self._attached.discard(folder)
 
     def all(self) -> list[Coordinator]:
-        """Return the coordinators that this process has by now."""
+        """Return the coordinators that this process has."""
         with self._lock:
             return list(self._coordinators.values())
 
@@ -374,11 +381,12 @@ registry = Registry()
 
 
 class Changes:
-    """Tells of the changes of one database.
+    """Announces the changes of one database.
 
-    :param find: returns the folder of the epoch table; called at the first change, when the
-        configuration has been read
-    :param trusted: returns the users of whom root takes part in a table; ``None``: all
+    :param find: a function that returns the folder of the epoch table; called at the first change,
+        when the configuration has been read
+    :param trusted: a function that returns the users in whose tables root takes part, see
+        :func:`trusted_users`; by default all
     """
 
     def __init__(
@@ -405,11 +413,14 @@ class Changes:
     def begin(
         self, tags: Iterable[str], session: str = UNKNOWN, *, late: bool = False
     ) -> Mark | None:
-        """Mark ``tags``; ``None`` where there is no table.
+        """Mark ``tags`` before the commit.
 
-        :param session: of the database connection, as ``mark_owners.py`` has it
-        :param late: whether others may be told of it late, see :func:`.rules.may_wait`
+        :param tags: the tags of the change, at least one
+        :param session: the session of the database connection, as ``mark_owners.py`` names it
+        :param late: true if others may be told of it late, see :func:`.rules.may_wait`
+        :returns: the mark, for :meth:`end` or :meth:`leave`; ``None`` if there is no table
         :raises CoordinatorError: nobody could be told; the change must not be committed
+        :raises OptionError: an option has a value out of its range
         """
         coordinator = registry.get(self.folder, self._trusted)
         if coordinator is None:
@@ -442,8 +453,10 @@ class Changes:
         return mark
 
     def end(self, mark: Mark | None, tags: Iterable[str]) -> None:
-        """Stamp what was marked, after the commit.
+        """Stamp a change after its commit.
 
+        :param mark: the result of :meth:`begin`
+        :param tags: the tags of the change
         :raises CoordinatorError: the table cannot be reached; the mark stays
         """
         if mark is not None:
@@ -470,9 +483,12 @@ class Changes:
             coordinator.touch(slots(tags, coordinator.slot_count))
 
     def leave(self, mark: Mark, session: str) -> None:
-        """Let a mark end with a session: its commit failed, and the server may still be at it.
+        """Leave a mark to the end of a session: its commit failed, and may still come about.
 
-        :param session: in which nothing comes any more; ``-``: the commit is over
+        An error of the coordinator is logged, and the mark left again with the next change.
+
+        :param mark: the result of :meth:`begin`
+        :param session: the session, which nobody uses any more; ``-``: the commit is over
         """
         coordinator = registry.get(self.folder)
         if coordinator is None:
@@ -487,7 +503,7 @@ class Changes:
             self._unstamped.append((mark, session))
 
     def _end_others(self) -> bool:
-        """Take away the tables of other versions; whether there were any."""
+        """Remove the tables of other versions; return whether there were any."""
         try:
             check_folder(self.folder, make=False, trusted=self._trusted())
         except CoordinatorError:
@@ -495,7 +511,7 @@ class Changes:
         return end_others(self.folder)
 
     def _say_that_nobody_hears(self) -> None:
-        """Log it, once: whether there is a cache elsewhere nobody can know from here."""
+        """Log once that there is no table: a cache elsewhere could not be found from here."""
         if self._said:
             return
         self._said = True
@@ -523,7 +539,7 @@ class Changes:
     def _forget_removed(self) -> None:
         """Go on without a table that was removed, with the service or to be made anew.
 
-        :raises CoordinatorError: the one being handled: the table is there, or is this process's
+        :raises CoordinatorError: the error being handled, if the table is there or this process's
         """
         if not (registry.only_takes_part(self.folder) and _removed(self.folder)):
             raise

@@ -1,4 +1,4 @@
-"""Which rows a SELECT may depend on, said in the tags of ``rules.py``.
+"""The rows that a SELECT may depend on, named by the tags of ``rules.py``.
 
 ``SELECT … FROM user LEFT OUTER JOIN local_user ON user.id = local_user.user_id WHERE user.id = ?``
 shows rows of one user only, whatever is written of others: its tag is ``user:ID``. A statement
@@ -6,16 +6,16 @@ that does not say whose rows it shows has the tag of the table's family, which e
 table changes.
 
 ``… WHERE local_user.name = ? AND local_user.domain_id = ?`` shows rows of one user as well, but
-does not say whose. That is asked of the database first, in a statement of its own: then the tags
-are ``user:ID``, if there is such a user, and ``name:NAME``, for who gets this name later. Likewise
-the groups of a user, whose ids are in the rows of his memberships.
+does not say whose. The database is asked that first, in a statement of its own: then the tags are
+``user:ID``, if there is such a user, and ``name:NAME``, for a user who gets this name later. So it
+is with the groups of a user, whose ids are in the rows of his memberships.
 
 The statement is read as the database gets it, so that nothing of SQLAlchemy's inside is needed.
 Only what is understood counts: names of columns that equal one another or a parameter, joined by
 ``AND``. Everything else in a condition can only leave rows out. A statement of another shape (a
 union, a subquery within a condition) has the tags of the families of all tables whose names are in
-it. ``tests/unit/tokens/test_invalidation_reads.py`` holds this against a database: no write
-changes what a statement shows without changing one of its tags.
+it. ``tests/unit/tokens/test_invalidation_reads.py`` checks with a database that no write changes
+the result of a statement without changing one of its tags.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from . import rules
 REVOCATIONS = "revocation_event"
 
 
-#: Returns what is in a column of the rows of a table in which other columns have one of some values
-#: each: at most one more than :data:`~.rules.LIMIT`.
+#: A function that returns the values of a column in the rows of a table in which other columns each
+#: have one of some values: at most one more than :data:`~.rules.LIMIT`.
 Find = Callable[[str, str, Mapping[str, Sequence[object]]], Sequence[object]]
 
 
 class Reads(NamedTuple):
-    """What a statement reads."""
+    """The reads of a statement, in tags."""
 
-    #: The tags of the families of all its tables: a write to one of these rows changes one.
+    #: The tags of the families of all its tables: a write to one of these tables changes one.
     families: frozenset[str]
-    #: The tags of the rows: a write that changes what the statement shows changes one.
+    #: The tags of the rows: a write that changes the statement's result changes one.
     tags: frozenset[str]
-    #: What must be followed besides for it to be known that nothing has changed, see ``leases.py``.
+    #: Names of what must be followed as well for changes to be noticed, see ``leases.py``.
     followed: frozenset[str] = frozenset()
 
 
 def reads(statement: str, parameters: object, find: Find | None = None) -> Reads:
-    """Return what an execution of a SELECT may depend on, besides ``all``.
+    """Return the tags that an execution of a SELECT may depend on, besides ``all``.
 
-    Tables that are told apart by nothing have no tag: every answer depends on their writes.
+    Tables of no family have no tag: every answer depends on their writes.
 
-    :param statement: its text as the driver gets it
-    :param parameters: as the driver gets them: a sequence or a mapping
-    :param find: asks the same database, no later than the statement is executed; without it, what
-        is found by other rows is not told apart
+    :param statement: the statement's text as the driver gets it
+    :param parameters: the parameters as the driver gets them: a sequence or a mapping
+    :param find: a function that asks the same database, before the statement is executed; without
+        it, rows whose owner is found by other rows have the tag of their family
     """
     found = _analyse(statement)
     tags = set(found.whole)
@@ -84,17 +84,20 @@ _Place = int | str
 
 
 class _Search(NamedTuple):
-    """Where the owners of rows are, as far as a statement says."""
+    """A search for the owners of a statement's rows, by the parameters of the statement."""
 
     table: str
     column: str
-    #: The columns of the table that equal parameters, and which.
+    #: The columns of the table that equal parameters, and the places of these parameters.
     pins: tuple[tuple[str, tuple[_Place, ...]], ...]
-    #: Which of these parameters are names.
+    #: The places of those parameters that are names.
     named: tuple[_Place, ...]
 
     def owners(self, parameters: Any, find: Find | None) -> Sequence[object]:
-        """Return what is there; errors where nobody can tell."""
+        """Return the owners' identifiers.
+
+        :raises ValueError: there are more than :data:`.rules.LIMIT`, or no function to ask
+        """
         if find is None:
             raise ValueError("nobody to ask")
         values = {column: [parameters[x] for x in places] for column, places in self.pins}
@@ -111,11 +114,11 @@ class _Search(NamedTuple):
 
 class _Analysis(NamedTuple):
     families: frozenset[str]
-    #: Of the tables that are read whole, as far as is known, and of grants to groups.
+    #: The families of tables of which any row may be read, and grants to groups.
     whole: frozenset[str]
-    #: Of each other table its family, the kinds of its tags, and where their identifiers are.
+    #: For each other table its family, the kinds of its tags, and the places of the identifiers.
     owned: tuple[tuple[str, tuple[str, ...], tuple[_Place, ...]], ...]
-    #: Of those whose owners have to be found first.
+    #: For each table whose owners have to be found first, the same with the search for them.
     reached: tuple[tuple[str, tuple[str, ...], _Search], ...] = ()
 
 
@@ -170,9 +173,9 @@ def _owner(scope: _Scope, alias: str, table: str) -> tuple[tuple[str, ...], _Col
 
 
 def _search(scope: _Scope, column: _Column) -> _Search | None:
-    """Return by which rows it can be found out what is in a column of the rows that count.
+    """Return the search that finds the values of a column in the rows that count, if there is one.
 
-    By those of a table each of which has a tag of its own, so that what they say stands as long.
+    It is in a table whose rows each have a tag of their own, which covers its result.
     """
     for alias, name in (column, *scope.equal_to(column)):
         table = scope.tables.get(alias, "")
@@ -193,14 +196,14 @@ _WORD = re.compile(r"\w+")
 
 @functools.lru_cache(maxsize=4096)
 def families_in(statement: str) -> frozenset[str]:
-    """Return the families of all tables whose names are in a statement."""
+    """Return the families of all tables whose names are in a statement's text."""
     words = set(_WORD.findall(statement))
     found = {family for table, family in rules.FAMILY.items() if table in words}
     return frozenset(found | ({rules.ANY} if REVOCATIONS in words else set()))
 
 
 class _UnknownShapeError(Exception):
-    """A statement of a shape of which nothing is said."""
+    """A statement of a shape that is not understood."""
 
 
 # A column: the name by which its table is known in the statement, and its own.
@@ -208,14 +211,14 @@ _Column = tuple[str, str]
 
 
 class _Scope:
-    """The tables of a SELECT, and what its conditions say of their rows."""
+    """The tables of a SELECT, and its conditions on their rows."""
 
     def __init__(self) -> None:
         #: Tables by the names they are known by.
         self.tables: dict[str, str] = {}
-        #: The parameters that a column equals one of.
+        #: By column, the parameters of which it equals one.
         self.pinned: dict[_Column, tuple[_Place, ...]] = {}
-        # Column by column, those whose values it has wherever its row counts.
+        # By column, the columns that it equals wherever its row counts.
         self._sources: dict[_Column, set[_Column]] = {}
 
     def pin(self, column: _Column, places: tuple[_Place, ...]) -> None:
@@ -223,7 +226,7 @@ class _Scope:
         self.pinned.setdefault(column, places)
 
     def places(self, column: _Column) -> tuple[_Place, ...]:
-        """Return the parameters that a column equals one of; none if there are too many."""
+        """Return the parameters of which a column equals one; none if there are too many."""
         places = self.pinned.get(column, ())
         return places if len(places) <= rules.LIMIT else ()
 
@@ -232,7 +235,7 @@ class _Scope:
         self._sources.setdefault(column, set()).add(source)
 
     def equal_to(self, column: _Column) -> Iterator[_Column]:
-        """Yield the columns that ``column`` has its value of, the nearest first."""
+        """Yield the columns from which ``column`` has its value, the nearest first."""
         seen, waiting = {column}, [column]
         while waiting:
             for source in sorted(self._sources.get(waiting.pop(0), ())):
@@ -242,7 +245,7 @@ class _Scope:
                     yield source
 
     def resolve(self) -> None:
-        """Pin what equals a pinned column."""
+        """Pin the columns that equal a pinned column."""
         for column in list(self._sources):
             for source in self.equal_to(column):
                 if source in self.pinned:
@@ -273,18 +276,18 @@ _END_OF_ON = _END_OF_FROM | {"JOIN", "LEFT", "INNER", ","}
 
 class _Token(NamedTuple):
     text: str
-    #: The name in parts, without quotes; of what is no name, none.
+    #: The name in parts, without quotes; empty for a token that is no name.
     name: tuple[str, ...] = ()
     place: _Place | None = None
 
     @property
     def word(self) -> str:
-        """The keyword that it may be."""
+        """The token in upper case, for comparison with keywords."""
         return self.text.upper()
 
 
 class _Tokens:
-    """The tokens of a statement, and how far they are read."""
+    """The tokens of a statement, and the position of the next one."""
 
     def __init__(self, statement: str) -> None:
         self._tokens = list(_split(statement))
@@ -299,7 +302,7 @@ class _Tokens:
         return token
 
     def take(self, *words: str) -> bool:
-        """Step over these words, if they come next."""
+        """Step over these words if they come next; return whether they did."""
         end = self._at + len(words)
         found = tuple(token.word for token in self._tokens[self._at : end]) == words
         if found:
@@ -311,7 +314,7 @@ class _Tokens:
             raise _UnknownShapeError(word)
 
     def until(self, ends: frozenset[str]) -> list[_Token]:
-        """Return the tokens up to a word at this depth, or the closing parenthesis of it."""
+        """Return the tokens up to one of the words or the closing parenthesis, at this depth."""
         found: list[_Token] = []
         depth = 0
         while (token := self.peek()).text:
@@ -348,11 +351,11 @@ def _split(statement: str) -> Iterator[_Token]:
 
 
 class _Select:
-    """Reads one SELECT.
+    """A parser of one SELECT.
 
-    :param tokens: which begin with it
-    :param scope: of the statement, to which its tables and conditions are added
-    :param path: what stands before the names of its tables in the scope
+    :param tokens: the statement's tokens, of which the next is the SELECT
+    :param scope: the statement's scope, to which tables and conditions are added
+    :param path: the prefix of the names of its tables in the scope
     """
 
     def __init__(self, tokens: _Tokens, scope: _Scope | None = None, path: str = "") -> None:
@@ -362,7 +365,10 @@ class _Select:
         self._here: set[str] = set()
 
     def parse(self) -> _Scope:
-        """Read the whole statement."""
+        """Read the whole statement; return its scope.
+
+        :raises _UnknownShapeError: it is not understood
+        """
         self.read()
         if self._tokens.peek().text:
             raise _UnknownShapeError(self._tokens.peek().text)
@@ -370,14 +376,14 @@ class _Select:
         return self._scope
 
     def read(self) -> dict[str, _Column]:
-        """Read it, and return its columns by name."""
+        """Read the SELECT; return its columns by name."""
         self._tokens.expect("SELECT")
         columns = self._tokens.until(frozenset({"FROM"}))
         if self._tokens.take("FROM"):
             self._read_from()
         if self._tokens.take("WHERE"):
             self._read_condition(_END_OF_FROM)
-        # How rows are put in order and counted is of the rows that are there.
+        # The order and number of rows depend on the rows themselves.
         self._tokens.until(frozenset())
         return self._columns(columns)
 
@@ -437,9 +443,10 @@ class _Select:
         return alias
 
     def _read_condition(self, ends: frozenset[str], only: str | None = None) -> None:
-        """Note what the parts of a condition say that are joined by AND.
+        """Note the parts of a condition that are joined by AND.
 
-        :param only: the only table of which they leave out rows
+        :param ends: the keywords that end the condition
+        :param only: the only table of which the condition leaves out rows; ``None``: all tables
         """
         for part in _conjuncts(self._tokens.until(ends)):
             column = self._column(part[0])
@@ -485,7 +492,7 @@ class _Select:
 
 
 def _parts(tokens: Sequence[_Token], separator: str) -> list[list[_Token]]:
-    """Split at a word that is in no parentheses."""
+    """Split tokens at a word outside of parentheses."""
     parts: list[list[_Token]] = [[]]
     depth = 0
     for token in tokens:
@@ -508,7 +515,7 @@ def _conjuncts(tokens: Sequence[_Token]) -> Iterator[list[_Token]]:
 
 
 def _closes(tokens: Sequence[_Token], place: int) -> bool:
-    """Whether the parenthesis at ``place`` closes the one that the tokens begin with."""
+    """Whether the parenthesis at ``place`` closes the one at the beginning of the tokens."""
     depth = 0
     for number, token in enumerate(tokens):
         depth += (token.text == "(") - (token.text == ")")
@@ -518,7 +525,7 @@ def _closes(tokens: Sequence[_Token], place: int) -> bool:
 
 
 def _listed(tokens: Sequence[_Token]) -> tuple[_Place, ...]:
-    """Return the parameters of a list; none if there is anything else in it."""
+    """Return the parameters in a list; none if it holds anything else."""
     places = []
     for part in _parts(tokens, ","):
         if len(part) != 1 or part[0].place is None:

@@ -1,15 +1,15 @@
-"""Which cached answers a database write of Keystone makes doubtful, said in tags.
+"""The tags of a database write of Keystone, which name the cached answers that it makes stale.
 
 A tag names something an answer depends on: :data:`ALL` (every answer), a family of tables such as
-``"catalog"``, or one row, such as ``"user:ID"``. A writer learns from :func:`tags` the tags whose
-epoch must change when a transaction commits; a reader gives a cached answer only while the epochs
-of the tags it depends on stand still. Both make the tags of rows with :func:`tag`.
+``"catalog"``, or one row, such as ``"user:ID"``. :func:`tags` gives a writer the tags whose epoch
+must change when a transaction commits; a reader gives a cached answer again only while the epochs
+of the tags it depends on have not changed. Both make the tags of rows with :func:`tag`.
 
-The map is read out of Keystone 30: the models under ``keystone/*/backends``, the tables that
-``keystone/common/sql/migrations`` makes, and what validation reads (``token/provider.py``,
-``models/token_model.py``, ``common/render_token.py``). Where it does not know, it says
+The rules are taken from Keystone 30: the models under ``keystone/*/backends``, the tables that
+``keystone/common/sql/migrations`` makes, and the reads of a validation (``token/provider.py``,
+``models/token_model.py``, ``common/render_token.py``). A write that they do not cover has
 :data:`EVERYTHING`: that costs hits, never exactness. This module needs neither SQLAlchemy nor
-Keystone; ``tests/unit/tokens/test_invalidation_rules.py`` holds it against both.
+Keystone; ``tests/unit/tokens/test_invalidation_rules.py`` checks it with both.
 
 Tags of rows:
 
@@ -35,7 +35,7 @@ ANY: Final = "any"  #: any write that can change an answer
 CONTENT: Final = "content"  #: any such write but a revocation
 GRANTS_GROUP: Final = "grants:group"  #: any grant to any group
 REVOKED: Final = "revocations"  #: any token is revoked that was good before
-#: A name of which no tag can be made: whoever has looked for a row by any name depends on it.
+#: The tag of names of which no other can be made: each search for a row by name depends on it.
 NAMES: Final = "names"
 
 #: One tag for each family of tables.
@@ -60,13 +60,13 @@ FAMILIES: Final[tuple[str, ...]] = (
 #: All tags that name no row.
 FIXED: Final[tuple[str, ...]] = (ALL, ANY, CONTENT, *FAMILIES, GRANTS_GROUP, REVOKED)
 
-#: What a write gives that can change any answer, or that is not understood.
+#: The tags of a write that can change any answer, or that is not understood.
 EVERYTHING: Final = frozenset({ALL, ANY, CONTENT})
 
-#: Families of which reads stop showing rows by the clock, without a write.
+#: Families whose reads stop showing rows as time passes, without a write.
 LAPSING: Final = frozenset({"trusts", "oauth"})
 
-#: A write with more tags than this gives :data:`EVERYTHING`, so nobody need look up more rows.
+#: Tags of one write at most; with more it has :data:`EVERYTHING`, so nobody looks up more rows.
 LIMIT: Final = 64
 
 #: The family of each table whose writes are told apart.
@@ -121,7 +121,7 @@ FAMILY: Final[Mapping[str, str]] = {
     "policy_association": "policies",
 }
 
-#: Tables any write to which gives :data:`EVERYTHING`, with the reason.
+#: Tables whose every write has :data:`EVERYTHING`, with the reason.
 UNDIVIDED: Final[Mapping[str, str]] = {
     "whitelisted_config": "a domain's options: its users may move to another identity backend",
     "sensitive_config": "a domain's options, the secret ones: as whitelisted_config",
@@ -188,7 +188,7 @@ RESOLVE: Final[Mapping[str, tuple[str, str, str, str]]] = {
 
 
 class Search(NamedTuple):
-    """By which columns the rows of a table are looked for when their owner is not known."""
+    """The columns by which rows of a table are looked for when their owner is not known."""
 
     name: str
     #: All of them, the name among them.
@@ -197,23 +197,23 @@ class Search(NamedTuple):
 
 _BY_NAME = Search("name", ("name", "domain_id"))
 
-#: Tables whose rows are looked for by name. What such a search shows depends on the owners of the
-#: rows that it finds, as all that is read of them, and on ``name:NAME``, which only those writes
-#: give by which another row may be found: those that insert a row and those that rename one.
+#: Tables whose rows are looked for by name. The result of such a search depends on the owners of
+#: the rows that it finds, and on ``name:NAME``, the tag of writes that may let another row be
+#: found: those that insert a row and those that rename one.
 NAMED: Final[Mapping[str, Search]] = {
     **dict.fromkeys(("local_user", "nonlocal_user", "group", "project"), _BY_NAME),
     "federated_user": Search("unique_id", ("idp_id", "protocol_id", "unique_id")),
     "id_mapping": Search("local_id", ("local_id", "domain_id")),
 }
 
-# Columns of which Keystone never assigns another value. (With a user's domain those of its names
-# change, by ON UPDATE CASCADE.)
+# Columns to which Keystone never assigns another value. (With a user's domain the domains of its
+# names change, by ON UPDATE CASCADE.)
 _FOR_EVER: Final[Mapping[str, frozenset[str]]] = {
     "user": frozenset({"domain_id"}),
     **{table: frozenset(search.columns) - {search.name} for table, search in NAMED.items()},
 }
 
-#: Columns an update of which alone changes no answer, by table, with the reason.
+#: Columns whose update alone changes no answer, by table, with the reason.
 #:
 #: ``user.last_active_at`` is among them only where Keystone disables nobody for inactivity
 #: (``sqlalchemy_plugin.py``): to enable such a user, it writes that column alone
@@ -258,9 +258,9 @@ _PLAIN: Final[Mapping[str, tuple[str, str]]] = {
 #: Tables of grants: to users and to groups.
 GRANTED: Final = frozenset({"assignment", "system_assignment"})
 
-#: For who reads: tables each of whose rows belongs to somebody whose tags all its writes give. The
-#: kinds of these tags, and the column (own or resolved) of the id: each
-#: write gives one of them at least. Not ``access_rule``: its inserts give the family's tag only.
+#: For readers: tables whose rows each belong to an owner, with the kinds of the owner's tags, one
+#: of which each write has, and the column (own or resolved) of the owner's id. Not
+#: ``access_rule``: its inserts have the family's tag only.
 OWNER: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     **{
         table: ((kind,), column)
@@ -294,20 +294,21 @@ _EVENT_FAMILY: Final[Mapping[str, str]] = {"consumer_id": "oauth", "role_id": "r
 
 
 class _UnknownRowError(Exception):
-    """A row says too little, or what no row of Keystone should."""
+    """A row lacks a value that its tag needs, or has one that no row of Keystone should have."""
 
 
 def tag(kind: str, identity: str) -> str:
-    """The tag of one row, the same for reader and writer: ``tag("user", "AB1")`` is ``user:ab1``.
+    """Return the tag of one row: ``tag("user", "AB1")`` is ``user:ab1``.
 
     MariaDB and MySQL, with the collation of Keystone's tables, take ``AB1``, ``ab1`` and ``ab1``
     with blanks behind it for one value, and a grant may name its user in another spelling than
     the user's row does. So case and trailing blanks do not count in a tag.
 
     :param kind: ``user``, ``project``, ``grants:user``, ``members``, ``group``, ``trust``,
-        ``appcred`` or ``audit``
-    :raises ValueError: the identity is empty, or holds anything but printable ASCII: which of
-        such values are equal is for the database alone to say.
+        ``appcred``, ``audit`` or ``name``
+    :param identity: the row's identifier
+    :raises ValueError: the identity is empty, or holds anything but printable ASCII: only the
+        database knows which of such values are equal
     """
     folded = identity.rstrip(" ").lower()
     if not folded or not folded.isascii() or not folded.isprintable():
@@ -315,19 +316,20 @@ def tag(kind: str, identity: str) -> str:
     return f"{kind}:{folded}"
 
 
-# What is one letter in some language: MariaDB and MySQL have collations for Lithuanian (i and y, c
-# and ch), for Latin (i and j, u and v) and for Swedish (v and w).
+# Letters that are equal in some language: MariaDB and MySQL have collations for Lithuanian (i and
+# y, c and ch), for Latin (i and j, u and v) and for Swedish (v and w).
 _ALIKE: Final = str.maketrans("jyvw", "iiuu")
 
-# What is longer in the database may have been cut off there.
+# Characters of a name at most: a longer one may have been cut off in the database.
 _LONGEST_NAME: Final = 255
 
 
 def name_tag(name: str) -> str:
-    """The tag of what is found by a name, in any table and domain: as :func:`tag`.
+    """Return the tag of a name, which stands for rows of any table and domain.
 
-    :raises ValueError: it is too long, or :func:`tag` makes none of it: so are names with accents,
-        which databases may or may not take for the letters without
+    :param name: the name, up to 255 characters
+    :raises ValueError: it is too long, or :func:`tag` raises it, as for names with accents, which
+        databases may or may not take for the letters without
     """
     if len(name) > _LONGEST_NAME:
         raise ValueError("no tag is made of names that are so long")
@@ -337,11 +339,15 @@ def name_tag(name: str) -> str:
 def names(
     table: str, operation: str, changed: Collection[str], values: Collection[object]
 ) -> frozenset[str]:
-    """The tags of a write's names, besides those of :func:`tags` if it has any.
+    """Return the tags of the names that a write gives to rows, besides those of :func:`tags`.
 
+    :param table: the table written
+    :param operation: ``insert``, ``update`` or ``delete``
     :param changed: the columns an update assigns; empty if that is not known
-    :param values: what an insert or update assigns to the column of the name; something that is no
-        string where that is not known
+    :param values: the values that an insert or update assigns to the column of the name; any other
+        than a string where a value is not known
+    :returns: none for a delete, or for a table or columns that no search by name uses; else a tag
+        for each name, or :data:`NAMES` where one cannot be made
     """
     search = NAMED.get(table)
     if search is None or operation == "delete":
@@ -355,10 +361,13 @@ def names(
 
 
 def needed(table: str, operation: str, changed: Collection[str] = ()) -> tuple[str, ...]:
-    """The columns of the rows written that :func:`tags` would use, for what it would be asked.
+    """Return the columns of the rows written that :func:`tags` needs for these arguments.
 
-    Empty where the answer is the same whatever the rows are, so that a failed login or the pruning
-    of old revocations costs no look-up.
+    :param table: the table written
+    :param operation: ``insert``, ``update`` or ``delete``
+    :param changed: the columns an update assigns
+    :returns: names of columns; empty where the tags are the same whatever the rows are, so that a
+        failed login or the pruning of old revocations costs no look-up
     """
     if _fixed(table, operation, changed) is not None:
         return ()
@@ -371,17 +380,17 @@ def tags(
     changed: Collection[str],
     rows: Sequence[Row] | None,
 ) -> frozenset[str]:
-    """The tags whose epoch must change when this write is committed.
+    """Return the tags whose epoch must change when a write is committed.
 
     :param table: the table written
     :param operation: ``insert``, ``update`` or ``delete``
     :param changed: the columns an update assigns
-    :param rows: of each row written the columns :data:`KEY_COLUMNS` names, and what
-        :data:`RESOLVE` adds; before and after, where an update assigns one of these. None when
+    :param rows: each row written, with the columns that :data:`KEY_COLUMNS` names and those that
+        :data:`RESOLVE` adds; before and after, where an update assigns one of these. ``None`` when
         they could not be found out; empty when it is sure that no row was written. Not looked at
         where :func:`needed` is empty.
-    :returns: nothing for a write that changes no answer; :data:`EVERYTHING` for one that may
-        change any, that is not understood, or that has more than :data:`LIMIT` tags.
+    :returns: no tags for a write that changes no answer; :data:`EVERYTHING` for one that may
+        change any, that is not understood, or that has more than :data:`LIMIT` tags
     """
     fixed = _fixed(table, operation, changed)
     if fixed is not None:
@@ -414,17 +423,21 @@ def may_wait(
     created: Collection[object],
     active: object = None,
 ) -> bool:
-    """Whether a write gives nobody less than he had, so that others may be told of it late.
+    """Whether a write takes nothing away from anybody, so that others may be told of it late.
 
-    So it is with what logins write: a user who is new to this Keystone, in whose name nobody can
-    have been given anything that still stands (to delete an earlier user of the same id was a
-    change that was told), what he is granted, a membership verified again, and the day of the last
-    login of a user who is enabled, both of which only last longer for it. Another name, a group
-    more or less, and grants to others are for others to know of first.
+    That holds for the writes of logins: of a user who is new to this Keystone, about whom no answer
+    can still stand (the deletion of an earlier user with the same id was a change of its own); of
+    the grants to him; of a membership that is verified again, and of the day of the last login of
+    a user who is enabled, both of which then only last longer. Others must first be told of another
+    name, a group more or less, and grants to others.
 
-    :param rows: as in :func:`tags`
-    :param created: users that this transaction or its request has created
-    :param active: the user, enabled before it, whose login this writes the day of
+    :param table: the table written
+    :param operation: ``insert``, ``update`` or ``delete``
+    :param changed: the columns an update assigns
+    :param rows: the rows written, as for :func:`tags`
+    :param created: ids of users that this transaction or its request has created
+    :param active: the id of the user whose day of login this writes, if he was enabled before;
+        else ``None``
     """
     if rows is None:
         return False
@@ -444,7 +457,7 @@ def may_wait(
 
 
 def _fixed(table: str, operation: str, changed: Collection[str]) -> frozenset[str] | None:
-    """The tags of a write that are the same whatever its rows are; None if they are not."""
+    """Return the tags of a write if they are the same whatever its rows are; else ``None``."""
     if operation not in ("insert", "update", "delete"):
         return EVERYTHING
     if table == "revocation_event":
@@ -466,7 +479,10 @@ def _fixed(table: str, operation: str, changed: Collection[str]) -> frozenset[st
 
 
 def _make(kind: str, value: object) -> str:
-    """The tag, where the value is one of which it can be made."""
+    """Return the tag of a value.
+
+    :raises _UnknownRowError: no tag can be made of it
+    """
     if not isinstance(value, str):  # absent, NULL, or an SQL expression
         raise _UnknownRowError
     try:
@@ -519,7 +535,8 @@ _ROW_TAGS: Final[Mapping[str, Callable[[str, str, Row], tuple[str, ...]]]] = {
 
 
 def fingerprint() -> str:
-    """Return what all processes that share epochs must have in common of this module, as text."""
+    """Return the rules of this module as text, which must be equal in processes that share epochs.
+    """
     return repr(
         (
             *(FIXED, sorted(FAMILY.items()), sorted(UNDIVIDED), sorted(KEY_COLUMNS.items())),

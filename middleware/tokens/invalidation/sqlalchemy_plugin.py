@@ -1,4 +1,4 @@
-"""Sees what each database transaction changes, and tells before and after its commit.
+"""Hooks on a database engine that announce each transaction's changes before and after its commit.
 
 Keystone's workers get it from ``egg:keyfront#keystone``. Any other process that writes to
 Keystone's database, above all ``keystone-manage``, gets it by one word in the URL::
@@ -6,8 +6,8 @@ Keystone's database, above all ``keystone-manage``, gets it by one word in the U
     [database]
     connection = mysql+pymysql://keystone:…@db/keystone?plugin=keyfront
 
-A transaction that writes nothing, or nothing that an answer depends on, costs a look at each
-statement's kind. One whose change nobody could be told of is not committed.
+For a transaction that writes nothing, or nothing that an answer depends on, only each statement's
+kind is looked at. A transaction whose changes nobody could be told of is not committed.
 """
 
 from __future__ import annotations
@@ -38,27 +38,28 @@ from .reads import reads
 
 LOG = logging.getLogger(__name__)
 
-# In the info dictionary of a database connection: the tags of its transaction.
+# Names in the info dictionary of a database connection: the tags of its transaction,
 _TAGS = "keyfront.tags"
-# The same: whether others may be told of it late.
+# whether others may be told of it late,
 _LATENESS = "keyfront.lateness"
-# The same: the session that the server knows it by.
+# and its session, as the server knows it.
 _SESSION = "keyfront.session"
-# Seconds for which another server of a cluster is waited for, and for each answer to a question
-# about commits: who asks is in a request, and nobody else of the process asks meanwhile.
+# Seconds to wait for another server of a cluster, and for each answer to a question about commits:
+# a request waits for it, and no other thread of the process asks meanwhile.
 _ELSEWHERE_SECONDS = 1
 _ANSWER_SECONDS = 5
-#: As an option of a statement: it is ours, and its rows are in no answer.
+#: Name of the execution option of our own statements, whose rows are in no answer.
 UNNOTED = "keyfront_unnoted"
-# As an attribute of an execution context: the write that is being executed.
+# Name of the attribute of an execution context with the write that is being executed.
 _WRITE = "_keyfront_write"
 
 
 @dataclass(slots=True)
 class _Lateness:
-    """Whether others may be told of a transaction late.
+    """The answer to whether others may be told of a transaction late.
 
-    :param created: the users that it inserts
+    :param created: ids of the users that it inserts
+    :param allowed: true as long as each of its writes may be told late
     """
 
     created: set[object] = field(default_factory=set)
@@ -66,9 +67,12 @@ class _Lateness:
 
 
 class Plugin(CreateEnginePlugin):
-    """What ``?plugin=keyfront`` does on any database.
+    """The SQLAlchemy plugin ``?plugin=keyfront``, for any database.
 
     For SQLite there is more, see :mod:`keyfront.gateway.keystone.sqlite_writers`.
+
+    :param url: the database's URL, which may have the parameter :data:`.PATH_PARAMETER`
+    :param kwargs: the arguments of ``create_engine``, not used
     """
 
     def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
@@ -80,16 +84,18 @@ class Plugin(CreateEnginePlugin):
         return url.difference_update_query([PATH_PARAMETER])
 
     def engine_created(self, engine: Engine) -> None:
-        """Attach to the engine."""
+        """Attach the hooks to the engine."""
         attach(engine, self._folder)
 
 
 def attach(engine: Engine, folder: Path | None = None) -> None:
-    """Tell of the changes that ``engine`` commits; once only.
+    """Attach the hooks to an engine, so that each change it commits is announced.
 
-    :param engine: of Keystone's database
-    :param folder: of the epoch table; by default as Keystone's configuration has it, or the one
-        that belongs to the engine's database
+    A second call for the same engine does nothing.
+
+    :param engine: the engine of Keystone's database
+    :param folder: the folder of the epoch table; by default the one that Keystone's configuration
+        names, or that belongs to the engine's database
     """
     if is_attached(engine):
         return
@@ -139,16 +145,16 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
 
 
 def is_attached(engine: Engine) -> bool:
-    """Whether the engine's changes are told."""
+    """Whether the hooks are attached to an engine."""
     return hasattr(engine.dialect.do_commit, "keyfront")
 
 
-# What a login writes once a day, of the table user and of no other.
+# The column that a login writes once a day, in the table user and no other.
 _LAST_ACTIVE = frozenset({"last_active_at"})
 
 
 def inactivity_counts() -> bool:
-    """Whether Keystone disables users who were not there for long; if that is known."""
+    """Whether Keystone disables users for inactivity; true if that is not known."""
     keystone: Any = sys.modules.get("keystone.conf")
     if keystone is None or "security_compliance" not in keystone.CONF:
         return True
@@ -156,13 +162,13 @@ def inactivity_counts() -> bool:
 
 
 def _changes_nothing(write: Write, context: Any) -> bool:
-    """Whether an update of one column gives it a value that nothing goes by."""
+    """Whether an update of one column gives it a value on which no answer depends."""
     if write.changed == _LAST_ACTIVE:
         return not inactivity_counts()
     if write.table != "trust" or write.changed != {"remaining_uses"}:
         return False
-    # How often a trust may still be used is shown by nothing that is kept; that it may not be used
-    # any more ends the tokens that it has given.
+    # No kept answer shows how often a trust may still be used; but a trust that may not be used any
+    # more ends the tokens that were issued with it.
     left = [parameters.get("remaining_uses") for parameters in context.compiled_parameters]
     return bool(left) and all(isinstance(number, int) and number > 0 for number in left)
 
@@ -192,9 +198,16 @@ def find(
     name: str,
     values: Mapping[str, Sequence[object]],
 ) -> Sequence[object]:
-    """Return what is in a column of the rows in which others have these values.
+    """Return the values of a column in the rows in which other columns have given values.
 
-    That it depends on them is for who asks to note.
+    The caller must note the dependency on these rows.
+
+    :param connection: the connection, in the transaction of the statement that needs them
+    :param request: the notes on the request, which keep the result
+    :param table: the table's name
+    :param name: the column's name
+    :param values: by name of another column, the values that it may have
+    :returns: distinct values, at most one more than :data:`.rules.LIMIT`
     """
     key = (table, name, *((one, tuple(wanted)) for one, wanted in values.items()))
     found = request.found.get(key)
@@ -203,7 +216,8 @@ def find(
         for one, wanted in values.items():
             query = query.where(column(one).in_(wanted))
         query = query.distinct().execution_options(**{UNNOTED: True})
-        # What it shows may be of a later state than the last, and of none before the request.
+        # The result may be of a later state than the former statement's, but of none from before
+        # the request.
         found = request.found[key] = list(connection.execute(query).scalars())
     return found
 
@@ -276,8 +290,8 @@ def _commit(
         request.created |= lateness.created
 
 
-# What a server answers to a COMMIT that it has not carried out: MariaDB's and MySQL's numbers of a
-# deadlock, a lock that was not to be had and a refused certification; of PostgreSQL the classes of
+# Errors by which a server says that it has not carried out a COMMIT: MariaDB's and MySQL's numbers
+# of a deadlock, a lock that was not to be had and a refused certification; PostgreSQL's classes of
 # rollbacks (but for one whose outcome is not known) and of constraints that are checked at the end.
 _MYSQL_ANSWERS = frozenset({1205, 1213, 3101})
 _POSTGRESQL_ANSWERS = ("40", "23")
@@ -285,7 +299,7 @@ _POSTGRESQL_UNKNOWN = "40003"
 
 
 def _is_answer(dialect: str, error: BaseException) -> bool:
-    """Whether an error of a commit is the server's word that there was none."""
+    """Whether an error of a commit is the server's answer that nothing was committed."""
     if dialect in ("mysql", "mariadb"):
         return bool(error.args) and error.args[0] in _MYSQL_ANSWERS
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
@@ -332,23 +346,24 @@ class Write(NamedTuple):
     operation: str
     #: Columns that an update assigns.
     changed: frozenset[str]
-    #: The key columns of the rows, as ``rules.tags`` takes them; ``None`` if not known yet.
+    #: The rows with their key columns, as ``rules.tags`` takes them; ``None`` if not known yet.
     rows: Sequence[rules.Row] | None
     #: The tags of the names that it gives to rows.
     names: frozenset[str] = frozenset()
-    #: How many rows :func:`look_up` found; -1 if it was not needed.
+    #: Number of rows that :func:`look_up` found; -1 if it was not needed.
     looked_up: int = -1
 
 
-#: A write to who knows what.
+#: A write of which nothing is known.
 UNKNOWN = Write("", "", frozenset(), None)
 
 
 def describe(context: Any, statement: str) -> Write | None:
-    """Return what an execution writes, or ``None`` if nothing.
+    """Return the write that a statement's execution makes, or ``None`` if it writes nothing.
 
     :param context: SQLAlchemy's execution context
-    :param statement: its text, for statements that are only text
+    :param statement: the statement's text, for statements that are only text
+    :returns: the write; :data:`UNKNOWN` if the statement is not understood
     """
     try:
         return _describe(context, statement)
@@ -394,9 +409,13 @@ def _describe(context: Any, statement: str) -> Write | None:
 
 
 def look_up(connection: Connection, write: Write, context: Any) -> Write:
-    """Return ``write`` with its rows, found out in the database where they are not known.
+    """Return ``write`` with its rows, looked up in the database if they are not known.
 
-    Called before the write, in its transaction. Rows that cannot be found out stay ``None``.
+    It is called before the write, in its transaction. Rows that cannot be found out stay ``None``.
+
+    :param connection: the connection of the write
+    :param write: the result of :func:`describe`
+    :param context: SQLAlchemy's execution context
     """
     keys = rules.needed(write.table, write.operation, write.changed)
     if not keys:
@@ -441,7 +460,7 @@ def _resolve(connection: Connection, write: Write, context: Any) -> Sequence[rul
 
 
 def _assigned(compiled: Any, table: Any) -> frozenset[str]:
-    """Return the columns that an update assigns; those it may assign where that is not sure."""
+    """Return the columns that an update assigns, or may assign where that is not sure."""
     # From the parameters of the execution, and from values in the statement itself, which
     # SQLAlchemy 2.0 keeps in two places.
     statement = compiled.statement
@@ -454,7 +473,8 @@ def _assigned(compiled: Any, table: Any) -> frozenset[str]:
 def _names(
     statement: Any, table: str, parameters: Sequence[Mapping[str, Any]]
 ) -> Sequence[object]:
-    """Return what a write assigns to the column of the name; ``None`` where it is computed."""
+    """Return the values that a write assigns to the column of the name; ``None`` for computed ones.
+    """
     search = rules.NAMED.get(table)
     if search is None:
         return ()
@@ -480,7 +500,7 @@ def _inserted(
 def _pinned(
     compiled: Any, table: Any, keys: Sequence[str], parameters: Sequence[Mapping[str, Any]]
 ) -> Sequence[rules.Row] | None:
-    """Return the rows' keys if WHERE says what they are; ``None`` if they have to be looked up."""
+    """Return the rows' keys if WHERE names them; ``None`` if they have to be looked up."""
     names: dict[str, str] = {}
     for criterion in _conjuncts(compiled.statement._where_criteria):
         if not isinstance(criterion, BinaryExpression) or criterion.operator is not operators.eq:

@@ -157,10 +157,10 @@ def of_cloud(name: str) -> Credentials:
 
 
 def login(values: Mapping[str, str], label: str) -> dict[str, Any]:
-    """Return what is sent as ``auth``.
+    """Return the value of ``auth`` in the request for a token.
 
-    :param values: as in the section ``auth`` of ``clouds.yaml``
-    :param label: for errors: where a value is, ``{}`` in the place of its name
+    :param values: the values of the section ``auth`` of ``clouds.yaml``, by name
+    :param label: the place of a value, for errors, with ``{}`` in the place of its name
     :raises OptionError: a value is missing
     """
     if values.get("application_credential_id"):

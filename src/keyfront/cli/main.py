@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _forget_output() -> None:
-    """Have the interpreter not try again, at its end, to write what could not be written."""
+    """Redirect standard output, so that the interpreter does not write to it again at its end."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -433,7 +433,7 @@ def _progress(err: TextIO) -> Iterator[rounds.Progress]:
 
 @contextlib.contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a measurement as Ctrl-C does, so that what was started is stopped."""
+    """Make SIGTERM end a measurement as Ctrl-C does, so that programs it started are stopped."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -436,10 +436,10 @@ def prune(path: Path | None, config_file: Path | None, out: TextIO) -> int:
 
 
 class Finding(NamedTuple):
-    """One of those who change something or answer, and whether it hears of changes."""
+    """The finding about a process that makes changes or answers: whether it hears of changes."""
 
     who: str
-    #: What is wrong and what to do about it; empty if it hears.
+    #: The fault and its remedy; empty if it hears of changes.
     fault: str
 
 
@@ -513,7 +513,7 @@ def _touched(coordinator: Any) -> Any:
 def _another_process(
     config_file: Path, coordinator: Any, nodes: list[Node], who: dict[str, Any], lease: float
 ) -> Finding:
-    """Have another process make changes by the URL of the configuration."""
+    """Make changes by another process, which has the URL of the configuration; return a finding."""
     from keyfront.middleware.tokens.epochs import slots
 
     said_who = "keystone-manage, by the URL of [database] connection"
@@ -624,7 +624,7 @@ def _asked(node: Node) -> tuple[int, dict[str, str]]:
 def _heard_of(
     maker: Node, nodes: list[Node], who: dict[str, Any], lease: float
 ) -> dict[str, str]:
-    """Have a node make a change; return why others do not hear of it, by their URLs."""
+    """Make a change on a node; return the reasons why others do not hear of it, by their URLs."""
     try:
         token, _ = _issued(maker.url, who)
         deaf = _strange(token, maker.url, nodes)
@@ -644,7 +644,7 @@ def _of(maker: str, url: str) -> str:
 
 
 def _strange(token: str, issuer: str, nodes: list[Node]) -> dict[str, str]:
-    """Have all workers of all nodes know a token; return those that refuse it, and why."""
+    """Validate a token by all workers of all nodes; return the reasons of refusals, by URL."""
     found = {}
     for node in nodes:
         for _ in range(_CONNECTIONS):

@@ -161,7 +161,7 @@ def watch(reader: Reader, console: Console, interval: float) -> int:
 
 
 class _Readings:
-    """Has a reader read in a thread, one reading at a time."""
+    """A thread in which a reader reads, one reading at a time."""
 
     def __init__(self, reader: Reader, tell: int) -> None:
         self.reader = reader

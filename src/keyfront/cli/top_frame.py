@@ -32,11 +32,11 @@ Part = Mapping[str, Any]
 
 
 class Snapshot(NamedTuple):
-    """What was read of a node at one time.
+    """The state of a node that was read at one time.
 
-    :param when: seconds of a clock that never goes back, when it was read
-    :param found: what :func:`keyfront.cli.status.status` returned; empty if it raised
-    :param error: what it raised, in one line
+    :param when: the time of the reading, in seconds of a clock that never goes back
+    :param found: the result of :func:`keyfront.cli.status.status`; empty if it raised an error
+    :param error: the error that it raised, in one line
     :param clock: the time of day, for people
     :param times: the same as ``when``, of each part by its name
     """
@@ -49,10 +49,10 @@ class Snapshot(NamedTuple):
 
 
 class Rates:
-    """What a part counted between two snapshots.
+    """The counts of a part between two snapshots.
 
-    :param before: the earlier; ``None`` if there is none, as in the first frame
-    :param now: the later
+    :param before: the earlier snapshot; ``None`` if there is none, as in the first frame
+    :param now: the later snapshot
     :param part: its name in :func:`keyfront.cli.status.status`
     """
 

@@ -19,10 +19,10 @@ class Lock(Protocol):
     """The type of what ``threading.Lock()`` returns, patched or not."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it."""
+        """Take the lock."""
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
 
 
 def take_surely(lock: Lock, raised: BaseException | None = None) -> BaseException | None:
@@ -84,7 +84,7 @@ class Condition:
     taking things; ``with condition.surely():`` is not, and is for giving them back.
 
     :param lock: the lock, not held; by default a new one
-    :ivar lock: that lock
+    :ivar lock: the lock
     """
 
     __slots__ = ("_waiters", "lock")
@@ -109,10 +109,10 @@ class Condition:
         return Surely(self.lock)
 
     def wait(self, seconds: float) -> bool:
-        """Let go of the lock, which is held, until notified, and take it again.
+        """Release the lock, which is held, until notified, and take it again.
 
         :param seconds: time to wait at most
-        :return: whether it was notified in time
+        :return: true if it was notified in time
         """
         signal = threading.Lock()
         signal.acquire()

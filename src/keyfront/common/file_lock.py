@@ -62,7 +62,7 @@ class FileLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let go of it."""
+        """Release the lock."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
         finally:
@@ -84,7 +84,7 @@ class FileLock:
             self._threads.release()
 
     def after_fork(self) -> None:
-        """Let go of what the parent has open: if it is killed, that must not keep its lock."""
+        """Close the parent's file here, so that the parent's lock ends when it is killed."""
         self._close()
         self._threads = threading.Lock()
         self._pid = os.getpid()

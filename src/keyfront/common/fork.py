@@ -198,7 +198,7 @@ class ForkRegistry:
 
 
 def call_in_uwsgi_workers(action: Handler) -> None:
-    """Have ``action`` called first in each worker that uWSGI forks; again is no harm.
+    """Make uWSGI call ``action`` first in each worker that it forks; it may be called again.
 
     uWSGI forks without telling Python's own hooks, and knows one hook, ``uwsgi.post_fork_hook``.
     One that was there runs after ours.

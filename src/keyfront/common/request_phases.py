@@ -41,8 +41,9 @@ class RequestPhases:
     def add(self, part: int, seconds: float, operation: str = "", error: str = "") -> None:
         """Note that something was done, and how long it took.
 
-        :param part: a place in :data:`TIMED`
-        :param operation: what it was
+        :param part: an index of :data:`TIMED`
+        :param seconds: the time that it took
+        :param operation: the operation's name
         :param error: the class of the exception that it ended with
         """
         self.seconds[part] += seconds
@@ -59,10 +60,10 @@ NOBODY = nullcontext()
 
 
 def timed(part: int, operation: str = "") -> Any:
-    """Return a context manager that notes how long its block took.
+    """Return a context manager that notes the time that its block takes.
 
-    :param part: a place in :data:`TIMED`
-    :param operation: what the block does
+    :param part: an index of :data:`TIMED`
+    :param operation: the name of the block's operation
     """
     phases = current.get()
     return NOBODY if phases is None else _Timed(phases, part, operation)

@@ -29,7 +29,7 @@ def taken(
 
 @contextmanager
 def held_back(*numbers: signal.Signals) -> Iterator[None]:
-    """Let signals wait until the block is over.
+    """Hold signals back until the ``with`` block is over.
 
     A handler that raises does so between any two steps: what was begun in the one is not known yet
     to who would have ended it in the other. Outside the main thread nothing is done: none is

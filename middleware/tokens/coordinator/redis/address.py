@@ -1,4 +1,4 @@
-"""Where a Redis is, read from the options that name it; shown without its password."""
+"""The address of a Redis, read from the options that name it; shown without its password."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ _ALLOWED = (
 
 @dataclass(frozen=True)
 class Address:
-    """A Redis, or the sentinels that know where it is.
-
-    :raises OptionError: by :meth:`of`, for a value that cannot be meant
-    """
+    """The address of a Redis, or of the sentinels that know its master."""
 
     #: Hosts and ports: of the server, or of all sentinels.
     hosts: tuple[tuple[str, int], ...]
-    #: Of its unix socket, if it is reached by one.
+    #: The path of its unix socket, if it is reached by one.
     path: str = ""
     database: int = 0
     user: str = ""
@@ -47,9 +44,12 @@ class Address:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Address:
-        """Read the options ``coordinator…``.
+        """Return the address that the options ``coordinator…`` name.
 
-        :param values: of :data:`~keyfront.middleware.tokens.options.COORDINATOR`, by name
+        :param values: the values by name of the options
+            :data:`~keyfront.middleware.tokens.options.COORDINATOR`
+        :raises OptionError: a value is no such URL or does not go with another one, or a file
+            cannot be read
         """
         master = values["coordinator_sentinel_master"] or ""
         # What is wrong in it is not repeated: a password may be anywhere.
@@ -86,7 +86,7 @@ class Address:
         )
 
     def __str__(self) -> str:
-        """As a URL, without user and password."""
+        """Return the address as a URL, without user and password."""
         if self.path:
             return f"unix://{self.path}?db={self.database}"
         hosts = ",".join(
@@ -97,7 +97,7 @@ class Address:
 
 
 def _where(parts: Any, default: int) -> tuple[tuple[tuple[str, int], ...], str, int]:
-    """Return hosts, path and database.
+    """Return hosts, path and database of a URL.
 
     :raises ValueError: it is no such URL
     """

@@ -1,7 +1,7 @@
-"""The contact of this process with a Redis: asking it, losing it, and what it was not told of.
+"""The contact of this process with a Redis: questions, outages, and changes it has yet to be told.
 
-Whoever asks waits for it once, for the time of one answer. Then it counts as lost, and nobody
-waits until one caller a second has found it again.
+A caller waits for it once, for the time of one answer. Then it counts as lost, and no other caller
+waits until one a second has reached it again.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ UNTOLD = Mark(0, 0, _ALL)
 
 
 class Contact:
-    """The contact.
+    """The contact of this process with a Redis.
 
-    :param address: of the server or its sentinels
-    :param key: of the table
-    :param digests: the key in which all tables are named
-    :param timeout: seconds to wait for each answer
-    :param meanwhile: for the log: what is done without it
-    :param slot_count: slots of a new table
+    :param address: the address of the server or of its sentinels
+    :param key: the key of the table in Redis
+    :param digests: the key in Redis that lists all tables
+    :param timeout: seconds to wait for each answer, above 0
+    :param meanwhile: a clause for the log that says what is done without Redis
+    :param slot_count: number of slots of a new table
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Contact:
         self._key = key
         self._digests = digests
         self._slot_count = slot_count
-        #: What this process has seen of the table.
+        #: The last change and the numbers that this process has seen of the table.
         self.history = History(f"{address} {key}")
         self._server = Server(address, timeout=timeout)
         self._masters: Fixed | Sentinels = Fixed(address)
@@ -85,7 +85,7 @@ class Contact:
 
     @property
     def losses(self) -> int:
-        """How often this process has lost Redis."""
+        """Number of times that this process has lost Redis."""
         return self._outage.count
 
     @property
@@ -96,12 +96,14 @@ class Contact:
     def do(
         self, ask: Callable[[Link], T], *, reading: bool = False, confirm: bool = False
     ) -> T:
-        """Return what ``ask`` makes of a link to the master.
+        """Return the result of ``ask`` with a link to the master.
 
-        It is called twice if the first link turns out to be dead, or to lead elsewhere; so what it
-        does may have been done twice. What is not answered in time is not tried again.
+        It is called twice if the first link turns out to be dead, or to lead elsewhere; so its
+        effect may come about twice. A question that is not answered in time is not asked again.
 
-        :param reading: whether it only reads
+        :param ask: the function that asks by a link
+        :param reading: true if it only reads
+        :param confirm: true to make sure afterwards that it was the master that answered
         :raises CoordinatorError: Redis did not answer, or refused
         """
         if self._closed:
@@ -129,11 +131,15 @@ class Contact:
                 return answer
 
     def run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
-        """Call the program; return the generation, the slot count, the number of the last change,
-        microseconds until changes may begin, what tells that change (behind a ``-``: the table was
-        made anew, as it had been set back), and what the deed answers.
+        """Call the program of ``scripts.py`` in Redis.
 
-        :param confirm: whether to make sure afterwards that it was the master that ran it
+        :param deed: the program's action: ``look``, ``mark``, ``stamp``, ``touch``, ``recover`` or
+            ``count``
+        :param arguments: the arguments of the action
+        :param confirm: true to make sure afterwards that it was the master that ran it
+        :returns: the generation in hexadecimal, the slot count, the number of the last change,
+            microseconds until changes may begin, the name of that change (with a ``-`` before it:
+            the table was made anew, as it had been set back), and the answer of the action
         :raises CoordinatorError: Redis did not answer, or refused; it may have run it
         """
         answer: list[bytes] = self.do(
@@ -142,7 +148,10 @@ class Contact:
         return answer
 
     def owe(self, mark: Mark) -> None:
-        """Tell Redis of a change as soon as it is back, before anything else is asked of it."""
+        """Tell Redis of a change as soon as it is back, before anything else is asked of it.
+
+        :param mark: the change's mark, or :data:`UNTOLD`
+        """
         self._owed.append(mark)
         if len(self._owed) > _OWED:
             self._owed.append(UNTOLD)
@@ -151,7 +160,7 @@ class Contact:
         self._payer.start()
 
     def close(self) -> None:
-        """End it; what is still owed is not told."""
+        """End the contact; changes that are still owed are not told."""
         self._closed = True
         self._payer.stop()
         self.release()
@@ -162,7 +171,7 @@ class Contact:
         self._masters.close()
 
     def after_fork(self) -> None:
-        """Let go of what is the parent's."""
+        """Replace locks and threads that belong to the parent process."""
         self._outage.after_fork()
         self._paying = threading.Lock()
         self._payer.after_fork()
@@ -184,9 +193,9 @@ class Contact:
             return link.run("EVAL", PROGRAM, 2, *fixed, *arguments)
 
     def _pay(self, link: Link) -> None:
-        """Tell of the changes that are owed.
+        """Tell Redis of the changes that are owed.
 
-        :raises CoordinatorError: another thread is at it
+        :raises CoordinatorError: another thread is doing so
         """
         if not self._paying.acquire(blocking=False):
             raise CoordinatorError(f"{self._address}: is being told of changes")
@@ -206,9 +215,12 @@ class Contact:
             self.do(lambda link: None)
 
     def _tries_again(self, error: BaseException, first: bool, reading: bool) -> bool:
-        """Whether to ask once more after ``error``.
+        """Whether to ask once more after ``error``; false for errors that are not of Redis.
 
-        :raises CoordinatorError: no: Redis is lost, or refuses
+        :param error: the error
+        :param first: true for the first attempt
+        :param reading: true if the question only reads
+        :raises CoordinatorError: Redis is lost, or refuses
         """
         if isinstance(error, redis.RedisError | OSError | UnicodeError):
             said = str(error).partition(" script: ")[0] or type(error).__name__
@@ -224,17 +236,17 @@ class Contact:
         return False
 
 
-# Whether Redis is lost: then nobody waits for it, and one caller a second tries it again.
+# While Redis is lost, nobody waits for it, and one caller a second tries it again.
 
 #: Seconds between two tries of a Redis that is lost.
 RETRY_SECONDS = 1.0
 
 
 class Outage:
-    """What this process knows of it.
+    """The state of a Redis that this process may have lost.
 
-    :param where: the Redis, as the log names it
-    :param meanwhile: what is done without it, as the log says it
+    :param where: the name of the Redis in the log
+    :param meanwhile: a clause for the log that says what is done without Redis
     """
 
     def __init__(self, where: str, meanwhile: str) -> None:
@@ -244,22 +256,22 @@ class Outage:
         self._since: float | None = None
         self._next = 0.0
         self._why = ""
-        #: How often it was lost.
+        #: Number of times that it was lost.
         self.count = 0
 
     def after_fork(self) -> None:
-        """Let go of what a thread of the parent may have held."""
+        """Replace the lock, which a thread of the parent may have held."""
         self._lock = threading.Lock()
 
     @property
     def lasts(self) -> bool:
-        """Whether it is lost now."""
+        """Whether Redis is lost now."""
         return self._since is not None
 
     def check(self) -> None:
-        """Return if Redis is to be asked: it is not lost, or it is this caller's turn to try.
+        """Return if Redis may be asked: it is not lost, or it is this caller's turn to try.
 
-        :raises CoordinatorError: it is lost, and others try
+        :raises CoordinatorError: it is lost, and it is not this caller's turn
         """
         if self._since is None:
             return
@@ -274,7 +286,10 @@ class Outage:
         raise CoordinatorError(f"{self._where}: {self._why}")
 
     def begin(self, why: str) -> CoordinatorError:
-        """Note that it did not answer; return the error to be raised."""
+        """Note that Redis did not answer; return the error to be raised.
+
+        :param why: the reason, for the log and the error
+        """
         error = CoordinatorError(f"{self._where}: {why}")
         now = time.monotonic()
         self._why, self._next = why, now + RETRY_SECONDS
@@ -285,7 +300,7 @@ class Outage:
         return error
 
     def end(self) -> None:
-        """Note that it answered."""
+        """Note that Redis answered."""
         since, self._since = self._since, None
         if since is not None:
             LOG.warning("%s: back after %.1f s", self._where, time.monotonic() - since)

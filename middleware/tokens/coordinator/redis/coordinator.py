@@ -1,15 +1,16 @@
 """The coordinator of many nodes: an epoch table in Redis or Valkey.
 
 Keystone's nodes write it, the services' authtoken reads it. Each question to it is one round trip,
-or, with a lease, is answered by what this process heard of it at most a second ago.
+or, with a lease, is answered from a mirror that is at most a second old.
 
 A table belongs to one life of one server (see ``server.py``): after a restart, a failover,
 an eviction, a flush, or when its numbers went back (see ``history.py``), the first writer makes a
-new generation, in which nothing older stands. In it no change begins before nobody can go by an
-older one any more, and nothing is fresh before the database is at no transaction that was marked in
-an older one (see ``mark_owners.py``).
+new generation, in which nothing older stands. In it no change begins while a process may still
+trust an older generation, and nothing is fresh while a transaction may be under way in the database
+that was marked in an older one (see ``mark_owners.py``).
 
-Without Redis nothing is fresh. Changes are refused, or made and told of as soon as it is back.
+Without Redis nothing is fresh. Changes are refused, or made, and Redis is told of them as soon as
+it is back.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ LOG = logging.getLogger(__name__)
 
 # Seconds between looks for abandoned marks while something is dirty.
 _RECOVER_SECONDS = 0.1
-# Numbers that a poll asks for in the first place.
+# Changes that a poll asks for in its first question.
 _AHEAD = 16
-# Seconds between looks at a new table, of which more would not count.
+# Seconds between looks at a new table, few enough that all of them count.
 _STEP = STEP_SECONDS / 2
 # Seconds that a change waits until a new table has settled, at most: those steps take longer than
 # they count for where a machine is busy. uWSGI ends a worker over a stuck request after 30 or more.
@@ -69,7 +70,7 @@ _FEWEST, _MOST = 2 * len(FIXED) + 1, 2**24
 
 
 class _Look(NamedTuple):
-    """What was read of the table, all at one moment."""
+    """The values that were read from the table, all at one moment."""
 
     generation: int
     sequence: int
@@ -79,7 +80,7 @@ class _Look(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """What a table says of itself."""
+    """The table's field ``head``, taken apart."""
 
     text: bytes
     life: bytes
@@ -88,9 +89,9 @@ class _Head(NamedTuple):
 
     @classmethod
     def of(cls, text: bytes) -> _Head:
-        """Read it.
+        """Return the parts of a field ``head``.
 
-        :raises ValueError: it is none
+        :raises ValueError: it is no such field
         """
         life, generation, slot_count, sequence, change = text.split(b" ")
         int(change, 16)
@@ -102,21 +103,22 @@ class _Head(NamedTuple):
 
 
 class Redis:
-    """An epoch table in Redis.
+    """The coordinator of many nodes: an epoch table in Redis.
 
-    :param address: of the server or its sentinels
-    :param create: whether to make a new generation where there is none, as Keystone's processes
-        do; one that only reads needs no right to write
-    :param prefix: of the name of the key
+    It does not connect before the first question.
+
+    :param address: the address of the server or of its sentinels
+    :param create: if true, make a new generation where there is none, as Keystone's processes do;
+        one that only reads needs no right to write
+    :param prefix: the beginning of the names of the keys
     :param timeout: seconds to wait for each answer, 0.01 to 10
-    :param lease: seconds up to :data:`LEASE_SECONDS`; ``None``: ask Redis each time
-    :param allow: whether changes are made while Redis is away
-    :param bound: for the log: how long others may then go on with answers from before
-    :param folder: of what belongs to this node alone, for :attr:`secret`
-    :param slot_count: slots of a new table, 1024 to 2**24
-    :param digest: of tags and slots, in hexadecimal: part of the key's name
-
-    It is not connected to before the first question.
+    :param lease: seconds for which a change may go unseen, up to :data:`LEASE_SECONDS`; ``None``:
+        ask Redis each time
+    :param allow: if true, changes are made while Redis is away; else they are refused
+    :param bound: a phrase for the log: the time for which others may then go on with old answers
+    :param folder: the folder of this node's own files, for :attr:`secret`
+    :param slot_count: number of slots of a new table, 1024 to 2**24
+    :param digest: the digest of tags and slots, in hexadecimal: part of the key's name
     """
 
     may_be_away: ClassVar[bool] = True
@@ -135,13 +137,13 @@ class Redis:
         slot_count: int = SLOTS,
         digest: str = DIGEST,
     ) -> None:
-        #: Where it is; as text without its password.
+        #: The address; its text has no password.
         self.address = address
         self._create = create
         self._prefix = prefix
         self._digest_bytes = digest.encode()
         self._key = f"{prefix}epochs:{digest}"
-        # In which the tables are named that count.
+        # The command that reads the list of tables that count.
         self._register = ("HMGET", f"{prefix}digests", "digests")
         self.settled: Callable[[str, float], bool] = settled_by_age
         self._allow = allow
@@ -164,7 +166,7 @@ class Redis:
         self._recovered = 0.0
         # The last generation in which this process has completed a change.
         self._begun = b""
-        # When marks that are to be looked at were first met, by generation and serial number.
+        # Monotonic times when old marks were first seen here, by generation and serial number.
         self._met: dict[tuple[bytes, bytes], float] = {}
         self._closed = False
         self._pid = os.getpid()
@@ -175,7 +177,10 @@ class Redis:
 
     @property
     def slot_count(self) -> int:
-        """How many slots the table has."""
+        """Number of slots of the table.
+
+        :raises CoordinatorError: the table cannot be reached
+        """
         if self._known is None:
             self.now()
         assert self._known is not None
@@ -183,9 +188,9 @@ class Redis:
 
     @property
     def secret(self) -> bytes:
-        """32 bytes that the processes of this node share with each other, in this generation.
+        """32 secret bytes that the processes of this node share, others for each generation.
 
-        :raises CoordinatorError: they cannot be kept in the folder
+        :raises CoordinatorError: there is no folder, or they cannot be kept in it
         """
         if self._node_secret is None:
             if self._folder is None:
@@ -198,11 +203,15 @@ class Redis:
 
     @property
     def lease(self) -> float:
-        """Seconds for which a change may be unseen here after its response; 0: none."""
+        """Seconds for which a change may be unseen here after its response; 0 without a lease."""
         return 0.0 if self._mirror is None else self._mirror.lease
 
     def follow(self, digest: str) -> None:
-        """Read the table of this digest from now on: a service knows of slots what it is told."""
+        """Read the table of a digest from now on; a process that makes tables keeps its own.
+
+        :param digest: the digest that Keystone's cache named with an answer: the slots of that
+            answer are those of the table with this digest in its name
+        """
         key = f"{self._prefix}epochs:{digest}"
         if key != self._key and not self._create:
             self._digest_bytes, self._key = digest.encode(), key
@@ -211,11 +220,14 @@ class Redis:
 
     @property
     def losses(self) -> int:
-        """How often this process has lost Redis."""
+        """Number of times that this process has lost Redis."""
         return self._contact.losses
 
     def now(self) -> Epoch:
-        """Return the present epoch."""
+        """Return the present epoch.
+
+        :raises CoordinatorError: Redis cannot be reached, or no Keystone has made a table there
+        """
         found = self._look()
         if found is None:
             if not self._create:
@@ -238,7 +250,7 @@ class Redis:
             return False
 
     def fresh_now(self, epoch: Epoch, slots: Slots) -> bool:
-        """The same by Redis itself, whatever the lease."""
+        """Do as :meth:`fresh`, but ask Redis, whatever the lease."""
         try:
             return self._fresh(epoch, slots)
         except CoordinatorError:
@@ -247,7 +259,9 @@ class Redis:
     def snapshot(self) -> tuple[int, tuple[int, ...]]:
         """Return the generation, and the numbers of the slots of all fixed tags.
 
-        By Redis itself, whatever the lease: what is made by them is given to whoever asks.
+        Redis is asked, whatever the lease: values that are made by them are shared.
+
+        :raises CoordinatorError: Redis cannot be reached
         """
         found = self._found(_FIXED)
         if min(found.numbers) < 0:
@@ -255,7 +269,11 @@ class Redis:
         return found.generation, tuple(DIRTY if n < 0 else n for n in found.numbers)
 
     def mark(self, slots: Slots, owner: str = "", *, late: bool = False) -> Mark:
-        """Announce a change of ``slots``."""
+        """Announce a change of ``slots``; wait up to 15 seconds for a new table to settle.
+
+        :raises CoordinatorError: Redis cannot be reached, and neither ``allow`` nor ``late`` is
+            set; or too many changes are under way
+        """
         try:
             return self._mark(slots if len(slots) <= MARK_TAGS else _ALL, owner)
         except CoordinatorError as error:
@@ -272,9 +290,12 @@ class Redis:
             return UNTOLD
 
     def stamp(self, mark: Mark) -> None:
-        """Complete a change."""
+        """Complete a change; return when nobody trusts a table that lacks it.
+
+        :raises CoordinatorError: Redis cannot be reached; it is told as soon as it is back
+        """
         if mark.generation == UNTOLD.generation:
-            # Owed once more: it may have been paid between the mark and the commit.
+            # Told once more: Redis may have been told between the mark and the commit.
             self._owe(mark)
             with suppress(CoordinatorError):
                 self._here().do(lambda link: None)
@@ -287,7 +308,10 @@ class Redis:
             raise
 
     def touch(self, slots: Slots) -> None:
-        """Give ``slots`` a new number without a mark."""
+        """Give ``slots`` a new number without a mark; return as :meth:`stamp` does.
+
+        :raises CoordinatorError: Redis cannot be reached
+        """
         self._complete("touch", slots if len(slots) <= MARK_TAGS else _ALL, "changes")
 
     def flush(self) -> None:
@@ -298,7 +322,10 @@ class Redis:
         self._complete("touch", _ALL, "flushes")
 
     def recover(self) -> int:
-        """Stamp the marks of which :attr:`settled` says that they may be; return how many."""
+        """Stamp the old marks whose commits are over by :attr:`settled`; return their number.
+
+        :raises CoordinatorError: Redis cannot be reached
+        """
         answer = self._run("recover")
         old = answer[5:]
         marks = list(zip(old[::3], old[1::3], old[2::3], strict=True))
@@ -309,7 +336,7 @@ class Redis:
         serials = []
         for serial, owner, age in marks:
             here = now - met[answer[0], serial]
-            # Of that with which the table begins no more counts.
+            # For the mark with which the table begins only this counts.
             name, seconds = beginning(answer[0].decode("ascii")), here
             if serial != _FIRST:
                 name = owner.decode("ascii", "replace")
@@ -324,7 +351,10 @@ class Redis:
         return found
 
     def statistics(self) -> Mapping[str, int]:
-        """Return the table's counts by name."""
+        """Return the table's counts by name, as :meth:`.Coordinator.statistics` has them.
+
+        :raises CoordinatorError: Redis cannot be reached
+        """
         answer = [int(value) for value in self._run("count")[1:]]
         return {
             "changes": answer[4],
@@ -336,7 +366,7 @@ class Redis:
         }
 
     def close(self) -> None:
-        """Let go of the table; it lives on for others."""
+        """Detach from the table, which stays for others."""
         self._closed = True
         self._contact.close()
         if self._poller is not None and self._mirror is not None:
@@ -355,7 +385,10 @@ class Redis:
         return max(found.numbers) <= epoch[1]
 
     def _renewed(self, mirror: Mirror, epoch: Epoch, slots: Slots) -> bool:
-        """Whether ``slots`` are fresh, where the mirror did not know."""
+        """Whether ``slots`` are fresh, where the mirror could not tell.
+
+        :raises CoordinatorError: Redis did not answer
+        """
         self._here()
         if self._poller is not None and not self._closed:
             self._poller.start()
@@ -425,13 +458,15 @@ class Redis:
             mirror.advance(asked, found.generation, found.sequence, changes, marked)
 
     def _look(self, slots: Slots | None = None) -> _Look | None:
-        """Return what the table holds; ``None`` if there is none of this life of the server.
+        """Return values of the table; ``None`` if there is none of this life of the server.
+
+        :param slots: the slots whose numbers are wanted
 
         :raises CoordinatorError: Redis did not answer
         """
         contact = self._here()
         history = contact.history
-        # What was seen before it is asked, it must still hold.
+        # The answer must still hold all that was seen before the question.
         seen = history.seen
         before = () if slots is None else history.numbers(seen.generation, slots)
         fields = ("head", seen.field, *(slots or ()))
@@ -447,7 +482,7 @@ class Redis:
         return link.read(self._register, "HMGET", self._key, *fields)
 
     def _found(self, slots: Slots) -> _Look:
-        """Return the same of a table that is made if there is none."""
+        """Return values of the table as :meth:`_look`; make a table if there is none."""
         found = self._look(slots)
         if found is None:
             self.now()
@@ -465,10 +500,12 @@ class Redis:
         slots: Slots | None = None,
         before: tuple[int, ...] = (),
     ) -> _Look | None:
-        """Return what was read; ``None`` if it is no table that counts.
+        """Return the values that were read; ``None`` if they are from no table that counts.
 
-        :param values: of the fields ``head``, of that of ``seen``, and of slots
-        :param seen: the last change that was seen before this was asked
+        :param registered: the answer with the list of tables that count
+        :param values: the values of the fields ``head`` and ``seen.field``, and of slots
+        :param seen: the last change that was seen before the question
+        :param slots: the slots that were read
         :param before: the numbers of the slots then, if they were seen
         """
         text, line = values[:2]
@@ -515,7 +552,7 @@ class Redis:
             time.sleep(min(wait, _STEP))
 
     def _complete(self, deed: str, slots: Slots, *arguments: Any) -> None:
-        """Give slots a new number, and return when nobody goes by an older table any more."""
+        """Give slots a new number, and return when nobody trusts an older table any more."""
         answer = self._run(deed, ",".join(map(str, slots)), *arguments, confirm=True)
         wait = int(answer[3]) / 1e6
         while wait > 0:
@@ -559,7 +596,7 @@ class Redis:
             self._mirror.clear()
 
     def _here(self) -> Contact:
-        """Return the contact, of this process and not of the one it was forked from."""
+        """Return the contact; after a fork, with locks and threads of this process."""
         pid = os.getpid()
         if self._pid != pid:
             # Not by Python's fork hooks, which not every server runs.
@@ -580,8 +617,9 @@ _SIZE = 32
 
 
 def node_secret(folder: Path) -> bytes:
-    """Return the 32 random bytes in ``folder``, made with mode 0600 by the first who asks.
+    """Return the 32 random bytes in ``folder``; the first caller makes the file with mode 0600.
 
+    :param folder: the folder, made with mode 0700 if it is missing
     :raises CoordinatorError: the folder or the file cannot be used
     """
     check_folder(folder, make=True)

@@ -1,11 +1,11 @@
-"""What a process has seen of a table in Redis, so that it notices when that is set back.
+"""The memory of a process of a table in Redis, by which it notices that the table was set back.
 
 In one generation numbers only grow, and none comes back that another has followed. A virtual
-machine that is set back to a snapshot goes on in the same life, with the numbers of then, and who
-may write to Redis may put an older number in the place of a newer one. So a process remembers the
-last change that it has seen, by what tells it from another one of the same number, the generations
-before, and the number of each slot that it was told. What it remembered before it asked, the answer
-must still hold.
+machine that is set back to a snapshot goes on in the same life, with the numbers of then, and
+anybody who may write to Redis may put an older number in the place of a newer one. So a process
+remembers the last change that it has seen, with a name that tells it from another one of the same
+number, the generations before, and the number of each slot that it was told. An answer must still
+hold all that was remembered before it was asked for.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from .scripts import CHANGES
 
 LOG = logging.getLogger(__name__)
 
-#: Numbers up to here are told apart by Redis' program; no change has it.
+#: The first number that Redis' program cannot tell from the next; no change has it.
 LAST_NUMBER = 2**53
 
 # Slots of a larger table are not remembered: eight bytes each, in every process.
 _SLOTS = 2**20
 
-# How many generations are remembered.
+# Number of former generations that are remembered.
 _GENERATIONS = 64
 
 
 class Seen(NamedTuple):
-    """The last change that was seen; of no generation: none."""
+    """The last change that was seen; with generation 0, none was."""
 
     generation: int = 0
     sequence: int = 0
-    #: What tells it from another change of the same number.
+    #: The change's random name, which tells it from another change of the same number.
     change: str = ""
     #: The last generations before.
     past: tuple[int, ...] = ()
 
     @property
     def words(self) -> str:
-        """As the program takes it."""
+        """The change as an argument of Redis' program: generation, number and name."""
         return f"{self.generation:x} {self.sequence} {self.change}" if self.generation else ""
 
     @property
     def field(self) -> str:
-        """The table's field that tells of it."""
+        """The name of the table's field with the slots and the name of the change."""
         return f"c{self.sequence}"
 
 
 class _State(NamedTuple):
     seen: Seen
-    #: Of each slot the highest that was seen in that generation.
+    #: The highest number of each slot that was seen in that generation.
     numbers: array[int]
 
 
 class History:
-    """What one process has seen. It may be asked and told by several threads.
+    """The memory of one process of a table; several threads may use it.
 
-    :param where: the table, for the log
+    :param where: the name of the table in the log
     """
 
     def __init__(self, where: str) -> None:
@@ -71,11 +71,15 @@ class History:
 
     @property
     def seen(self) -> Seen:
-        """The last change."""
+        """The last change that was seen."""
         return self._state.seen
 
     def numbers(self, generation: int, slots: Slots) -> tuple[int, ...]:
-        """Return the numbers of slots as they were last seen; empty if they were not."""
+        """Return the highest numbers of slots that were seen in a generation; empty without any.
+
+        :param generation: the generation
+        :param slots: the slots, in whose order the numbers are
+        """
         state = self._state
         try:
             return slots.read(state.numbers)[1:] if generation == state.seen.generation else ()
@@ -85,9 +89,9 @@ class History:
     def holds(self, before: Seen, now: Seen, line: str | None) -> bool:
         """Whether a table still has the change that was the last one before it was asked.
 
-        :param before: what :attr:`seen` was then
-        :param now: the last one that it has now
-        :param line: its field of the former
+        :param before: :attr:`seen` from before the question
+        :param now: the last change that the table has now
+        :param line: the table's field ``before.field``, if it has it
         """
         if before.generation != now.generation:
             return now.generation not in before.past
@@ -98,9 +102,10 @@ class History:
         return forgotten or change == before.change
 
     def grew(self, before: tuple[int, ...], numbers: Sequence[int]) -> bool:
-        """Whether no slot has a smaller number than before; one under a mark shows none.
+        """Whether no slot has a smaller number than before; a slot under a mark counts as grown.
 
-        :param before: from :meth:`numbers`, before they were asked for
+        :param before: the result of :meth:`numbers` from before the question
+        :param numbers: the numbers of the same slots now; below zero: under a mark
         """
         if not before or before == tuple(numbers):
             return True
@@ -114,7 +119,13 @@ class History:
     def note(
         self, seen: Seen, slot_count: int, slots: Iterable[int], numbers: Sequence[int]
     ) -> None:
-        """Remember what a table holds."""
+        """Remember the last change of a table, and the numbers of slots.
+
+        :param seen: the last change of the table
+        :param slot_count: number of slots of the table
+        :param slots: the slots that were read
+        :param numbers: their numbers, in the same order; below zero: under a mark
+        """
         state = self._state
         last = state.seen
         if seen.generation != last.generation:
@@ -133,7 +144,7 @@ class History:
                 highest[slot] = number
 
     def complain(self, generation: int) -> None:
-        """Believe nothing of a generation any more that was set back, and say so once."""
+        """Trust nothing any more in a generation that was set back, and log it once."""
         numbers, past = self._state.numbers, self._state.seen.past
         self._state = _State(Seen(generation, LAST_NUMBER, "0", past), numbers)
         if generation != self._told:

@@ -1,9 +1,9 @@
-"""What a process knows of a table in Redis, for ``consistency = lease``.
+"""The mirror: the copy that a process keeps of a table in Redis, for ``consistency = lease``.
 
-It holds the numbers of the slots that were asked for. Its *horizon* is a moment before which every
+It holds the numbers of the slots that were asked for. Its *horizon* is a moment up to which every
 change is known here; while that is no longer ago than the lease, an answer is checked without
-Redis. Slots under a mark are not in it, so that Redis is asked about them: a change whose stamp
-never comes, or not before its response, must not stand here for longer than the lease either.
+Redis. Slots under a mark are left out, so that Redis is asked about them: an answer from before a
+change whose stamp comes late or never must not stand here for longer than the lease either.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Table:
 
     def __init__(self, generation: int, sequence: int, horizon: float) -> None:
         self.generation = generation
-        #: Every change up to it is in the numbers.
+        #: The number of the last change that is in the numbers, as all before it are.
         self.sequence = sequence
         self.horizon = horizon
         self.numbers: dict[int, int] = {}
@@ -39,7 +39,7 @@ class _Table:
 class Mirror:
     """The mirror of one process.
 
-    :param lease: seconds
+    :param lease: seconds for which a change may go unseen, 0.1 to 1
     """
 
     def __init__(self, lease: float) -> None:
@@ -49,7 +49,7 @@ class Mirror:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The generation and the number up to which it is complete."""
+        """The generation, and the number of the last change that the mirror holds."""
         table = self._table
         return table.generation, table.sequence
 
@@ -58,7 +58,11 @@ class Mirror:
         return time.monotonic() - self._table.horizon > self.lease
 
     def verdict(self, epoch: Epoch, slots: Slots) -> bool | None:
-        """Whether ``slots`` have not changed since ``epoch``; ``None`` if that is not known."""
+        """Whether ``slots`` have not changed since ``epoch``; ``None`` if that is not known.
+
+        :param epoch: the epoch with which the answer was kept
+        :param slots: the slots that it depends on
+        """
         table = self._table
         if time.monotonic() - table.horizon > self.lease or table.generation != epoch[0]:
             return None
@@ -68,7 +72,12 @@ class Mirror:
             return None
 
     def learn(self, generation: int, sequence: int, numbers: Mapping[int, int]) -> None:
-        """Take in slots as they were when ``sequence`` was the number of the last change."""
+        """Add the numbers of slots, read when ``sequence`` was the number of the last change.
+
+        :param generation: the table's generation then
+        :param sequence: the number of its last change then
+        :param numbers: numbers by slot, without slots under a mark
+        """
         with self._lock:
             table = self._table
             if table.generation != generation:
@@ -88,10 +97,13 @@ class Mirror:
         changes: Mapping[int, Sequence[int]],
         marked: Set[int] = frozenset(),
     ) -> None:
-        """Take in the changes up to ``sequence``.
+        """Add the changes up to ``sequence``, and move the horizon.
 
-        :param asked: when that was asked for, on the monotonic clock
-        :param changes: their slots by number; where one is missing the mirror starts anew
+        :param asked: the time of the question, in seconds of the monotonic clock
+        :param generation: the table's generation
+        :param sequence: the number of its last change
+        :param changes: the slots of each change by its number; where one is missing the mirror
+            starts anew
         :param marked: slots under a mark, read after that
         """
         with self._lock:
@@ -116,23 +128,23 @@ class Mirror:
             table.horizon = asked
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all numbers."""
         self._table = _Table(0, 0, _NEVER)
 
     def after_fork(self) -> None:
-        """Begin anew: a thread of the parent may have been at it."""
+        """Start anew: a thread of the parent may have been changing the mirror."""
         self._lock = threading.Lock()
         self.clear()
 
 
 class Poller:
-    """A thread that calls a method again and again as long as its object lives.
+    """A thread that calls a method again and again as long as the method's object lives.
 
     Where green threads are in use it is one of them; where none runs between requests it does
-    nothing, and whoever finds the mirror behind looks himself.
+    nothing, and a request that finds the mirror behind asks Redis itself.
 
-    :param poll: a bound method
-    :param interval: seconds
+    :param poll: a bound method; its :exc:`CoordinatorError` is ignored
+    :param interval: seconds between two calls, above 0
     """
 
     def __init__(self, poll: Callable[[], None], interval: float) -> None:
@@ -163,7 +175,7 @@ class Poller:
         self._stop.set()
 
     def after_fork(self) -> None:
-        """Forget the parent's thread."""
+        """Drop the parent's thread, which does not run here."""
         self._lock = threading.Lock()
         self._thread = None
         stopped = self._stop.is_set()

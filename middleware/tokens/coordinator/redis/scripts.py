@@ -1,38 +1,39 @@
-"""What Redis runs for the coordinator: one Lua program over a hash and a list of such hashes, each
-call of it atomic.
+"""The Lua program that Redis runs for the coordinator, over one hash and a list of such hashes.
 
-The hash is the whole table, so that eviction, a flush or a restart takes all of it or nothing:
+Each call of it is atomic. The hash is the whole table, so that eviction, a flush or a restart
+removes all of it or nothing:
 
 ===============  ==================================================================================
 ``head``         divided by blanks: the life of the server in which it was made
                  (``run_id:master_replid``), the generation in hexadecimal, how many slots there
-                 are, the number of the last complete change, and what tells that from others that
-                 might have had its number
+                 are, the number of the last complete change, and a random name that tells it from
+                 others that might have had its number
 ``until``        microseconds of Redis' clock before which no change may begin
-``last``         when it was last looked at before that, by the same clock
+``last``         the time of the last look at the table before that, by the same clock
 ``serial``       the serial number of the last mark
 ``marks``        the serial numbers of the marks that are there, divided by commas
-``m<serial>``    a mark: when its owner is looked for, in microseconds, and its slots
+``m<serial>``    a mark: the time from which on its owner is looked for, in microseconds, and its
+                 slots
 ``o<serial>``    its owner, if it has one
-``c<number>``    the slots of a change and what tells it, of the last :data:`CHANGES` changes
+``c<number>``    the slots and the name of a change, for the last :data:`CHANGES` changes
 ``changes`` …    counts for ``statistics``
 ``<slot>``       the number of its last change; below zero: so many changes of it are under way
 ===============  ==================================================================================
 
 A generation counts only in the life of the server in which it was made. A server that was started
 anew, or made master, may have loaded numbers from before the last change; its first writer makes a
-new generation. So does the first one after the key was lost, and whoever does not find the last
+new generation. So does the first one after the key was lost, and one that does not find the last
 change that it knows of.
 
 Processes with other tags or slots have a key of another name; all names are in one more key, and a
-table that is not named there does not count, for readers neither. A change takes the others' keys
-and names away, before and after it is committed, so that they begin anew.
+table that is not named there does not count, not even for readers. A change removes the keys and
+names of other versions, before and after it is committed, so that those start anew.
 
 A new generation begins with a mark of everything: a change that was marked in an older one may
-commit yet, and what was read before that must not stand. From ``until`` on, when nobody goes by an
-older one, it is looked at like other old marks, and completed when the database is at nothing of
-before. The clock may be set before ``until``. So of what passes between two looks
-:data:`STEP_SECONDS` count at most.
+still commit, and answers from before that must not stand. From ``until`` on, when nobody trusts an
+older generation any more, that mark is checked as other old marks are, and completed when no
+transaction from before is under way in the database. The clock may be set before ``until``. So of
+the time between two looks at the table :data:`STEP_SECONDS` count at most.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ MARKS = 256
 #: The serial number of the mark with which a generation begins; no change has it.
 FIRST_MARK = 0
 
-#: Seconds that count at most between two looks at a new generation: so much of its wait is left out
-#: when the server's clock is set forward in it.
+#: Seconds that count at most between two looks at a new generation: its wait is shorter by no more
+#: when the server's clock is set forward meanwhile.
 STEP_SECONDS = 0.25
 
 # Every write of a script comes after one that Redis refuses when it has no memory left (HSET or
@@ -259,5 +260,5 @@ PROGRAM = (
     .encode()
 )
 
-#: By which Redis knows it once it has run it.
+#: The digest by which Redis finds the program once it has run it.
 SHA1 = hashlib.sha1(PROGRAM, usedforsecurity=False).hexdigest()

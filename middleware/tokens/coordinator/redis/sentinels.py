@@ -1,4 +1,4 @@
-"""Who the master is: a fixed address, or what the majority of the sentinels says.
+"""The address of the master: a fixed one, or the one that the majority of the sentinels names.
 
 A server that was cut off or stopped while another took its place still calls itself master when it
 comes back. So with sentinels a server is trusted only for :data:`TRUST_SECONDS` after most of them
@@ -32,13 +32,16 @@ class NoMajority(redis.ConnectionError):
 
 
 class Fixed:
-    """The server of a URL."""
+    """The master at a fixed address.
+
+    :param address: the address of one server
+    """
 
     def __init__(self, address: Address) -> None:
         self._where = address.hosts[0] if address.hosts else ("", 0)
 
     def master(self, *, since: float | None = None) -> Where:
-        """Return host and port."""
+        """Return host and port; an empty host for a unix socket."""
         return self._where
 
     def confirm(self, where: Where) -> None:
@@ -51,8 +54,8 @@ class Fixed:
 class Sentinels:
     """The sentinels of a master.
 
-    :param address: theirs
-    :param timeout: seconds for each step of connecting, and for each answer
+    :param address: the address of the sentinels
+    :param timeout: seconds for each step of connecting, and for each answer, above 0
     """
 
     def __init__(self, address: Address, *, timeout: float) -> None:
@@ -68,8 +71,8 @@ class Sentinels:
     def master(self, *, since: float | None = None) -> Where:
         """Return host and port of the master.
 
-        :param since: on the monotonic clock: when the sentinels must have been asked at the
-            earliest; by default :data:`TRUST_SECONDS` ago
+        :param since: the earliest time, in seconds of the monotonic clock, at which the sentinels
+            may have been asked; by default :data:`TRUST_SECONDS` ago
         :raises NoMajority: they do not agree, or cannot be reached
         """
         if self._pid != os.getpid():
@@ -92,14 +95,15 @@ class Sentinels:
     def confirm(self, where: Where) -> None:
         """Make sure that no other server had been named master when this was called.
 
-        :raises LifeEnded: one has
+        :param where: host and port of the server that was asked
+        :raises LifeEnded: another server has
         :raises NoMajority: they do not agree, or cannot be reached
         """
         if self.master(since=time.monotonic()) != where:
             raise LifeEnded("the sentinels name another master")
 
     def close(self) -> None:
-        """Close the connections to them; they are made again if needed."""
+        """Close the connections to the sentinels; they are made again if needed."""
         if self._lock.acquire(timeout=self._timeout):
             try:
                 for sentinel in list(self._connections):

@@ -5,7 +5,7 @@ names it by ``run_id`` and ``master_replid``. Its numbers only grow within one l
 knows the life it belongs to, and each answer is taken only if, after it, the server was still
 master in that life.
 
-Nothing is tried twice here: whoever asks knows what it means to ask again.
+Nothing is tried twice here: only the caller knows whether a question may be asked again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .address import Address
 try:
     from redis.driver_info import DriverInfo as _DriverInfo  # noqa: F401
 except ImportError:
-    # Each new connection would say who it is, for which it needs a right of its own.
+    # Each new connection would name the client library, which needs a right of its own.
     _ANONYMOUS: dict[str, Any] = {"lib_name": None, "lib_version": None}
 else:
     _ANONYMOUS = {"driver_info": None}
@@ -51,18 +51,24 @@ class LifeEnded(redis.ConnectionError):
 
 
 class Link:
-    """A connection, and the life of the server at its other end."""
+    """A connection, and the life of the server at its other end.
+
+    :param connection: a connection of redis-py that is not open yet
+    :param address: host and port that it leads to
+    :raises LifeEnded: the server is a replica
+    :raises redis.RedisError: it cannot be reached, or does not answer as Redis does
+    """
 
     __slots__ = ("_connection", "_packed", "_proof", "address", "life")
 
     def __init__(self, connection: Any, address: tuple[str, int]) -> None:
-        #: Where it leads, as :meth:`Server.take` was told.
+        #: Host and port that it leads to, as :meth:`Server.take` was given them.
         self.address = address
         self._connection = connection
-        # What is sent again and again, as it is sent.
+        # Commands that are sent again and again, packed.
         self._packed: dict[Command, bytes] = {}
         connection.connect()
-        # Closed, it would connect by itself when it is next used, to whatever is there then.
+        # Once closed, it would connect again by itself, to whatever server is there then.
         connection.redis_connect_func = _refuse
         try:
             started, made_master = self._ask(connection.pack_commands([("INFO", "server"), _INFO]))
@@ -73,7 +79,7 @@ class Link:
                 raise redis.ResponseError("INFO shows no run_id or no master_replid")
             if _IS_MASTER not in made_master:
                 raise LifeEnded("it is a replica, not the master")
-            #: As the scripts write it into the table.
+            #: The server's life, as the scripts write it into the table.
             self.life = run[1] + b":" + history[1]
             self._proof = b"master_replid:" + history[1]
         except BaseException:
@@ -83,9 +89,10 @@ class Link:
     def read(self, first: Command, *command: Any) -> tuple[list[Any], list[Any]]:
         """Return the answers to two commands that read, the second one later than the first.
 
-        :param first: one of few
+        :param first: the first command, one of few, as its packed form is kept
+        :param command: the second command
         :raises LifeEnded: the server may have been another one, or a replica, when it answered
-        :raises redis.RedisError: no answer, or that of an error; close the link
+        :raises redis.RedisError: no answer, or an error as the answer; close the link
         """
         pack = self._connection.pack_command
         packed = [self._constant(first), *pack(*command), self._constant(_INFO)]
@@ -98,16 +105,17 @@ class Link:
         return earlier, answer
 
     def run(self, *command: Any) -> list[Any]:
-        """Return the answer to a command that looks by itself at whom it talks to.
+        """Return the answer to a command that checks by itself that it runs on the master.
 
-        :raises redis.RedisError: no answer, or that of an error; close the link
+        :param command: the command, whose answer is a list
+        :raises redis.RedisError: no answer, or an error as the answer; close the link
         """
         answer = self._ask(self._connection.pack_command(*command), 1)[0]
         _check(answer, list)
         return answer  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Close it; from another process than the one that made it, only here."""
+        """Close the connection in this process; a parent that made it can go on using it."""
         self._connection.disconnect()
 
     def _constant(self, command: Command) -> bytes:
@@ -130,8 +138,8 @@ def _check(answer: object, kind: type) -> None:
 class Server:
     """The connections of this process to the master.
 
-    :param address: where it is, or its sentinels are
-    :param timeout: seconds for each step of connecting, and for each answer
+    :param address: the address of the server or of its sentinels
+    :param timeout: seconds for each step of connecting, and for each answer, above 0
     """
 
     def __init__(self, address: Address, *, timeout: float) -> None:
@@ -149,7 +157,7 @@ class Server:
         :raises redis.RedisError: it cannot be reached, or refuses
         """
         if self._pid != os.getpid():
-            # What the parent has open is the parent's.
+            # The parent goes on using its connections.
             self._idle, self._pid = deque(), os.getpid()
         while True:
             try:
@@ -164,7 +172,7 @@ class Server:
         return link
 
     def give_back(self, link: Link) -> None:
-        """Keep a link for the next one, if it is still good for him."""
+        """Keep a link for the next caller, if it is still usable; else close it."""
         usable = (link.address, link.life) == self._life and self._pid == os.getpid()
         if usable and len(self._idle) < IDLE:
             self._idle.append(link)
@@ -172,7 +180,7 @@ class Server:
             link.close()
 
     def end(self) -> None:
-        """Have all links made anew, those in use when they are given back."""
+        """Close all links; those in use are closed when they are given back."""
         self._life = None
         while True:
             try:
@@ -182,10 +190,12 @@ class Server:
 
 
 def connect(address: Address, where: tuple[str, int], timeout: float, **instead: Any) -> Any:
-    """Return a connection that is not open yet.
+    """Return a connection of redis-py that is not open yet.
 
-    :param where: host and port
-    :param instead: arguments of ``redis.Connection`` that differ from those of ``address``
+    :param address: the options of the connection
+    :param where: host and port, not used for a unix socket
+    :param timeout: seconds for each step of connecting, and for each answer, above 0
+    :param instead: arguments of ``redis.Connection`` in place of those from ``address``
     """
     arguments: dict[str, Any] = {
         "db": address.database,
