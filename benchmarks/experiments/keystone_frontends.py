@@ -88,8 +88,8 @@ class Setting(NamedTuple):
 def settings(*, processes: int = 0) -> dict[str, Setting]:
     """Return the line-ups by name: as published, stock and tuned, and keyfront's own.
 
-    :param processes: of each; 0: 5, 10, 38 and 38 as published. Fewer need less memory and start
-        sooner
+    :param processes: the processes of each; 0: 5, 10, 38 and 38 as published. Fewer need less
+        memory and start sooner
     """
     apache, nginx, tuned = "mod_wsgi-event", "nginx+uwsgi", processes or 38
     stock = processes or 5, processes or 10
