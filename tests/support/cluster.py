@@ -12,10 +12,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import sqlalchemy
+
 from support import APPS, servers
 from support.fault_proxy import FaultProxy
 from support.keystone_world import VALIDATE, World
-from support.keystones import keystone_state, serve_as_is
+from support.keystones import keystone_state, port_of, serve_as_is
 from support.redis_servers import RedisServer
 from support.served import Served
 from support.token_changes import Kind, Prepared, Read
@@ -115,19 +117,42 @@ class Shared:
 
 
 @contextmanager
-def node(
-    folder: Path, url: str, options: str, environment: Mapping[str, str] | None = None
-) -> Iterator[Served]:
-    """Run a node until the block ends.
+def one_more_node(running: Cluster, folder: Path, options: str) -> Iterator[Served]:
+    """Run a node beside those of a cluster until the block ends.
 
     :param folder: where its state is made, and what its workers share
-    :param url: of its database
     :param options: more lines of ``[keyfront_token_cache]``
     """
-    extra = f"{_KEYSTONE}path = {folder / 'tokens'}\n{options}\n"
-    state = keystone_state(folder / "state", database_url=url, extra=extra)
-    with serve_as_is(state, "uwsgi", environment=environment) as served:
+    state = _node(folder, running.url, running.shared + options)
+    _name_in_catalog(running.url, [node.port for node in running.nodes])
+    with serve_as_is(state, "uwsgi") as served:
         yield served
+
+
+def _node(folder: Path, url: str, options: str) -> Path:
+    extra = f"{_KEYSTONE}path = {folder / 'tokens'}\n{options}\n"
+    return keystone_state(folder / "state", database_url=url, extra=extra)
+
+
+# Where a service finds its Keystone in the catalog: the first node or the last.
+FIRST, LAST = "interface = public\n", "interface = internal\n"
+
+
+def _name_in_catalog(url: str, ports: list[int]) -> None:
+    """Have the catalog name the first node to some services and the last to the others.
+
+    Each node that is made names itself to all, and a service asks whom it finds there.
+    """
+    bare = sqlalchemy.make_url(url).difference_update_query(["plugin"])
+    engine = sqlalchemy.create_engine(bare, poolclass=sqlalchemy.NullPool)
+    update = sqlalchemy.text(
+        "UPDATE endpoint SET url = :url WHERE interface = :interface"
+        " AND service_id IN (SELECT id FROM service WHERE type = 'identity')"
+    )
+    with engine.begin() as connection:
+        for interface, port in (("public", ports[0]), ("internal", ports[-1])):
+            named = {"url": f"http://127.0.0.1:{port}/v3", "interface": interface}
+            connection.execute(update, named)
 
 
 @contextmanager
@@ -158,17 +183,20 @@ def cluster(
             started = servers.mariadb(folder, more=database_options)
             database = stack.enter_context(started)
         url = f"{database.fresh_database(f'keystone{uuid.uuid4().hex}')}&plugin=keyfront"
+        states = [_node(folder / f"node{x}", url, shared + options) for x in range(2)]
+        _name_in_catalog(url, [port_of(state) for state in states])
         running = [
-            stack.enter_context(node(folder / f"node{x}", url, shared + options, environment))
-            for x in range(2)
+            stack.enter_context(serve_as_is(state, "uwsgi", environment=environment))
+            for state in states
         ]
         # A change waits for a table that has just begun, on a busy machine for too long.
         World(running[0].url, running[0].password).wait_until_kept()
         services = []
         told = "".join(f"keyfront_{line}" for line in lines)
-        for number, asked in enumerate((running[0], running[-1])):
+        for number, (asked, named) in enumerate(zip(running, (FIRST, LAST), strict=True)):
             trusting = service(
-                folder / f"service{number}", asked, told + service_options, service_environment
+                folder / f"service{number}", asked, f"{told}{named}{service_options}",
+                service_environment,
             )
             services.append(stack.enter_context(trusting))
         yield Cluster(running, services, database, url, shared)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import Cluster, Shared, cluster, service
+from support.cluster import FIRST, Cluster, Shared, cluster, service
 from support.exactness import check
 from support.keystone_world import Client, World
 from support.redis_servers import redis_server
@@ -107,7 +107,7 @@ class _Running(dict[str, Cluster]):
     def _start(self, way: Way, folder: Path) -> Cluster:
         if not way.options:
             asked = self._shared.nodes[:1]
-            started = service(folder, asked[0], way.service_options)
+            started = service(folder, asked[0], FIRST + way.service_options)
             return replace(
                 self._shared, nodes=asked, services=[self._stack.enter_context(started)]
             )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import Cluster, Shared, cluster, node
+from support.cluster import Cluster, Shared, cluster, one_more_node
 from support.fault_proxy import FaultProxy
 from support.keystone_world import VALIDATE, Answer, Client, World
 from support.redis_servers import RedisServer, fail_over, redis_server, sentinels
@@ -310,7 +310,7 @@ def test_changes_may_be_let_through(
     """At a node with on_loss = allow; what was changed meanwhile everybody is told of as soon as
     Redis is back."""
     running = shared_cluster.running
-    with node(tmp_path, running.url, f"{running.shared}on_loss = allow") as allowing:
+    with one_more_node(running, tmp_path, "on_loss = allow") as allowing:
         World(allowing.url, allowing.password).wait_until_kept()
         cloud = Cloud(replace(running, nodes=[allowing, *running.nodes]), redis)
         token, other = cloud.known(), cloud.known()
