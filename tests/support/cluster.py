@@ -6,16 +6,25 @@ there is one, Redis: each node has a folder of its own for what its workers shar
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import sqlalchemy
+
 from support import APPS, servers
+from support.fault_proxy import FaultProxy
 from support.keystone_world import VALIDATE, World
-from support.keystones import keystone_state, serve_as_is
-from support.served import Served, free_port, serve
+from support.keystones import keystone_state, port_of, serve_as_is
+from support.redis_servers import RedisServer
+from support.served import Served
 from support.token_changes import Kind, Prepared, Read
+
+# Seconds to wait for a Redis that hangs, where one does: so long one that is well does not take
+# on a busy machine.
+TIMEOUT = 3.0
 
 # The cheapest that bcrypt takes: passwords are not what is tested.
 _KEYSTONE = """\
@@ -50,12 +59,16 @@ class Cluster:
 
     :param nodes: Keystones; changes are made at the first
     :param services: one that asks the first node, and one that asks the last
-    :param database: of the nodes, where there are several
+    :param database: of the nodes
+    :param url: of what they keep there, for one more node
+    :param shared: their options of the Redis that they share
     """
 
     nodes: list[Served]
     services: list[Served]
-    database: servers.MariaDB | None = None
+    database: servers.MariaDB
+    url: str
+    shared: str
 
     @property
     def everywhere(self) -> dict[str, str]:
@@ -90,10 +103,62 @@ class Cluster:
                     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A cluster for several modules, and what it goes by.
+
+    :param redis: the server
+    :param proxy: by which nodes and services get to it
+    """
+
+    running: Cluster
+    redis: RedisServer
+    proxy: FaultProxy
+
+
+@contextmanager
+def one_more_node(running: Cluster, folder: Path, options: str) -> Iterator[Served]:
+    """Run a node beside those of a cluster until the block ends.
+
+    :param folder: where its state is made, and what its workers share
+    :param options: more lines of ``[keyfront_token_cache]``
+    """
+    state = _node(folder, running.url, running.shared + options)
+    _name_in_catalog(running.url, [node.port for node in running.nodes])
+    with serve_as_is(state, "uwsgi") as served:
+        yield served
+
+
+def _node(folder: Path, url: str, options: str) -> Path:
+    extra = f"{_KEYSTONE}path = {folder / 'tokens'}\n{options}\n"
+    return keystone_state(folder / "state", database_url=url, extra=extra)
+
+
+# Where a service finds its Keystone in the catalog: the first node or the last.
+FIRST, LAST = "interface = public\n", "interface = internal\n"
+
+
+def _name_in_catalog(url: str, ports: list[int]) -> None:
+    """Have the catalog name the first node to some services and the last to the others.
+
+    Each node that is made names itself to all, and a service asks whom it finds there.
+    """
+    bare = sqlalchemy.make_url(url).difference_update_query(["plugin"])
+    engine = sqlalchemy.create_engine(bare, poolclass=sqlalchemy.NullPool)
+    update = sqlalchemy.text(
+        "UPDATE endpoint SET url = :url WHERE interface = :interface"
+        " AND service_id IN (SELECT id FROM service WHERE type = 'identity')"
+    )
+    with engine.begin() as connection:
+        for interface, port in (("public", ports[0]), ("internal", ports[-1])):
+            named = {"url": f"http://127.0.0.1:{port}/v3", "interface": interface}
+            connection.execute(update, named)
+
+
 @contextmanager
 def cluster(
-    folder: Path, *, nodes: int = 2, coordinator: str = "", coordinator_timeout: float = 10.0,
-    options: str = "", service_options: str = "",
+    folder: Path, *, coordinator: str, coordinator_timeout: float = 10.0,
+    options: str = "", service_options: str = "", database: servers.MariaDB | None = None,
     database_options: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
     service_environment: Mapping[str, str] | None = None,
@@ -101,42 +166,40 @@ def cluster(
     """Run one until the block ends; in its table of epochs changes may begin at once.
 
     :param folder: an empty one
-    :param nodes: Keystones: one on SQLite or two on a MariaDB
-    :param coordinator: URL of the Redis they share; none if empty
+    :param coordinator: URL of the Redis they share
     :param coordinator_timeout: seconds after which that counts as lost; by default many, as one
         that is well may take its time on a busy machine
     :param options: more lines of ``[keyfront_token_cache]``
     :param service_options: more lines of the services' paste section
+    :param database: the MariaDB, if one runs already, for a new database
     :param database_options: more of MariaDB's
     :param environment: more of the nodes'
     :param service_environment: more of the services'
     """
     lines = (f"coordinator = {coordinator}\n", f"coordinator_timeout = {coordinator_timeout}\n")
-    shared = "".join(lines) if coordinator else ""
+    shared = "".join(lines)
     with ExitStack() as stack:
-        server = None
-        if nodes > 1:
-            server = stack.enter_context(servers.mariadb(folder, more=database_options))
-        database = server.fresh_database("keystone") if server else None
-        running = []
-        for number in range(nodes):
-            state = keystone_state(
-                folder / f"node{number}",
-                database_url=f"{database}&plugin=keyfront" if database else None,
-                extra=f"{_KEYSTONE}path = {folder / f'tokens{number}'}\n{shared}{options}\n",
-            )
-            served = serve_as_is(state, "uwsgi", environment=environment)
-            running.append(stack.enter_context(served))
+        if database is None:
+            started = servers.mariadb(folder, more=database_options)
+            database = stack.enter_context(started)
+        url = f"{database.fresh_database(f'keystone{uuid.uuid4().hex}')}&plugin=keyfront"
+        states = [_node(folder / f"node{x}", url, shared + options) for x in range(2)]
+        _name_in_catalog(url, [port_of(state) for state in states])
+        running = [
+            stack.enter_context(serve_as_is(state, "uwsgi", environment=environment))
+            for state in states
+        ]
         # A change waits for a table that has just begun, on a busy machine for too long.
         World(running[0].url, running[0].password).wait_until_kept()
         services = []
-        told = "".join(f"keyfront_{line}" for line in lines) if coordinator else ""
-        for number, node in enumerate((running[0], running[-1])):
-            started = service(
-                folder / f"service{number}", node, told + service_options, service_environment
+        told = "".join(f"keyfront_{line}" for line in lines)
+        for number, (asked, named) in enumerate(zip(running, (FIRST, LAST), strict=True)):
+            trusting = service(
+                folder / f"service{number}", asked, f"{told}{named}{service_options}",
+                service_environment,
             )
-            services.append(stack.enter_context(started))
-        yield Cluster(running, services, server)
+            services.append(stack.enter_context(trusting))
+        yield Cluster(running, services, database, url, shared)
 
 
 @contextmanager
@@ -150,11 +213,12 @@ def service(
     :param options: more lines of its paste section
     :param more: of its environment
     """
-    # keyfront serve has a state folder; of the Keystone in it nothing is used
+    # keyfront serve has a state folder; of the Keystone in it nothing is used. At another port it
+    # would run keystone-manage, which takes it two seconds of a processor.
     state = keystone_state(folder)
     paste = folder / "service.ini"
     paste.write_text(_PASTE.format(url=node.url, password=node.password, options=options))
     paste.chmod(0o600)
     environment = {"KEYFRONT_APP": f"config:{paste}", "PYTHONPATH": str(APPS), **(more or {})}
-    with serve(state, "uwsgi", port=free_port(), environment=environment) as served:
+    with serve_as_is(state, "uwsgi", environment=environment) as served:
         yield served

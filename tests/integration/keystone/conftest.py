@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.imported import Imported
 from support.keystones import keystone_state
 
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -54,7 +55,14 @@ def run_python() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def play(tmp_path_factory: pytest.TempPathFactory, run_python: Callable[..., str]) -> Play:
+def imported() -> Iterator[Imported]:
+    """Runs Python in forks of a process that has imported Keystone, and none of keyfront."""
+    with Imported("keystone.cmd.manage", "keystone.server.wsgi") as python:
+        yield python
+
+
+@pytest.fixture(scope="session")
+def play(tmp_path_factory: pytest.TempPathFactory, imported: Imported) -> Play:
     """Plays a part of a scenario against ``stock`` or ``ours``, on a Keystone made once.
 
     Called with the script's name, with which, and with the part; returns what it prints as JSON.
@@ -63,13 +71,17 @@ def play(tmp_path_factory: pytest.TempPathFactory, run_python: Callable[..., str
     state = keystone_state(folder / "state")
     config = folder / "keystone.conf"
     config.write_text(CONFIG.format(folder=folder, state=state))
+
+    def run(*arguments: object) -> str:
+        done = imported.run(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     # an administrator with the scenarios' password
-    run_python(
-        "-c", MANAGE, "--config-file", config, "bootstrap", "--bootstrap-password", PASSWORD
-    )
+    run("-c", MANAGE, "--config-file", config, "bootstrap", "--bootstrap-password", PASSWORD)
 
     def play(script: str, which: str, part: str) -> Any:
-        told = run_python(SCENARIOS / f"{script}.py", which, part, config)
+        told = run(SCENARIOS / f"{script}.py", which, part, config)
         return json.loads(told.splitlines()[-1])
 
     return play

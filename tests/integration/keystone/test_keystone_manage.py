@@ -25,6 +25,7 @@ from sqlalchemy.engine import make_url
 from keyfront.gateway.serve.keystone_manage import KeystoneManage
 from keyfront.middleware.tokens.coordinator.local import NAME, SharedMemory
 from keyfront.middleware.tokens.invalidation.change_log import default_folder
+from support.imported import Imported
 from support.keystone_world import VALIDATE, Answer, Client, Person, World
 from support.keystones import keystone_state, serve_as_is
 from support.served import PATIENCE, Served
@@ -64,9 +65,11 @@ class Place:
     folder: Path
     served: Served | None = None
     world: World | None = None
-    #: Runs its commands with one import of Keystone; ``None``: each is a program of its own.
+    #: Runs its commands as ``keyfront serve`` does; ``None``: as programs of their own.
     imported: KeystoneManage | None = None
-    #: The command by which such a program is started.
+    #: Runs such programs, all with one import of Keystone; ``None``: with one each.
+    python: Imported | None = None
+    #: The command by which one of them is started that imports it itself.
     before: tuple[str, ...] = ()
 
     @property
@@ -85,16 +88,18 @@ class Place:
             assert status == 0, output
             assert "Truncating password" not in output, "in a process of ours"
             return output
-        done = subprocess.run(
-            [
-                *(*self.before, sys.executable, "-c", MANAGE),
-                *("--config-file", config or self.config, *arguments),
-            ],
-            env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        command = ("-c", MANAGE, "--config-file", config or self.config, *arguments)
+        variables = {**os.environ, **environment}
+        if self.python is not None and not self.before:
+            done = self.python.run(*command, environment=variables)
+        else:
+            done = subprocess.run(
+                [*self.before, sys.executable, *command], env=variables,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
+                check=False,
+            )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
 
     def bootstrap(self, *arguments: str, password: str | None = None, **more: Path) -> str:
         """With the administrator's own password, unless another user is named."""
@@ -161,10 +166,11 @@ def _usual_folder(state: Path) -> Path:
 
 
 @contextmanager
-def _served(state: Path, folder: Path) -> Iterator[Place]:
+def _served(state: Path, folder: Path, python: Imported | None = None) -> Iterator[Place]:
     try:
         with serve_as_is(state, "uwsgi") as served:
-            yield Place(state, folder, served, World(served.url, served.password))
+            world = World(served.url, served.password)
+            yield Place(state, folder, served, world, python=python)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -309,11 +315,13 @@ def test_a_container_with_a_dev_shm_of_its_own_says_that_nobody_hears(
 
 
 @pytest.mark.slow
-def test_without_the_plugin_an_answer_lives_as_long_as_ttl(tmp_path: Path) -> None:
+def test_without_the_plugin_an_answer_lives_as_long_as_ttl(
+    tmp_path: Path, imported: Imported
+) -> None:
     ttl = 1.0
     state = _state(tmp_path, ttl=ttl)
     stock = _reconnect(state / "keystone.conf", "", to=tmp_path / "stock.conf")
-    with _served(state, _usual_folder(state)) as place:
+    with _served(state, _usual_folder(state), imported) as place:
         assert place.world is not None
         token = place.world.person().token
         before = place.changes()
@@ -329,9 +337,10 @@ def test_without_the_plugin_an_answer_lives_as_long_as_ttl(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parameters", ["?plugin=keyfront", "?plugin=keyfront&keyfront_path={}"])
-def test_where_nobody_serves(tmp_path: Path, parameters: str) -> None:
+def test_where_nobody_serves(tmp_path: Path, imported: Imported, parameters: str) -> None:
     folder = tmp_path / "shared"
-    place = Place(_state(tmp_path, parameters=parameters.format(folder)), folder)
+    state = _state(tmp_path, parameters=parameters.format(folder))
+    place = Place(state, folder, python=imported)
     log = place.state / "log" / "keystone.log"
     log.unlink()
     place.bootstrap("--bootstrap-public-url", "http://127.0.0.1:1/moved")
@@ -345,26 +354,26 @@ def test_where_nobody_serves(tmp_path: Path, parameters: str) -> None:
 
 
 @pytest.mark.slow
-def test_folder_in_the_url(tmp_path: Path) -> None:
+def test_folder_in_the_url(tmp_path: Path, imported: Imported) -> None:
     """For workers and keystone-manage alike, with no more than the URL."""
     folder = tmp_path / "shared"
     state = _state(tmp_path, parameters=f"?plugin=keyfront&keyfront_path={folder}")
     try:
-        with _served(state, folder) as place:
+        with _served(state, folder, imported) as place:
             _check_both_ways(place)
     finally:
         shutil.rmtree(_usual_folder(state), ignore_errors=True)
 
 
 @pytest.mark.slow
-def test_folder_in_the_options(tmp_path: Path) -> None:
+def test_folder_in_the_options(tmp_path: Path, imported: Imported) -> None:
     """keystone-manage reads the same keystone.conf."""
     folder = tmp_path / "shared"
     state = _state(tmp_path)
     with (state / "keystone.conf").open("a") as config:
         config.write(f"[keyfront_token_cache]\npath = {folder}\n")
     try:
-        with _served(state, folder) as place:
+        with _served(state, folder, imported) as place:
             _check_both_ways(place)
         assert not _usual_folder(state).exists()
     finally:

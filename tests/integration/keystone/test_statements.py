@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +11,7 @@ import pytest
 
 from keyfront.benchmarks.compare import keystone_cpu
 from keyfront.gateway.serve.state import State
+from support.imported import Imported
 from support.keystones import keystone_state
 
 pytest.importorskip("keystone")
@@ -36,7 +35,7 @@ class Counts(NamedTuple):
     writes: float
 
 
-def counted(folder: Path, *, reuse: bool = True) -> dict[str, Counts]:
+def counted(folder: Path, imported: Imported, *, reuse: bool = True) -> dict[str, Counts]:
     """Each phase of ``keystone_cpu`` in a process that serves this Keystone."""
     extra = EXTRA.format(path=folder / "shared", reuse=reuse)
     state = keystone_state(folder / "state", extra=extra)
@@ -51,10 +50,7 @@ def counted(folder: Path, *, reuse: bool = True) -> dict[str, Counts]:
         **os.environ, **State(state).environment(), "KEYFRONT_PASSWORD": password,
         "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", keystone_cpu.__name__, *arguments],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = imported.run("-m", keystone_cpu.__name__, *arguments, environment=environment)
     assert done.returncode == 0, done.stderr
     phases = json.loads(done.stdout.splitlines()[-1])
     assert phases.keys() == set(keystone_cpu.PHASES)
@@ -64,8 +60,8 @@ def counted(folder: Path, *, reuse: bool = True) -> dict[str, Counts]:
     }
 
 
-def test_little_is_read(tmp_path: Path) -> None:
-    found = counted(tmp_path)
+def test_little_is_read(tmp_path: Path, imported: Imported) -> None:
+    found = counted(tmp_path, imported)
     # of a user of whom nothing is known, and who is written about: what is his own
     assert found[keystone_cpu.DAY].statements <= 8, found
     assert found[keystone_cpu.DAY].writes == 1, found
@@ -79,8 +75,10 @@ def test_little_is_read(tmp_path: Path) -> None:
         assert found[phase] == (0, 0), found
 
 
-def test_without_reuse_keystone_does_all_of_its_work(tmp_path: Path) -> None:
+def test_without_reuse_keystone_does_all_of_its_work(
+    tmp_path: Path, imported: Imported
+) -> None:
     """Else what the other test bounds would be bounded by something else."""
-    found = counted(tmp_path, reuse=False)
+    found = counted(tmp_path, imported, reuse=False)
     for phase in (keystone_cpu.DAY, keystone_cpu.LOGIN, keystone_cpu.RESCOPE, keystone_cpu.FIRST):
         assert found[phase].statements > 30, found

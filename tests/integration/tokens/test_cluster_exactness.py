@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
-from support.cluster import Cluster, cluster
+from support.cluster import FIRST, Cluster, Shared, cluster, service
 from support.exactness import check
 from support.keystone_world import Client, World
 from support.redis_servers import redis_server
@@ -53,15 +54,15 @@ class Way:
     name: str
     grace: float
     quick: int
-    nodes: int = 2
     options: str = ""
     service_options: str = ""
 
 
 LEASE = 0.5
 REVALIDATE = 0.5
+STRICT = Way("strict", 0.0, 6)
 WAYS = (
-    Way("strict", 0.0, 6),
+    STRICT,
     Way(
         "lease",
         LEASE,
@@ -73,7 +74,6 @@ WAYS = (
         "revalidate",
         REVALIDATE,
         2,
-        nodes=1,
         service_options=f"keyfront_revalidate = {REVALIDATE}",
     ),
 )
@@ -85,32 +85,47 @@ CASES = [
 
 
 class _Running(dict[str, Cluster]):
-    """A cluster by the way, started when it is first asked for and the one before stopped."""
+    """A cluster by the way, started when it is first asked for and the one before stopped.
 
-    def __init__(self, factory: pytest.TempPathFactory, stack: ExitStack) -> None:
-        self._factory, self._stack = factory, stack
+    What is strict is there for all modules; a service that hears of nothing may ask any node.
+    """
+
+    def __init__(
+        self, shared: Shared, factory: pytest.TempPathFactory, stack: ExitStack
+    ) -> None:
+        self._shared, self._factory, self._stack = shared.running, factory, stack
 
     def of(self, way: Way) -> Cluster:
+        if way is STRICT:
+            return self._shared
         if way.name not in self:
             self._stack.close()
             self.clear()
-            folder = self._factory.mktemp(way.name)
-            url = ""
-            if way.nodes > 1:
-                url = self._stack.enter_context(redis_server(folder / "redis")).url
-            self[way.name] = self._stack.enter_context(
-                cluster(
-                    folder, nodes=way.nodes, coordinator=url, options=way.options,
-                    service_options=way.service_options,
-                )
-            )
+            self[way.name] = self._start(way, self._factory.mktemp(way.name))
         return self[way.name]
+
+    def _start(self, way: Way, folder: Path) -> Cluster:
+        if not way.options:
+            asked = self._shared.nodes[:1]
+            started = service(folder, asked[0], FIRST + way.service_options)
+            return replace(
+                self._shared, nodes=asked, services=[self._stack.enter_context(started)]
+            )
+        redis = self._stack.enter_context(redis_server(folder / "redis"))
+        return self._stack.enter_context(
+            cluster(
+                folder, coordinator=redis.url, options=way.options,
+                service_options=way.service_options, database=self._shared.database,
+            )
+        )
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Running]:
+def running(
+    shared_cluster: Shared, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[_Running]:
     with ExitStack() as stack:
-        yield _Running(tmp_path_factory, stack)
+        yield _Running(shared_cluster, tmp_path_factory, stack)
 
 
 def _asked(node: Served) -> int:
@@ -121,10 +136,10 @@ def _asked(node: Served) -> int:
 @pytest.mark.slow
 def test_services_keep_what_they_are_told(running: _Running) -> None:
     """Where each request asks Keystone, nothing is ever stale, and nothing is proved."""
-    served = running.of(WAYS[0])
+    served = running.of(STRICT)
     token = World(served.nodes[0].url, served.nodes[0].password).person().token
-    for service, node in zip(served.services, served.nodes, strict=True):
-        client = Client(service.url.removesuffix("/v3"))
+    for asking, node in zip(served.services, served.nodes, strict=True):
+        client = Client(asking.url.removesuffix("/v3"))
         asked = []
         for _ in range(2):  # after the first of them, all workers of the service know the token
             before = _asked(node)

@@ -43,7 +43,7 @@ pytest.importorskip("keystone")
 KILLS = int(os.environ.get("KEYFRONT_KILLS", "10"))
 READERS = 3
 # Between reads, so that changes get their share of the workers; far less than a lease.
-PAUSE = 0.01
+PAUSE = 0.03
 # What each wait below is bounded by.
 SECONDS = PATIENCE
 

@@ -635,7 +635,6 @@ def run(folder: Path, reads: int, service_options: str = "") -> Run:
             database_options=servers.OUTLIVES, environment=clocks.nodes.environment,
             service_environment=clocks.services.environment,
         ) as served:  # fmt: skip
-            assert served.database is not None
             with servers.Restarts(served.database) as database:
                 made = Run(served, redis, proxy, database, clocks)
                 made.are_set()

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -48,12 +48,27 @@ password_hash_rounds = 4
 """
 
 
+class Homes(NamedTuple):
+    """Projects and a domain on which each user has what he is granted himself, and no other."""
+
+    own: str
+    domain: str
+    above: str
+    below: str
+
+
 @dataclass
 class Place:
     """A served Keystone, its administrator, and where its requests are held."""
 
     world: World
     holds: Holds
+
+    @cached_property
+    def homes(self) -> Homes:
+        domain = self.world.domain()
+        above = self.world.project(domain)
+        return Homes(self.world.project(), domain, above, self.world.project(domain, above))
 
     @contextmanager
     def held(self, point: str, request: Callable[[], Any]) -> Iterator[Future[Any]]:
@@ -189,17 +204,19 @@ def test_what_a_login_read_of_groups_and_grants_is_not_for_the_next(
     is changed that another project or domain shows, before the login is over. Or it is to that
     itself, and nothing is made yet of what was read."""
     world = place.world
-    domain = world.domain()
-    above = world.project(domain)
-    other = world.project(domain, above)
-    role, more = world.role(), world.second_role
-    person = world.person(project=world.project())
+    own, domain, above, other = place.homes
+    # One that implies another does so for all who have it.
+    role = world.role() if granted == "implied" else world.still_role
+    more = world.second_role
+    person = world.person(project=own)
     user = person.user
     # What the other shows without the change, so that a login is let in there anyhow.
     target = domain if granted == "on a domain" else other
     kind = "domains" if granted == "on a domain" else "projects"
     world.call("PUT", grant(kind, target, "users", user.id, role))
-    group = world.group(*([user] if granted in ("by a group", "out of a group") else []))
+    group = ""
+    if "group" in granted:
+        group = world.group(*([] if granted == "into a group" else [user]))
     if granted in ("into a group", "out of a group"):
         world.call("PUT", grant("projects", other, "groups", group, more))
     method, path = {

@@ -85,11 +85,17 @@ class Place:
     redis: str
     memcached: str | None
     a: Served
-    b: Served
+    #: B; ``None`` where only one that is told by how much the replica may be behind is asked.
+    replica: Served | None = None
 
     def __post_init__(self) -> None:
         self.world = World(self.a.url, self.a.password)
         self.admin = self.world.admin
+
+    @property
+    def b(self) -> Served:
+        assert self.replica is not None
+        return self.replica
 
     def token(self) -> str:
         """A token that the replica knows, too."""
@@ -166,9 +172,13 @@ def place(
         url, reading = pair.primary.fresh_database("keystone"), pair.replica.url("keystone")
         waits = "[database]\nmysql_wsrep_sync_wait = 1\n" if request.param == "galera" else ""
         a = node(folder / "a", url, redis, memcached=memcached, options=waits)
-        b = node(folder / "b", url, redis, memcached=memcached, reading=reading)
-        pair.follow() if isinstance(pair, LogicalPair) else pair.let_go()
-        served = [stack.enter_context(serve_as_is(state, "uwsgi")) for state in (a, b)]
+        states = [a]
+        if isinstance(pair, LogicalPair):
+            pair.follow()
+        else:
+            states.append(node(folder / "b", url, redis, memcached=memcached, reading=reading))
+            pair.let_go()
+        served = [stack.enter_context(serve_as_is(state, "uwsgi")) for state in states]
         found = Place(pair, redis, memcached, *served)
         # A change waits for a table that has just begun, on a busy machine for too long.
         found.world.wait_until_kept()
