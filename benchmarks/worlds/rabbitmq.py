@@ -58,7 +58,7 @@ ssl_options.fail_if_no_peer_cert = false
 """
 # Names are looked up by Erlang itself; else it starts two processes of inet_gethost.
 _NAMES = '{lookup, [file]}. {host, {127,0,0,1}, ["localhost"]}.\n'
-_SMALL = "+sbwt none +sbwtdcpu none +sbwtdio none +S 2:2 +A 4 "
+_SMALL = "+sbwt none +sbwtdcpu none +sbwtdio none +S 1:1 +A 1 "
 _STARTED = b"Server startup complete;"
 _MEMORY_ALARM = "{resource_limit, memory, node()}"
 # What it calls the connection exceptions of AMQP 0-9-1 that a damaged or misplaced frame causes.

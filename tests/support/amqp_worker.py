@@ -18,6 +18,7 @@ from __future__ import annotations
 import _thread
 import argparse
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import json
@@ -36,8 +37,13 @@ import psutil
 
 # Seconds; a bound on a hang, not an expectation.
 PATIENCE = 120.0
+# Seconds. A broker closes a connection two to three of them after the last byte: on a busy machine
+# a process stands still for a part of that.
+HEARTBEAT = 3
 MODELS = ("none", "eventlet", "gevent")
-_TICK = 0.005
+_TICK = 0.01
+# Seconds between log lines: six workers that write often are a load of their own.
+_CHATTER = 0.05
 _read, _write = os.read, os.write
 _start_native, _sleep_natively = _thread.start_new_thread, time.sleep
 # The seconds that each thread has asked to sleep, once they are counted.
@@ -156,6 +162,51 @@ def at_once(
     return {worker: worker.answer() for worker in workers}
 
 
+class Crew(dict[tuple[str, bool], Worker]):
+    """A worker for each model, with our heartbeat and without; kept from test to test."""
+
+    def of(self, *models: str, ours: bool | None = None) -> list[Worker]:
+        return [x for (model, with_ours), x in self.items()
+                if model in (models or MODELS) and ours in (None, with_ours)]
+
+    def fill(self, folder: Callable[[], Path]) -> None:
+        """Start those that are missing, each in a folder of its own."""
+        for model in MODELS:
+            for ours in (True, False):
+                if (model, ours) not in self:
+                    self[model, ours] = Worker(folder(), model, ours=ours)
+
+    def weed(self) -> None:
+        """End those that a test has left something in, as one that failed does."""
+        for who, worker in list(self.items()):
+            with contextlib.suppress(AssertionError, OSError, ValueError):
+                if worker.ask("left") == []:
+                    continue
+            worker.kill()
+            del self[who]
+
+    def ask(self, command: str, /, **arguments: object) -> dict[Worker, Any]:
+        return at_once(self.values(), command, **arguments)
+
+    def open(self, url: str, name: str = "it", **heartbeat: int) -> None:
+        """A transport each, with a connection that was used."""
+        self.ask("open", name=name, url=url, **(heartbeat or {"threshold": HEARTBEAT}))
+        self.ask("publish", name=name)
+
+    def publish_after_a_fault(self) -> dict[Worker, list[float]]:
+        """One message each; how long was waited before it was tried again.
+
+        With ours once the others are done: whoever is first may be quicker than the fault.
+        """
+        seconds = at_once(self.of(ours=False), "publish", name="it")
+        return seconds | at_once(self.of(ours=True), "publish", name="it")
+
+    def pairs(self, answers: dict[Worker, Any]) -> Iterator[tuple[str, Any, Any]]:
+        """By model: with ours, without."""
+        for model in MODELS:
+            yield model, answers[self[model, True]], answers[self[model, False]]
+
+
 class _Program:
     """The worker's own side; each method ``do_NAME`` is a command."""
 
@@ -206,7 +257,7 @@ class _Program:
         while not self._stop:
             self._log.info("and on")
             self._records += 1
-            time.sleep(_TICK)
+            time.sleep(_CHATTER)
 
     # Commands of the process
 
@@ -246,9 +297,16 @@ class _Program:
         time.sleep(seconds)
 
     def do_burn(self, seconds: float) -> None:
+        """Compute, as far as other threads can tell: the interpreter's lock is kept.
+
+        Most of the time in a function of C that gives no lock away and takes no processor, since
+        six that really compute keep all cores from others.
+        """
+        keep = ctypes.PyDLL(None).usleep
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             sum(range(2000))
+            keep(int(1e6 * sys.getswitchinterval()))
 
     def do_start(self, job: str, command: dict[str, Any]) -> None:
         """Carry out a command in a thread; ``join`` has its answer."""

@@ -43,6 +43,15 @@ with pymysql.connect(unix_socket="/run/mysqld/mysqld.sock", user="root") as conn
     for statement in sys.argv[2].split(";"):
         connection.cursor().execute(statement)
 """,
+    # A pip of an environment's own takes three seconds of a processor, and nobody would ask it.
+    "python3": """
+import os, sys
+words = sys.argv[1:]
+if words[:2] == ["-m", "venv"]:
+    words.append("--without-pip")
+python = f"{sys.base_prefix}/bin/python3"
+os.execv(python, [python, *words])
+""",
     # What pip does with the wheel and the index: the packages of the tests' own environment become
     # those of the new one. The extras have to be keyfront's, in the spelling of its metadata.
     "keyfront-pip": """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -110,9 +111,17 @@ class Served:
 def serve(
     state: Path, server: str, *, port: int = 0, environment: dict[str, str] | None = None,
     arguments: tuple[str, ...] = (), until: bytes = b"Stop with", python: str = sys.executable,
+    alone: bool = False,
 ) -> Iterator[Served]:
-    """Run ``keyfront serve`` until the block ends; it answers when the block begins."""
+    """Run ``keyfront serve`` until the block ends; it answers when the block begins.
+
+    :param alone: have uWSGI serve with one process, as on a machine with one core: with greenlets
+        each loads Keystone for itself, which takes two seconds of a processor
+    """
     prefix = as_ordinary_user() if server == "mod_wsgi" else []
+    if alone:
+        core = random.choice(sorted(os.sched_getaffinity(0)))
+        prefix = ["taskset", "--cpu-list", str(core), *prefix]
     process = subprocess.Popen(
         [
             *prefix, python, "-m", "keyfront", "serve", "--state", str(state),

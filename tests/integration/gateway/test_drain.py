@@ -25,6 +25,8 @@ from support.programs import own_folder, running
 from support.served import PATIENCE, wait_for
 
 CLIENTS = 4
+# Seconds between an answer and its client's next request: without, clients alone occupy all cores.
+BREATH = 0.01
 _GET = b"GET /metrics HTTP/1.0\r\n\r\n"
 
 
@@ -50,13 +52,14 @@ class Load:
                     self.failures.append(f"{answer.status} {body!r}")
             except (OSError, HTTPException) as error:
                 self.failures.append(repr(error))
+            self.over.wait(BREATH)
         connection.close()
 
     def recent(self) -> set[int]:
         """The workers of many answers from now on."""
         before = len(self.workers)
         wait_for(
-            lambda: self.failures or len(self.workers) > before + 50 * CLIENTS,
+            lambda: self.failures or len(self.workers) > before + 20 * CLIENTS,
             "they are answered",
         )
         assert self.failures == []

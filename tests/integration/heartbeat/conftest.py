@@ -1,4 +1,4 @@
-"""What the heartbeat's tests share: scripts that use AMQP in a process of their own."""
+"""What the heartbeat's tests share: workers, a broker, and scripts in a process of their own."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from support.broker import Broker
+from support.amqp_worker import HEARTBEAT, Crew
+from support.broker import Broker, broker
 from support.served import PATIENCE
 
-# Seconds. A broker closes a connection two to three of them after the last byte: on a busy machine
-# a process stands still for a part of that.
-HEARTBEAT = 3
+# Seconds.
 IDLE = 4 * HEARTBEAT
 
 # What each process has: connect() and publish() by py-amqp, transport() and client() by
@@ -29,6 +29,7 @@ logging.basicConfig(stream=sys.stderr, format="LOG %(levelname)s %(name)s %(mess
 for chatty in ("amqp", "amqp.connection.Connection.heartbeat_tick"):
     logging.getLogger(chatty).setLevel(logging.WARNING)
 settings = json.loads(sys.argv[1])
+sys.argv[0] = settings["name"]  # with which oslo.messaging's names of connections begin
 
 def hang_up():
     "No heartbeat is sent any more, and beside others it takes an interpreter seconds to end."
@@ -95,8 +96,9 @@ def idle_until_beats(number):
 class Ended:
     """What a process said and logged."""
 
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+    def __init__(self, done: subprocess.CompletedProcess[str], name: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
+        self._name = name
         self.said: dict[str, Any] = {}
         for line in done.stdout.splitlines():
             self.said |= json.loads(line)
@@ -106,6 +108,11 @@ class Ended:
         self.printed = done.stderr
         assert "Traceback" not in done.stderr, done.stderr
         assert "guest:guest" not in done.stderr
+
+    @property
+    def connections(self) -> str:
+        """How the names of oslo.messaging's connections begin; a number alone comes again."""
+        return f"{self._name}:{self.said['pid']}:"
 
 
 @pytest.fixture
@@ -129,6 +136,30 @@ def run(rabbit: Broker, request: pytest.FixtureRequest) -> Any:
              json.dumps(chosen)],
             capture_output=True, text=True, timeout=3 * PATIENCE, check=False,
             env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        ))
+        ), chosen["name"])
 
     return run
+
+
+@pytest.fixture(scope="session")
+def everybody() -> Iterator[Crew]:
+    crew = Crew()
+    yield crew
+    for worker in crew.values():
+        worker.kill()
+
+
+@pytest.fixture
+def crew(everybody: Crew, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    """Workers without connections, whose hubs stand still; close what you open in them."""
+    everybody.fill(lambda: tmp_path_factory.mktemp("worker"))
+    everybody.ask("mode", hub=False)
+    yield everybody
+    everybody.weed()
+
+
+@pytest.fixture(scope="session")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that may be killed, stopped and blocked, if it runs as before afterwards."""
+    with broker(tmp_path_factory.mktemp("own")) as running:
+        yield running

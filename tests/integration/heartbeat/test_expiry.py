@@ -30,7 +30,7 @@ BEGIN = """
 
 
 def check(rabbit: Broker, ended: Any, *, accepted: int) -> None:
-    name = f":{ended.said['pid']}:"
+    name = ended.connections
     assert rabbit.accepted(name) == accepted, ended.printed
     assert rabbit.missed(name) == 0
     assert rabbit.frame_errors(name) == 0
@@ -149,7 +149,7 @@ def test_borrowed_in_the_moment_it_expires(
     """, patch=patch, tls=tls)
     assert ended.said["expired"] > 10
     assert not [x for x in ended.lines if "unreachable" in x or "LOG ERROR" in x], ended.printed
-    name = f":{ended.said['pid']}:"
+    name = ended.connections
     assert rabbit.frame_errors(name) == rabbit.missed(name) == 0
 
 
@@ -177,7 +177,7 @@ def test_a_child_does_not_end_its_parents(run: Any, rabbit: Broker) -> None:
     """, patch="eventlet", tls=False)
     assert ended.said["kept"] == 3
     assert ended.said["left"] == 0
-    name = f":{ended.said['pid']}:"
+    name = ended.connections
     assert rabbit.accepted(name) == 3
     assert rabbit.frame_errors(name) == rabbit.missed(name) == 0
     assert not [x for x in ended.lines if "LOG ERROR" in x], ended.printed

@@ -12,21 +12,18 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pytest
 
-from support.amqp_worker import MODELS, Worker, at_once
-from support.broker import Broker, broker
+from support.amqp_worker import HEARTBEAT, MODELS, Crew, Worker, at_once
+from support.broker import Broker
 from support.fault_proxy import FaultProxy
 from support.processes import stop
 from support.served import wait_for
 
 pytestmark = pytest.mark.slow
 
-# Seconds. A broker closes a connection two to three of them after the last byte: on a busy machine
-# a process stands still for a part of that.
-HEARTBEAT = 3
+# Seconds.
 IDLE = 4 * HEARTBEAT
 # A heartbeat that ends no connection, where that is not the subject; rate 1: oslo.messaging's own
 # thread looks every 30 s, and does not repair in the meantime what the test has broken.
@@ -38,73 +35,11 @@ GREEN = ("eventlet", "gevent")
 STANDSTILL = 0.2
 
 
-class Crew(dict[tuple[str, bool], Worker]):
-    """A worker for each model, with our heartbeat and without; kept from test to test."""
-
-    def of(self, *models: str, ours: bool | None = None) -> list[Worker]:
-        return [x for (model, with_ours), x in self.items()
-                if model in (models or MODELS) and ours in (None, with_ours)]
-
-    def ask(self, command: str, /, **arguments: object) -> dict[Worker, Any]:
-        return at_once(self.values(), command, **arguments)
-
-    def open(self, url: str, name: str = "it", **heartbeat: int) -> None:
-        """A transport each, with a connection that was used."""
-        self.ask("open", name=name, url=url, **(heartbeat or {"threshold": HEARTBEAT}))
-        self.ask("publish", name=name)
-
-    def publish_after_a_fault(self) -> dict[Worker, list[float]]:
-        """One message each; how long was waited before it was tried again.
-
-        With ours once the others are done: whoever is first may be quicker than the fault.
-        """
-        seconds = at_once(self.of(ours=False), "publish", name="it")
-        return seconds | at_once(self.of(ours=True), "publish", name="it")
-
-    def pairs(self, answers: dict[Worker, Any]) -> Iterator[tuple[str, Any, Any]]:
-        """By model: with ours, without."""
-        for model in MODELS:
-            yield model, answers[self[model, True]], answers[self[model, False]]
-
-
-@pytest.fixture(scope="module")
-def everybody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    crew = Crew()
-    yield crew
-    for worker in crew.values():
-        worker.kill()
-
-
-@pytest.fixture
-def crew(everybody: Crew, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    for model in MODELS:
-        for ours in (True, False):
-            if (model, ours) not in everybody:
-                folder = tmp_path_factory.mktemp("worker")
-                everybody[model, ours] = Worker(folder, model, ours=ours)
-    everybody.ask("mode", hub=False)
-    yield everybody
-    for who, worker in list(everybody.items()):
-        with contextlib.suppress(AssertionError):
-            if worker.ask("left") == []:
-                continue
-        # a test that failed has left something behind: the next begins anew
-        worker.kill()
-        del everybody[who]
-
-
 @pytest.fixture
 def proxies(crew: Crew, rabbit: Broker) -> Iterator[dict[Worker, FaultProxy]]:
     """A network of its own for each worker."""
     with contextlib.ExitStack() as stack:
         yield {x: stack.enter_context(FaultProxy(rabbit.port)) for x in crew.values()}
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that may be killed, stopped and blocked."""
-    with broker(tmp_path_factory.mktemp("own")) as running:
-        yield running
 
 
 def open_through(proxies: dict[Worker, FaultProxy], rabbit: Broker, **heartbeat: int) -> None:
@@ -175,13 +110,17 @@ def check_hub(crew: Crew) -> None:
 
 
 def test_computing_in_a_request(crew: Crew, rabbit: Broker) -> None:
+    before = {x: missed(rabbit, x) for x in crew.values()}
     crew.open(rabbit.url())
     crew.ask("burn", seconds=IDLE)
     crew.ask("publish", name="it")
     for worker in crew.of(ours=True):
-        assert missed(rabbit, worker) == 0, worker
+        assert missed(rabbit, worker) == before[worker], worker
     for worker in crew.of(*GREEN, ours=False):
-        wait_for(lambda x=worker: missed(rabbit, x) > 0, f"{worker} is lost, or nothing is tested")
+        wait_for(
+            lambda x=worker: missed(rabbit, x) > before[x],
+            f"{worker} is lost, or nothing is tested",
+        )
     crew.ask("close", name="it")
 
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from support.broker import Broker, Seen, broker
-from support.certificates import Certificates, certificates
+from support.broker import Broker, Seen
+from support.certificates import Certificates
 from support.frame_publisher import Task
 from support.heartbeat_servers import SHAPES, running
 from support.served import PATIENCE
@@ -84,14 +84,10 @@ class Result(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def rabbit(tmp_path_factory: pytest.TempPathFactory, made: Certificates) -> Iterator[Broker]:
-    with broker(tmp_path_factory.mktemp("broker"), tls=made) as running:
-        yield running
+def made(rabbit: Broker) -> Certificates:
+    """The certificates that the broker shows."""
+    assert rabbit.certificates is not None
+    return rabbit.certificates
 
 
 def _end(program: subprocess.Popen[str], seconds: float = BOUND) -> dict[str, Any]:

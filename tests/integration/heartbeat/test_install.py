@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.amqp_worker import MODELS, Worker, at_once
+from support.amqp_worker import HEARTBEAT, MODELS, Crew, at_once
 from support.broker import Broker
 from support.served import wait_for
 
-# Seconds. A broker closes a connection two to three of them after the last byte: on a busy machine
-# a process stands still for a part of that.
-HEARTBEAT = 3
+# Seconds.
 IDLE = 4 * HEARTBEAT
 
 # What it is told
@@ -238,59 +234,16 @@ def test_killed_in_the_middle_of_a_frame(
 # What it leaves behind
 
 
-@pytest.fixture
-def workers(tmp_path: Path) -> Iterator[list[Worker]]:
-    """Two of each model: with our heartbeat and without."""
-    made = [Worker(tmp_path, model, ours=ours) for model in MODELS for ours in (True, False)]
-    try:
-        at_once(made, "mode", hub=False)
-        yield made
-    finally:
-        for worker in made:
-            worker.kill()
-
-
-def test_nothing_outlives_its_owner(workers: list[Worker], rabbit: Broker) -> None:
-    # a connection that is dropped and not closed
-    ports = at_once(workers, "amqp", name="dropped", port=rabbit.port, heartbeat=60)
-    ours = [x for x in workers if x.ours]
-    assert {x["connections"] for x in at_once(ours, "stats").values()} == {1}
-    at_once(workers, "forget", name="dropped")
-    at_once(workers, "sleep", seconds=0.01)  # eventlet's own hub forgets a socket when it runs
-    at_once(workers, "descriptors")
-    wait_for(lambda: not set(ports.values()) & set(rabbit.connections()), "all have gone")
-    assert {x["connections"] for x in at_once(ours, "stats").values()} == {0}
-    # 200 that are opened and closed
-    at_once(workers, "churn", number=5, port=rabbit.port, heartbeat=60)
-    before = at_once(workers, "descriptors")
-    at_once(ours, "churn", number=200, port=rabbit.port, heartbeat=60)
-    assert {x["connections"] for x in at_once(ours, "stats").values()} == {0}
-    after = at_once(workers, "descriptors")
-    for worker in ours:
-        assert after[worker] == before[worker], worker
-    # closed ones over TLS, long before their next beat would find out
-    at_once(workers, "churn", number=50, port=rabbit.tls_port, heartbeat=60, tls=True)
-    assert set(at_once(workers, "tls_objects").values()) == {0}
-    # the end of the process, with connections that are open
-    for worker in workers:
-        worker.ask("open", name="it", url=rabbit.url(), threshold=60)
-        worker.ask("publish", name="it")
-        worker.ask("amqp", name="open", port=rabbit.port, heartbeat=60)
-    seconds = {worker: worker.end() for worker in workers}
-    with_ours, stock = (sum(t for x, t in seconds.items() if x.ours is y) for y in (True, False))
-    # whoever waited for the thread of the beats would wait for half a minute, until the next one
-    assert with_ours < 2 * stock + 15, seconds
-
-
 @pytest.mark.slow
-def test_fork(workers: list[Worker], rabbit: Broker) -> None:
+def test_fork(crew: Crew, rabbit: Broker) -> None:
     """A child may neither use its parent's connections nor harm them by ending."""
-    ours = [x for x in workers if x.ours]
+    ours = crew.of(ours=True)
     at_once(ours, "open", name="it", url=rabbit.url(), threshold=HEARTBEAT)
     at_once(ours, "publish", name="it")
     ports = at_once(ours, "amqp", name="raw", port=rabbit.port, heartbeat=HEARTBEAT)
     at_once(ours, "amqp", name="load", port=rabbit.port, heartbeat=HEARTBEAT)
     accepted = rabbit.accepted()
+    before = {x: rabbit.missed(f":{x.pid}:") for x in ours}
     load = {"do": "amqp_publish", "name": "load", "number": 2000, "size": 2000}
     at_once(ours, "start", job="load", command=load)
     refused = at_once(ours, "fork", command={"do": "amqp_publish", "name": "raw"})
@@ -303,12 +256,48 @@ def test_fork(workers: list[Worker], rabbit: Broker) -> None:
         assert "value" in published[worker], (worker, published[worker])
     # each child has made one connection, and nobody else any
     assert rabbit.accepted() == accepted + len(ours)
-    before = {x: rabbit.missed(f":{x.pid}:") for x in ours}
     time.sleep(IDLE)
     at_once(ours, "amqp_publish", name="raw")
     at_once(ours, "publish", name="it")
     for worker in ours:
         assert ports[worker] in rabbit.connections(), worker
-        assert rabbit.missed(f":{worker.pid}:") == before[worker] == 0, worker
+        assert rabbit.missed(f":{worker.pid}:") == before[worker], worker
         assert rabbit.frame_errors(f":{worker.pid}:") == 0, worker
     assert rabbit.accepted() == accepted + len(ours)
+    for name in ("raw", "load"):
+        at_once(ours, "amqp_close", name=name)
+    at_once(ours, "close", name="it")
+
+
+def test_nothing_outlives_its_owner(crew: Crew, rabbit: Broker) -> None:
+    """Behind the others: it ends the workers."""
+    workers, ours = crew.values(), crew.of(ours=True)
+    # a connection that is dropped and not closed
+    ports = at_once(workers, "amqp", name="dropped", port=rabbit.port, heartbeat=60)
+    assert {x["connections"] for x in at_once(ours, "stats").values()} == {1}
+    at_once(workers, "forget", name="dropped")
+    at_once(workers, "sleep", seconds=0.01)  # eventlet's own hub forgets a socket when it runs
+    at_once(workers, "descriptors")
+    wait_for(lambda: not set(ports.values()) & set(rabbit.connections()), "all have gone")
+    assert {x["connections"] for x in at_once(ours, "stats").values()} == {0}
+    # 40 that are opened and closed
+    at_once(workers, "churn", number=5, port=rabbit.port, heartbeat=60)
+    before = at_once(workers, "descriptors")
+    at_once(ours, "churn", number=40, port=rabbit.port, heartbeat=60)
+    assert {x["connections"] for x in at_once(ours, "stats").values()} == {0}
+    after = at_once(workers, "descriptors")
+    for worker in ours:
+        assert after[worker] == before[worker], worker
+    # closed ones over TLS, long before their next beat would find out
+    at_once(workers, "churn", number=10, port=rabbit.tls_port, heartbeat=60, tls=True)
+    assert set(at_once(workers, "tls_objects").values()) == {0}
+    # the end of the process, with connections that are open
+    for worker in workers:
+        worker.ask("open", name="it", url=rabbit.url(), threshold=60)
+        worker.ask("publish", name="it")
+        worker.ask("amqp", name="open", port=rabbit.port, heartbeat=60)
+    seconds = {worker: worker.end() for worker in workers}
+    crew.clear()
+    with_ours, stock = (sum(t for x, t in seconds.items() if x.ours is y) for y in (True, False))
+    # whoever waited for the thread of the beats would wait for half a minute, until the next one
+    assert with_ours < 2 * stock + 15, seconds

@@ -80,7 +80,7 @@ def test_stock_goes_on(
         running = {model: pool.submit(run, script, patch=model) for model in models}
         for model, future in running.items():
             ended = future.result()
-            said, name = ended.said, f":{ended.said['pid']}:"
+            said, name = ended.said, ended.connections
             assert said["done"] is True, model
             assert said["kept"] == 1, model
             assert said["beats"] == 0, f"{model}: nothing was tested"

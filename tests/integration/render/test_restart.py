@@ -36,6 +36,8 @@ from support.programs import own_folder, program, ready, running
 from support.served import PATIENCE, free_port, stats, wait_for
 
 CLIENTS = 4
+# Seconds between an answer and its client's next request: without, clients alone occupy all cores.
+BREATH = 0.01
 UNIT = "system/etc/systemd/system/keyfront-uwsgi"
 # As systemd does it: the descriptor is 3, and the variables name the process itself.
 _HANDED_OVER = """
@@ -164,6 +166,7 @@ class Clients:
                     self.failures.append(repr(error))
                 finally:
                     connection.close()
+                self.over.wait(BREATH)
 
         self.threads += [threading.Thread(target=client) for _ in range(CLIENTS)]
         for thread in self.threads:
@@ -181,7 +184,7 @@ class Clients:
     def go_on(self) -> set[int]:
         """Wait for many answers from now on; returns the workers of the last ones."""
         before = len(self.answers)
-        wait_for(lambda: len(self.answers) > before + 100 * CLIENTS, "they are answered")
+        wait_for(lambda: len(self.answers) > before + 25 * CLIENTS, "they are answered")
         return set(self.answers[-20 * CLIENTS :])
 
 

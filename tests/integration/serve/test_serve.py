@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import cache
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -201,7 +202,7 @@ class _Clients:
     def go_on(self) -> set[bytes]:
         """Wait until each has had many answers from now on; return the workers of the last ones."""
         before = len(self.answers)
-        wait_for(lambda: len(self.answers) > before + 50 * CONNECTIONS, "they are answered")
+        wait_for(lambda: len(self.answers) > before + 14 * CONNECTIONS, "they are answered")
         return set(self.answers[-10 * CONNECTIONS :])
 
 
@@ -353,10 +354,11 @@ def test_pyuwsgi_reloads_with_its_own_python(
     """
     state, port = keystone_state
     home = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    # a pip of its own would take three seconds of a processor
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     python = str(home / "bin/python")
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "pyuwsgi"], check=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "pyuwsgi"], check=True)
     (site,) = home.glob("lib/python*/site-packages")
     # All else is that of the tests' own environment.
     rest = sysconfig.get_path("purelib")
@@ -416,14 +418,33 @@ def test_statistics_show_no_token(keystone_state: tuple[Path, int], tmp_path: Pa
 
 
 @pytest.mark.parametrize("end", (signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
-def test_nothing_is_left_running(keystone_state: tuple[Path, int], end: signal.Signals) -> None:
+def test_nothing_is_left_running(
+    keystone_state: tuple[Path, int], tmp_path: Path, end: signal.Signals
+) -> None:
     """Also when the supervisor itself is killed."""
     state, port = keystone_state
-    with serve(state, "nginx+uwsgi", port=port) as served:
+    held = _held(tmp_path, "nginx+uwsgi", 10)
+    with serve(state, "nginx+uwsgi", port=port, **held) as served:  # type: ignore[arg-type]
         family = served.processes()
         assert len(family) > 3
         served.process.send_signal(end)
         assert not _alive_after(family, PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def rendered(
+    keystone_state: tuple[Path, int], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
+    """What ``keyfront serve`` renders for a uWSGI, by the name of its line-up."""
+    state, port = keystone_state
+
+    @cache
+    def found(server: str) -> str:
+        options = _held(tmp_path_factory.mktemp("rendered"), server, 3)
+        with serve(state, server, port=port, **options):  # type: ignore[arg-type]
+            return (state / "run" / "uwsgi.ini").read_text()
+
+    return found
 
 
 def test_a_stop_while_workers_load_is_not_lost(
@@ -453,18 +474,14 @@ def test_a_stop_while_workers_load_is_not_lost(
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_stop_while_it_loads_is_not_lost(
-    keystone_state: tuple[Path, int], tmp_path: Path, lazy: bool
+    rendered: Callable[[str], str], tmp_path: Path, lazy: bool
 ) -> None:
     """With nobody to send it again: uWSGI itself ignores it until its master's loop begins."""
-    state, port = keystone_state
     options = _held(tmp_path, "uwsgi", 3)
     options["environment"]["HOLD_LOAD"] = "1"  # type: ignore[index]
     load = _Load(tmp_path)
-    with serve(state, "uwsgi", port=port, **options) as served:  # type: ignore[arg-type]
-        rendered = (state / "run" / "uwsgi.ini").read_text()
-        served.stop()
     load.hold()
-    with _alone(_own_ini(rendered, tmp_path, lazy=lazy), options) as uwsgi:
+    with _alone(_own_ini(rendered("uwsgi"), tmp_path, lazy=lazy), options) as uwsgi:
         load.wait()
         uwsgi.terminate()
         load.go()
@@ -473,15 +490,11 @@ def test_a_stop_while_it_loads_is_not_lost(
 
 @pytest.mark.parametrize("server", ["uwsgi", "gevent"])
 def test_a_stop_before_a_lazy_worker_loads_is_not_lost(
-    keystone_state: tuple[Path, int], tmp_path: Path, server: str
+    rendered: Callable[[str], str], tmp_path: Path, server: str
 ) -> None:
     """Between its fork and the first line of ours it is uWSGI's, which forgets what it is told."""
-    state, port = keystone_state
     options = _held(tmp_path, server, 3)
-    with serve(state, server, port=port, **options) as served:  # type: ignore[arg-type]
-        rendered = (state / "run" / "uwsgi.ini").read_text()
-        served.stop()
-    ini = _own_ini(rendered, tmp_path, lazy=True)
+    ini = _own_ini(rendered(server), tmp_path, lazy=True)
     wait = f"cd {tmp_path}; touch forked-$PPID; while ! [ -e loads ]; do sleep 0.02; done"
     (tmp_path / "wait.sh").write_text(wait)
     wait = f"hook-post-fork = exec:/bin/sh {tmp_path}/wait.sh"
@@ -535,15 +548,13 @@ def _alone(
 
 
 def test_lazy_workers_without_the_hook_still_stop(
-    keystone_state: tuple[Path, int], tmp_path: Path
+    keystone_state: tuple[Path, int], rendered: Callable[[str], str], tmp_path: Path
 ) -> None:
     """An ini file of the operator's own, without our hook: unbounded, but no worse than stock."""
-    state, port = keystone_state
-    with serve(state, "uwsgi", port=port, **_held(tmp_path, "uwsgi", 3)) as served:  # type: ignore[arg-type]
-        rendered = (state / "run" / "uwsgi.ini").read_text()
-        served.stop()
-    rendered = "\n".join(x for x in rendered.splitlines() if not x.startswith("hook-post-fork"))
-    own = _own_ini(rendered, tmp_path, lazy=True)
+    state, _ = keystone_state
+    lines = rendered("uwsgi").splitlines()
+    text = "\n".join(x for x in lines if not x.startswith("hook-post-fork"))
+    own = _own_ini(text, tmp_path, lazy=True)
     with _alone(own, _held(tmp_path, "uwsgi", 3)) as uwsgi:
 
         def all_loaded() -> bool:

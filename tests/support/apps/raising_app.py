@@ -10,3 +10,7 @@ def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         raise RuntimeError("what the database said")
     start_response("200 OK", [("Content-Length", "4")])
     return [b"good"]
+
+
+def app_factory(global_conf: object) -> Any:
+    return application
