@@ -103,7 +103,7 @@ def deployed(
     config: Path = Path("/nowhere"), target: str = "", json_logs: bool = False,
     trusted: tuple[str, ...] = (), machine: Machine = MACHINE, workload: Workload = WORKLOAD,
     profile: Profile = STANDARD, environment: dict[str, str] | None = None,
-    prefix: Sequence[str] = (), pair: Path | None = None,
+    prefix: Sequence[str] = (), pair: Path | None = None, manager: bool = False,
 ) -> Iterator[Deployment]:
     """Render a line-up with TLS into a folder and serve it until the block ends.
 
@@ -114,6 +114,7 @@ def deployed(
     :param pair: the folder of a line-up whose certificate this one shall have: HAProxy knows its
         nodes by it
     :param prefix: put before each server's command
+    :param manager: run uWSGI by ``keyfront uwsgi``, which can reload it
     """
     port = free_port()
     (folder / "log").mkdir()
@@ -142,6 +143,8 @@ def deployed(
         # stopped in the reverse order: the server in front first
         started = []
         for name, command, stop in _commands(folder, server, settings):
+            if manager and name == "uwsgi":
+                command = uwsgi_manager(folder)
             log = folder / "log" / f"{name}.out"
             started_by = running([*prefix, *command], log, stop, environment=environment)
             process = stack.enter_context(started_by)
@@ -150,6 +153,11 @@ def deployed(
             folder, port, computed, [psutil.Process(x.pid) for x, _ in started], started[-1]
         )
         yield deployment
+
+
+def uwsgi_manager(folder: Path) -> list[str]:
+    """The command of a rendered unit that runs uWSGI."""
+    return [str(Path(sys.prefix, "bin", "keyfront")), "uwsgi", str(folder / "uwsgi.ini")]
 
 
 def _commands(

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from http.client import HTTPConnection, HTTPMessage
+from http.client import HTTPConnection, HTTPMessage, HTTPSConnection
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -39,14 +39,21 @@ class Answer:
 class Client:
     """HTTP by one kept connection, opened again when the server ended it; for one thread.
 
-    :param base_url: what every path is appended to, e.g. ``http://127.0.0.1:5000/v3``
+    :param base_url: what every path is appended to, e.g. ``http://127.0.0.1:5000/v3``; by
+        ``https`` whom ``SSL_CERT_FILE`` trusts is trusted
+    :param timeout: seconds that an answer may take
+    :param source: the address to come from; default: any
     """
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, timeout: float = PATIENCE, source: str = "") -> None:
         parts = urlsplit(base_url)
         assert parts.hostname is not None
         self._prefix = parts.path
-        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connection = kind(
+            parts.hostname, parts.port, timeout=timeout,
+            source_address=(source, 0) if source else None,
+        )  # fmt: skip
 
     def request(
         self, method: str, path: str, headers: Mapping[str, str], body: object = None
