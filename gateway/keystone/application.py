@@ -43,7 +43,7 @@ from keyfront.middleware.tokens.routes import TOKENS
 
 from .. import slow_requests
 from ..error_body import error_body, plain_error_body
-from . import first_request, needless_warnings, saml_schemas, token_cache
+from . import entry_points, first_request, needless_warnings, saml_schemas, token_cache
 from .database_loss import DatabaseLoss
 from .imports import import_keystone as _import
 from .imports import incompatible as _incompatible
@@ -235,6 +235,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     """
     environment = _environment(global_conf or {}, local_conf)
     needless_warnings.leave_out()
+    entry_points.list_at_once()
     saml_schemas.build_on_demand()
     core = _import("keystone.server.flask.core")
     middleware = _import(_MIDDLEWARE).AuthContextMiddleware
