@@ -14,7 +14,9 @@ called as a web server calls it:
     first validation        each service validates each new token for the first time
     repeated                and once more
     asked of Keystone       by a query that keyfront does not know, so that Keystone answers
-    fresh worker            the same in a process that was just forked, one each
+    forked process          the same in a process that was just forked, one each
+    fresh worker            the same in one that was forked of a process which has loaded Keystone
+                            and answered nothing, as uWSGI forks its workers
 
 With ``--changes N`` something else is changed after every N requests: a user is made, or granted a
 role elsewhere, as ``keystone-manage`` would.
@@ -58,9 +60,9 @@ from .cloud_mix import EXTRA, hash_milliseconds
 from .token_servers import CANDIDATES, check
 
 NAMES = {"stock": "keystone", "memcached": "memcached", "keyfront": "keyfront"}
-DAY, LOGIN, RESCOPE, FIRST, REPEATED, ASKED, FRESH = PHASES = (
+DAY, LOGIN, RESCOPE, FIRST, REPEATED, ASKED, FORKED, FRESH = PHASES = (
     *("first login of a day", "login", "re-scope", "first validation", "repeated"),
-    *("asked of Keystone", "fresh worker"),
+    *("asked of Keystone", "forked process", "fresh worker"),
 )
 _TOKENS = "/v3/auth/tokens"
 _UNKNOWN = "allow_expired=0"
@@ -170,8 +172,8 @@ class Measured:
         self._given = given
         self._client = Client(self._load())
         self._statements = Statements()
+        self._master = self._fork_master()
         self._found: Found = defaultdict(list)
-        self._counting = False
         self._requests = 0
 
     def _load(self) -> Any:
@@ -190,7 +192,6 @@ class Measured:
         admin = client.log_in("admin", given.password, "admin")
         users, services = self._make(admin)
         for number in range(given.rounds + 1):
-            self._counting = number > 0
             callers = [client.log_in(name, _PASSWORD, "one") for name in services]
             if not number:
                 for user in users:
@@ -216,7 +217,7 @@ class Measured:
             with self._phase(ASKED, number):
                 for token in tokens:
                     self._ask(client.validate, callers[0], token, _UNKNOWN)
-            self._fresh(callers[0], others)
+            self._fresh(callers[0], others, number)
         return dict(self._found)
 
     def _ask(self, deed: Callable[..., Any], *values: str) -> Any:
@@ -240,30 +241,82 @@ class Measured:
             counts = self._statements.all, self._statements.writes
             self._found[name].append((self._requests, self._client.cpu, *counts))
         if profiled and number == self._given.rounds:
-            stats = pstats.Stats(self._profile, stream=sys.stderr)
-            for order in ("tottime", "cumulative"):
-                stats.sort_stats(order).print_stats(self._given.lines)
+            self._tell(self._profile)
 
-    def _fresh(self, caller: str, tokens: list[str]) -> None:
+    def _tell(self, profile: cProfile.Profile) -> None:
+        stats = pstats.Stats(profile, stream=sys.stderr)
+        for order in ("tottime", "cumulative"):
+            stats.sort_stats(order).print_stats(self._given.lines)
+
+    def _fork_master(self) -> tuple[int, int]:
+        """Fork a process that answers nothing itself; returns where to write and to read.
+
+        For each caller and token that are written to it, it forks a worker that validates.
+        """
+        orders, order = os.pipe()
+        result, results = os.pipe()
+        if os.fork():
+            os.close(orders)
+            os.close(results)
+            return order, result
+        os.close(order)
+        os.close(result)
+        if self._given.child == "keyfront":
+            from keyfront.common.fork import registry
+
+            registry.install()
+            registry.prepare()
+        gc.collect()
+        gc.freeze()
+        with os.fdopen(orders, "rb") as file:
+            while True:
+                try:
+                    asked = pickle.load(file)
+                except EOFError:
+                    os._exit(0)
+                found = self._in_child(*asked)
+                if not found:
+                    os._exit(1)  # it has said why
+                os.write(results, found)
+
+    def _in_child(self, caller: str, token: str, profiled: bool) -> bytes:
+        """Validate a token in a process that is forked for it; returns what that took, pickled."""
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if not pid:
+            client, statements = self._client, self._statements
+            client.cpu, statements.all, statements.writes = 0.0, 0, 0
+            if profiled:
+                client.profile = cProfile.Profile(time.process_time)
+            client.validate(caller, token, _UNKNOWN)
+            os.write(writer, pickle.dumps((client.cpu, statements.all, statements.writes)))
+            if client.profile is not None:
+                self._tell(client.profile)
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as file:
+            found = file.read()
+        os.waitpid(pid, 0)
+        return found
+
+    def _fresh(self, caller: str, tokens: list[str], number: int) -> None:
         """Validate each token in a process of its own."""
-        if not self._counting:
+        if not number:
             return
-        counts = [0, 0.0, 0, 0]
-        for token in tokens:
-            reader, writer = os.pipe()
-            pid = os.fork()
-            if not pid:
-                self._client.cpu, self._statements.all, self._statements.writes = 0.0, 0, 0
-                self._client.validate(caller, token, _UNKNOWN)
-                one = self._client.cpu, self._statements.all, self._statements.writes
-                os.write(writer, pickle.dumps(one))
-                os._exit(0)
-            os.close(writer)
-            with os.fdopen(reader, "rb") as file:
-                cpu, every, writes = pickle.load(file)
-            os.waitpid(pid, 0)
-            counts = [counts[0] + 1, counts[1] + cpu, counts[2] + every, counts[3] + writes]
-        self._found[FRESH].append(tuple(counts))  # type: ignore[arg-type]
+        order, result = self._master
+        with os.fdopen(result, "rb", closefd=False) as file:
+            for phase in (FORKED, FRESH):
+                counts = [0, 0.0, 0, 0]
+                last = self._given.profile == phase and number == self._given.rounds
+                for token in tokens:
+                    asked = caller, token, last and token == tokens[-1]
+                    if phase == FORKED:
+                        one = pickle.loads(self._in_child(*asked))
+                    else:
+                        os.write(order, pickle.dumps(asked))
+                        one = pickle.load(file)
+                    counts = [counts[0] + 1, *map(sum, zip(counts[1:], one, strict=True))]
+                self._found[phase].append(tuple(counts))  # type: ignore[arg-type]
 
     def _make(self, admin: str) -> tuple[list[str], list[str]]:
         """Make users and services, with roles on two projects."""

@@ -33,6 +33,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from keyfront.common import request_phases
@@ -42,7 +43,7 @@ from keyfront.middleware.tokens.routes import TOKENS
 
 from .. import slow_requests
 from ..error_body import error_body, plain_error_body
-from . import needless_warnings, saml_schemas, token_cache
+from . import entry_points, first_request, needless_warnings, saml_schemas, token_cache
 from .database_loss import DatabaseLoss
 from .imports import import_keystone as _import
 from .imports import incompatible as _incompatible
@@ -236,6 +237,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     """
     environment = _environment(global_conf or {}, local_conf)
     needless_warnings.leave_out()
+    entry_points.list_at_once()
     saml_schemas.build_on_demand()
     core = _import("keystone.server.flask.core")
     middleware = _import(_MIDDLEWARE).AuthContextMiddleware
@@ -253,6 +255,9 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     if slow_requests.from_environment() or request_phases.watches:
         slow_requests.watch_database()
         slow_requests.watch_hashes(_import("keystone.common.password_hashing"))
+    first_request.answer_one(application)
+    with suppress(AttributeError):
+        del request_store.context
     served: WSGIApplication = request_phases.watched(
         "keystone", KeystoneApplication(application, request_store, views.begin, loss)
     )

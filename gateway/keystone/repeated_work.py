@@ -70,7 +70,8 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
             keep_roles_on_projects(memory, model)
             look_for_new_tokens_at_once(import_keystone("keystone.token.provider").Manager)
             kept_grants.keep_all(memory)
-        skip_empty_lists(import_keystone("keystone.revoke.backends.sql"), sql, ttl)
+        revoke = import_keystone("keystone.revoke.backends.sql")
+        skip_empty_lists(revoke, sql, ttl, memory)
     except AttributeError as error:
         raise incompatible(f"it does not look as expected ({error})") from None
 
@@ -560,6 +561,10 @@ _MARGIN = timedelta(seconds=1)
 _REVOCATIONS = Reads(frozenset({ANY}), frozenset({ANY}))
 
 
+# What the workers call it.
+_NEWEST = "newest revocation"
+
+
 class _Newest(NamedTuple):
     """The newest moment up to which tokens may have been revoked, in a state of the database."""
 
@@ -568,12 +573,15 @@ class _Newest(NamedTuple):
     deadline: float
 
 
-def skip_empty_lists(backend: Any, sql: Any, ttl: float) -> None:
+def skip_empty_lists(
+    backend: Any, sql: Any, ttl: float, memory: KeystoneMemory | None = None
+) -> None:
     """Make Keystone not look for revocations of a token that is younger than all of them.
 
     :param backend: the module of Keystone's SQL driver for revocations
     :param sql: the module ``keystone.common.sql``
     :param ttl: seconds for which it is believed at most that there are no newer ones
+    :param memory: the memory by which workers tell each other the newest; ``None``: each asks
     """
     import sqlalchemy
 
@@ -584,6 +592,18 @@ def skip_empty_lists(backend: Any, sql: Any, ttl: float) -> None:
     newest_of = sqlalchemy.select(sqlalchemy.func.max(event.__table__.c.issued_before))
     kept = _Newest("", datetime.max, -math.inf)
 
+    def look_again(request: Request, name: str) -> _Newest:
+        nonlocal kept
+        with sql.session_for_read() as session:
+            moment = session.execute(newest_of).scalar()
+        deadline = min(time.monotonic() + ttl, request.until)
+        found = _Newest(name, datetime.min if moment is None else moment, deadline)
+        if not request.unvouched:
+            kept = found
+            if memory is not None:
+                memory.keep_of_state(_NEWEST, name, found[1:])
+        return found
+
     def newest(request: Request | None) -> datetime:
         """Return the newest moment up to which tokens may have been revoked."""
         nonlocal kept
@@ -593,12 +613,11 @@ def skip_empty_lists(backend: Any, sql: Any, ttl: float) -> None:
             return datetime.max  # the age of the kept moment would not be known
         found = kept
         if found.name != name or time.monotonic() > found.deadline:
-            with sql.session_for_read() as session:
-                moment = session.execute(newest_of).scalar()
-            deadline = min(time.monotonic() + ttl, request.until)
-            found = _Newest(name, datetime.min if moment is None else moment, deadline)
-            if not request.unvouched:
-                kept = found
+            told = None if memory is None else memory.of_state(_NEWEST, name)
+            if told is not None:
+                found = kept = _Newest(name, *told)
+            else:
+                found = look_again(request, name)
         request.until = min(request.until, found.deadline)
         # Also where no statement is executed for it.
         request.note(_REVOCATIONS)

@@ -27,6 +27,7 @@ from keyfront.middleware.tokens.request import Request, basis_end, current
 from keyfront.middleware.tokens.watched_files import WatchedFiles, of_keystone
 
 from .directories import Directories
+from .first_request import load_driver
 from .imports import import_keystone, incompatible
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def connect(database: Database) -> CacheViews:
     record_validations(manager, directories.note)
     keep_no_outside_decision(import_keystone("oslo_policy._checks"))
     _load_policies()
+    load_driver(import_keystone("keystone.conf").CONF.database.connection)
     if values["reuse"] and values["first_validations"]:
         decide = tell_of_validations(manager, directories.note)
         if decide is not None:

@@ -53,6 +53,8 @@ def tell_of_validations(
         return None
     policy = Policy(enforcer)
     policy.note()
+    # Once before anybody asks: what the enforcer prepares then, workers that are forked have.
+    policy.decide({"roles": []}, {})
     note_issued(manager, note)
     return policy.decide
 

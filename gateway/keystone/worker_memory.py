@@ -320,6 +320,27 @@ class KeystoneMemory(CacheBackend):
         found = None if packed is None else _Value.unpack(packed)
         return None if found is None or time.monotonic() > found.deadline else found
 
+    def of_state(self, what: str, state: str) -> Any:
+        """Return what a worker keeps of a state of the database; ``None`` if nobody does.
+
+        :param state: a name of it, see :func:`~.cache_regions.name_of`
+        """
+        node = self._node()
+        packed = None if node is None else node.value(f"{self._form}{what} {state}")
+        found = None if packed is None else pickle.loads(packed)
+        return None if found is None or time.monotonic() > found[-1] else found
+
+    def keep_of_state(self, what: str, state: str, value: tuple[Any, ...]) -> None:
+        """Keep something for all workers that holds as long as a state has its name.
+
+        :param state: as of :meth:`of_state`
+        :param value: its last element is the end of it, in seconds of the monotonic clock
+        """
+        node = self._node()
+        if node is not None:
+            packed = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            node.keep_value(f"{self._form}{what} {state}", packed)
+
     def computed(self, function: str, argument: object, compute: Callable[[], Any]) -> Any:
         """Return the kept value of a driver's function, or compute and keep it.
 

@@ -13,6 +13,11 @@ Keystone uses it by ``[identity] driver = keyfront_ldap`` (``keystone/driver.py`
 by the paste filter ``ldap_auth``. ``keyfront ldap check`` shows what works on which server.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from keyfront.errors import (
     CredentialsError,
     DirectoryAnswerError,
@@ -30,10 +35,11 @@ from keyfront.errors import (
     Verdict,
 )
 
-from .diagnose import ServerReport
-from .directory import LDAPPool
-from .logins import Identity
-from .protocol.tls import TLS
+if TYPE_CHECKING:
+    from .diagnose import ServerReport
+    from .directory import LDAPPool
+    from .logins import Identity
+    from .protocol.tls import TLS
 
 __all__ = [
     "TLS",
@@ -64,3 +70,20 @@ __all__ = [
     "service_account",
     "wsgi",
 ]
+
+# Where it is. Imported when it is asked for: each process that serves Keystone imports this
+# package, and most have no directory.
+_PLACES = {
+    "LDAPPool": "directory",
+    "Identity": "logins",
+    "ServerReport": "diagnose",
+    "TLS": "protocol.tls",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(f".{_PLACES[name]}", __name__), name)
+    globals()[name] = found
+    return found

@@ -122,6 +122,7 @@ class ForkRegistry:
         if _loads_before_fork():
             self.prepare()
         else:
+            gc.collect()  # of what was loaded, and not in the first requests
             self.reopen()
 
     def prepare(self) -> tuple[SharedSocket, ...]:

@@ -70,7 +70,7 @@ def test_little_is_read(tmp_path: Path, imported: Imported) -> None:
     # whose groups and grants are known on each project since he logged in to one
     for phase in (
         keystone_cpu.RESCOPE, keystone_cpu.FIRST, keystone_cpu.REPEATED, keystone_cpu.ASKED,
-        keystone_cpu.FRESH,
+        keystone_cpu.FORKED, keystone_cpu.FRESH,
     ):  # fmt: skip
         assert found[phase] == (0, 0), found
 

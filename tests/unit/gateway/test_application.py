@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
@@ -359,3 +360,29 @@ def test_load_or_fail_lets_an_interrupt_through(
     monkeypatch.setenv("KEYFRONT_APP", f"{module('raise KeyboardInterrupt')}:app")
     with pytest.raises(KeyboardInterrupt):
         application.load_or_fail(raising=False)
+
+
+WATCHED = "import gc\nwatched = gc.isenabled()\nlist_ = []\nlist_.append(list_)\ndef app(*_): ...\n"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_no_garbage_is_looked_for_while_it_is_loaded(
+    module: Callable[..., str], enabled: bool, fails: bool
+) -> None:
+    name = module(WATCHED + ("raise RuntimeError('not today')\n" if fails else ""))
+    before = gc.isenabled()
+    gc.unfreeze()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        if fails:
+            with pytest.raises(RuntimeError, match="not today"):
+                application.load(f"{name}:app")
+        else:
+            application.load(f"{name}:app")
+            assert sys.modules[name].watched is False
+            # what was loaded has not to be looked through at the next allocation
+            assert any(one is sys.modules[name].list_ for one in gc.get_objects(generation=2))
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()

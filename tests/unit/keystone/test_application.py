@@ -251,8 +251,12 @@ def test_files_that_keystone_is_given(
     monkeypatch.setenv("OS_KEYSTONE_CONFIG_FILES", "/of/the/environment.conf")
     monkeypatch.delenv("OS_KEYSTONE_CONFIG_DIR", raising=False)
     given: list[Any] = []
+    asked: list[tuple[str, bool]] = []
+    store = factory.checked_request_store()
 
     def keystone(environ: Any, start_response: Any) -> list[bytes]:
+        asked.append((environ.get("PATH_INFO", ""), hasattr(store, "context")))
+        store.context = object()
         start_response("200 OK", [])
         return [b"the application"]
 
@@ -276,7 +280,11 @@ def test_files_that_keystone_is_given(
         if "token" in vars(auth_context.AuthContextMiddleware):
             del auth_context.AuthContextMiddleware.token
     assert given == [("public", files), "database"]
+    # what the first request would make is made, and nothing of that is left
+    assert asked == [("/v3", False)]
+    assert not hasattr(store, "context")
     assert list(application({}, lambda *_: None)) == [b"the application"]
+    del store.context
 
 
 def test_an_unknown_option_is_named_without_its_value() -> None:

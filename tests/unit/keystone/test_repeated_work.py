@@ -7,8 +7,9 @@ import datetime
 import inspect
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ from keyfront.gateway.keystone.worker_memory import KeystoneMemory
 from keyfront.middleware.tokens.epochs import Epoch
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, FIXED, REVOKED
+from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.request import Fill, Request, current
 
 # The numbers of the last change before a request.
@@ -524,7 +526,7 @@ def test_a_catalog_that_names_no_user_is_for_all(
 class Revocations:
     """Keystone's driver for revocations on a database; it finds ``found``."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: KeystoneMemory | None = None) -> None:
         metadata = sqlalchemy.MetaData()
         column = sqlalchemy.Column("issued_before", sqlalchemy.DateTime)
         self._table = sqlalchemy.Table("revocation_event", metadata, column)
@@ -542,7 +544,7 @@ class Revocations:
         backend = SimpleNamespace(
             Revoke=Revoke, RevocationEvent=SimpleNamespace(__table__=self._table)
         )
-        repeated_work.skip_empty_lists(backend, self, 30.0)
+        repeated_work.skip_empty_lists(backend, self, 30.0, memory)
         self._driver = Revoke()
 
     def _count(self, *given: Any) -> None:
@@ -657,6 +659,65 @@ def test_what_may_be_from_the_past_is_not_kept(stack: ExitStack) -> None:
     revocations.revoke(THEN)
     with request():
         assert revocations.looked_for(THEN)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, stack: ExitStack) -> Callable[..., Revocations]:
+    """Makes workers of one node, each with a database of its own."""
+    (tmp_path / "node").mkdir(mode=0o700)
+
+    def make(form: str = "") -> Revocations:
+        node = Node(tmp_path / "node", size=1 << 20, values=1 << 18, flight_timeout=1)
+        node.start(bytes(32))
+        memory = KeystoneMemory(1 << 20, 30.0, lambda: node, form)
+        return stack.enter_context(Revocations(memory))
+
+    return make
+
+
+def test_a_fresh_worker_is_told_of_revocations_by_others(
+    workers: Callable[..., Revocations], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, fresh, stranger = workers(), workers(), workers("of another version")
+    one.revoke(THEN)
+    with request():
+        assert one.looked_for(THEN)
+    with request() as asking:
+        asking.fills.append(Fill("a value"))
+        assert fresh.looked_for(THEN)
+        assert not fresh.looked_for(THEN + 9 * SECOND)
+        assert fresh.questions == 0
+        # what it decides goes by revocations, and ends with what it was told
+        assert asking.fills[0].tags == {ANY}
+        assert asking.until < time.monotonic() + 31
+        assert not stranger.looked_for(THEN)
+        assert stranger.questions == 1
+    # of another state it knows nothing
+    with request(LATER):
+        assert not fresh.looked_for(THEN + 9 * SECOND)
+        assert fresh.questions == 1
+    # nor when it is too long ago, whoever has asked
+    now = time.monotonic()
+    late = workers()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 31)
+    with request():
+        assert not late.looked_for(THEN)
+        assert late.questions == 1
+
+
+def test_what_may_be_from_the_past_is_told_to_nobody(
+    workers: Callable[..., Revocations],
+) -> None:
+    one, fresh = workers(), workers()
+    one.revoke(THEN)
+    with request() as doubtful:
+        doubtful.unvouched = True
+        assert one.looked_for(THEN)
+    with request(None):  # of a state without a name
+        assert one.looked_for(THEN)
+    with request():
+        assert not fresh.looked_for(THEN)
+        assert fresh.questions == 1
 
 
 def _positional(a: int, b: int = 2, c: int = 3) -> None: ...

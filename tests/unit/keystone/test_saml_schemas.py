@@ -34,7 +34,6 @@ assert xmlschema.XMLSchema is Counted
 from saml2 import samlp
 from saml2.xml import schema
 assert not built
-assert schema._XMLSchema is Counted
 good = str(samlp.AuthnRequest(id="a", version="2.0", issue_instant="2026-01-01T00:00:00Z"))
 schema.validate(good)
 # with those that it names
@@ -48,6 +47,10 @@ for _ in range(2):
     else:
         raise AssertionError("it is not checked")
 assert len(built) == count
+assert schema._XMLSchemaException is xmlschema.exceptions.XMLSchemaException
+# one that is asked for by itself is no other than xmlschema's
+empty = '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema"/>'
+assert type(schema._XMLSchema(empty)) is Counted
 """
 
 LOADED = """
@@ -62,6 +65,8 @@ except Exception as error:
     assert "no such" in str(error), error
 from saml2.xml import schema
 assert isinstance(schema._schema_validator_default, SchemaOnDemand)
+loaded = {"xmlschema", "elementpath"} & set(sys.modules)
+assert not loaded, loaded
 """
 
 EAGER = """

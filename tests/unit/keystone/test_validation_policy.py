@@ -269,6 +269,14 @@ def test_a_keystone_that_tells_its_policy_other_things_is_left_alone(
     validated: list[Any] = []
     manager = SimpleNamespace(validate_token=validated.append, issue_token=None)
     original = manager.validate_token
+    decided: list[Any] = []
+    decide_one = Policy.decide
+
+    def noting(self: Policy, *told: Any) -> Any:
+        decided.append(told)
+        return decide_one(self, *told)
+
+    monkeypatch.setattr(Policy, "decide", noting)
     # as of a Keystone that was loaded
     cfg.CONF([], project="keystone", default_config_files=[], default_config_dirs=[])
     monkeypatch.setattr(enforcer, "RBACEnforcer", Other)
@@ -279,3 +287,5 @@ def test_a_keystone_that_tells_its_policy_other_things_is_left_alone(
     assert bool([x for x in caplog.records if "first validations" in x.message]) is (decide is None)
     assert manager.validate_token is original
     assert validated == []
+    # once, of nobody, so that workers need not prepare what the enforcer needs
+    assert decided == ([({"roles": []}, {})] if decide else [])
