@@ -333,7 +333,7 @@ class KeystoneMemory(CacheBackend):
     def keep_of_state(self, what: str, state: str, value: tuple[Any, ...]) -> None:
         """Keep something for all workers that holds as long as a state has its name.
 
-        :param state: as of :meth:`of_state`
+        :param state: its name, as :meth:`of_state` takes it
         :param value: its last element is the end of it, in seconds of the monotonic clock
         """
         node = self._node()
