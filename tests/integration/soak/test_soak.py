@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from support.soak import report
 from support.soak.clients import Clients
 from support.soak.faults import SILENT, Faults
 from support.soak.resources import Rest, look
-from support.soak.site import site
+from support.soak.site import Site, site
 
 pytest.importorskip("keystone")
 pytest.importorskip("keystonemiddleware")
@@ -37,35 +38,27 @@ def test_a_site_under_faults(tmp_path: Path, pytestconfig: pytest.Config) -> Non
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     pace, pause = (4.0, 0.2) if minutes is None else (1.0, 2.0)
+    rests: list[Rest] = []
+    failed: list[str] = []
     with site(tmp_path) as made:
         clients = Clients(made, random.Random(seed), pace)
         faults = Faults(made, clients, random.Random(seed + 1), pause)
         began = time.monotonic()
-        rests: list[Rest] = []
         clients.start()
         try:
-            _wait(clients, faults, lambda: clients.has_asked_everywhere())
-            rests.append(_rest(clients, made))
-            faults.start()
-            end = began + 60 * (minutes or 0.0)
-            while time.monotonic() < end or faults.rounds < 1:
-                until = min(end, time.monotonic() + RESTS) if minutes is not None else 0.0
-                _wait(
-                    clients, faults,
-                    lambda until=until: time.monotonic() >= until and faults.rounds >= 1,
-                )  # fmt: skip
-                with faults.none():
-                    rests.append(_rest(clients, made))
-                if clients.over.is_set() or faults.over.is_set():
-                    break
-            faults.end()
+            _soak(made, clients, faults, rests, 60 * (minutes or 0.0))
+        except AssertionError as error:
+            failed.append(str(error))  # the page tells what had been found until then
         finally:
-            faults.over.set()
-            clients.end()
+            for part in (faults, clients):
+                try:
+                    part.end()
+                except AssertionError as error:
+                    failed.append(str(error))
         found = report.Found(
             began, time.monotonic(), clients.seen, faults.had, rests, clients.changes,
             clients.doubtful, impossible=clients.history.faults(),
-            wrong=[*clients.wrong, *_noticed(clients, faults)], grown=_grown(rests),
+            wrong=[*failed, *clients.wrong, *_noticed(clients, faults)], grown=_grown(rests),
             absent=[f"Not had, as no file system can be mounted: {x}." for x in faults.absent],
         )  # fmt: skip
     report.write(found, page)
@@ -74,19 +67,38 @@ def test_a_site_under_faults(tmp_path: Path, pytestconfig: pytest.Config) -> Non
     assert set(clients.changes) == set(clients.KINDS)
 
 
-def _wait(clients: Clients, faults: Faults, condition: object) -> None:
+def _soak(
+    made: Site, clients: Clients, faults: Faults, rests: list[Rest], seconds: float
+) -> None:
+    """Let faults be had for so long, and each once at least; look at what it takes meanwhile."""
+    end = time.monotonic() + seconds
+    _wait(clients, faults, clients.has_asked_everywhere)
+    rests.append(_rest(clients, made))
+    faults.start()
+    while time.monotonic() < end or faults.rounds < 1:
+        until = min(end, time.monotonic() + RESTS)
+        _wait(
+            clients, faults,
+            lambda until=until: time.monotonic() >= until and faults.rounds >= 1,
+        )  # fmt: skip
+        if clients.over.is_set() or faults.over.is_set():
+            return
+        with faults.none():
+            rests.append(_rest(clients, made))
+
+
+def _wait(clients: Clients, faults: Faults, condition: Callable[[], bool]) -> None:
     """Wait until something is so, or somebody has failed."""
-    assert callable(condition)
     hangs = time.monotonic() + 10 * PATIENCE + RESTS
     while not (condition() or clients.over.is_set() or faults.over.is_set()):
         assert time.monotonic() < hangs, "the soak hangs"
         time.sleep(0.1)
 
 
-def _rest(clients: Clients, made: object) -> Rest:
+def _rest(clients: Clients, made: Site) -> Rest:
     with clients.resting():
         time.sleep(ENDS)
-        return look(made)  # type: ignore[arg-type]
+        return look(made)
 
 
 def _noticed(clients: Clients, faults: Faults) -> list[str]:
@@ -103,7 +115,10 @@ def _noticed(clients: Clients, faults: Faults) -> list[str]:
 
 
 def _grown(rests: list[Rest]) -> list[str]:
-    first, last = rests[min(1, len(rests) - 2)] if len(rests) > 2 else rests[0], rests[-1]
+    if not rests:
+        return []
+    # The first is before any fault: what faults use is not there yet.
+    first, last = rests[1 if len(rests) > 2 else 0], rests[-1]
     found = []
     for name, before in first.figures.items():
         after = last.figures[name]

@@ -14,7 +14,7 @@ import contextlib
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -34,6 +34,9 @@ BOUND = 1.0
 TOKENS = 6
 #: Seconds after which a client gives up.
 GIVES_UP = 30.0
+#: Seconds after which the tokens that last are replaced: they end after an hour, by clocks that are
+#: set ahead sooner; and after which who was deleted comes back, as no request of before still runs.
+RENEWED, BACK = 900.0, 3 * GIVES_UP
 _PUBLIC = "balancer"
 
 
@@ -116,14 +119,17 @@ class Clients:
         self._threads: list[threading.Thread] = []
         node = site.nodes[0]
         self.world = world = World(node.url, node.password)
+        self._password = node.password
         self.admin = world.admin
         self.subjects = [self._subject() for _ in range(2)]
         self._project, role = world.project(), world.role()
         groups = world.call("GET", f"/groups?domain_id={site.domain}").body["groups"]
         (everybody,) = [x["id"] for x in groups if x["name"] == "everybody"]
         world.call("PUT", grant("projects", self._project, "groups", everybody, role))
+        self._renewed = time.monotonic()
         # Not the last one: a group keeps a member.
         self._people = list(site.directories[0].users[:-1])
+        self._deleted: deque[tuple[float, Person, dict[str, list[bytes]]]] = deque()
         self._logged: dict[str, tuple[Person, str]] = {}
 
     def _subject(self) -> Subject:
@@ -157,6 +163,7 @@ class Clients:
         for work in (self.log_in, self.log_in_by_directory, self.rescope, self.look_around):
             self._repeat(work, PAUSE)
         self._repeat(self.try_what_is_wrong, 4 * PAUSE)
+        self._repeat(self.renew, CHANGE)
         for change in (
             lambda: self.rename("user", "users", first.user.id),
             lambda: self.rename("project", "projects", second.project),
@@ -332,6 +339,34 @@ class Clients:
             with self._lock:
                 self._logged[str(answer.headers["X-Subject-Token"])] = person, register
 
+    def renew(self) -> None:
+        """Replace the tokens that last, in time."""
+        if time.monotonic() < self._renewed + RENEWED:
+            return
+        who = {"name": "admin", "domain": {"id": "default"}, "password": self._password}
+        tokens = []
+        for user, scope in (
+            (who, {"name": "admin", "domain": {"id": "default"}}),
+            *(({"id": x.user.id, "password": x.user.password}, {"id": x.project})
+              for x in self.subjects),
+        ):  # fmt: skip
+            body = _password(user, "")
+            body["auth"]["scope"]["project"] = scope
+            answer = self.in_turn(
+                "login", method="POST", path=VALIDATE, headers={}, good=(201,), body=body
+            )
+            if answer is None:
+                return
+            tokens.append(str(answer.headers["X-Subject-Token"]))
+        self.admin = tokens[0]
+        registers = [self._register() for _ in self.subjects]
+        with self._lock:
+            for subject, token, register in zip(
+                self.subjects, tokens[1:], registers, strict=True
+            ):
+                subject.tokens = {token: register, **dict(list(subject.tokens.items())[1:])}
+        self._renewed = time.monotonic()
+
     def rescope(self) -> None:
         """Exchange the administrator's token for another one."""
         body = {
@@ -384,7 +419,7 @@ class Clients:
                 )
                 if answer is not None:
                     break
-                if not insists or self.over.is_set():
+                if not insists or self.over.is_set() or self.wrong:
                     with self._lock:
                         self.doubtful[kind] += 1
                     raise _Doubt
@@ -457,9 +492,11 @@ class Clients:
         """Delete somebody from both directories, as a replicated one does."""
         with self._lock:
             found = next(iter(self._logged.items()), None)
-        if found is None or len(self._people) <= 2 * TOKENS:
+        self._bring_back()
+        if found is None:
             return
         token, (person, register) = found
+        entry = self.site.directories[0].read(person.dn, ["*"])
         with self.history.change(register, "revoked", "the directory"):
             for server in self.site.directories:
                 self._insist(lambda server=server: server.delete(person.dn))
@@ -470,16 +507,27 @@ class Clients:
             self.changes["deleted from the directory"] += 1
             self._people.remove(person)
             del self._logged[token]
+        self._deleted.append((time.monotonic(), person, entry))
 
-    def _insist(self, change: Callable[[], None]) -> None:
+    def _bring_back(self) -> None:
+        """Add somebody again who was deleted long ago: Keystone takes his old tokens then, too."""
+        if not self._deleted or time.monotonic() < self._deleted[0][0] + BACK:
+            return
+        _, person, entry = self._deleted.popleft()
+        for server in self.site.directories:
+            self._insist(lambda server=server: server.add(person.dn, entry))
+        with self._lock:
+            self._people.append(person)
+
+    def _insist(self, change: Callable[[], object]) -> None:
         import ldap
 
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 return change()
-            except ldap.NO_SUCH_OBJECT:
-                return
+            except (ldap.NO_SUCH_OBJECT, ldap.ALREADY_EXISTS):
+                return  # done before the answer was lost
             except ldap.LDAPError:
                 assert time.monotonic() < deadline, "a directory does not come back"
                 time.sleep(PAUSE)
@@ -507,6 +555,6 @@ class _Doubt(Exception):
     """A change had no good answer."""
 
 
-def _password(who: dict[str, object], project: str) -> dict[str, object]:
+def _password(who: dict[str, Any], project: str) -> dict[str, Any]:
     identity = {"methods": ["password"], "password": {"user": who}}
     return {"auth": {"identity": identity, "scope": {"project": {"id": project}}}}

@@ -91,6 +91,8 @@ class Faults:
         :raises BaseException: what kept one from being had or from being recovered from
         """
         self.over.set()
+        if self._thread.ident is None:
+            return
         self._thread.join(4 * PATIENCE)
         if self.failure is not None:
             raise self.failure

@@ -40,7 +40,7 @@ from support.set_clock import SetClock
 #: Requests may wait for some seconds: beside others the machine takes its time.
 WORKLOAD = Workload(latency=10)
 #: The domain whose users are in the directory, and how many there are.
-DOMAIN, USERS = "people", 400
+DOMAIN, USERS = "people", 200
 #: Bytes of the file system that a node's logs are on, where one can be mounted.
 LOG_DISK = "16m"
 _CONFIGURATION = """\
