@@ -24,6 +24,11 @@ if not sys.prefix.isascii():
     sys.prefix = str(_folder / "python")
 
 
+def pytest_collection() -> None:
+    # Of what is made meanwhile hardly anything is ever let go.
+    gc.disable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(folder in item.path.parents for folder in STARTS_SERVERS):
@@ -36,3 +41,4 @@ def pytest_collection_finish() -> None:
     # What was imported and collected stays: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
+    gc.enable()
