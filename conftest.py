@@ -11,8 +11,14 @@ import pytest
 
 TESTS = Path(__file__).parent / "tests"
 # Measurements, whose modules are imported on each Python by test_packaging; arithmetic; what reads
-# configuration files, which test_doctor runs on each as a command; documents.
-ONCE = tuple(TESTS / "unit" / name for name in ("benchmarks", "plan", "doctor", "test_docs.py"))
+# configuration files, which test_doctor runs on each as a command; documents, and source as text.
+ONCE = tuple(
+    TESTS / "unit" / name
+    for name in (
+        "benchmarks", "plan", "doctor", "test_docs.py", "test_docstrings.py", "test_layers.py",
+        "test_series.py",
+    )
+)  # fmt: skip
 STARTS_SERVERS = (TESTS / "integration", TESTS / "conformance")
 
 if not sys.prefix.isascii():
@@ -22,6 +28,18 @@ if not sys.prefix.isascii():
     _folder.chmod(0o711)
     _folder.joinpath("python").symlink_to(sys.prefix)
     sys.prefix = str(_folder / "python")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # Else they are imported first, each of hundreds of tests is made, and then left out.
+    if config.option.markexpr.endswith("and not once") and collection_path in ONCE:
+        return True
+    return None
+
+
+def pytest_collection() -> None:
+    # Of what is made meanwhile hardly anything is ever let go.
+    gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,3 +54,4 @@ def pytest_collection_finish() -> None:
     # What was imported and collected stays: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
+    gc.enable()

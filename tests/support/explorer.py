@@ -3,7 +3,8 @@
 A process is a generator that yields what it does next, as the name of a method of the world and its
 arguments, and is sent what came of it. So what a process is about to do follows from what it was
 sent before, and a state is that of the world and what each process was sent. States are visited
-breadth first, each once: the first schedule that fails is a shortest one.
+breadth first, each once: the first schedule that fails is a shortest one. What comes of a step
+follows from the world as it was saved, and from the step.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import hashlib
 import marshal
 from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Step = tuple[Any, ...]
 Steps = Generator[Step, Any, None]
 Program = Callable[[], Steps]
+
+# States of the world, of some kilobytes, beyond which what came of steps from them is forgotten.
+_PLACES_KEPT = 50_000
 
 #: In place of what a process was sent: it has ended, or was killed.
 OVER = ("over",)
@@ -133,15 +137,104 @@ def explore(world: World, programs: Mapping[str, Program], *, limit: int = 0) ->
         gc.enable()
 
 
+class _Place(NamedTuple):
+    """A state of the world, and who is dead in it."""
+
+    key: bytes
+    state: Any
+    dead: frozenset[str]
+
+
+class _Move(NamedTuple):
+    """What came of a step: what is sent to the process, unless it waits, and the world after it."""
+
+    value: Any
+    waits: bool
+    place: _Place
+
+
+class _Moves:
+    """What comes of steps, and what is violated.
+
+    Many states differ only in what processes were sent, which the world knows nothing of: a step
+    is made once in each state of the world, and each that is reached is looked at once.
+    """
+
+    def __init__(self, world: World, names: tuple[str, ...]) -> None:
+        self._world = world
+        self._names = names
+        self._known: dict[tuple[bytes, str, Step], _Move | Violation | None] = {}
+        self._places: dict[bytes, _Place] = {}
+        self._looked_at: dict[bytes, Violation | None] = {}
+        self._ended: dict[bytes, Violation | None] = {}
+
+    def forget(self) -> None:
+        """Begin anew, if too much is known to be kept in memory."""
+        if len(self._places) > _PLACES_KEPT:
+            for known in (self._known, self._places, self._looked_at, self._ended):
+                known.clear()
+
+    def place(self) -> _Place:
+        """Where the world is."""
+        state = self._world.save()
+        key = _digest(state)
+        if key not in self._places:
+            dead = frozenset(filter(self._world.dead, self._names))
+            self._places[key] = _Place(key, state, dead)
+        return self._places[key]
+
+    def make(self, place: _Place, name: str, step: Step) -> _Move | Violation | None:
+        """What comes of a step; ``None`` if it cannot be made."""
+        which = (place.key, name, step)
+        if which not in self._known:
+            self._known[which] = self._make(place, name, step)
+        return self._known[which]
+
+    def _make(self, place: _Place, name: str, step: Step) -> _Move | Violation | None:
+        self._world.load(place.state)
+        try:
+            value, waits = self._world.act(name, step), False
+        except Disabled:
+            return None
+        except Again:
+            value, waits = None, True
+        except Violation as violation:
+            return violation
+        return _Move(value, waits, self.place())
+
+    def look(self, place: _Place) -> Violation | None:
+        """What is violated in a state."""
+        return self._look(place, self._looked_at, self._world.check)
+
+    def look_at_end(self, place: _Place) -> Violation | None:
+        """The same, where nothing can be done any more."""
+        return self._look(place, self._ended, self._world.check_end)
+
+    def _look(
+        self, place: _Place, known: dict[bytes, Violation | None], check: Callable[[], None]
+    ) -> Violation | None:
+        if place.key not in known:
+            self._world.load(place.state)
+            known[place.key] = None
+            try:
+                check()
+            except Violation as violation:
+                known[place.key] = violation
+        return known[place.key]
+
+
 def _explore(world: World, programs: Mapping[str, Program], limit: int) -> Explored:
     next_step = _Programs(programs).next
     names = tuple(programs)
     found = Explored()
-    first = (world.save(), ((),) * len(names))
+    moves = _Moves(world, names)
+    start = moves.place()
+    histories: tuple[tuple[Any, ...], ...] = ((),) * len(names)
+    first = _digest((0, start.key, histories))
     # How each state was reached first: the one before, and the step. The same state is always
     # reached by as many steps, since these are part of it.
-    origins: dict[bytes, tuple[bytes, int, str]] = {_digest(first): (b"", 0, "")}
-    level = {_digest(first): (first, 1)}
+    origins: dict[bytes, tuple[bytes, int, str]] = {first: (b"", 0, "")}
+    level = {first: (start, histories, 1)}
 
     def fail(violation: Violation, origin: bytes, line: str) -> Explored:
         lines = [line] if line else []
@@ -153,8 +246,9 @@ def _explore(world: World, programs: Mapping[str, Program], limit: int) -> Explo
         return found
 
     while level:
-        following: dict[bytes, tuple[tuple[Any, ...], int]] = {}
-        for origin, ((state, sent), ways) in level.items():
+        moves.forget()
+        following: dict[bytes, tuple[_Place, tuple[tuple[Any, ...], ...], int]] = {}
+        for origin, (place, sent, ways) in level.items():
             moved = False
             for index, name in enumerate(names):
                 if sent[index] is OVER:
@@ -162,44 +256,39 @@ def _explore(world: World, programs: Mapping[str, Program], limit: int) -> Explo
                 step = next_step(name, sent[index])
                 if step is None:
                     continue
-                world.load(state)
-                line = f"{name}: {' '.join(map(str, step))}"
-                try:
-                    value = world.act(name, step)
-                    line += f" -> {value}" if value is not None else ""
-                    mine = (*sent[index], value)
-                except Disabled:
+                move = moves.make(place, name, step)
+                if move is None:
                     continue
-                except Again:
+                line = f"{name}: {' '.join(map(str, step))}"
+                if isinstance(move, Violation):
+                    return fail(move, origin, line)
+                if move.waits:
                     line += " (waits)"
                     mine = sent[index]
-                except Violation as violation:
-                    return fail(violation, origin, line)
+                else:
+                    line += f" -> {move.value}" if move.value is not None else ""
+                    mine = (*sent[index], move.value)
                 moved = True
                 found.steps += 1
                 histories = tuple(
-                    _shown(world, next_step, x, mine if x == name else sent[place])
-                    for place, x in enumerate(names)
+                    _shown(move.place, next_step, x, mine if x == name else sent[number])
+                    for number, x in enumerate(names)
                 )
-                reached = (world.save(), histories)
-                digest = _digest((found.depth, reached))
+                digest = _digest((found.depth + 1, move.place.key, histories))
                 if digest in following:
-                    known, count = following[digest]
-                    following[digest] = (known, count + ways)
+                    *known, count = following[digest]
+                    following[digest] = (known[0], known[1], count + ways)
                     continue
                 origins[digest] = (origin, index, line)
-                following[digest] = (reached, ways)
+                following[digest] = (move.place, histories, ways)
                 assert not limit or len(origins) <= limit, f"more than {limit} states"
-                try:
-                    world.check()
-                except Violation as violation:
+                violation = moves.look(move.place)
+                if violation is not None:
                     return fail(violation, digest, "")
             if not moved:
                 found.schedules += ways
-                world.load(state)
-                try:
-                    world.check_end()
-                except Violation as violation:
+                violation = moves.look_at_end(place)
+                if violation is not None:
                     return fail(violation, origin, "")
         level = following
         found.depth += bool(level)
@@ -208,13 +297,13 @@ def _explore(world: World, programs: Mapping[str, Program], limit: int) -> Explo
 
 
 def _shown(
-    world: World,
+    place: _Place,
     next_step: Callable[[str, tuple[Any, ...]], Step | None],
     process: str,
     sent: tuple[Any, ...],
 ) -> tuple[Any, ...]:
     """What a process was sent, as far as it matters."""
-    if sent is OVER or world.dead(process) or next_step(process, sent) is None:
+    if sent is OVER or process in place.dead or next_step(process, sent) is None:
         return OVER
     return sent
 

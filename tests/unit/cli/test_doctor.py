@@ -80,6 +80,7 @@ def test_the_page_is_80_columns_wide_with_and_without_colour(
     assert max(map(len, told)) <= 80
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("code", sorted(CASES))
 def test_every_finding_fits_and_tells_no_secret(
     code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -126,6 +126,7 @@ def test_every_number_stands_below_a_comment(path: str) -> None:
             assert explained, line
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("server", "profile", "tls", "balanced", "memory"),
     list(itertools.product(SERVERS, PROFILES, (False, True), (False, True), (1, 512))),

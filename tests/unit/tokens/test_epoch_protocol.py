@@ -454,6 +454,7 @@ MUTATIONS: dict[str, tuple[type[Protocol], Callable[[], AbstractContextManager[N
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_the_machine_finds_what_is_wrong(mutation: str) -> None:
     machine, patched = MUTATIONS[mutation]
