@@ -300,16 +300,19 @@ class Clients:
         shown = [] if subject is None else subject.shown(answer.token())
         self.history.read(began, name, [(register, "holds"), *shown])
 
+    def _login(self, subject: Subject) -> Answer | None:
+        who = {"id": subject.user.id, "password": subject.user.password}
+        return self.in_turn(
+            "login", method="POST", path=VALIDATE, headers={}, good=(201,),
+            body=_password(who, subject.project),
+        )  # fmt: skip
+
     def log_in(self) -> None:
         """Log somebody in, and have a node validate the token for the first time."""
         with self._lock:
             subject = self.dice.choice(self.subjects)
         began = time.monotonic()
-        who = {"id": subject.user.id, "password": subject.user.password}
-        answer = self.in_turn(
-            "login", method="POST", path=VALIDATE, headers={}, good=(201,),
-            body=_password(who, subject.project),
-        )  # fmt: skip
+        answer = self._login(subject)
         if answer is None:
             return
         self.history.read(began, "a login", subject.shown(answer.token()))
@@ -469,11 +472,7 @@ class Clients:
 
     def revoke(self, subject: Subject) -> None:
         """Revoke a token that has been read for a while."""
-        who = {"id": subject.user.id, "password": subject.user.password}
-        answer = self.in_turn(
-            "login", method="POST", path=VALIDATE, headers={}, good=(201,),
-            body=_password(who, subject.project),
-        )  # fmt: skip
+        answer = self._login(subject)
         if answer is None:
             return
         token, register = str(answer.headers["X-Subject-Token"]), self._register()
