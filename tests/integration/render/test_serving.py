@@ -549,6 +549,16 @@ def test_a_reload_of_mod_wsgi_keeps_nobody_waiting(
     site, environment = small
     processes = int(site.plan["mod_wsgi.processes"].value)
     assert processes > 1
+    loaded: set[object] = set()
+
+    def all_have_loaded() -> bool:
+        connection = site.connect(_address())
+        loaded.add(observed(connection)["pid"])
+        connection.close()
+        return len(loaded) == processes
+
+    # One answers as soon as it can; what another loads then is not of the reload.
+    wait_for(all_have_loaded, "each of them has answered")
     descriptors = site.descriptors()
     loads = site.folder / "loads"
     loads.mkdir()
