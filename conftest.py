@@ -2,7 +2,6 @@
 
 import atexit
 import gc
-import os
 import shutil
 import sys
 import tempfile
@@ -49,31 +48,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("integration")
         if any(item.path.is_relative_to(place) for place in ONCE):
             item.add_marker("once")
-
-
-class _Descriptors:
-    """Has garbage collected when it holds many descriptors: from 1024 on select() takes none.
-
-    Files and sockets in cycles are closed by the collector only, which comes by numbers of objects.
-    """
-
-    MORE = 200
-
-    def __init__(self) -> None:
-        self._most = self.MORE
-
-    def look(self) -> None:
-        if len(os.listdir("/proc/self/fd")) > self._most:
-            gc.collect()
-            self._most = len(os.listdir("/proc/self/fd")) + self.MORE
-
-
-_descriptors = _Descriptors()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
-    _descriptors.look()
 
 
 def pytest_collection_finish() -> None:
