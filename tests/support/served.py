@@ -81,7 +81,8 @@ class Served:
         """What it has printed since it was ready."""
         assert self.process.stdout is not None
         descriptor = self.process.stdout.fileno()
-        while select.select([descriptor], [], [], 0)[0]:
+        poll = _poll(descriptor)
+        while poll.poll(0):
             part = os.read(descriptor, 65536)
             if not part:
                 break
@@ -156,14 +157,22 @@ def serve(
         assert not left, f"left running: {left}"
 
 
+def _poll(descriptor: int) -> select.poll:
+    """What waits for something to read, also from a descriptor that is too large for select()."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return poll
+
+
 def _read_until(process: subprocess.Popen[bytes], until: bytes) -> bytes:
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
     output = b""
+    poll = _poll(descriptor)
     # a Keystone may have to be made first
     deadline = time.monotonic() + 2 * PATIENCE
     while until not in output:
-        ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))
+        ready = poll.poll(1000 * max(deadline - time.monotonic(), 0))
         data = os.read(descriptor, 65536) if ready else b""
         if not data:
             raise AssertionError(f"it ended or hangs; it printed: {output.decode()}")
