@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -107,7 +108,7 @@ def closed(
     :param name: one of :data:`GENERATORS` but ``constant``
     :param most: good answers after which ``wrk``, and requests after which ``ab`` ends earlier, at
         least 1; ``siege`` sends so many however long they take, a whole number for each
-        connection. Others know no such bound
+        connection. ``wrk-status`` must have none, others know no such bound
     :raises MissingPartError: the generator is not installed
     :raises ServerError: it failed, so nothing was measured
     """
@@ -185,31 +186,17 @@ def _wrk(
     seconds: int,
     cores: Collection[int] | None,
     most: int | None,
+    *,
+    statuses: bool = False,
 ) -> Load:
     return wrk.run(
         request.url,
         request.headers,
         seconds=seconds,
         connections=connections,
+        statuses=statuses,
         most=most,
         cores=cores,
-    )
-
-
-def _wrk_by_status(
-    request: Request,
-    connections: int,
-    seconds: int,
-    cores: Collection[int] | None,
-    most: int | None,
-) -> Load:
-    return wrk.run(
-        request.url,
-        request.headers,
-        seconds=seconds,
-        connections=connections,
-        cores=cores,
-        statuses=True,
     )
 
 
@@ -389,7 +376,7 @@ def parse_h2load(output: str, log: str, seconds: float, cpu: float) -> Load:
 
 _CLOSED: dict[str, Callable[[Request, int, int, Collection[int] | None, int | None], Load]] = {
     "wrk": _wrk,
-    "wrk-status": _wrk_by_status,
+    "wrk-status": partial(_wrk, statuses=True),
     "ab": _ab,
     "siege": _siege,
     "h2load": _h2load,

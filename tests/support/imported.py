@@ -16,7 +16,6 @@ import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import subprocess
 import sys
@@ -25,6 +24,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+
+from support.readable import readable
 
 # Seconds; a bound on a hang, not an expectation.
 _PATIENCE = 180.0
@@ -64,8 +65,7 @@ class Imported:
             command = json.dumps([words, variables, files, os.getcwd()])
             self._process.stdin.write(f"{command}\n".encode())
             self._process.stdin.flush()
-            ready, _, _ = select.select([self._process.stdout], [], [], _PATIENCE)
-            assert ready, f"it hangs: {words}"
+            assert readable(self._process.stdout.fileno(), _PATIENCE), f"it hangs: {words}"
             status = int(self._process.stdout.readline())
             printed = [Path(file).read_text(encoding="utf-8", errors="replace") for file in files]
         return subprocess.CompletedProcess(words, status, *printed)

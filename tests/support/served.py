@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ import pytest
 
 from keyfront.benchmarks.worlds.ports import free_port as free_port
 from support.processes import command_line, kill, parent, runs
+from support.readable import readable
 
 SHAPES = ("uwsgi", "gevent", "nginx+uwsgi", "apache+uwsgi", "mod_wsgi")
 WITH_UWSGI = SHAPES[:-1]
@@ -81,8 +81,7 @@ class Served:
         """What it has printed since it was ready."""
         assert self.process.stdout is not None
         descriptor = self.process.stdout.fileno()
-        poll = _poll(descriptor)
-        while poll.poll(0):
+        while readable(descriptor, 0):
             part = os.read(descriptor, 65536)
             if not part:
                 break
@@ -157,22 +156,14 @@ def serve(
         assert not left, f"left running: {left}"
 
 
-def _poll(descriptor: int) -> select.poll:
-    """What waits for something to read, also from a descriptor that is too large for select()."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return poll
-
-
 def _read_until(process: subprocess.Popen[bytes], until: bytes) -> bytes:
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
     output = b""
-    poll = _poll(descriptor)
     # a Keystone may have to be made first
     deadline = time.monotonic() + 2 * PATIENCE
     while until not in output:
-        ready = poll.poll(1000 * max(deadline - time.monotonic(), 0))
+        ready = readable(descriptor, max(deadline - time.monotonic(), 0))
         data = os.read(descriptor, 65536) if ready else b""
         if not data:
             raise AssertionError(f"it ended or hangs; it printed: {output.decode()}")

@@ -31,6 +31,8 @@ _LDAPS_PORTS = {389: 636, 3268: 3269}
 # are asked in the time there is.
 _TRY_SECONDS = 2.0
 _ROOT = "."
+# Of how many that are left out it is told; a forged answer has thousands.
+_MOST_LEFT_OUT = 10
 
 
 class Target(NamedTuple):
@@ -52,7 +54,7 @@ class Answer(NamedTuple):
     targets: tuple[Target, ...]
     #: Seconds for which it holds, 0 or more.
     ttl: float
-    #: Why some were left out, one text each.
+    #: Why some were left out, one text each and in order; how many more, where they are many.
     left_out: tuple[str, ...]
 
 
@@ -167,11 +169,11 @@ class Resolver:
                 old = found.get(target, new)
                 found[target] = min(old, new, key=lambda each: (each.priority, -each.weight))
         if not found:
-            why = "; ".join(left_out)
+            why = "; ".join(_some(left_out))
             raise DirectoryUnavailableError(
                 f"{name} names no server that may be used: {why}", server=url.text
             )
-        return Answer(name, tuple(found.values()), ttl, tuple(left_out))
+        return Answer(name, tuple(found.values()), ttl, _some(left_out))
 
     def _is_trusted(self, host: str, url: ServerURL) -> bool:
         domains = self._domains or [url.domain]
@@ -188,6 +190,12 @@ class Resolver:
             ]
         made.timeout = min(_TRY_SECONDS, seconds / (len(made.nameservers) + 1))
         return made
+
+
+def _some(texts: Sequence[str]) -> tuple[str, ...]:
+    """Sorted, as DNS answers in another order each time."""
+    told, rest = sorted(texts)[:_MOST_LEFT_OUT], len(texts) - _MOST_LEFT_OUT
+    return (*told, f"and {rest} more") if rest > 0 else tuple(told)
 
 
 def resolver_of(

@@ -385,4 +385,5 @@ def test_no_garbage_is_looked_for_while_it_is_loaded(
             assert any(one is sys.modules[name].list_ for one in gc.get_objects(generation=2))
         assert gc.isenabled() is enabled
     finally:
+        gc.freeze()  # as it is for all other tests
         (gc.enable if before else gc.disable)()

@@ -173,6 +173,21 @@ def test_what_is_no_server_is_left_out(dns_server: DNSServer) -> None:
     assert len(answer.left_out) == 3
 
 
+def test_of_many_that_are_left_out_some_are_told(
+    dns_server: DNSServer, resolver: Resolver
+) -> None:
+    forged = [f"evil{number:03}.test" for number in range(300)]
+    random.shuffle(forged)
+    dns_server.truncates = True
+    dns_server.srv(DOMAIN, *((0, 0, 389, host) for host in [*forged, f"dc1.{DOMAIN}"]))
+    why = f"not in {DOMAIN}; srv_domains names others"
+    told = (*(f"{host}: {why}" for host in sorted(forged)[:10]), "and 290 more")
+    assert resolver.servers(PLAIN, SOON).left_out == told
+    dns_server.srv(DOMAIN, *((0, 0, 389, host) for host in forged))
+    with pytest.raises(DirectoryUnavailableError, match=f"may be used: {'; '.join(told)}$"):
+        resolver.servers(PLAIN, SOON)
+
+
 def test_dns_that_does_not_answer(dns_server: DNSServer, resolver: Resolver) -> None:
     dns_server.silent = True
     for url in (PLAIN, SECURE):
