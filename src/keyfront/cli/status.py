@@ -98,7 +98,7 @@ def _requests(found: counters.Count) -> dict[str, Any]:
     counted = sum(found.waited)
     return {
         "workers": list(_workers(found.workers)),
-        "loaded_seconds_ago": round(now - found.loaded) if found.loaded else None,
+        "loaded_seconds_ago": _age(now, found.loaded) if found.loaded else None,
         "requests": found.requests,
         "in_progress": found.under_way,
         "shed": found.shed,
@@ -108,11 +108,16 @@ def _requests(found: counters.Count) -> dict[str, Any]:
         "queue_seconds_mean": found.waited_seconds / counted if counted else None,
         "queue_seconds_p99": p99(found.waited),
         "parts": {
-            part: {"ok": ok, "seconds_ago": round(now - when)}
+            part: {"ok": ok, "seconds_ago": _age(now, when)}
             for part, (when, ok) in zip(PARTS, found.found, strict=False)
             if when
         },
     }
+
+
+def _age(now: float, when: float) -> int:
+    # The workers' clock may have been ahead, as before it was set.
+    return max(0, round(now - when))
 
 
 def _queue(found: counters.Count) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,18 @@ def test_a_node_in_service(tmp_path: Path, counts: NodeCounts) -> None:
     assert found["requests"]["queue_seconds_p99"] == pytest.approx(0.004096)
     assert found["requests"]["parts"]["database"]["ok"]
     assert found["tokens"] is found["ldap"] is found["heartbeat"] is None
+
+
+def test_nothing_was_in_the_future(
+    tmp_path: Path, counts: NodeCounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock may have been set back since."""
+    (tmp_path / "beats").mkdir(mode=0o700)
+    counts.found(PARTS.index("database"), True)
+    then = time.time() - 90
+    monkeypatch.setattr(time, "time", lambda: then)
+    found = json.loads(_run(status, tmp_path, "--json")[1])["requests"]
+    assert found["parts"]["database"]["seconds_ago"] == found["loaded_seconds_ago"] == 0
 
 
 def test_what_was_known_is_a_hit() -> None:
