@@ -11,6 +11,15 @@ with ``t=`` before them or not; milliseconds and microseconds are known by their
 server must set it, and not pass on what a client sends; without it, nothing is refused. The files
 of ``keyfront render`` do both.
 
+While a queue stands, changes and lists make place for logins and validations. A queue stands once
+nobody has waited for less than a part of the limit for as long as the limit. Then changes are
+refused after a quarter of it, and what is read after a half. Logins, validations, revocations and
+the API's versions have all of it, and in a shorter rush everything has.
+
+An answer of the token cache costs no more than a refusal. So where Keystone is loaded by
+:mod:`.keystone.application`, what is read is refused where Keystone would be asked, and what the
+cache knows is answered whenever its turn comes.
+
 What was over before the first request was begun does not count: who came while the server was
 stopped or replaced, loaded the application or forked its workers waited for the server, not for his
 turn, and coming back would not help him.
@@ -36,6 +45,17 @@ VARIABLE = "KEYFRONT_QUEUE_TIMEOUT"
 _BUSY = error_body(503, "The request waited too long for its turn and was not begun.")
 # The year 2286 in seconds; larger numbers are milliseconds, and those beyond it microseconds.
 _SECONDS = 1e10
+# Of the limit, what may be waited while the queue stands.
+_CHANGES, _READS, _ALL = 0.25, 0.5, 1.0
+_READING = frozenset({"GET", "HEAD"})
+_VERSIONS = frozenset({"", "/v3"})
+# Ways to log in and to validate, beside what is below /auth/.
+_LOGINS = ("/auth", "/OS-OAUTH2/token", "/ec2tokens", "/s3tokens")
+
+_LATE = "keyfront.late"
+
+behind_caches: list[WSGIApplication] = []
+"""A registry: the applications that :func:`refuse_late` has wrapped."""
 
 
 def from_environment() -> float:
@@ -68,30 +88,94 @@ def limit_queue(
     """
     if not seconds:
         return application
-    # When the first request was begun; 0: none was. Anonymous and shared, so that a worker that
-    # replaces another one knows of it.
-    first = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
+    # Anonymous and shared, so that a worker that replaces another one knows of it.
+    memory = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
+    # When the first request was begun; 0: none was.
+    first = memory[:1]
+    queues = [
+        (part, _Queue(memory[at : at + 2], part * seconds, seconds))
+        for at, part in ((1, _CHANGES), (3, _READS))
+    ]
     wait = ("Retry-After", str(max(1, round(seconds))))
 
     def refuse(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        shed()
         return answer_error(start_response, "503 Service Unavailable", _BUSY, wait)
 
     refused = refusing(refuse) if refusing else refuse
 
     def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         began = environ.get("HTTP_X_REQUEST_START")
-        if began:
-            now = clock()
-            if not first[0]:
-                first[0] = now
-            turn = now - max(since_1970(began), first[0])
-            waited(turn)
-            if turn > seconds:
-                shed()
-                return refused(environ, start_response)
-        return application(environ, start_response)
+        if not began:
+            return application(environ, start_response)
+        now = clock()
+        if not first[0]:
+            first[0] = now
+        turn = now - max(since_1970(began), first[0])
+        waited(turn)
+        late = turn > seconds
+        for part, queue in queues:
+            if queue.stands(turn, now) and _part(environ) <= part:
+                late = True
+        if not late:
+            return application(environ, start_response)
+        if behind_caches and environ.get("REQUEST_METHOD") in _READING:
+            environ[_LATE] = refused
+            return application(environ, start_response)
+        return refused(environ, start_response)
 
     return limiting
+
+
+def refuse_late(application: WSGIApplication) -> WSGIApplication:
+    """Wrap an application so that it refuses what came too late, in place of what is before it.
+
+    :param application: the application behind those that answer from what they know
+    """
+
+    def refusing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        late: WSGIApplication | None = environ.get(_LATE)
+        return (application if late is None else late)(environ, start_response)
+
+    behind_caches.append(refusing)
+    return refusing
+
+
+class _Queue:
+    """The times in which nobody waited for less than ``most`` seconds.
+
+    :param memory: two times: since when, and until when by now; shared by all processes
+    :param most: seconds
+    :param patience: seconds after which such a time counts, and for which nobody has to come until
+        another one begins
+    """
+
+    __slots__ = ("_memory", "_most", "_patience")
+
+    def __init__(self, memory: memoryview[float], most: float, patience: float) -> None:
+        self._memory = memory
+        self._patience = patience
+        self._most = most
+
+    def stands(self, turn: float, now: float) -> bool:
+        """Note how long a request has waited, and tell whether the queue stands."""
+        memory = self._memory
+        if turn <= self._most:
+            if memory[0]:
+                memory[0] = 0.0
+            return False
+        if not memory[0] or not 0 <= now - memory[1] <= self._patience:
+            memory[0] = now
+        memory[1] = now
+        return now - memory[0] > self._patience
+
+
+def _part(environ: WSGIEnvironment) -> float:
+    """Return the part of the limit that a request may wait while the queue stands."""
+    path = environ.get("PATH_INFO", "").rstrip("/")
+    if path in _VERSIONS or "/auth/" in path or path.endswith(_LOGINS):
+        return _ALL
+    return _READS if environ.get("REQUEST_METHOD") in _READING else _CHANGES
 
 
 def since_1970(text: str) -> float:

@@ -41,7 +41,7 @@ from keyfront.errors import ImportedTooEarlyError, PasteFileError
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request, current
 from keyfront.middleware.tokens.routes import TOKENS
 
-from .. import slow_requests
+from .. import queue_limit, slow_requests
 from ..error_body import error_body, plain_error_body
 from . import entry_points, first_request, needless_warnings, saml_schemas, token_cache
 from .database_loss import DatabaseLoss
@@ -258,10 +258,11 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     first_request.answer_one(application)
     with suppress(AttributeError):
         del request_store.context
-    served: WSGIApplication = request_phases.watched(
-        "keystone", KeystoneApplication(application, request_store, views.begin, loss)
+    return queue_limit.refuse_late(
+        request_phases.watched(
+            "keystone", KeystoneApplication(application, request_store, views.begin, loss)
+        )
     )
-    return served
 
 
 def _largest_body() -> int:

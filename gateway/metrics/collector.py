@@ -99,7 +99,7 @@ FAMILIES = (
     Family("keyfront_requests_in_progress", GAUGE, "requests that have not ended", "node"),
     Family(
         "keyfront_requests_shed", COUNTER,
-        "requests refused with 503, as they had waited longer than KEYFRONT_QUEUE_TIMEOUT", "node",
+        "requests refused with 503, as they had waited too long (KEYFRONT_QUEUE_TIMEOUT)", "node",
     ),
     Family(
         "keyfront_logins_refused", COUNTER,

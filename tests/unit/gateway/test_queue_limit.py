@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from keyfront.errors import OptionError
-from keyfront.gateway.queue_limit import from_environment, limit_queue
+from keyfront.gateway import queue_limit
+from keyfront.gateway.queue_limit import from_environment, limit_queue, refuse_late
 from keyfront.gateway.request_body import read_whole
 
 NOW = 1_795_362_235.5
@@ -77,6 +78,93 @@ def test_serves_what_says_nothing(began: str | None) -> None:
     limited = _limited(5)
     environ = {} if began is None else {"HTTP_X_REQUEST_START": began}
     assert _ask(limited, **environ)[0] == "200 OK"
+
+
+class Rush:
+    """An application behind the limit of 8 seconds, whose first request is long ago."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, knows: bool = False) -> None:
+        monkeypatch.setattr(queue_limit, "behind_caches", [])
+        self.now, self.shed = NOW - 1000.0, 0
+        inner = refuse_late(_application) if knows else _application
+
+        def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+            if environ["PATH_INFO"] == "/v3/known":
+                return _application(environ, start)
+            return inner(environ, start)
+
+        def shed() -> None:
+            self.shed += 1
+
+        self._limited = limit_queue(
+            application, seconds=8, clock=lambda: self.now, shed=shed
+        )
+        assert self.waits(0)
+        self.now = NOW
+
+    def waits(self, seconds: float, method: str = "PUT", path: str = "/v3/users/1") -> bool:
+        """Send a request that has waited so long; true if it is answered."""
+        before = self.shed
+        environ = {"REQUEST_METHOD": method, "PATH_INFO": path}
+        environ["HTTP_X_REQUEST_START"] = f"t={self.now - seconds:.3f}"
+        status = _ask(self._limited, **environ)[0]
+        assert self.shed - before == status.startswith("503 ")
+        return status == "200 OK"
+
+
+_CHANGES = (("POST", "/v3/users"), ("DELETE", "/v3/users/1"), ("PATCH", "/v3/authors/"))
+_READS = (("GET", "/v3/users"), ("HEAD", "/v3/users"), ("GET", "/v3/authors"))
+_NEEDED = (
+    ("GET", "/v3/auth/tokens"), ("POST", "/v3/auth/tokens"), ("DELETE", "/v3/auth/tokens"),
+    ("GET", "/"), ("GET", "/v3/"), ("GET", ""), ("POST", "/v3/ec2tokens"),
+    ("POST", "/v3/OS-OAUTH2/token"),
+    ("GET", "/v3/OS-FEDERATION/identity_providers/a/protocols/b/auth"),
+)  # fmt: skip
+
+
+def test_while_the_queue_stands_what_is_needed_most_may_wait_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rush = Rush(monkeypatch)
+    for _ in range(9):  # nobody has waited for less than half of the limit, for longer than that
+        assert rush.waits(4.1)
+        rush.now += 1
+    for kind, most in ((_NEEDED, 8), (_READS, 4), (_CHANGES, 2)):
+        for request in kind:
+            assert not rush.waits(most + 0.1, *request), request
+            assert kind is not _NEEDED or rush.waits(most - 0.1, *request), request
+    # That somebody has waited for less was the end of the reads' queue, and this is of the other.
+    assert rush.waits(7.9, *_READS[0])
+    assert not rush.waits(2.1, *_CHANGES[0])
+    assert rush.waits(1.9, *_CHANGES[0])
+    assert rush.waits(7.9, *_CHANGES[0])
+
+
+def test_in_a_short_rush_all_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rush = Rush(monkeypatch)
+    for _ in range(8):
+        assert rush.waits(7)
+        rush.now += 1
+    assert rush.waits(0)
+    for _ in range(8):
+        assert rush.waits(7)
+        rush.now += 1
+
+
+def test_who_comes_now_and_then_makes_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    rush = Rush(monkeypatch)
+    for _ in range(5):
+        assert rush.waits(7)
+        rush.now += 8.5
+    rush.now -= 20  # the clock was set back
+    assert rush.waits(7)
+
+
+def test_what_a_cache_knows_is_answered_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    rush = Rush(monkeypatch, knows=True)
+    assert rush.waits(9, "GET", "/v3/known") and rush.waits(7, "GET", "/v3/users")
+    assert not rush.waits(9, "GET", "/v3/users") and not rush.waits(9, "PUT", "/v3/known")
+    assert rush.shed == 2
 
 
 def test_serves_what_comes_from_the_future() -> None:
