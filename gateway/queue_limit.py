@@ -12,8 +12,9 @@ server must set it, and not pass on what a client sends; without it, nothing is 
 of ``keyfront render`` do both.
 
 While a queue stands, changes and lists make place for logins and validations. A queue stands once
-nobody has waited for less than a part of the limit for as long as the limit. Then changes are
-refused after a quarter of it, and what is read after a half. Logins, validations, revocations and
+nobody has waited for less than a part of the limit for as long as the limit, and until somebody has
+waited for less than a quarter of that part. Then changes are refused after a quarter of the limit,
+and what is read after a half. Logins, validations, revocations and
 the API's versions have all of it, and in a shorter rush everything has.
 
 An answer of the token cache costs no more than a refusal. So where Keystone is loaded by
@@ -47,6 +48,8 @@ _BUSY = error_body(503, "The request waited too long for its turn and was not be
 _SECONDS = 1e10
 # Of the limit, what may be waited while the queue stands.
 _CHANGES, _READS, _ALL = 0.25, 0.5, 1.0
+# Of that, what is waited where the queue is short.
+_SHORT = 0.25
 _READING = frozenset({"GET", "HEAD"})
 _VERSIONS = frozenset({"", "/v3"})
 # Ways to log in and to validate, beside what is below /auth/.
@@ -142,32 +145,40 @@ def refuse_late(application: WSGIApplication) -> WSGIApplication:
 
 
 class _Queue:
-    """The times in which nobody waited for less than ``most`` seconds.
+    """The time for which a queue has stood.
 
-    :param memory: two times: since when, and until when by now; shared by all processes
-    :param most: seconds
-    :param patience: seconds after which such a time counts, and for which nobody has to come until
-        another one begins
+    :param memory: two times: since when nobody waited for less, or 0, and when that was last seen;
+        shared by all processes
+    :param most: seconds of a wait that is long
+    :param patience: seconds after which the queue stands; also for how long nobody has to come
+        until one that stood does no more
     """
 
     __slots__ = ("_memory", "_most", "_patience")
 
     def __init__(self, memory: memoryview[float], most: float, patience: float) -> None:
         self._memory = memory
-        self._patience = patience
         self._most = most
+        self._patience = patience
 
     def stands(self, turn: float, now: float) -> bool:
-        """Note how long a request has waited, and tell whether the queue stands."""
+        """Note how long a request has waited; true if that is long, and the queue stands."""
         memory = self._memory
-        if turn <= self._most:
-            if memory[0]:
-                memory[0] = 0.0
+        since = memory[0]
+        is_long = turn > self._most
+        if not is_long and not since:
             return False
-        if not memory[0] or not 0 <= now - memory[1] <= self._patience:
-            memory[0] = now
-        memory[1] = now
-        return now - memory[0] > self._patience
+        if not 0 <= now - memory[1] <= self._patience:
+            since = 0.0
+        stands = bool(since) and now - since > self._patience
+        # What is refused makes it shorter, and so it stays about as long as this for as long as
+        # more comes than can be done. It has ended when it is short.
+        if is_long or (stands and turn > self._most * _SHORT):
+            memory[0] = since or now
+            memory[1] = now
+        else:
+            memory[0] = 0.0
+        return stands and is_long
 
 
 def _part(environ: WSGIEnvironment) -> float:

@@ -1,0 +1,187 @@
+"""An overload of changes that lasts: who is answered, who is refused, and after how long.
+
+    python -m keyfront.benchmarks.compare.overload [--seconds 20] [--times 3] [--rate 4]
+
+Makes a Keystone on SQLite in a temporary folder and serves it by nginx and uWSGI as ``keyfront
+render`` has them, with the token cache. First it counts how many changes of users a second it
+makes while eight clients do nothing else: its capacity. Then changes come at ``--times`` the
+capacity, whatever becomes of them. Ten seconds later, in which the queue has grown to what it will
+be, so many of each come every second for ``--seconds``:
+
+* a validation that the token cache answers;
+* one that Keystone is asked about (HEAD, of which nothing is kept);
+* a list of services with a query of its own, so that Keystone is asked for it, too.
+
+A request's time begins when it was due. Clients and servers have the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from keyfront.errors import KeyfrontError
+
+from ..lineups.keystone import VALIDATION, Keystone, ask
+from ..lineups.lineup import TUNED, Lineup, served
+from ..load import generators, sender
+from ..load.measured import Load, percentile
+from ..worlds.processes import HOST
+from .comparison import say
+
+_USERS = 20
+_CLIENTS = 8
+_COUNTING = 5.0
+_LEAD = 10.0
+_PATIENCE = 30.0
+_REFUSED = "status 503"
+
+
+def _wires(
+    url: str, method: str, headers: dict[str, str], bodies: Sequence[tuple[str, object]]
+) -> list[bytes]:
+    return [
+        generators.wire(
+            method, url + path, headers, b"" if body is None else json.dumps(body).encode()
+        )
+        for path, body in bodies
+    ]
+
+
+def _sent(
+    port: int, name: str, wires: list[bytes], rate: float, seconds: float, begins: float
+) -> Callable[[], Load]:
+    """Begin to send requests in turn; return what waits for their answers."""
+    schedule = [(number / rate, number % len(wires)) for number in range(int(seconds * rate))]
+    job = sender.job(
+        (HOST, port), wires, schedule, start=begins, patience=_PATIENCE, kept=False
+    )
+    process = generators.sending(job, name, None)
+    return lambda: generators.sent(process, _LEAD + seconds + 3 * _PATIENCE)
+
+
+def capacity(url: str, token: str, users: list[str], seconds: float) -> float:
+    """Return how many changes a second are made, with eight clients at a time.
+
+    :param url: the server's URL, without a path
+    :param token: an administrator's token
+    :param users: the identifiers of users to change, at least eight
+    :param seconds: seconds of the count
+    :raises ServerError: one was not made
+    """
+    over = threading.Event()
+    counted: Counter[str] = Counter()
+    failed: list[KeyfrontError] = []
+
+    def change(user: str) -> None:
+        try:
+            while not over.is_set():
+                body = {"user": {"description": str(counted[user])}}
+                ask(url, "PATCH", f"/v3/users/{user}", token, body)
+                counted[user] += 1
+        except KeyfrontError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=change, args=(one,)) for one in users[:_CLIENTS]]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    over.wait(seconds)
+    over.set()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return counted.total() / (time.monotonic() - began)
+
+
+def measure(
+    keystone: Keystone, *, seconds: float, times: float, rate: float
+) -> tuple[float, dict[str, Load]]:
+    """Return the capacity, and what became of each kind of request.
+
+    :param keystone: a Keystone that is made
+    :param seconds: seconds of the measurement
+    :param times: changes that come, as a multiple of the capacity
+    :param rate: requests a second of each other kind
+    :raises KeyfrontError: it cannot be served here
+    """
+    with served(Lineup("nginx+uwsgi", TUNED, cached=True), keystone) as found:
+        url, port = found.url, found.port
+        headers = keystone.validation_headers(url)
+        token = keystone.token(url)
+        users = [
+            ask(url, "POST", "/v3/users", token, {"user": {"name": f"overload-{number}"}})
+            for number in range(_USERS)
+        ]
+        names = [one["user"]["id"] for one in users]
+        most = capacity(url, token, names, _COUNTING)
+        say(f"{most:.0f} changes a second are made; {times * most:.0f} come")
+        known = {"X-Auth-Token": token}
+        change = {"user": {"description": "changed"}}
+        begins = time.monotonic() + 1.5
+        flood = _sent(
+            port, "changes",
+            _wires(url, "PATCH", known, [(f"/v3/users/{name}", change) for name in names]),
+            times * most, _LEAD + seconds, begins,
+        )  # fmt: skip
+        begins += _LEAD
+        lists = [(f"/v3/services?name={number}", None) for number in range(int(rate * seconds))]
+        others = {
+            "validations, known": _wires(url, "GET", headers, [(VALIDATION, None)]),
+            "validations, asked": _wires(url, "HEAD", headers, [(VALIDATION, None)]),
+            "lists": _wires(url, "GET", known, lists),
+        }
+        ends = {
+            name: _sent(port, name, wires, rate, seconds, begins) for name, wires in others.items()
+        }
+        loads = {name: end() for name, end in ends.items()}
+        return most, {**loads, "changes": flood()}
+
+
+def _row(name: str, load: Load) -> str:
+    def at(part: float) -> str:
+        return f"{percentile(load.latencies, part):.0f} ms" if load.latencies else "none"
+
+    other = load.failed - load.failures[_REFUSED]
+    return (
+        f"{name:<20} {load.good + load.failed:>6} {load.good:>9} {load.failures[_REFUSED]:>8}"
+        f" {other:>6} {at(0.5):>10} {at(0.99):>10}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(
+        prog="overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long to look")
+    parser.add_argument("--times", type=float, default=3.0, help="changes, by the capacity")
+    parser.add_argument("--rate", type=float, default=4.0, help="other requests a second")
+    given = parser.parse_args(arguments)
+    try:
+        with tempfile.TemporaryDirectory(prefix="keyfront-overload-") as folder:
+            keystone = Keystone(Path(folder, "state"))
+            keystone.make(say)
+            _, loads = measure(
+                keystone, seconds=given.seconds, times=given.times, rate=given.rate
+            )
+    except KeyfrontError as error:
+        print(f"overload: {error}", file=sys.stderr)
+        return 1
+    names = f"{'sent':>6} {'answered':>9} {'refused':>8} {'other':>6} {'half':>10} {'p99':>10}"
+    print(f"{'':<20} {names}")
+    for name, load in loads.items():
+        print(_row(name, load))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
