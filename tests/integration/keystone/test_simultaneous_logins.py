@@ -20,4 +20,8 @@ def test_both_are_let_in(play: Any) -> None:
     """And where the late one comes with another group, he was not new: what he lost ends."""
     same, another = play("simultaneous_logins", "ours", "same,another")
     assert same == {"first": 201, "second": 201, "works": True, "others": 200}
-    assert another == {"first": 201, "second": 201, "works": True, "others": 404}
+    # Until 2025.2 nobody loses a group by a login; it ends by time.
+    from keystone.identity.shadow_backends.sql import ShadowUsers
+
+    others = 404 if hasattr(ShadowUsers, "cleanup_stale_group_memberships") else 200
+    assert another == {"first": 201, "second": 201, "works": True, "others": others}
