@@ -8,7 +8,10 @@ go to who comes first in this order, so that a flood of strangers waits behind t
 somebody who has taken much behind those who have not.
 
 Nobody is refused for a short rush: for as long as :data:`RUSH` who finds no place runs all the
-same, as if there were no limit. The known who have not taken much do so at any time, so for them
+same, as if there were no limit. But a rush takes threads from validations. So it is a flood, and
+over at once, when more of the strangers who came lately had a wrong password than a right one; and
+for as long as none of them is known to have had a right one, it lasts for :data:`UNTRIED` only. The
+known who have not taken much do so at any time, so for them
 the limit is never worse than none.
 
 What is counted for whom is chosen so that nobody can be kept out by others:
@@ -62,6 +65,9 @@ KNOWN = 7 * 86400.0
 #: as requests may wait for their turn by default, so that a node that has just been started, and
 #: knows nobody, refuses no more of those who come at once than it did without a limit.
 RUSH = 5.0
+#: Seconds for which it is a rush while nobody knows whether their passwords are right: a few times
+#: as long as it takes to check them.
+UNTRIED = 1.0
 #: Seconds of turns, of which somebody has taken much if he took more than that lately.
 MUCH = 1.0
 
@@ -71,6 +77,8 @@ _POLL = 0.01
 _WRONG = 2 * MUCH
 # What is charged when a login comes; what it took is settled when it ends.
 _ESTIMATE = 0.25
+# Logins of strangers that failed lately from which on they may be a flood.
+_SPRAY = 3
 # Seconds after which a turn belongs to a process that is stopped: no server lets a request run on.
 _LONGEST = 120.0
 # Seconds between two looks for processes that died over a turn; each reads a file of each holder.
@@ -82,6 +90,7 @@ _KEY = 16
 # The key; when somebody was last refused; when dead holders were last looked for; since when, and
 # when last, somebody found no place.
 _HEAD = struct.Struct(f"<{_KEY}sdddd")
+# Behind it, two cells: logins of strangers that failed and that succeeded lately.
 # A place: process, when that started, its number of the login, since when, cost, state, unknown.
 _PLACE = struct.Struct("<QQQddBB6x")
 _FREE, _RUNS, _WAITS, _OUT = range(4)
@@ -93,7 +102,8 @@ _WIDTH, _DEPTH = 1 << 12, 4
 _PAIR = struct.Struct("<Qd")
 _PAIRS, _SHARED = 1 << 15, 8
 
-_PLACES_AT = _HEAD.size
+_FAILED_AT, _PASSED_AT = _HEAD.size, _HEAD.size + _CELL.size
+_PLACES_AT = _PASSED_AT + _CELL.size
 _CELLS_AT = _PLACES_AT + _MOST * _PLACE.size
 _PAIRS_AT = _CELLS_AT + _WIDTH * _DEPTH * _CELL.size
 _SIZE = _PAIRS_AT + (_PAIRS + _SHARED) * _PAIR.size
@@ -123,6 +133,7 @@ class Turn:
     :param at: its place in the table
     :param number: this process's number of it
     :param waits: true until it begins
+    :param known: true if its user has logged in from its address before
     :param much: true if its address, or its user from there, has taken much lately
     :param may_pass: true if it begins even if there is no turn, after it has waited
     :param began: the time of its beginning, by the monotonic clock
@@ -133,6 +144,7 @@ class Turn:
     at: int
     number: int
     waits: bool
+    known: bool
     much: bool
     may_pass: bool
     began: float
@@ -296,7 +308,7 @@ class _Table:
         )
         for each in (address, pair):
             self._pay(each, _ESTIMATE, now)
-        return Turn(self, login, found.free, number, not runs, much, may_pass, now)
+        return Turn(self, login, found.free, number, not runs, known, much, may_pass, now)
 
     def is_over(self, turn: Turn) -> bool:
         """Tell whether a turn that waits is to wait no longer, in vain; it may also begin."""
@@ -326,6 +338,8 @@ class _Table:
         took = min(max(now - turn.began, 0.0), _LONGEST)
         for each in (address, pair):
             self._pay(each, took - _ESTIMATE, now)
+        if not turn.known:
+            self._add(_PASSED_AT if succeeded else _FAILED_AT, 1.0, now)
         if not succeeded:
             self._pay(pair, _WRONG, now)
         elif turn.login.user:
@@ -425,7 +439,12 @@ class _Table:
         if not (0 <= now - last < RUSH and began <= now):
             began = now
         _HEAD.pack_into(self._memory, 0, key, pressed, looked, began, now)
-        return now - began < RUSH and not 0 <= now - pressed < PRESSED
+        failed, passed = self._cell(_FAILED_AT, now), self._cell(_PASSED_AT, now)
+        # Half of one less, as it halves from the moment on in which it was counted.
+        if failed > passed and failed >= max(_SPRAY, self._running) - 0.5:
+            return False
+        lasts = RUSH if passed > max(failed, 0.5) else min(UNTRIED, RUSH)
+        return now - began < lasts and not 0 <= now - pressed < PRESSED
 
     def _address_and_pair(self, login: Login) -> tuple[int, int]:
         address = network(login.address)
@@ -462,8 +481,10 @@ class _Table:
     def _pay(self, number: int, seconds: float, now: float) -> None:
         if number:
             for at in _cells(number):
-                sum_ = max(self._cell(at, now) + seconds, 0.0)
-                _CELL.pack_into(self._memory, at, sum_, now)
+                self._add(at, seconds, now)
+
+    def _add(self, at: int, count: float, now: float) -> None:
+        _CELL.pack_into(self._memory, at, max(self._cell(at, now) + count, 0.0), now)
 
     def _pair_at(self, pair: int, now: float) -> tuple[int, bool]:
         """Return the place of a user at an address, or where he may be put; true if he is known."""

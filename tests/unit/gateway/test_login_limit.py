@@ -221,17 +221,55 @@ def test_in_a_rush_everybody_runs(
     monkeypatch.setattr(login_slots, "RUSH", 4.0)
     slots = _slots(folder, clock, 1, 0)
     turns = [_turn(slots, stranger) for stranger in STRANGERS[:9]]
+    # with right passwords
+    slots.end(turns.pop(), succeeded=True)
     clock.now += login_slots.RUSH / 2
     turns.append(_turn(slots, STRANGERS[9]))
     clock.now += login_slots.RUSH / 2
     assert isinstance(slots.begin(STRANGERS[10]), Refusal)
     for turn in turns:
-        slots.end(turn, succeeded=False)
+        slots.end(turn, succeeded=True)
     # After a refusal there is no other rush for a while.
     _turn(slots, STRANGERS[11])
     assert isinstance(slots.begin(STRANGERS[12]), Refusal)
     clock.now += login_slots.RUSH
     _turn(slots, STRANGERS[13])
+
+
+def test_a_rush_of_whom_nothing_is_known_is_shorter(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login_slots, "RUSH", 4.0)
+    slots = _slots(folder, clock, 1, 0)
+    for stranger in STRANGERS[:5]:
+        _turn(slots, stranger)
+    clock.now += login_slots.UNTRIED
+    assert isinstance(slots.begin(STRANGERS[5]), Refusal)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "is_rush"), ((0, 2, True), (0, 3, False), (3, 4, False), (4, 4, True))
+)
+def test_wrong_passwords_are_no_rush(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, right: int, wrong: int,
+    is_rush: bool,
+) -> None:  # fmt: skip
+    """A spray of passwords does not have all threads for as long as a rush may."""
+    monkeypatch.setattr(login_slots, "RUSH", 4.0)
+    slots = _slots(folder, clock, 1, 0)
+    ended = [_turn(slots, stranger) for stranger in STRANGERS[: right + wrong]]
+    running = _turn(slots, STRANGERS[right + wrong])
+    for number, turn in enumerate(ended):
+        slots.end(turn, succeeded=number < right)
+    assert isinstance(slots.begin(STRANGERS[-1]), Turn) == is_rush
+    # It is forgotten, and known users who fail are no sign of a flood.
+    slots.end(running, succeeded=True)
+    clock.now += LONG
+    for number in range(right):
+        slots.end(_turn(slots, STRANGERS[number]), succeeded=False)
+    _turn(slots, STRANGERS[-3])
+    _turn(slots, STRANGERS[-2])
+
 
 
 def test_the_known_are_refused_only_if_they_have_taken_much(folder: Path, clock: Clock) -> None:
