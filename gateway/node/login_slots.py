@@ -7,12 +7,12 @@ once. Who waits is ordered: first those whose user has logged in from the same a
 go to who comes first in this order, so that a flood of strangers waits behind the known, and
 somebody who has taken much behind those who have not.
 
-Nobody is refused for a short rush: for as long as :data:`RUSH` who finds no place runs all the
-same, as if there were no limit. But a rush takes threads from validations. So it is a flood, and
-over at once, when more of the strangers who came lately had a wrong password than a right one; and
-for as long as none of them is known to have had a right one, it lasts for :data:`UNTRIED` only. The
-known who have not taken much do so at any time, so for them
-the limit is never worse than none.
+Nobody is refused for a short rush: for as long as :data:`RUSH` who finds no place, or has waited
+for his turn in vain, runs all the same, as if there were no limit. A rush takes threads from
+validations, so it ends early if it is a flood: if more passwords of strangers were wrong than right
+in it. What took no time does not count, nor what was before, so that nobody ends a rush of others
+but by taking more of its time than they do. The known who have not taken much run at any time, so
+for them the limit is never worse than none.
 
 What is counted for whom is chosen so that nobody can be kept out by others:
 
@@ -65,9 +65,9 @@ KNOWN = 7 * 86400.0
 #: as requests may wait for their turn by default, so that a node that has just been started, and
 #: knows nobody, refuses no more of those who come at once than it did without a limit.
 RUSH = 5.0
-#: Seconds for which it is a rush while nobody knows whether their passwords are right: a few times
-#: as long as it takes to check them.
-UNTRIED = 1.0
+#: Seconds for which it is a rush if more wrong passwords than right ones were checked, but too few
+#: to tell. It goes on while none was checked: that may take long where many hash at once.
+DOUBTFUL = 1.0
 #: Seconds of turns, of which somebody has taken much if he took more than that lately.
 MUCH = 1.0
 
@@ -77,7 +77,7 @@ _POLL = 0.01
 _WRONG = 2 * MUCH
 # What is charged when a login comes; what it took is settled when it ends.
 _ESTIMATE = 0.25
-# Logins of strangers that failed lately from which on they may be a flood.
+# Wrong passwords from which on a rush may be a flood, where fewer logins may run at a time.
 _SPRAY = 3
 # Seconds after which a turn belongs to a process that is stopped: no server lets a request run on.
 _LONGEST = 120.0
@@ -88,9 +88,9 @@ _LOCK = 0.5
 
 _KEY = 16
 # The key; when somebody was last refused; when dead holders were last looked for; since when, and
-# when last, somebody found no place.
-_HEAD = struct.Struct(f"<{_KEY}sdddd")
-# Behind it, two cells: logins of strangers that failed and that succeeded lately.
+# when last, somebody found no place: a rush; how many wrong and right passwords of strangers were
+# checked in it, where one that took less than an _ESTIMATE counts as a part of one.
+_HEAD = struct.Struct(f"<{_KEY}sdddddd")
 # A place: process, when that started, its number of the login, since when, cost, state, unknown.
 _PLACE = struct.Struct("<QQQddBB6x")
 _FREE, _RUNS, _WAITS, _OUT = range(4)
@@ -102,11 +102,12 @@ _WIDTH, _DEPTH = 1 << 12, 4
 _PAIR = struct.Struct("<Qd")
 _PAIRS, _SHARED = 1 << 15, 8
 
-_FAILED_AT, _PASSED_AT = _HEAD.size, _HEAD.size + _CELL.size
-_PLACES_AT = _PASSED_AT + _CELL.size
+_PLACES_AT = _HEAD.size
 _CELLS_AT = _PLACES_AT + _MOST * _PLACE.size
 _PAIRS_AT = _CELLS_AT + _WIDTH * _DEPTH * _CELL.size
 _SIZE = _PAIRS_AT + (_PAIRS + _SHARED) * _PAIR.size
+# Of this layout: a file of another one needs another name, or two versions of keyfront that run
+# while one takes over from the other would replace each other's.
 NAME = "logins"
 
 _NO_KEY = bytes(_KEY)
@@ -205,15 +206,15 @@ class LoginSlots:
         except CoordinatorError:  # who holds the file is stopped, or the disk is full
             return self._begin(self._alone, login)
 
-    def end(self, turn: Turn, *, succeeded: bool) -> None:
+    def end(self, turn: Turn, *, right: bool | None) -> None:
         """Give a turn back.
 
-        :param succeeded: true if somebody has logged in
+        :param right: whether the password was right; ``None`` if it was not checked
         """
         table = turn.table
         try:
             with table.lock:
-                table.end(turn, succeeded)
+                table.end(turn, right)
         except CoordinatorError:
             pass
         finally:
@@ -318,7 +319,8 @@ class _Table:
             self.free(turn)
             return True
         waited = now - since >= WAIT
-        if self._look(_order(unknown, cost, since), now)[0] or (waited and turn.may_pass):
+        runs = self._look(_order(unknown, cost, since), now)[0]
+        if runs or (waited and (turn.may_pass or self._is_rush(now))):
             turn.waits = False
             turn.began = now
             _PLACE.pack_into(
@@ -331,16 +333,18 @@ class _Table:
         self.free(turn)
         return True
 
-    def end(self, turn: Turn, succeeded: bool) -> None:
-        """Settle what a login took, and remember who it was if it succeeded."""
+    def end(self, turn: Turn, right: bool | None) -> None:
+        """Settle what a login took, and remember who it was if the password was right."""
         now = self._clock()
         address, pair = self._address_and_pair(turn.login)
         took = min(max(now - turn.began, 0.0), _LONGEST)
         for each in (address, pair):
             self._pay(each, took - _ESTIMATE, now)
+        if right is None:
+            return
         if not turn.known:
-            self._add(_PASSED_AT if succeeded else _FAILED_AT, 1.0, now)
-        if not succeeded:
+            self._count(right, min(took / _ESTIMATE, 1.0))
+        if not right:
             self._pay(pair, _WRONG, now)
         elif turn.login.user:
             for each in self._user_and_project(turn.login):
@@ -435,16 +439,21 @@ class _Table:
 
     def _is_rush(self, now: float) -> bool:
         """Tell whether it is not for long that somebody finds no place, as now."""
-        key, pressed, looked, began, last = _HEAD.unpack_from(self._memory)
+        key, pressed, looked, began, last, wrong, right = _HEAD.unpack_from(self._memory)
         if not (0 <= now - last < RUSH and began <= now):
-            began = now
-        _HEAD.pack_into(self._memory, 0, key, pressed, looked, began, now)
-        failed, passed = self._cell(_FAILED_AT, now), self._cell(_PASSED_AT, now)
-        # Half of one less, as it halves from the moment on in which it was counted.
-        if failed > passed and failed >= max(_SPRAY, self._running) - 0.5:
+            began, wrong, right = now, 0.0, 0.0
+        _HEAD.pack_into(self._memory, 0, key, pressed, looked, began, now, wrong, right)
+        if wrong > right and wrong >= max(_SPRAY, self._running):
             return False
-        lasts = RUSH if passed > max(failed, 0.5) else min(UNTRIED, RUSH)
+        # One that is wrong alone is a mistake.
+        lasts = min(DOUBTFUL, RUSH) if wrong > right + 1 else RUSH
         return now - began < lasts and not 0 <= now - pressed < PRESSED
+
+    def _count(self, is_right: bool, part: float) -> None:
+        """Count a stranger's password; what is no part of a rush the next one begins without."""
+        *others, wrong, right = _HEAD.unpack_from(self._memory)
+        more = (wrong, right + part) if is_right else (wrong + part, right)
+        _HEAD.pack_into(self._memory, 0, *others, *more)
 
     def _address_and_pair(self, login: Login) -> tuple[int, int]:
         address = network(login.address)
@@ -481,10 +490,8 @@ class _Table:
     def _pay(self, number: int, seconds: float, now: float) -> None:
         if number:
             for at in _cells(number):
-                self._add(at, seconds, now)
-
-    def _add(self, at: int, count: float, now: float) -> None:
-        _CELL.pack_into(self._memory, at, max(self._cell(at, now) + count, 0.0), now)
+                sum_ = max(self._cell(at, now) + seconds, 0.0)
+                _CELL.pack_into(self._memory, at, sum_, now)
 
     def _pair_at(self, pair: int, now: float) -> tuple[int, bool]:
         """Return the place of a user at an address, or where he may be put; true if he is known."""
