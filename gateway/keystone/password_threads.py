@@ -88,17 +88,21 @@ def run_aside(deed: Callable[[], Any], niceness: int) -> Any:
     :param deed: a function that lets go of the interpreter while it works
     :param niceness: what is added to that of the process, 1 to 19
     """
-    target = min(_HIGHEST, _niceness() + niceness)
-    if _is_patched():
-        return _pool().apply(_nicely, (deed, target))
-    call = _Call(deed, target)
-    call.done.acquire()
+    call = _Call(deed, min(_HIGHEST, _niceness() + niceness))
     try:
-        _thread.start_new_thread(call.run, ())
-    except RuntimeError:  # the limit of threads
-        return deed()
-    with call.done:
-        pass
+        if _is_patched():
+            _pool().apply(call.run)
+        else:
+            done = _thread.allocate_lock()
+            done.acquire()
+            _thread.start_new_thread(call.run, (done.release,))
+            with done:
+                pass
+    except RuntimeError:  # of the limit of threads; the call keeps its own errors
+        taken = call.take()
+        if taken is None:
+            raise
+        return taken()
     error, call.error = call.error, None
     if error is None:
         return call.value
@@ -110,26 +114,39 @@ def run_aside(deed: Callable[[], Any], niceness: int) -> Any:
 
 
 class _Call:
-    """A function that runs in a thread of its own, and what came of it."""
+    """A function that runs in another thread, at most once, and what came of it.
 
-    __slots__ = ("_deed", "_target", "done", "error", "value")
+    gevent logs what a thread of its pool raises, so nothing is raised there.
+    """
+
+    __slots__ = ("_deed", "_target", "error", "value")
 
     def __init__(self, deed: Callable[[], Any], target: int) -> None:
         self._deed: Callable[[], Any] | None = deed
         self._target = target
-        self.done = _thread.allocate_lock()
         self.error: BaseException | None = None
         self.value: Any = None
 
-    def run(self) -> None:
-        assert self._deed is not None
+    def take(self) -> Callable[[], Any] | None:
+        """Return the function to whoever asks first; ``None`` to others.
+
+        gevent may have it in a queue although no thread could be started for it.
+        """
+        deed, self._deed = self._deed, None
+        return deed
+
+    def run(self, tell: Callable[[], object] = lambda: None) -> None:
+        """Run it, and tell when it is over."""
+        deed = self.take()
         try:
-            self.value = _nicely(self._deed, self._target)
+            if deed is not None:
+                self.value = _nicely(deed, self._target)
         except BaseException as error:  # raised where it is waited for
             self.error = error
         finally:
-            self._deed = None
-            self.done.release()
+            # neither this frame nor who is still queued keeps a password
+            del deed
+            tell()
 
 
 def _nicely(deed: Callable[[], Any], target: int) -> Any:

@@ -182,14 +182,36 @@ assert os.getpriority(os.PRIO_PROCESS, 0) == before
 def fail():
     raise KeyError("as it is")
 
+# the hub tells of what its threads raise, with a traceback
+told = []
+gevent.get_hub().print_exception = lambda *error: told.append(error)
+
 try:
     run_aside(fail, 4)
 except KeyError as error:
     assert error.args == ("as it is",)
 else:
     raise SystemExit("nothing was raised")
+assert not told, told
 # of a thread of the pool it is not lowered further
 assert {run_aside(lambda: os.getpriority(os.PRIO_PROCESS, 0), 4) for _ in range(9)} == {before + 4}
+# without a further thread it runs in this one, once
+from keyfront.gateway.keystone import password_threads
+password_threads._pools.clear()
+runs = []
+
+def no_thread(*given):
+    raise RuntimeError("can't start new thread")
+
+def count():
+    runs.append(native())
+    return "hashed"
+
+from gevent.threadpool import ThreadPool
+add, ThreadPool._add_thread = ThreadPool._add_thread, no_thread
+assert run_aside(count, 4) == "hashed" and runs == [native()], runs
+ThreadPool._add_thread = add
+assert run_aside(count, 4) == "hashed" and len(runs) == 2 and runs[1] != native(), runs
 child = os.fork()
 if not child:
     gevent.reinit()
