@@ -317,7 +317,7 @@ def measure(
     """Return what clients of a server saw.
 
     :param environment: more of it, for the server
-    :param seconds: of each phase
+    :param seconds: the length of each phase
     :param tries: passwords a second
     :raises ServerError: it did not start, or does not answer as it should
     """

@@ -36,8 +36,8 @@ from keyfront.common import ranges
 LOG = logging.getLogger(__name__)
 
 VARIABLE = "KEYFRONT_HASH_NICENESS"
-#: What is added to the niceness of the process where the variable is not set. Of a core that
-#: another thread wants as well, the hash then has a quarter; with 10 it would be a tenth.
+#: Steps above the niceness of the process where the variable is not set. Of a core that another
+#: thread wants as well, the hash then has a quarter; with 10 it would be a tenth.
 DEFAULT = 5
 _HIGHEST = 19
 _METHODS = ("hash", "verify")
@@ -56,7 +56,7 @@ def hash_aside(hashers: Any, niceness: int) -> None:
     """Have the classes that hash do so in threads of their own; once only.
 
     :param hashers: the classes, ``keystone.common.password_hashing.SUPPORTED_HASHERS``
-    :param niceness: what is added to the process's own, 1 to 19; 0 changes nothing
+    :param niceness: steps above the process's own, 1 to 19; 0 changes nothing
     """
     if not niceness:
         return
@@ -86,7 +86,7 @@ def run_aside(deed: Callable[[], Any], niceness: int) -> Any:
     Where no thread can be started it runs in this one.
 
     :param deed: a function that lets go of the interpreter while it works
-    :param niceness: what is added to that of the process, 1 to 19
+    :param niceness: steps above the process's own, 1 to 19
     """
     call = _Call(deed, min(_HIGHEST, _niceness() + niceness))
     try:

@@ -209,7 +209,7 @@ class LoginSlots:
     def end(self, turn: Turn, *, right: bool | None) -> None:
         """Give a turn back.
 
-        :param right: whether the password was right; ``None`` if it was not checked
+        :param right: true if the password was right; ``None`` if it was not checked
         """
         table = turn.table
         try:
