@@ -230,10 +230,11 @@ def _logins(port: int, phase: Phase, newcomers: int) -> Iterator[None]:
             thread.join()
 
 
-def _recovery(port: int) -> float:
+def _recovery(port: int, source: str) -> float:
+    """Return the seconds until somebody can log in from an address where he has not been before."""
     began = time.monotonic()
     body = login(_NEWCOMER, _PASSWORD, None)
-    while _send(port, "127.3.0.1", "POST", {}, body) != 201:
+    while _send(port, source, "POST", {}, body) != 201:
         if time.monotonic() - began > _HOPELESS:
             return math.inf
         time.sleep(0.1)
@@ -291,7 +292,8 @@ def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:
         def log_in(number: int) -> None:
             while not over.is_set():
                 name = _VICTIMS[number]
-                if _send(port, f"127.5.0.{number}", "POST", {}, login(name, _PASSWORD, None)):
+                body = login(name, _PASSWORD, None)
+                if _send(port, f"127.5.0.{number + 1}", "POST", {}, body) == 201:
                     counted[number] += 1
 
         threads = [threading.Thread(target=log_in, args=(one,)) for one in range(4)]
@@ -302,6 +304,8 @@ def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:
         over.set()
         for thread in threads:
             thread.join()
+        if not sum(counted):
+            raise ServerError("nobody could log in")
         return sum(counted) / (time.monotonic() - began)
 
 
@@ -346,7 +350,7 @@ def measure(
                     result.phases["onset"].validated(generators.sent(onset, 2 * _PATIENCE))
                     # its last answers may take as long as they want
                     time.sleep(max(0.0, begins + lead + seconds + 1 - time.monotonic()))
-                    result.recovery.append(_recovery(port))
+                    result.recovery.append(_recovery(port, f"127.3.0.{number % 250 + 1}"))
                 if flood is not None:
                     out, _, _ = processes.finished(flood, 4 * _PATIENCE)
                     if name == "flood":
@@ -372,7 +376,7 @@ def _validations(label: str, part: float) -> Callable[[Result], str]:
 
 
 def _ratio(over: str) -> Callable[[Result], str]:
-    """Return the median of all rounds of the flood's p99 over that of another phase."""
+    """Return what shows the flood's p99 over that of another phase, of all rounds, lowest first."""
 
     def show(result: Result) -> str:
         pairs = zip(result.phases["flood"].p99, result.phases[over].p99, strict=True)
