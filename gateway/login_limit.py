@@ -40,6 +40,7 @@ _ALLOWED = f"an integer, 1 to {MOST}, or 0 for no limit"
 # Bytes; Keystone refuses larger bodies, unless it is told otherwise.
 _READ = 114688
 _HASHED = frozenset({"password", "application_credential"})
+_RECEIPT = "openstack-auth-receipt"
 _WAIT = ("Retry-After", "2")
 _BUSY = error_body(503, "Too many logins are under way. The login was not tried.")
 _MUCH = error_body(429, "Too many logins from this address. The login was not tried.")
@@ -109,19 +110,29 @@ def limit_logins(
             if turn.much:
                 return answer_error(start_response, "429 Too Many Requests", _MUCH, _WAIT)
             return answer_error(start_response, "503 Service Unavailable", _BUSY, _WAIT)
-        succeeded = False
+        right: bool | None = None
 
-        def start(status: str, *rest: Any) -> Any:
-            nonlocal succeeded
-            succeeded = status[:1] == "2"
-            return start_response(status, *rest)
+        def start(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
+            nonlocal right
+            right = _was_right(status, headers)
+            return start_response(status, headers, *error)
 
         try:
             return application(environ, start)
         finally:
-            turns.end(turn, succeeded=succeeded)
+            turns.end(turn, right=right)
 
     return limiting
+
+
+def _was_right(status: str, headers: list[tuple[str, str]]) -> bool | None:
+    """Tell from an answer whether the password was right; ``None`` if it was not checked."""
+    if status[:1] == "2":
+        return True
+    if status[:3] != "401":
+        return None  # an error, or a directory or database that is away: nobody's fault
+    # of several methods one was right, and others are asked for
+    return any(name.lower() == _RECEIPT for name, _ in headers)
 
 
 def login_of(environ: WSGIEnvironment) -> Login | None:

@@ -43,7 +43,14 @@ from keyfront.middleware.tokens.routes import TOKENS
 
 from .. import queue_limit, slow_requests
 from ..error_body import error_body, plain_error_body
-from . import entry_points, first_request, needless_warnings, saml_schemas, token_cache
+from . import (
+    entry_points,
+    first_request,
+    needless_warnings,
+    password_threads,
+    saml_schemas,
+    token_cache,
+)
 from .database_loss import DatabaseLoss
 from .imports import import_keystone as _import
 from .imports import incompatible as _incompatible
@@ -255,6 +262,10 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     if slow_requests.from_environment() or request_phases.watches:
         slow_requests.watch_database()
         slow_requests.watch_hashes(_import("keystone.common.password_hashing"))
+    password_threads.hash_aside(
+        getattr(_import("keystone.common.password_hashing"), "SUPPORTED_HASHERS", ()),
+        password_threads.from_environment(),
+    )
     first_request.answer_one(application)
     with suppress(AttributeError):
         del request_store.context
