@@ -54,24 +54,20 @@ def from_environment() -> int:
     return ranges.whole(VARIABLE, os.environ.get(VARIABLE, "0"), 0, MOST, _ALLOWED)
 
 
-def shares(limit: int, processes: int, threads: int, *, greenlets: bool = False) -> tuple[int, int]:
+def shares(limit: int, processes: int, threads: int) -> tuple[int, int]:
     """Return how many logins may run, and how many may wait, on a server.
 
     :param limit: logins that may run, as the operator has it; 0 for no limit, which is returned
     :param processes: processes of the server
     :param threads: requests that each of them answers at a time
-    :param greenlets: true if these are greenlets: a hash then stops all others of its process
     """
     if not limit:
         return 0, 0
     of_all = processes * threads
-    can_run = _but_for_a_quarter(processes if greenlets else of_all)
+    # A quarter of them, and at least one, has no login.
+    can_run = max(1, of_all - max(1, of_all // 4))
     running = min(limit, can_run)
-    return running, max(0, _but_for_a_quarter(of_all) - running)
-
-
-def _but_for_a_quarter(count: int) -> int:
-    return max(1, count - max(1, count // 4))
+    return running, can_run - running
 
 
 def limit_logins(

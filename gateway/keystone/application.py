@@ -263,8 +263,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
         slow_requests.watch_database()
         slow_requests.watch_hashes(_import("keystone.common.password_hashing"))
     password_threads.hash_aside(
-        getattr(_import("keystone.common.password_hashing"), "SUPPORTED_HASHERS", ()),
-        password_threads.from_environment(),
+        getattr(_import("keystone.common.password_hashing"), "SUPPORTED_HASHERS", ())
     )
     first_request.answer_one(application)
     with suppress(AttributeError):
