@@ -4,9 +4,8 @@
                                                       [--times 100 | --tries N] [--only LABEL]
 
 Makes a Keystone on SQLite in a temporary folder, with bcrypt's 12 rounds, and serves it by the
-packaged uWSGI (2 processes of 2 threads): without a limit of logins, with ``KEYFRONT_LOGIN_LIMIT``
-and passwords checked in the request's thread, and with it and the packaged
-``KEYFRONT_HASH_NICENESS``. First it counts how many logins a second that Keystone answers when four
+packaged uWSGI (2 processes of 2 threads): without a limit of logins and with
+``KEYFRONT_LOGIN_LIMIT``. First it counts how many logins a second that Keystone answers when four
 clients do nothing else: its capacity. Then, in turn, for so many seconds each:
 
 * *quiet*: a service validates one token 100 times a second, on a connection of its own each time;
@@ -62,7 +61,6 @@ from ..worlds import processes
 from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process
 
-NICENESS = "KEYFRONT_HASH_NICENESS"
 _PATIENCE = 10.0
 _HOPELESS = 60.0
 _USERS = ("anna", "berta", "clara")
@@ -439,14 +437,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--tries", type=float, help="passwords a second, instead of --times")
     parser.add_argument(
-        "--only", action="append", choices=("without", "limit", "niced"), help="measure only this"
+        "--only", action="append", choices=("without", "limit"), help="measure only this"
     )
     options = parser.parse_args(arguments)
     limit = str(options.limit)
     servers = {
-        "without": {LIMIT: "0", NICENESS: "0"},
-        "limit": {LIMIT: limit, NICENESS: "0"},
-        "niced": {LIMIT: limit},
+        "without": {LIMIT: "0"},
+        "limit": {LIMIT: limit},
     }
     try:
         serve_lineups.check("uwsgi")

@@ -643,17 +643,17 @@ def test_what_cannot_be_a_limit_is_refused(monkeypatch: pytest.MonkeyPatch, text
 
 
 @pytest.mark.parametrize(
-    ("limit", "processes", "threads", "greenlets", "expected"),
+    ("limit", "processes", "threads", "expected"),
     (
-        (0, 2, 2, False, (0, 0)),
-        (2, 2, 2, False, (2, 1)),
-        (2, 2, 8, False, (2, 10)),
-        (99, 2, 2, False, (3, 0)),
-        (4, 1, 1, False, (1, 0)),
-        (2, 2, 100, True, (1, 149)),
+        (0, 2, 2, (0, 0)),
+        (2, 2, 2, (2, 1)),
+        (2, 2, 8, (2, 10)),
+        (99, 2, 2, (3, 0)),
+        (4, 1, 1, (1, 0)),
+        (2, 2, 100, (2, 148)),
     ),
 )
 def test_a_quarter_of_the_threads_has_no_login(
-    limit: int, processes: int, threads: int, greenlets: bool, expected: tuple[int, int]
+    limit: int, processes: int, threads: int, expected: tuple[int, int]
 ) -> None:
-    assert shares(limit, processes, threads, greenlets=greenlets) == expected
+    assert shares(limit, processes, threads) == expected
