@@ -19,6 +19,7 @@ pytest.importorskip("sqlalchemy")
 
 import sqlalchemy as sa
 
+from keyfront.common.process import name_of
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator import local, mark_owners
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
@@ -584,7 +585,7 @@ def test_a_commit_of_which_nothing_is_known_is_left_to_its_session(
     assert failed_commit(tmp_path, dialect, error)
     found = slots(["catalog"], Recorder.slot_count)
     assert [what for what, _ in recorder.told] == ["mark", "mark", "stamp"]
-    assert recorder.owners[0].startswith(f"{mark_owners.process()} server/5#")
+    assert recorder.owners[0].startswith(f"{name_of(os.getpid())} server/5#")
     assert recorder.owners[1:] == [mark_owners.left("server/5")]
     assert not mark_owners.under_way
     assert {tuple(getattr(x, "slots", x)) for _, x in recorder.told} == {tuple(found)}
@@ -599,7 +600,7 @@ def test_nothing_is_asked_in_a_transaction_that_is_to_be_committed(
     told_of = change_log.Changes(lambda: tmp_path)
     sqlalchemy_plugin._commit(connection, committed.append, told_of, "postgresql")
     assert committed == [connection]
-    assert recorder.owners[0].startswith(f"{mark_owners.process()} {mark_owners.UNKNOWN}#")
+    assert recorder.owners[0].startswith(f"{name_of(os.getpid())} {mark_owners.UNKNOWN}#")
 
 
 def test_a_folder_of_somebody_else_is_left_alone(
