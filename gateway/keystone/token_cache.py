@@ -117,7 +117,8 @@ def connect(database: Database) -> CacheViews:
     """Connect a Keystone that is loaded to the token cache.
 
     :param database: the result of :func:`watch_database`
-    :returns: the views, whose ``begin`` is to be called at the beginning of each request
+    :returns: the views, whose ``begin`` is to be called at the beginning of each request that has
+        not passed the filter
     :raises IncompatibleError: this Keystone does not look as needed
     """
     from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import is_attached

@@ -25,7 +25,7 @@ from dogpile.cache.api import NO_VALUE, CachedValue
 
 from keyfront.errors import CoordinatorError
 from keyfront.gateway.keystone import values_by_rows
-from keyfront.gateway.keystone.cache_regions import CacheViews, View
+from keyfront.gateway.keystone.cache_regions import CacheViews
 from keyfront.gateway.keystone.values_by_rows import MADE_OF, ByRows
 from keyfront.middleware.tokens import epochs
 from keyfront.middleware.tokens.coordinator import local
@@ -33,7 +33,7 @@ from keyfront.middleware.tokens.coordinator import table as table_module
 from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, SharedMemory
 from keyfront.middleware.tokens.coordinator.mark_owners import begins
 from keyfront.middleware.tokens.coordinator.table import Table
-from keyfront.middleware.tokens.epochs import MARK_SECONDS, Epoch, Mark, Slots
+from keyfront.middleware.tokens.epochs import MARK_SECONDS, Epoch, Mark, Slots, View
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.request import Request, current
 from support.explorer import Again, Disabled, Step, Steps, Violation

@@ -560,6 +560,32 @@ def test_a_worker_that_begins_waits_for_one_who_makes_the_files(
     assert world.get(by=other)[0] == "200 OK"
 
 
+@pytest.mark.parametrize("views", [True, False])
+def test_what_keystone_caches_goes_by_the_state_from_before_it_is_asked(
+    tmp_path: Path, views: bool
+) -> None:
+    world = World(tmp_path / "shared", views=views)
+    seen: list[request.Request] = []
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        world.change("users")
+        seen.append(environ[request.ENVIRON_KEY])
+        return world.keystone(environ, start_response)
+
+    world.cache.application = application
+    generation, numbers = world.coordinator.snapshot()
+    world.get()
+    (noted,) = seen
+    if views:
+        assert noted.view is not None
+        assert noted.view.numbers == numbers
+        assert noted.since == noted.view.seen == (generation, max(numbers))
+        assert noted.view.coordinator is world.cache.coordinator
+    else:
+        assert noted.view is None
+        assert noted.since is not None
+
+
 def test_a_lost_table_makes_it_slower_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.get()
     now = world.cache.coordinator

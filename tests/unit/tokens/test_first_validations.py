@@ -379,6 +379,24 @@ def test_services_are_told_how_long_it_stands(cloud: Cloud) -> None:
     assert (again[0], again[1][0]) == (0, "304 Not Modified")
 
 
+def test_a_login_begins_in_the_state_from_before_keystone_is_asked(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path / "shared", views=True)
+    seen: list[Request] = []
+
+    def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        cloud.change("users")
+        seen.append(environ[ENVIRON_KEY])
+        return cloud.keystone(environ, start_response)
+
+    cloud.cache.application = application
+    generation, numbers = cloud.coordinator.snapshot()
+    cloud.login()
+    (noted,) = seen
+    assert noted.view is not None
+    assert noted.view.numbers == numbers
+    assert noted.since == noted.view.seen == (generation, max(numbers))
+
+
 def test_a_new_table_forgets_everything(cloud: Cloud) -> None:
     token = cloud.login()
     cloud.coordinator.flush()
