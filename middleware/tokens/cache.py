@@ -41,7 +41,17 @@ from .counters import (
     NOT_FOLLOWED,
     NOT_KEPT,
 )
-from .entries import AUTH_CONTEXT, Entry, FollowedEntry, Headers, Keys, Lifetime, entry_of
+from .entries import (
+    AUTH_CONTEXT,
+    Entry,
+    FollowedEntry,
+    Headers,
+    Keys,
+    Lifetime,
+    Variants,
+    Way,
+    entry_of,
+)
 from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, View, changed, slots
 from .first_validations import Decide, FirstValidations, Question
 from .first_validations import registry as policies
@@ -53,7 +63,6 @@ from .node_cache import Node
 from .node_cache import registry as nodes
 from .request import ENVIRON_KEY, Request, expiry, tags
 from .routes import TOKENS, Routes
-from .variants import Variants, Way
 from .watched_files import WatchedFiles, of_keystone
 
 LOG = logging.getLogger(__name__)

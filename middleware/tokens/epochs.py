@@ -358,7 +358,7 @@ class View(NamedTuple):
         """Return the present state.
 
         :param coordinator: the coordinator of Keystone's database
-        :param settling: which changes the database shows by now
+        :param settling: the memory of which changes the database shows by now
         :raises CoordinatorError: the table cannot be reached
         """
         generation, numbers = coordinator.snapshot()
