@@ -1,7 +1,7 @@
 """The table's words: marks, stamps, what is found wrong with it, and what a killed writer leaves.
 
 A writer is killed here between any two instructions of the interpreter, by an exception that no
-line of ``table.py`` handles; tests/conformance does the same to a few processes for real.
+line of :class:`Table` handles; tests/conformance does the same to a few processes for real.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from keyfront.middleware.tokens.coordinator import table as module
-from keyfront.middleware.tokens.coordinator.table import DIRTY, LAYOUT, MARKS, Table, size
+from keyfront.middleware.tokens.coordinator import local as module
+from keyfront.middleware.tokens.coordinator.local import DIRTY, LAYOUT, MARKS, Table, size
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, MARK_TAGS
 
 SLOTS = 1024
@@ -224,7 +224,7 @@ class Killed(BaseException):
 
 
 def killed_after(steps: int, deed: Callable[[], Any]) -> bool:
-    """Whether ``deed`` was killed, after as many instructions of ``table.py``."""
+    """Whether ``deed`` was killed, after as many instructions of ``local.py``."""
     left = steps
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -250,7 +250,7 @@ def killed_after(steps: int, deed: Callable[[], Any]) -> bool:
 
 
 def instructions(start: bytes, deed: Callable[[Table], Any]) -> int:
-    """How many instructions of ``table.py`` the deed takes."""
+    """How many instructions of ``local.py`` the deed takes."""
 
     def killed(steps: int) -> bool:
         table = Table(memoryview(bytearray(start)))

@@ -16,14 +16,15 @@ import pytest
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator import local as module
-from keyfront.middleware.tokens.coordinator import table as table_module
 from keyfront.middleware.tokens.coordinator.local import (
     LEASE_SECONDS,
+    MARKS,
     NAME,
+    WORD,
     SharedMemory,
     check_folder,
+    size,
 )
-from keyfront.middleware.tokens.coordinator.table import MARKS, WORD, size
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Epoch, Mark, Slots
 from support.clocks import Clock
 
@@ -270,7 +271,7 @@ def test_of_another_boot(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = attach(folder).now()
-    monkeypatch.setattr(table_module, "boot_word", lambda: 1)
+    monkeypatch.setattr(module, "boot_word", lambda: 1)
     with pytest.raises(CoordinatorError, match="it is from before the machine started"):
         attach(folder, create=False)
     caplog.clear()
