@@ -27,7 +27,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import compress
 from pathlib import Path
@@ -270,6 +270,7 @@ class SharedMemory:
         """
         with self._held():
             table = self._attach()
+            table.mend()
             old = table.old_marks(time.monotonic_ns())
         return self._recover(table.generation, old)
 
@@ -372,10 +373,12 @@ class SharedMemory:
         if now - self._recovered > _RECOVER:
             self._recovered = now
             # A reader does not wait for the lock: whoever has it may be completing that change.
-            with suppress(CoordinatorError):
+            # Nor does it fail by junk, which whoever writes next takes away.
+            with suppress(CoordinatorError, *_DAMAGE):
                 if self._lock.attempt():
                     try:
                         table = self._attach()
+                        table.mend()
                         old = table.old_marks(now)
                     finally:
                         self._lock.__exit__(None, None, None)
@@ -691,9 +694,16 @@ class Table:
         return self._words[: _DIGEST + 2] == memoryview(self._fixed).cast("Q")
 
     def mend(self) -> None:
-        """Make the checksum right if a writer was killed between a slot and its checksum."""
+        """Complete what a writer had begun who was killed amid slots and their checksum."""
         words = self._words
         if words[_WRITING]:
+            # A touch that has no mark: see stamp().
+            marked = self._marked(besides=None)
+            left = [s for s, value in _written(self.values) if value == DIRTY and s not in marked]
+            if left:
+                words[_SEQUENCE] += 1
+            for slot in left:
+                words[_FIRST_SLOT + slot] = words[_SEQUENCE]
             checksum = 0
             for slot, value in _written(self.values):
                 checksum ^= _mix(slot, value)
@@ -763,7 +773,7 @@ class Table:
         words[_WRITING] = 0
         return serial
 
-    def stamp(self, slots: Iterable[int], serial: int | None = None) -> None:
+    def stamp(self, slots: Collection[int], serial: int | None = None) -> None:
         """Give ``slots`` the next number, and free the mark ``serial`` if it is still there.
 
         :param slots: the slots of the change
@@ -774,11 +784,16 @@ class Table:
         # A mark that was recovered meanwhile is gone; its slots are stamped once more.
         place = self._find(serial) if serial is not None else None
         number = words[_SEQUENCE] + 1
+        busy = self._marked(besides=place)
+        words[_WRITING] = 1
+        # Without a mark they are not dirty yet, and what is made meanwhile of what stood before
+        # would have the number and go on.
+        for slot in slots:
+            if words[_FIRST_SLOT + slot] != DIRTY:
+                self._set(slot, DIRTY)
         # The number first: a fill that sees it starts after the commit.
         words[_SEQUENCE] = number
         words[_CHANGES] += 1
-        busy = self._marked(besides=place)
-        words[_WRITING] = 1
         for slot in slots:
             self._set(slot, DIRTY if slot in busy else number)
         words[_WRITING] = 0

@@ -350,8 +350,37 @@ def test_killed_while_touching(prepared: tuple[bytes, int]) -> None:
     for memory, table in deaths(start, lambda table: table.stamp((5, 8, 9))):
         assert table.values[5] == DIRTY
         for slot in (8, 9):
-            assert table.values[slot] in (before.values[slot], before.sequence + 1)
+            assert table.values[slot] in (before.values[slot], DIRTY, before.sequence + 1)
         recovered(memory, table)
+        for slot in (8, 9):
+            number = table.values[slot]
+            assert number == before.values[slot] or number > before.sequence
+
+
+def test_at_no_moment_of_a_touch_has_a_slot_its_old_number_beside_the_new_one(
+    prepared: tuple[bytes, int],
+) -> None:
+    """Else what another worker then makes of what it knows would have the number of the change."""
+    start, serial = prepared
+    recovered_before = Table(memoryview(bytearray(start)))
+    recover(recovered_before, ABANDONED + 1)
+    for beginning, deed, touched in (
+        (start, lambda table: table.stamp((8, 9)), (8, 9)),
+        (start, lambda table: table.flush(), (ALL_SLOT,)),
+        # of a change whose mark somebody has recovered
+        (
+            recovered_before._words.tobytes(),
+            lambda table: table.stamp((3, 4), serial),
+            (3, 4),
+        ),
+    ):
+        before = Table(memoryview(bytearray(beginning)))
+        found = [table for _, table in deaths(beginning, deed)]
+        assert [table for table in found if table.sequence > before.sequence]
+        for table in found:
+            for slot in touched:
+                if table.sequence > before.sequence:
+                    assert table.values[slot] > before.sequence
 
 
 def test_a_change_after_a_killed_one(prepared: tuple[bytes, int]) -> None:

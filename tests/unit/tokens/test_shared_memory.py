@@ -22,6 +22,7 @@ from keyfront.middleware.tokens.coordinator.local import (
     NAME,
     WORD,
     SharedMemory,
+    Table,
     check_folder,
     size,
 )
@@ -439,6 +440,56 @@ def test_what_needs_no_mark_waits_for_those_who_trust_an_older_file(
     else:
         writer.flush()
     assert not trusting.fresh(old, ENTRY)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+def _killed_in_a_touch(worker: SharedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill a writer when one of two slots is dirty, in a touch that has no mark."""
+    step = Table._set
+
+    def once(table: Table, slot: int, value: int) -> None:
+        if slot != CHANGED[0]:
+            raise Killed
+        step(table, slot, value)
+
+    with monkeypatch.context() as killed, pytest.raises(Killed):
+        killed.setattr(Table, "_set", once)
+        worker.touch(Slots([*CHANGED, CHANGED[0] + 1]))
+
+
+def test_a_reader_completes_a_touch_whose_writer_was_killed(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No mark tells of it, and nobody need ever write again."""
+    reader, writer = attach(folder), attach(folder)
+    clock.later(10)
+    before = reader.now()
+    _killed_in_a_touch(writer, monkeypatch)
+    assert not reader.fresh(reader.now(), ENTRY)
+    clock.later(1)
+    assert not reader.fresh(before, ENTRY)
+    assert reader.fresh(reader.now(), ENTRY)
+
+
+def test_a_reader_does_not_fail_where_junk_is_in_such_a_touch(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = attach(folder), attach(folder)
+    clock.later(10)
+    _killed_in_a_touch(writer, monkeypatch)
+    table = reader._table
+    assert table is not None
+    table._words[module._SEQUENCE] = 2**64 - 1
+    clock.later(1)
+    for _ in range(2):
+        assert not reader.fresh(Epoch(table.generation, 1), ENTRY)
+        clock.later(1)
+    with pytest.raises(CoordinatorError, match="taken away"):
+        writer.touch(CHANGED)
+    writer.touch(CHANGED)
 
 
 def test_one_who_only_changes_refuses_when_the_file_is_lost(folder: Path, clock: Clock) -> None:
