@@ -64,7 +64,7 @@ class Database:
 
     def folder(self) -> Path:
         """Return the folder of the token cache of this database, whether or not there is one."""
-        from keyfront.middleware.tokens.invalidation.change_log import folder_of
+        from keyfront.middleware.tokens.folder import folder_of
 
         if self._folder is None:
             self._folder = folder_of(import_keystone("keystone.conf").CONF)

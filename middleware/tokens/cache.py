@@ -28,7 +28,7 @@ from keyfront.errors import CoordinatorError, MissingPartError
 
 from . import tags_header
 from .coordinator.factory import coordinator_of
-from .coordinator.local import SharedMemory, check_folder
+from .coordinator.local import SharedMemory
 from .counters import (
     BYPASSED,
     CAUSES,
@@ -55,7 +55,8 @@ from .entries import (
 from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, View, changed, slots
 from .first_validations import Decide, FirstValidations, Question
 from .first_validations import registry as policies
-from .invalidation.change_log import folder_of, registry
+from .folder import check_folder, folder_of
+from .invalidation.change_log import registry
 from .invalidation.rules import LAPSING
 from .leases import registry as leases
 from .lru_cache import Memory

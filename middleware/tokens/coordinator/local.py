@@ -49,6 +49,7 @@ from ..epochs import (
     Slots,
     settled_by_age,
 )
+from ..folder import check_folder
 from ..invalidation.rules import FIXED
 from .mark_owners import beginning, begins
 
@@ -77,10 +78,6 @@ _ALL = Slots((ALL_SLOT,))
 
 # Errors that junk in place of slots and numbers raises.
 _DAMAGE = (IndexError, OverflowError, ValueError)
-
-#: The folder in which root makes room for the service's user: in /dev/shm, anybody could make the
-#: service's folder first.
-PLACE = Path("/run/keyfront")
 
 _PREFIX = "epochs-"
 NAME = f"{_PREFIX}{DIGEST}"
@@ -513,43 +510,6 @@ def end_others(folder: Path, name: str = NAME) -> bool:
             path.unlink()
         LOG.info("%s: taken away, with a change that its readers are not told of", path)
     return bool(found)
-
-
-def check_folder(
-    folder: Path, *, make: bool, trusted: set[int] | None = None
-) -> os.stat_result:
-    """Check that only one user, this one unless this is root, can enter ``folder``.
-
-    :param folder: the folder
-    :param make: if true, make it with mode 0700 if it is missing
-    :param trusted: numbers of the users whose folder it may be where this is root; ``None``: all
-    :returns: the result of ``lstat``
-    :raises CoordinatorError: it is another user's, or open to others, or cannot be made
-    """
-    try:
-        if make:
-            with suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-        found = folder.lstat()
-    except OSError as error:
-        raise CoordinatorError(f"{folder}: cannot be made: {error.strerror}") from None
-    if not stat.S_ISDIR(found.st_mode):
-        raise CoordinatorError(f"{folder}: is no folder; remove it or set path to another")
-    # Root takes part in the service user's, and makes none in it.
-    if found.st_uid != os.geteuid() and (make or os.geteuid() != 0):
-        raise CoordinatorError(
-            f"{folder}: belongs to user {found.st_uid}, not to this process's user "
-            f"{os.geteuid()}; remove it, or have root make {PLACE} for this process's user, or set "
-            "path to another"
-        )
-    if trusted is not None and os.geteuid() == 0 and found.st_uid not in trusted:
-        raise CoordinatorError(
-            f"{folder}: belongs to user {found.st_uid}, and neither to root nor to the owner of "
-            "Keystone's database file or fernet keys; remove it, or set path to another"
-        )
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        raise CoordinatorError(f"{folder}: others may enter it; its mode must be 0700")
-    return found
 
 
 # The table in one piece of memory: its layout, its marks and stamps, and its checks.

@@ -23,10 +23,10 @@ from keyfront.middleware.tokens.coordinator.local import (
     WORD,
     SharedMemory,
     Table,
-    check_folder,
     size,
 )
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Epoch, Mark, Slots
+from keyfront.middleware.tokens.folder import check_folder
 from support.clocks import Clock
 
 SLOTS = 1024
