@@ -101,7 +101,8 @@ class KeystoneApplication:
 
     :param application: Keystone's WSGI application, middleware included
     :param request_store: the thread-local in which ``oslo_context`` keeps the request context
-    :param begin: a function called with each request before Keystone reads anything for it
+    :param begin: a function called with each request that the ``token_cache`` filter has not begun,
+        before Keystone reads anything for it
     :param loss: the log of requests that fail because the database is away
     """
 
@@ -131,10 +132,10 @@ class KeystoneApplication:
         request = environ.get(ENVIRON_KEY)
         if request is None:
             request = Request()
+            self._begin(request)
         request.recorded = True
         if environ.get("REQUEST_METHOD") == "POST" and environ.get("PATH_INFO") == TOKENS:
             request.users = {}
-        self._begin(request)
         given: list[Any] = []
         written: list[bytes] = []
 

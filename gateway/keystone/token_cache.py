@@ -64,7 +64,7 @@ class Database:
 
     def folder(self) -> Path:
         """Return the folder of the token cache of this database, whether or not there is one."""
-        from keyfront.middleware.tokens.invalidation.change_log import folder_of
+        from keyfront.middleware.tokens.folder import folder_of
 
         if self._folder is None:
             self._folder = folder_of(import_keystone("keystone.conf").CONF)
@@ -117,7 +117,8 @@ def connect(database: Database) -> CacheViews:
     """Connect a Keystone that is loaded to the token cache.
 
     :param database: the result of :func:`watch_database`
-    :returns: the views, whose ``begin`` is to be called at the beginning of each request
+    :returns: the views, whose ``begin`` is to be called at the beginning of each request that has
+        not passed the filter
     :raises IncompatibleError: this Keystone does not look as needed
     """
     from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import is_attached

@@ -13,10 +13,13 @@ import math
 import secrets
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .invalidation.reads import Reads
 from .invalidation.rules import ALL, ANY, GRANTS_GROUP, tag
+
+if TYPE_CHECKING:
+    from .epochs import View
 
 #: The WSGI variable in which the filter hands a :class:`Request` to the application below it.
 ENVIRON_KEY = "keyfront.token_cache"
@@ -101,9 +104,8 @@ class Request:
         self.values: dict[str, bytes] = {}
         #: Keystone's model of the token that it looks for among the revoked ones.
         self.checked: Any = None
-        #: The state of the database that its shared values are from, see ``cache_regions.py``;
-        #: ``None``: it shares nothing.
-        self.view: Any = None
+        #: The state of the database that its shared values are from; ``None``: it shares nothing.
+        self.view: View | None = None
         #: Whether Keystone's caches are left as they are, since there is no token cache.
         self.as_it_is = False
         #: Whether reads belong to the answer. They do once the caller has been let in: the rows of
@@ -142,6 +144,14 @@ class Request:
         self.disk_failed = False
         #: Whether the connection was lost in a commit, which may have been made.
         self.unknown_commit = False
+
+    def begin(self, view: View) -> None:
+        """Share the values of Keystone's caches with other requests.
+
+        :param view: the state of the database, from before anything is read for this one
+        """
+        self.view = view
+        self.since = view.seen
 
     def note(self, reads: Reads) -> None:
         """Note reads, for the answer and for the value that is being computed."""

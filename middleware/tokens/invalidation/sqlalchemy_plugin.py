@@ -31,9 +31,10 @@ from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClau
 from keyfront.errors import CoordinatorError
 
 from ..coordinator import mark_owners
+from ..folder import PATH_PARAMETER, folder_here, trusted_users
 from ..request import Request, current
 from . import rules
-from .change_log import PATH_PARAMETER, Changes, folder_here, registry, trusted_users
+from .change_log import Changes, registry
 from .reads import reads
 
 LOG = logging.getLogger(__name__)
