@@ -28,6 +28,7 @@ from keyfront.errors import (
     DirectoryTLSError,
     DirectoryUnavailableError,
     FilterError,
+    KerberosError,
     OptionError,
     PoolClosedError,
     PoolFullError,
@@ -38,6 +39,7 @@ from keyfront.errors import (
 if TYPE_CHECKING:
     from .diagnose import ServerReport
     from .directory import LDAPPool
+    from .kerberos import Kerberos
     from .logins import Identity
     from .protocol.tls import TLS
 
@@ -53,6 +55,8 @@ __all__ = [
     "DirectoryUnavailableError",
     "FilterError",
     "Identity",
+    "Kerberos",
+    "KerberosError",
     "LDAPPool",
     "OptionError",
     "PoolClosedError",
@@ -76,6 +80,7 @@ __all__ = [
 _PLACES = {
     "LDAPPool": "directory",
     "Identity": "logins",
+    "Kerberos": "kerberos",
     "ServerReport": "diagnose",
     "TLS": "protocol.tls",
 }

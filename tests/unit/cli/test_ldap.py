@@ -162,7 +162,7 @@ def test_a_client_certificate(
     assert run(capsys, *shown, "ldap://x", "--start-tls")[0] == 0
     assert run(capsys, "ldapi://%2Fx", "--sasl-external")[0] == 0
     found = [chosen for _, chosen in examined]
-    assert [each.external for each in found] == [True, True, False, True]
+    assert [each.sasl for each in found] == ["EXTERNAL", "EXTERNAL", None, "EXTERNAL"]
     assert found[0].tls.client_cert == str(pair.certificate)
     assert found[0].tls.client_key == str(pair.key)
     error = refusal(capsys, *shown, "ldap://x")
