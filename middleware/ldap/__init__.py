@@ -67,6 +67,7 @@ __all__ = [
     "connector",
     "diagnose",
     "follower",
+    "kerberos",
     "keystone",
     "pool_counters",
     "protocol",

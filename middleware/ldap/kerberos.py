@@ -54,7 +54,8 @@ _REFUSED = {
 }
 _OLD_KEYS = frozenset((24, 31))
 _UNKNOWN_SERVICE, _EXPIRED, _SKEW = 7, 32, 37
-_NO_CREDENTIALS, _NO_KEY = 195, 181
+# Neither tickets nor keys; errors of GSSAPI's own say that as well.
+_NOTHING, _ERRORS = frozenset((141, 181, 195)), 256
 _SET_CLOCKS = "set the clocks of this machine, the KDC and the server by NTP"
 
 
@@ -184,7 +185,7 @@ class NativeThread:
     def do(self, key: object, call: Callable[[], T], seconds: float) -> T:
         """Return what a call returns. Who asks for the same meanwhile waits for the same one.
 
-        :param key: what tells the call from others
+        :param key: an object that tells the call from others
         :param call: the call; once it was begun it goes on, whoever waits
         :param seconds: time to wait for it
         :raises TimeoutError: it takes longer, or the one before it has taken ``LATE_SECONDS``; the
@@ -250,7 +251,7 @@ class _Login:
     """What a KDC gave a service that logged in.
 
     :ivar handle: a function that returns credentials of GSSAPI, which nobody else waits for
-    :ivar principal: who it is
+    :ivar principal: the service's full name
     :ivar keys: the digest of the keys that it logged in with
     :ivar renew_at: the time from which another one should be fetched, by ``time.monotonic()``
     :ivar ends_at: the time at which it ends
@@ -453,7 +454,7 @@ class Tickets:
             text = f"{text}: {_SET_CLOCKS}"
         elif code == _UNKNOWN_SERVICE:
             text = f"{text}: the URL must have the name that the server has in Kerberos"
-        elif failure.credentials and code in (_NO_CREDENTIALS, _NO_KEY):
+        elif failure.credentials and (code in _NOTHING or not 0 <= code < _ERRORS):
             text = self._no_credentials()
         return KerberosError(f"Kerberos: {text}")
 

@@ -411,11 +411,14 @@ class KerberosAccount(_SaslAccount):
 
     sasl = GSSAPI
 
-    __slots__ = ("_tickets",)
+    __slots__ = ("_at_kdc", "_tickets")
 
     def __init__(self, kerberos: Kerberos, *, servers: Sequence[str] = ()) -> None:
         self._tickets = Tickets(kerberos)
-        self._set_up("", b"", servers, who=f"{GSSAPI} {kerberos.principal or ''}".rstrip())
+        who = f"{GSSAPI} {kerberos.principal or kerberos.source}".rstrip()
+        self._set_up("", b"", servers, who=who)
+        # Apart from what servers refused: who waits for a KDC keeps nobody else.
+        self._at_kdc = Refusals(("KDC", who) if servers else None)
 
     def begin(self, seconds: float) -> None:
         """Get leave to send a BIND, with a ticket for it.
@@ -451,19 +454,18 @@ class KerberosAccount(_SaslAccount):
             self._tickets.put_off()
 
     def _take_turn(self, deadline: float) -> None:
-        # Not what servers refused: the KDC is asked by another name.
-        offered = b"KDC " + self._password
-        with self._refusals.turn(max(deadline - time.monotonic(), 0.0)):
+        offered = self._password
+        with self._at_kdc.turn(max(deadline - time.monotonic(), 0.0)):
             if not self._tickets.due:
                 return
-            if (refused := self._refusals.held(offered)) is not None:
+            if (refused := self._at_kdc.held(offered)) is not None:
                 raise refused
             try:
                 self._tickets.log_in(deadline - time.monotonic())
             except CredentialsError as error:
-                self._refusals.note(offered, error)
+                self._at_kdc.note(offered, error)
                 raise
-            self._refusals.forget(offered, "")
+            self._at_kdc.forget(offered, "")
 
     def _offered(self, connection: Connection) -> bytes:
         return self._password
@@ -490,6 +492,7 @@ class KerberosAccount(_SaslAccount):
     def after_fork(self) -> None:
         """Replace locks that threads of the parent may hold, and forget its ticket."""
         super().after_fork()
+        self._at_kdc.after_fork()
         self._tickets.after_fork()
 
 

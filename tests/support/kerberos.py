@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -123,9 +123,12 @@ class KDC:
         )
         return path
 
-    def requests(self, kind: str) -> int:
-        """How many requests of a kind, ``AS_REQ`` or ``TGS_REQ``, it answered so far with
-        a ticket."""
+    def asked(self, kind: str) -> int:
+        """How many requests of a kind, ``AS_REQ`` or ``TGS_REQ``, it answered so far."""
+        return self.log.read_text().count(f" {kind} (")
+
+    def issued(self, kind: str) -> int:
+        """How many of them with a ticket."""
         text = self.log.read_text()
         return sum(f" {kind} (" in line and ": ISSUE:" in line for line in text.splitlines())
 
@@ -140,11 +143,14 @@ class KDC:
 
 
 @contextlib.contextmanager
-def kdc(folder: Path, *, more: Sequence[str] = ()) -> Iterator[KDC]:
+def kdc(
+    folder: Path, *, more: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[KDC]:
     """Run a KDC with an empty realm until the block ends.
 
     :param folder: where its log is left
     :param more: lines for ``[libdefaults]`` of krb5.conf
+    :param environment: variables for it besides those of this process
     """
     krb5kdc, kdb5_util = program("krb5kdc", "krb5-kdc"), program("kdb5_util", "krb5-kdc")
     with own_folder("kdc") as own:
@@ -163,8 +169,8 @@ def kdc(folder: Path, *, more: Sequence[str] = ()) -> Iterator[KDC]:
         )  # fmt: skip
         out = folder / "krb5kdc.out"
         command = [str(krb5kdc), "-n", "-r", REALM]
-        environment = made.server_environment
-        with running(command, out, signal.SIGTERM, environment=environment) as process:
+        known = {**made.server_environment, **(environment or {})}
+        with running(command, out, signal.SIGTERM, environment=known) as process:
 
             def look() -> None:
                 if made.port not in listening():

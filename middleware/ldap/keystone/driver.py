@@ -376,8 +376,10 @@ def _told(error: Exception) -> exception.Error:
     reason = str(error.__cause__ or error)
     if isinstance(error, ldap.INVALID_CREDENTIALS):
         kind = refused_identity(error.__cause__)
-        if kind:
-            LOG.error("LDAP: the service's %s was refused: %s", kind, reason)
+        if kind == "certificate":
+            LOG.error("LDAP: the service's certificate was refused: %s", reason)
+        elif kind:
+            LOG.error("LDAP: the service's Kerberos principal was refused: %s", reason)
         else:
             LOG.error("LDAP: the identity of [ldap] user was refused: %s", reason)
         return exception.LDAPInvalidCredentialsError()

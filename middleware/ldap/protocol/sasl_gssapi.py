@@ -59,7 +59,7 @@ class NoPlainLayerError(Exception):
 class Context(Protocol):
     """The client's side of a GSSAPI context, whose first token was made already.
 
-    :ivar first: that token
+    :ivar first: the first token
     :ivar complete: true once each side knows the other
     """
 
@@ -83,7 +83,7 @@ class Exchange:
     """One BIND by GSSAPI, as the client.
 
     :param context: the context of GSSAPI
-    :ivar first: what the first request of the BIND says
+    :ivar first: the response in the first request of the BIND
     :ivar finished: true when the server may say that it succeeded
     """
 
@@ -95,7 +95,7 @@ class Exchange:
     def answer(self, challenge: bytes) -> bytes:
         """Return what the next request says.
 
-        :param challenge: what the server's answer to the last one said
+        :param challenge: the server's part of the answer to the last one
         :raises ProtocolError: that is none of the steps
         :raises NoPlainLayerError: the server wants a security layer
         """

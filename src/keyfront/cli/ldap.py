@@ -219,7 +219,7 @@ class Options:
     :ivar sasl: bind by this mechanism of SASL instead: EXTERNAL, by the client certificate, or
         GSSAPI, by ``tickets``
     :ivar tickets: the service's Kerberos tickets
-    :ivar refused: how the KDC refused it, so that it is asked once for all servers
+    :ivar refused: the KDC's refusal, if it refused: it is asked once for all servers
     :ivar base: DN to search; by default the first that the server names
     :ivar timeout: seconds for each step, 0.01 to 600
     :ivar resolver: looks up the servers of domains; ``None`` if no URL is of one
