@@ -395,6 +395,7 @@ class Tickets:
 
         failure: _Failure | None = None
         late = ""
+        seconds = max(seconds, 0.0)
         try:
             return self._threads.setdefault(thread, NativeThread()).do(key, attempt, seconds)
         except TimeoutError as error:
@@ -442,7 +443,8 @@ class Tickets:
         """Return the error that an operator reads."""
         code, text = failure.code, failure.text
         if code in _REFUSED and failure.credentials:
-            source = f" with the keys of {self._options.source}" if self._options.source else ""
+            path = self._options.source
+            source = f" with the keys of {path}" if path and path not in self.who else ""
             hint = "; were they made anew, the keytab has the old ones" if code in _OLD_KEYS else ""
             return CredentialsError(
                 Verdict.WRONG_TICKET, code, _REFUSED[code],
@@ -501,7 +503,7 @@ class _Context:
 
     def step(self, token: bytes) -> bytes:
         """Return the answer to a token of the server's; empty if there is none."""
-        return self._read(lambda: self._next(token))
+        return bytes(self._read(lambda: self._next(token)))
 
     def wrap(self, message: bytes) -> bytes:
         """Return a message that nobody can change on the way."""
