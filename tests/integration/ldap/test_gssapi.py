@@ -245,13 +245,24 @@ def test_without_tls_only_if_it_is_wanted(world: World, make: Make) -> None:
 
 
 def test_the_keytab_of_the_environment(
-    world: World, make: Make, monkeypatch: pytest.MonkeyPatch
+    world: World, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _, options = world.service()
     monkeypatch.setenv("KRB5_CLIENT_KTNAME", f"FILE:{options.keytab}")
     with make(None).connection() as connection:
         assert connection.bound_as == identity_of("service")
     monkeypatch.delenv("KRB5_CLIENT_KTNAME")
+    # Or tickets that somebody else fetches.
+    import gssapi.raw
+
+    cache = f"FILE:{tmp_path / 'cache'}"
+    store = {b"client_keytab": str(options.keytab).encode(), b"ccache": cache.encode()}
+    gssapi.raw.acquire_cred_from(store, usage="initiate")
+    with monkeypatch.context() as patched:
+        patched.setenv("KRB5CCNAME", cache)
+        for _ in range(2):
+            with make(None).connection() as connection:
+                assert connection.bound_as == identity_of("service")
     with pytest.raises(KerberosError, match=r"no keytab and no ticket; name .*kerberos_keytab"):
         make(None).search(SUFFIX, 0)
 
