@@ -239,6 +239,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
         Keystone's environment variables ``OS_KEYSTONE_CONFIG_FILES`` and
         ``OS_KEYSTONE_CONFIG_DIR`` say the same; with either, the environment is not read.
     :raises PasteFileError: an option that does not exist, or a list of files that is empty
+    :raises OptionError: ``KEYFRONT_QUEUE_TIMEOUT`` has a value out of its range
     :raises MissingPartError: Keystone is not installed
     :raises IncompatibleError: this Keystone does not look as the repairs need it
     :raises ImportedTooEarlyError: ``oslo_context`` was imported before monkey patching
@@ -269,11 +270,10 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     first_request.answer_one(application)
     with suppress(AttributeError):
         del request_store.context
-    return queue_limit.refuse_late(
-        request_phases.watched(
-            "keystone", KeystoneApplication(application, request_store, views.begin, loss)
-        )
+    served: WSGIApplication = request_phases.watched(
+        "keystone", KeystoneApplication(application, request_store, views.begin, loss)
     )
+    return queue_limit.refuse_late(served) if queue_limit.from_environment() else served
 
 
 def _largest_body() -> int:
