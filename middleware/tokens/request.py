@@ -52,7 +52,8 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "accepting", "active", "as_it_is", "checked", "created", "disk_failed"),
+        *("accepted", "accepting", "active", "as_it_is", "checked", "connections", "created"),
+        "disk_failed",
         *("enforced", "families", "fills", "followed", "found", "garbage", "issued", "issuing"),
         *("kept", "last_active", "lost", "memory", "newcomers", "of_here", "own_name"),
         *("packed", "recorded", "recording", "reading", "reads", "refused", "since"),
@@ -132,6 +133,9 @@ class Request:
         self.users: dict[str, bytes] | None = None
         #: Those of them whose rows have no federated identities.
         self.of_here: set[object] = set()
+        #: The database connection that its next session gets, if there is one; ``None`` where it is
+        #: not kept, see ``sqlite_connections.py``.
+        self.connections: list[Any] | None = None
         #: The users that its transactions have created.
         self.created: set[object] = set()
         #: The reason for which a change was not committed and should be tried again.
@@ -161,6 +165,12 @@ class Request:
         """
         self.view = None
         self.own_name = secrets.token_hex(8)
+
+    def close_connections(self) -> None:
+        """Close the connection that was kept for its next session."""
+        kept, self.connections = self.connections, None
+        for connection in kept or ():
+            connection.close()
 
     def writes(self) -> None:
         """Drop what was read, before a write that may change it."""
