@@ -165,9 +165,7 @@ def compare_with_known_row(identity: Any) -> None:
         if request is not None and request.row is not None:
             row, request.row = request.row, None
             state = sqlalchemy.inspect(row)
-            if row.id != user_id or not state.detached or state.modified:
-                row = None
-            else:
+            if state.detached and not state.modified:
                 # Keystone's own read finds it there.
                 session.add(row)
         return read(self, session, user_id)

@@ -215,11 +215,13 @@ def test_a_password_is_compared_with_the_row_that_the_name_has_led_to(keystone: 
     keystone.user("u", "name")
     keystone.user("v", "other", password="another")
     for one in (keystone.stock, keystone.kept):
-        with login():
+        with login() as request:
             one.get_user_by_name("name", "d")
             keystone.statements = 0
             assert one.authenticate("u", "secret") == one.get_user("u")
             assert (keystone.statements == 0) == (one is keystone.kept)
+            # once: whoever compares again reads him again
+            assert not request.rows
     with login() as request:
         keystone.kept.get_user_by_name("name", "d")
         # neither another's,
@@ -245,7 +247,7 @@ def test_a_password_is_compared_with_the_row_that_the_name_has_led_to(keystone: 
         keystone.kept.get_user_by_name("name", "d")
         with pytest.raises(AssertionError):
             keystone.kept.authenticate("u", "secret")
-        # once: whoever compares again reads him again
+        # and the failure was written
         keystone.execute("UPDATE local_user SET failed_auth_count = 0")
         keystone.execute("UPDATE password SET password_hash = 'newer'")
         assert keystone.kept.authenticate("u", "newer")["id"] == "u"
