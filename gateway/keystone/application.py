@@ -136,6 +136,7 @@ class KeystoneApplication:
         request.recorded = True
         if environ.get("REQUEST_METHOD") == "POST" and environ.get("PATH_INFO") == TOKENS:
             request.users = {}
+        request.connections = []
         given: list[Any] = []
         written: list[bytes] = []
 
@@ -154,6 +155,7 @@ class KeystoneApplication:
                 raise
         finally:
             current.reset(before)
+            request.close_connections()
         if request.refused:
             reason = f"The change was not completed because {request.refused}. Try again."
             return _unavailable(reason, given, body, start_response)

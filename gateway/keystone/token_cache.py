@@ -77,18 +77,20 @@ class Database:
     def watch(self, engine: Any) -> None:
         """Attach the hooks to an engine; called by oslo.db for each engine it makes.
 
-        Its changes are announced, writers wait for one another on SQLite, and connections to other
-        databases are checked for answers from the past.
+        Its changes are announced, writers wait for one another on SQLite, where a request has one
+        connection, and connections to other databases are checked for answers from the past.
         """
         from sqlalchemy import event
 
         from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import attach
 
-        from . import sqlite_writers
+        from . import sqlite_connections, sqlite_writers
         from .stale_reads import Connections
 
         attach(engine)
         sqlite_writers.attach(engine)
+        if _options()["reuse"]:
+            sqlite_connections.keep_for_requests(engine)
         if engine.dialect.name != "sqlite":
             look = Connections(engine.dialect, bounded=_options()["settle"] > 0)
             event.listen(engine, "checkout", look)

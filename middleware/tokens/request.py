@@ -55,10 +55,11 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "accepting", "active", "as_it_is", "checked", "created", "disk_failed"),
+        *("accepted", "accepting", "active", "as_it_is", "checked", "connections", "created"),
+        "disk_failed",
         *("enforced", "families", "fills", "followed", "found", "garbage", "issued", "issuing"),
         *("kept", "last_active", "lost", "memory", "newcomers", "of_here", "own_name"),
-        *("packed", "recorded", "recording", "reading", "reads", "refused", "since"),
+        *("packed", "recorded", "recording", "reading", "reads", "refused", "row", "rows", "since"),
         *("unknown_commit", "unsure", "until", "unvouched", "users", "values", "view", "windows"),
     )
 
@@ -132,8 +133,15 @@ class Request:
         #: The users that Keystone's SQL driver has returned in a login, pickled, by their ids;
         #: ``None`` where it is no login, and from its first write on.
         self.users: dict[str, bytes] | None = None
+        #: The rows of those of them whom it has looked for by name, with their passwords' hashes.
+        self.rows: dict[str, Any] = {}
+        #: The one of these that the next read of a user is to return.
+        self.row: Any = None
         #: Those of them whose rows have no federated identities.
         self.of_here: set[object] = set()
+        #: The database connection that its next session gets, if there is one; ``None`` where it is
+        #: not kept, see ``sqlite_connections.py``.
+        self.connections: list[Any] | None = None
         #: The users that its transactions have created.
         self.created: set[object] = set()
         #: The reason for which a change was not committed and should be tried again.
@@ -172,9 +180,16 @@ class Request:
         self.view = None
         self.own_name = secrets.token_hex(8)
 
+    def close_connections(self) -> None:
+        """Close the connection that was kept for its next session."""
+        kept, self.connections = self.connections, None
+        for connection in kept or ():
+            connection.close()
+
     def writes(self) -> None:
         """Drop what was read, before a write that may change it."""
-        self.users = self.last_active = None
+        self.users = self.last_active = self.row = None
+        self.rows.clear()
         self.found.clear()
 
 
