@@ -373,7 +373,7 @@ class Tickets:
             seconds,
             f"to the request for a ticket of {service[:-1]}",
         )
-        return Exchange(context)
+        return Exchange(context, made.principal)
 
     def after_fork(self) -> None:
         """Forget the parent's login: a thread of it may have been at work."""

@@ -64,7 +64,7 @@ _ABILITIES = (
 # An attribute of which not all values came.
 _RANGE = re.compile(r"([^;]+);range=\d{1,9}-(\d{1,9}|\*)", re.IGNORECASE)
 
-_NO_SUCH_OBJECT = 32
+_PROTOCOL_ERROR, _NO_SUCH_OBJECT = 2, 32
 
 # Authorization identities of nobody (RFC 4513 section 5.2.1.8).
 _NOBODY = frozenset(("", "dn:", "u:"))
@@ -302,7 +302,7 @@ class Connection:
 
         :param exchange: the client's side, with a ticket for this server
         :param timeout: seconds for all of it
-        :return: who it is, as :meth:`who_am_i`
+        :return: who it is, as :meth:`who_am_i`; the principal, where the server does not know that
         :raises CredentialsError: refused, or accepted as nobody
         :raises DirectoryAnswerError: refused without TLS
         """
@@ -326,7 +326,9 @@ class Connection:
             self.usable = False
             raise self._broken(broken)
         self._judge_sasl(message, Verdict.WRONG_TICKET)
-        return self._identify(message, GSSAPI, Verdict.WRONG_TICKET, deadline)
+        # Samba does not know the question (RFC 4511 section 4.12); it has nobody without a name.
+        unasked = f"u:{exchange.principal}"
+        return self._identify(message, GSSAPI, Verdict.WRONG_TICKET, deadline, unasked=unasked)
 
     @property
     def end_point(self) -> bytes:
@@ -689,18 +691,21 @@ class Connection:
             raise refused
 
     def _identify(
-        self, message: Message, mechanism: str, nobody: Verdict, deadline: float | None
-    ) -> str:
+        self, message: Message, mechanism: str, nobody: Verdict, deadline: float | None,
+        *, unasked: str = "",
+    ) -> str:  # fmt: skip
         """Return who the server made of a BIND by SASL that it accepted.
 
         :param message: the answer to it
         :param nobody: the verdict if that is nobody
+        :param unasked: the identity where the server does not know the question
         """
         told = ""
         try:
             identity = self.who_am_i(timeout=self._left(deadline))
         except DirectoryAnswerError as error:
-            identity, told = "", f"it does not say as whom ({error.name}, {error.code})"
+            identity = unasked if error.code == _PROTOCOL_ERROR else ""
+            told = f"it does not say as whom ({error.name}, {error.code})"
         if identity in _NOBODY:
             raise CredentialsError(
                 nobody,

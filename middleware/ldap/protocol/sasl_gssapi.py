@@ -83,12 +83,14 @@ class Exchange:
     """One BIND by GSSAPI, as the client.
 
     :param context: the context of GSSAPI
+    :ivar principal: the client's principal
     :ivar first: the response in the first request of the BIND
     :ivar finished: true when the server may say that it succeeded
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, principal: str) -> None:
         self._context = context
+        self.principal = principal
         self.first = context.first
         self.finished = False
 

@@ -478,7 +478,7 @@ def challenge(id: int, token: bytes | None) -> bytes:
 
 
 def gssapi(connection: Connection, **options: Any) -> str:
-    return connection.bind_gssapi(Exchange(FakeContext()), **options)
+    return connection.bind_gssapi(Exchange(FakeContext(), "me@REALM"), **options)
 
 
 def test_gssapi_is_three_binds_and_a_question() -> None:
@@ -559,7 +559,7 @@ def test_gssapi_does_not_go_on_for_ever() -> None:
         heard,
     ):
         with pytest.raises(DirectoryProtocolError, match="more than 5 rounds"):
-            connection.bind_gssapi(Exchange(Endless()))
+            connection.bind_gssapi(Exchange(Endless(), "me"))
         is_lost(connection)
     assert len(heard()) == 5
 
@@ -583,6 +583,13 @@ def test_gssapi_as_nobody_or_from_a_server_in_trouble() -> None:
         with pytest.raises(CredentialsError, match="GSSAPI was accepted, but as nobody") as caught:
             gssapi(connection)
         assert caught.value.verdict is Verdict.WRONG_TICKET
+    # One that does not know the question, as Samba, and one that does not answer it.
+    with talk(says(*steps, result(3, BIND), whoami(4, None, 2))) as (connection, _):
+        assert gssapi(connection) == connection.bound_as == "u:me@REALM"
+        assert connection.usable
+    with talk(says(*steps, result(3, BIND), whoami(4, None, 53))) as (connection, _):
+        with pytest.raises(CredentialsError, match="does not say as whom"):
+            gssapi(connection)
     with talk(says(steps[0], result(2, BIND, 80, "no keytab"))) as (connection, _):
         with pytest.raises(DirectoryBusyError):
             gssapi(connection)
