@@ -155,7 +155,9 @@ class KeystoneApplication:
                 raise
         finally:
             current.reset(before)
-            request.close_connections()
+            kept, request.connections = request.connections, None
+            for connection in kept or ():
+                connection.close()
         if request.refused:
             reason = f"The change was not completed because {request.refused}. Try again."
             return _unavailable(reason, given, body, start_response)

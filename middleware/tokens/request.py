@@ -180,12 +180,6 @@ class Request:
         self.view = None
         self.own_name = secrets.token_hex(8)
 
-    def close_connections(self) -> None:
-        """Close the connection that was kept for its next session."""
-        kept, self.connections = self.connections, None
-        for connection in kept or ():
-            connection.close()
-
     def writes(self) -> None:
         """Drop what was read, before a write that may change it."""
         self.users = self.last_active = self.row = None

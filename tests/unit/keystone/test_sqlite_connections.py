@@ -88,7 +88,9 @@ def request() -> Iterator[Request]:
         yield one
     finally:
         current.reset(token)
-        one.close_connections()
+        kept, one.connections = one.connections, None
+        for connection in kept or ():
+            connection.close()
 
 
 def test_a_request_has_one_connection_which_ends_with_it(sessions: Sessions) -> None:
