@@ -48,6 +48,9 @@ EXTRAS = {
     "srv": [
         "dnspython>=2.4",  # asks DNS for the servers of ldap+srv://; Python itself knows no SRV
     ],
+    "gssapi": [
+        "gssapi>=1.8",  # binds the LDAP service by Kerberos, with MIT's libraries; compiled here
+    ],
     "ldap3": [
         "ldap3>=2.9",  # the library and the ldap_auth filter alone: nothing to compile
     ],

@@ -40,6 +40,7 @@ _ALLOWED = f"an integer, 1 to {MOST}, or 0 for no limit"
 # Bytes; Keystone refuses larger bodies, unless it is told otherwise.
 _READ = 114688
 _HASHED = frozenset({"password", "application_credential"})
+_RECEIPT = "openstack-auth-receipt"
 _WAIT = ("Retry-After", "2")
 _BUSY = error_body(503, "Too many logins are under way. The login was not tried.")
 _MUCH = error_body(429, "Too many logins from this address. The login was not tried.")
@@ -53,24 +54,20 @@ def from_environment() -> int:
     return ranges.whole(VARIABLE, os.environ.get(VARIABLE, "0"), 0, MOST, _ALLOWED)
 
 
-def shares(limit: int, processes: int, threads: int, *, greenlets: bool = False) -> tuple[int, int]:
+def shares(limit: int, processes: int, threads: int) -> tuple[int, int]:
     """Return how many logins may run, and how many may wait, on a server.
 
     :param limit: logins that may run, as the operator has it; 0 for no limit, which is returned
     :param processes: processes of the server
     :param threads: requests that each of them answers at a time
-    :param greenlets: true if these are greenlets: a hash then stops all others of its process
     """
     if not limit:
         return 0, 0
     of_all = processes * threads
-    can_run = _but_for_a_quarter(processes if greenlets else of_all)
+    # A quarter of them, and at least one, has no login.
+    can_run = max(1, of_all - max(1, of_all // 4))
     running = min(limit, can_run)
-    return running, max(0, _but_for_a_quarter(of_all) - running)
-
-
-def _but_for_a_quarter(count: int) -> int:
-    return max(1, count - max(1, count // 4))
+    return running, can_run - running
 
 
 def limit_logins(
@@ -109,19 +106,29 @@ def limit_logins(
             if turn.much:
                 return answer_error(start_response, "429 Too Many Requests", _MUCH, _WAIT)
             return answer_error(start_response, "503 Service Unavailable", _BUSY, _WAIT)
-        succeeded = False
+        right: bool | None = None
 
-        def start(status: str, *rest: Any) -> Any:
-            nonlocal succeeded
-            succeeded = status[:1] == "2"
-            return start_response(status, *rest)
+        def start(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
+            nonlocal right
+            right = _was_right(status, headers)
+            return start_response(status, headers, *error)
 
         try:
             return application(environ, start)
         finally:
-            turns.end(turn, succeeded=succeeded)
+            turns.end(turn, right=right)
 
     return limiting
+
+
+def _was_right(status: str, headers: list[tuple[str, str]]) -> bool | None:
+    """Tell from an answer whether the password was right; ``None`` if it was not checked."""
+    if status[:1] == "2":
+        return True
+    if status[:3] != "401":
+        return None  # an error, or a directory or database that is away: nobody's fault
+    # of several methods one was right, and others are asked for
+    return any(name.lower() == _RECEIPT for name, _ in headers)
 
 
 def login_of(environ: WSGIEnvironment) -> Login | None:

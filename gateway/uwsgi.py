@@ -64,9 +64,7 @@ def _reload() -> None:
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-_running, _waiting = login_limit.shares(
-    most_logins, uwsgi.numproc, uwsgi.cores, greenlets="gevent" in uwsgi.opt
-)
+_running, _waiting = login_limit.shares(most_logins, uwsgi.numproc, uwsgi.cores)
 slots = node.login_slots(running=_running, waiting=_waiting, processes=uwsgi.numproc)
 _loaded = load_or_fail(raising="need-app" in uwsgi.opt)
 _limited = login_limit.limit_logins(_loaded, slots=slots, refused=node.login_refused)

@@ -1,22 +1,31 @@
 """A flood of wrong passwords: who is still served, without and with a limit of logins.
 
-    python -m keyfront.benchmarks.compare.login_flood [--seconds 20] [--tries 500] [--limit 2]
+    python -m keyfront.benchmarks.compare.login_flood [--seconds 10] [--rounds 2] [--limit 2]
+                                                      [--times 100 | --tries N] [--only LABEL]
 
-Makes a Keystone on SQLite in a temporary folder, with bcrypt's 12 rounds, and serves it twice by
-the packaged uWSGI (2 processes of 2 threads): once without and once with ``KEYFRONT_LOGIN_LIMIT``.
-Each time, for so many seconds quietly and for so many under a flood:
+Makes a Keystone on SQLite in a temporary folder, with bcrypt's 12 rounds, and serves it by the
+packaged uWSGI (2 processes of 2 threads): without a limit of logins and with
+``KEYFRONT_LOGIN_LIMIT``. First it counts how many logins a second that Keystone answers when four
+clients do nothing else: its capacity. Then, in turn, for so many seconds each:
 
-* a service validates one token 20 times a second, on a connection of its own each time;
-* three users, who have logged in before, log in from addresses of their own, one each second in
-  turn (``known``);
-* another logs in each three seconds, from an address that has never been heard of (``newcomers``);
-* in the flood another process tries ``--tries`` passwords a second, each from another address
-  (127.64.0.0/10) and for one of 20 users that there are, those three among them: for a name that
-  there is not, Keystone hashes nothing. At most 100 tries are under way at a time.
+* *quiet*: a service validates one token 100 times a second, on a connection of its own each time;
+  three users, who have logged in before, log in from addresses of their own, one each second in
+  turn (``known``); another logs in each three seconds, from an address that has never been heard
+  of (``newcomers``);
+* *aside*: the same, while the flood goes to another process on the same cores, which refuses each
+  try at once without looking at it: what the flood's sender takes from clients and Keystone;
+* *flood*: the same, and the flood goes to Keystone. Its first three seconds are the *onset*, in
+  which nobody knows yet that it is one; in them only the service asks.
 
-A login succeeds if it is answered 201 within ten seconds. Recovery is the time from the end of the
-flood until a stranger's login, tried again each 0.1 s for a minute, succeeds. Clients, flood and
-Keystone have the same cores, so what the flood takes to send counts as well: compare the columns.
+The flood is ``--times`` the capacity (or ``--tries`` a second), at random times, each try from
+another address (127.64.0.0/10) and for one of 20 users that there are, those three among them: for
+a name that there is not, Keystone hashes nothing. At most 1000 tries are under way at a time. Its
+sender and the process aside have the lowest priority (nice 19), and yet the same cores as Keystone
+and its clients: compare *flood* with *aside*.
+
+A validation's time begins when it was due, so none is left out while the server or the client
+stands still. A login succeeds if it is answered 201 within ten seconds. Recovery is the time from
+the end of the flood until a stranger's login, tried again each 0.1 s for a minute, succeeds.
 """
 
 from __future__ import annotations
@@ -26,17 +35,18 @@ import json
 import math
 import multiprocessing
 import os
+import random
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any
 
 from keyfront.common.counters import VARIABLE as NODE
 from keyfront.errors import KeyfrontError, ServerError
@@ -45,8 +55,11 @@ from keyfront.gateway.serve import lineups as serve_lineups
 
 from ..lineups import uwsgi
 from ..lineups.keystone import VALIDATION, Keystone, ask, login
+from ..load import generators, sender
+from ..load.measured import Load, percentile
+from ..worlds import processes
 from ..worlds.ports import free_port
-from ..worlds.processes import HOST
+from ..worlds.processes import HOST, Process
 
 _PATIENCE = 10.0
 _HOPELESS = 60.0
@@ -54,33 +67,50 @@ _USERS = ("anna", "berta", "clara")
 _VICTIMS = (*_USERS, *(f"victim-{number}" for number in range(17)))
 _NEWCOMER = "newcomer"
 _PASSWORD = "right-and-long-enough"
-# Threads of the flood: each waits for its answer, so fewer send less than was asked for.
-_SENDERS = 100
+# Validations a second.
+_RATE = 100.0
+# Tries under way at a time.
+_MOST = 1000
+_LOWEST = 19
+# Seconds that a flood lasts before its phase begins, and for which its onset is looked at.
+_LEAD = 3.0
+_PHASES = ("quiet", "aside", "onset", "flood")
 
 
 @dataclass
 class Phase:
-    """What clients saw, quietly or in a flood.
+    """What clients saw in all rounds of a phase.
 
-    :param from_range: tells the newcomers' addresses of one phase from those of the other
+    :param validations: answers by their microseconds; what was not answered took ten seconds
+    :param failed: validations without an answer, or with another one
+    :param p99: milliseconds of each round
     """
 
-    from_range: int
-    validations: list[float] = field(default_factory=list)
+    validations: Counter[int] = field(default_factory=Counter)
     failed: int = 0
+    p99: list[float] = field(default_factory=list)
     known: Counter[int] = field(default_factory=Counter)
     newcomers: Counter[int] = field(default_factory=Counter)
     times: list[float] = field(default_factory=list)
+
+    def validated(self, load: Load) -> None:
+        """Add what the validating service saw in a round."""
+        failed = load.failures.total()
+        found = Counter(load.latencies)
+        if failed:
+            found[int(_PATIENCE * 1e6)] += failed
+        self.failed += failed
+        self.validations += found
+        self.p99.append(percentile(found, 0.99))
 
 
 @dataclass
 class Result:
     """One server's."""
 
-    quiet: Phase
-    flood: Phase
-    tried: Counter[int]
-    recovery: float
+    phases: dict[str, Phase] = field(default_factory=lambda: {name: Phase() for name in _PHASES})
+    tried: Counter[str] = field(default_factory=Counter)
+    recovery: list[float] = field(default_factory=list)
 
 
 def _send(port: int, source: str, method: str, headers: dict[str, str], body: object) -> int:
@@ -107,39 +137,70 @@ def _paced(over: threading.Event, rate: float, act: Callable[[int], object]) -> 
         number += 1
 
 
-def _flood(port: int, rate: float, seconds: float, results: Any) -> None:
-    statuses: Counter[int] = Counter()
-    over = threading.Event()
+def _flooding(port: int, rate: float, seconds: float, begins: float) -> Process:
+    """Start a flood."""
+    chance = random.Random(rate)
+    schedule: list[tuple[float, int]] = []
+    due = chance.expovariate(rate)
+    while due < seconds:
+        schedule.append((due, len(schedule) % len(_VICTIMS)))
+        due += chance.expovariate(rate)
+    url = f"http://{HOST}:{port}{VALIDATION}"
+    bodies = [json.dumps(login(name, "wrong", None)).encode() for name in _VICTIMS]
+    job = sender.job(
+        (HOST, port),
+        [generators.wire("POST", url, {}, body) for body in bodies],
+        schedule,
+        start=begins,
+        patience=_PATIENCE,
+        sources=[
+            f"127.{64 + (one >> 16) % 64}.{(one >> 8) % 256}.{one % 254 + 1}"
+            for one in range(len(schedule) + 1)
+        ],
+        kept=False,
+        most=_MOST,
+        niceness=_LOWEST,
+    )
+    return generators.sending(job, "flood", None)
 
-    def send(first: int) -> None:
-        def attempt(number: int) -> None:
-            one = first + _SENDERS * number
-            source = f"127.{64 + (one >> 16) % 64}.{(one >> 8) % 256}.{one % 254 + 1}"
-            user = _VICTIMS[one % len(_VICTIMS)]
-            statuses[_send(port, source, "POST", {}, login(user, "wrong", None))] += 1
 
-        _paced(over, rate / _SENDERS, attempt)
-
-    threads = [threading.Thread(target=send, args=(one,)) for one in range(_SENDERS)]
-    for thread in threads:
-        thread.start()
-    time.sleep(seconds)
-    over.set()
-    for thread in threads:
-        thread.join()
-    results.put(dict(statuses))
+def _refuse_all(listening: socket.socket) -> None:
+    """Refuse each login, without looking at it."""
+    os.nice(_LOWEST)
+    body = b'{"error": {"code": 503, "message": "No.", "title": "Service Unavailable"}}'
+    answer = (
+        b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 2\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    while True:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.settimeout(_PATIENCE)
+            # a try is sent whole, and is shorter than a segment of loopback
+            connection.recv(65536)
+            connection.sendall(answer)
 
 
 @contextmanager
-def _clients(port: int, headers: dict[str, str], phase: Phase) -> Iterator[None]:
-    over = threading.Event()
+def _aside() -> Iterator[int]:
+    """Give the port of a process that refuses each login."""
+    with socket.create_server((HOST, 0), backlog=_MOST) as listening:
+        process = multiprocessing.Process(target=_refuse_all, args=(listening,), daemon=True)
+        process.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            process.kill()
+            process.join()
 
-    def validate(number: int) -> None:
-        began = time.perf_counter()
-        if _send(port, "127.1.0.1", "GET", headers, None) == 200:
-            phase.validations.append(time.perf_counter() - began)
-        else:
-            phase.failed += 1
+
+@contextmanager
+def _logins(port: int, phase: Phase, newcomers: int) -> Iterator[None]:
+    """Have users log in.
+
+    :param newcomers: part of the addresses of those who have never been there
+    """
+    over = threading.Event()
 
     def log_in(number: int) -> None:
         which = number % len(_USERS)
@@ -150,11 +211,10 @@ def _clients(port: int, headers: dict[str, str], phase: Phase) -> Iterator[None]
 
     def come(number: int) -> None:
         body = login(_NEWCOMER, _PASSWORD, None)
-        source = f"127.{4 + phase.from_range}.0.{number % 250 + 1}"
+        source = f"127.4.{newcomers}.{number % 250 + 1}"
         phase.newcomers[_send(port, source, "POST", {}, body)] += 1
 
     threads = [
-        threading.Thread(target=_paced, args=(over, 20.0, validate)),
         threading.Thread(target=_paced, args=(over, 1.0, log_in)),
         threading.Thread(target=_paced, args=(over, 1 / 3, come)),
     ]
@@ -168,29 +228,45 @@ def _clients(port: int, headers: dict[str, str], phase: Phase) -> Iterator[None]
             thread.join()
 
 
-def _recovery(port: int) -> float:
+def _recovery(port: int, source: str) -> float:
+    """Return the seconds until somebody can log in from an address where he has not been before."""
     began = time.monotonic()
     body = login(_NEWCOMER, _PASSWORD, None)
-    while _send(port, "127.3.0.1", "POST", {}, body) != 201:
+    while _send(port, source, "POST", {}, body) != 201:
         if time.monotonic() - began > _HOPELESS:
             return math.inf
         time.sleep(0.1)
     return time.monotonic() - began
 
 
-def measure(keystone: Keystone, folder: Path, limit: int, seconds: float, tries: float) -> Result:
-    """Return what clients of a server saw.
+def _validating(port: int, headers: dict[str, str], seconds: float, begins: float) -> Process:
+    """Start a service that validates a token."""
+    url = f"http://{HOST}:{port}{VALIDATION}"
+    schedule = [(number / _RATE, 0) for number in range(int(seconds * _RATE))]
+    job = sender.job(
+        (HOST, port),
+        [generators.wire("GET", url, headers)],
+        schedule,
+        start=begins,
+        patience=_PATIENCE,
+        sources=["127.1.0.1"],
+        kept=False,
+    )
+    return generators.sending(job, "validations", None)
 
-    :param limit: limit of logins at once; 0 for none
-    :raises ServerError: it did not start, or does not answer as it should
-    """
+
+@contextmanager
+def _served(
+    keystone: Keystone, folder: Path, environment: dict[str, str]
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Serve a Keystone; gives its port, and the headers of a validation."""
     folder.mkdir()
     port = free_port()
     environment = {
         **keystone.environment(folder, folder / "cache"),
         "OS_IDENTITY__PASSWORD_HASH_ROUNDS": "12",
         NODE: str(folder / "node"),
-        LIMIT: str(limit),
+        **environment,
     }
     text = uwsgi.packaged(keystone.state, port, folder, threads=2)
     with uwsgi.serving(folder, text, port, environment) as server:
@@ -200,25 +276,86 @@ def measure(keystone: Keystone, folder: Path, limit: int, seconds: float, tries:
             if not ask(server.url, "GET", f"/v3/users?name={name}", token)["users"]:
                 user = {"user": {"name": name, "password": _PASSWORD, "domain_id": "default"}}
                 ask(server.url, "POST", "/v3/users", token, user)
+        yield port, headers
+
+
+def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:
+    """Return how many logins a second a server without a limit answers.
+
+    :raises ServerError: it did not start, or does not answer as it should
+    """
+    with _served(keystone, folder, {LIMIT: "0"}) as (port, _):
+        over, counted = threading.Event(), [0] * 4
+
+        def log_in(number: int) -> None:
+            while not over.is_set():
+                name = _VICTIMS[number]
+                body = login(name, _PASSWORD, None)
+                if _send(port, f"127.5.0.{number + 1}", "POST", {}, body) == 201:
+                    counted[number] += 1
+
+        threads = [threading.Thread(target=log_in, args=(one,)) for one in range(4)]
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        time.sleep(seconds)
+        over.set()
+        for thread in threads:
+            thread.join()
+        if not sum(counted):
+            raise ServerError("nobody could log in")
+        return sum(counted) / (time.monotonic() - began)
+
+
+def measure(
+    keystone: Keystone,
+    folder: Path,
+    environment: dict[str, str],
+    *,
+    seconds: float,
+    rounds: int,
+    tries: float,
+) -> Result:
+    """Return what clients of a server saw.
+
+    :param environment: more of it, for the server
+    :param seconds: the length of each phase
+    :param tries: passwords a second
+    :raises ServerError: it did not start, or does not answer as it should
+    """
+    result = Result()
+    with _served(keystone, folder, environment) as (port, headers), _aside() as aside:
         for number, name in enumerate(_USERS, 1):
             address = f"127.2.0.{number}"
             if _send(port, address, "POST", {}, login(name, _PASSWORD, None)) != 201:
                 raise ServerError(f"{name} cannot log in")
-        quiet, flood = Phase(0), Phase(1)
-        with _clients(port, headers, quiet):
-            time.sleep(seconds)
-        results: Any = multiprocessing.Queue()
-        flooding = multiprocessing.Process(target=_flood, args=(port, tries, seconds + 2, results))
-        flooding.start()
-        time.sleep(1)
-        with _clients(port, headers, flood):
-            time.sleep(seconds)
-        # A second of the flood is left; its last answers may take as long as they want.
-        time.sleep(1)
-        recovery = _recovery(port)
-        tried = Counter(results.get())
-        flooding.join()
-    return Result(quiet, flood, tried, recovery)
+        for number in range(rounds):
+            for part, name in enumerate(("quiet", "aside", "flood")):
+                phase = result.phases[name]
+                begins = time.monotonic() + 1.5
+                lead = 0.0 if name == "quiet" else _LEAD
+                flood = onset = None
+                if name != "quiet":
+                    target = port if name == "flood" else aside
+                    flood = _flooding(target, tries, lead + seconds + 1, begins)
+                if name == "flood":
+                    onset = _validating(port, headers, lead, begins)
+                service = _validating(port, headers, seconds, begins + lead)
+                time.sleep(begins + lead - time.monotonic())
+                with _logins(port, phase, 3 * number + part):
+                    phase.validated(generators.sent(service, seconds + 3 * _PATIENCE))
+                if onset is not None:
+                    result.phases["onset"].validated(generators.sent(onset, 2 * _PATIENCE))
+                    # its last answers may take as long as they want
+                    time.sleep(max(0.0, begins + lead + seconds + 1 - time.monotonic()))
+                    result.recovery.append(_recovery(port, f"127.3.0.{number % 250 + 1}"))
+                if flood is not None:
+                    out, _, _ = processes.finished(flood, 4 * _PATIENCE)
+                    if name == "flood":
+                        found = json.loads(out)
+                        result.tried.update(found["statuses"])
+                        result.tried.update(found["failures"])
+    return result
 
 
 def _at(times: list[float], part: float) -> str:
@@ -232,52 +369,105 @@ def _succeeded(logins: Counter[int]) -> str:
     return f"{logins[201]} of {logins.total()}"
 
 
+def _validations(label: str, part: float) -> Callable[[Result], str]:
+    return lambda result: f"{percentile(result.phases[label].validations, part):.1f} ms"
+
+
+def _ratio(over: str) -> Callable[[Result], str]:
+    """Return what shows the flood's p99 over that of another phase, of all rounds, lowest first."""
+
+    def show(result: Result) -> str:
+        pairs = zip(result.phases["flood"].p99, result.phases[over].p99, strict=True)
+        ratios = sorted(one / other for one, other in pairs if other)
+        return " ".join(f"{ratio:.2f}" for ratio in ratios)
+
+    return show
+
+
 def _recovered(result: Result) -> str:
-    seconds = result.recovery
+    seconds = max(result.recovery)
     return f"{seconds:.1f} s" if seconds < _HOPELESS else f"over {_HOPELESS:.0f} s"
 
 
 def _print(results: dict[str, Result]) -> None:
-    rows: list[tuple[str, Callable[[Result], str]]] = [
-        ("validations, p50, quiet", lambda x: _at(x.quiet.validations, 0.5)),
-        ("validations, p50, flood", lambda x: _at(x.flood.validations, 0.5)),
-        ("validations, p99, quiet", lambda x: _at(x.quiet.validations, 0.99)),
-        ("validations, p99, flood", lambda x: _at(x.flood.validations, 0.99)),
-        ("validations sent, flood", lambda x: f"{len(x.flood.validations) + x.flood.failed}"),
-        ("unanswered in 10 s", lambda x: f"{x.flood.failed}"),
-        ("known users, quiet", lambda x: _succeeded(x.quiet.known)),
-        ("known users, flood", lambda x: _succeeded(x.flood.known)),
-        ("their p50, flood", lambda x: _at(x.flood.times, 0.5)),
-        ("newcomers, quiet", lambda x: _succeeded(x.quiet.newcomers)),
-        ("newcomers, flood", lambda x: _succeeded(x.flood.newcomers)),
-        ("tries answered 401", lambda x: f"{x.tried[401]}"),
-        ("tries refused", lambda x: f"{x.tried[429] + x.tried[503]}"),
-        ("tries without an answer", lambda x: f"{x.tried[0]}"),
+    def flood(show: Callable[[Phase], str], name: str = "flood") -> Callable[[Result], str]:
+        return lambda result: show(result.phases[name])
+
+    rows: list[tuple[str, Callable[[Result], str]]] = []
+    for part in (0.5, 0.99):
+        for name in _PHASES:
+            rows.append((f"validations, p{part * 100:.0f}, {name}", _validations(name, part)))
+    rows += [
+        ("p99 of flood / aside", _ratio("aside")),
+        ("p99 of flood / quiet", _ratio("quiet")),
+        ("validations in the flood", flood(lambda x: f"{x.validations.total()}")),
+        ("not answered as they should", flood(lambda x: f"{x.failed}")),
+        ("known users, quiet", flood(lambda x: _succeeded(x.known), "quiet")),
+        ("known users, flood", flood(lambda x: _succeeded(x.known))),
+        ("their p50, quiet", flood(lambda x: _at(x.times, 0.5), "quiet")),
+        ("their p50, flood", flood(lambda x: _at(x.times, 0.5))),
+        ("newcomers, quiet", flood(lambda x: _succeeded(x.newcomers), "quiet")),
+        ("newcomers, flood", flood(lambda x: _succeeded(x.newcomers))),
+        ("tries answered 401", lambda x: f"{x.tried['401']}"),
+        ("tries refused", lambda x: f"{x.tried['429'] + x.tried['503']}"),
+        ("tries without an answer", lambda x: f"{_unanswered(x.tried)}"),
         ("recovery", _recovered),
     ]
-    print(f"{'':<28}" + "".join(f"{name:>16}" for name in results))
+    print(f"{'':<30}" + "".join(f"{name:>20}" for name in results))
     for label, show in rows:
-        print(f"{label:<28}" + "".join(f"{show(one):>16}" for one in results.values()))
+        print(f"{label:<30}" + "".join(f"{show(one):>20}" for one in results.values()))
+
+
+def _unanswered(tried: Counter[str]) -> int:
+    return sum(
+        count
+        for kind, count in tried.items()
+        if not kind.isdigit() and not kind.startswith("status ")
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=20, help="of each phase (default 20)")
-    parser.add_argument("--tries", type=float, default=500, help="passwords a second (default 500)")
+    parser.add_argument("--seconds", type=float, default=10, help="of each phase (default 10)")
+    parser.add_argument("--rounds", type=int, default=2, help="of all phases (default 2)")
     parser.add_argument("--limit", type=int, default=2, help="logins at a time (default 2)")
+    parser.add_argument(
+        "--times", type=float, default=100, help="the flood, as a multiple of the capacity (100)"
+    )
+    parser.add_argument("--tries", type=float, help="passwords a second, instead of --times")
+    parser.add_argument(
+        "--only", action="append", choices=("without", "limit"), help="measure only this"
+    )
     options = parser.parse_args(arguments)
+    limit = str(options.limit)
+    servers = {
+        "without": {LIMIT: "0"},
+        "limit": {LIMIT: limit},
+    }
     try:
         serve_lineups.check("uwsgi")
         with tempfile.TemporaryDirectory(prefix="login-flood-") as name:
             folder = Path(name)
             keystone = Keystone(folder / "state")
             keystone.make()
-            results = {}
-            for label, limit in (("without", 0), (f"limit {options.limit}", options.limit)):
-                results[label] = measure(
-                    keystone, folder / str(limit), limit, options.seconds, options.tries
+            tries = options.tries
+            if not tries:
+                found = capacity(keystone, folder / "capacity", options.seconds)
+                tries = options.times * found
+                print(f"capacity: {found:.1f} logins a second; the flood: {tries:.0f}")
+            results = {
+                label: measure(
+                    keystone,
+                    folder / label,
+                    environment,
+                    seconds=options.seconds,
+                    rounds=options.rounds,
+                    tries=tries,
                 )
+                for label, environment in servers.items()
+                if not options.only or label in options.only
+            }
     except KeyfrontError as error:
         print(f"login_flood: {error}", file=sys.stderr)
         return 2

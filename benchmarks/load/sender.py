@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import resource
 import select
@@ -46,6 +47,8 @@ def job(
     limit: int = 400,
     sources: Sequence[str] = (),
     kept: bool = True,
+    most: int = 0,
+    niceness: int = 0,
 ) -> bytes:
     """Return what the process is to do.
 
@@ -56,6 +59,8 @@ def job(
     :param limit: the lowest status that is a failure
     :param sources: addresses that connections come from, in turn; default: the kernel's choice
     :param kept: true if connections are used again
+    :param most: requests under way at most, those beyond it have failed; 0: any number
+    :param niceness: 0 to 19, by which the sender leaves the processors to others
     """
     times, places = array("d"), array("I")
     for due, place in schedule:
@@ -70,6 +75,8 @@ def job(
         "limit": limit,
         "sources": list(sources),
         "kept": kept,
+        "most": most,
+        "niceness": niceness,
     }
     return json.dumps(head).encode() + b"\n" + times.tobytes() + places.tobytes()
 
@@ -168,12 +175,17 @@ class Sender:
         clock, times = time.monotonic, self._times
         position, count = 0, len(times)
         patience = self._settings["patience"]
+        most = self._settings["most"] or count
         while position < count or self._running:
             now = clock()
             while position < count and times[position] + self._start <= now:
                 due = times[position] + self._start
                 place = self._places[position]
-                self._send(_Exchange(place, self._wires[place], due), now)
+                exchange = _Exchange(place, self._wires[place], due)
+                if len(self._running) < most:
+                    self._send(exchange, now)
+                else:
+                    self._fail(exchange, "too many under way")
                 position += 1
                 now = clock()
             while self._waiting and (
@@ -338,6 +350,8 @@ def main(given: BinaryIO, out: Any) -> None:
     times, places = array("d"), array("I")
     times.frombytes(given.read(settings["count"] * times.itemsize))
     places.frombytes(given.read(settings["count"] * places.itemsize))
+    if settings["niceness"]:
+        os.nice(settings["niceness"])
     # what loading the job took is none of the generator's work
     before = time.process_time()
     sender = Sender(settings, times, places)

@@ -43,7 +43,14 @@ from keyfront.middleware.tokens.routes import TOKENS
 
 from .. import queue_limit, slow_requests
 from ..error_body import error_body, plain_error_body
-from . import entry_points, first_request, needless_warnings, saml_schemas, token_cache
+from . import (
+    entry_points,
+    first_request,
+    needless_warnings,
+    password_threads,
+    saml_schemas,
+    token_cache,
+)
 from .database_loss import DatabaseLoss
 from .imports import import_keystone as _import
 from .imports import incompatible as _incompatible
@@ -94,7 +101,8 @@ class KeystoneApplication:
 
     :param application: Keystone's WSGI application, middleware included
     :param request_store: the thread-local in which ``oslo_context`` keeps the request context
-    :param begin: a function called with each request before Keystone reads anything for it
+    :param begin: a function called with each request that the ``token_cache`` filter has not begun,
+        before Keystone reads anything for it
     :param loss: the log of requests that fail because the database is away
     """
 
@@ -124,10 +132,11 @@ class KeystoneApplication:
         request = environ.get(ENVIRON_KEY)
         if request is None:
             request = Request()
+            self._begin(request)
         request.recorded = True
         if environ.get("REQUEST_METHOD") == "POST" and environ.get("PATH_INFO") == TOKENS:
             request.users = {}
-        self._begin(request)
+        request.connections = []
         given: list[Any] = []
         written: list[bytes] = []
 
@@ -146,6 +155,7 @@ class KeystoneApplication:
                 raise
         finally:
             current.reset(before)
+            request.close_connections()
         if request.refused:
             reason = f"The change was not completed because {request.refused}. Try again."
             return _unavailable(reason, given, body, start_response)
@@ -231,6 +241,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
         Keystone's environment variables ``OS_KEYSTONE_CONFIG_FILES`` and
         ``OS_KEYSTONE_CONFIG_DIR`` say the same; with either, the environment is not read.
     :raises PasteFileError: an option that does not exist, or a list of files that is empty
+    :raises OptionError: ``KEYFRONT_QUEUE_TIMEOUT`` has a value out of its range
     :raises MissingPartError: Keystone is not installed
     :raises IncompatibleError: this Keystone does not look as the repairs need it
     :raises ImportedTooEarlyError: ``oslo_context`` was imported before monkey patching
@@ -255,14 +266,16 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     if slow_requests.from_environment() or request_phases.watches:
         slow_requests.watch_database()
         slow_requests.watch_hashes(_import("keystone.common.password_hashing"))
+    password_threads.hash_aside(
+        getattr(_import("keystone.common.password_hashing"), "SUPPORTED_HASHERS", ())
+    )
     first_request.answer_one(application)
     with suppress(AttributeError):
         del request_store.context
-    return queue_limit.refuse_late(
-        request_phases.watched(
-            "keystone", KeystoneApplication(application, request_store, views.begin, loss)
-        )
+    served: WSGIApplication = request_phases.watched(
+        "keystone", KeystoneApplication(application, request_store, views.begin, loss)
     )
+    return queue_limit.refuse_late(served) if queue_limit.from_environment() else served
 
 
 def _largest_body() -> int:

@@ -17,20 +17,19 @@ A value that is read from a database that may answer from the past is not stored
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.epochs import DIRTY, Coordinator, Epoch, Settling
-from keyfront.middleware.tokens.invalidation.rules import ALL, FIXED
+from keyfront.middleware.tokens.epochs import Coordinator, Settling, View
 from keyfront.middleware.tokens.request import Request, current
 
 Find = Callable[[], Coordinator | None]
 
-_PLACES = {tag: place for place, tag in enumerate(FIXED)}
-
 
 class CacheViews:
-    """Gives each request the state in which it shares the values of Keystone's caches.
+    """Gives requests the state in which they share the values of Keystone's caches.
+
+    That is those without notes of the ``token_cache`` filter, which has given the others theirs.
 
     :param regions: Keystone's cache regions (dogpile.cache), whose keys begin with the module and
         name of the function whose value it is
@@ -47,7 +46,7 @@ class CacheViews:
             region.key_mangler = own_mangler
 
     def begin(self, request: Request) -> None:
-        """Note the present state with a request, before it reads anything."""
+        """Note the present state with a request of which nothing was noted, before it reads."""
         if not self._used:
             return
         try:
@@ -55,50 +54,18 @@ class CacheViews:
             if coordinator is None:
                 request.as_it_is = True
                 return
-            generation, numbers = coordinator.snapshot()
+            request.begin(View.of(coordinator, self._settling))
         except CoordinatorError:
             return
-        # A change under way has no number yet: the one before it counts.
-        last = max((number for number in numbers if number != DIRTY), default=0)
-        seen = Epoch(generation, last)
-        request.view = View(coordinator, numbers, seen, self._settling.settled(seen))
-        request.since = seen
-
-
-class View(NamedTuple):
-    """The state of the database in which a request began.
-
-    Values that the request keeps are of this state or a later one. Values that it finds must not
-    be of an earlier one.
-    """
-
-    coordinator: Coordinator
-    #: The numbers of the fixed tags.
-    numbers: tuple[int, ...]
-    #: The last change that was complete.
-    seen: Epoch
-    #: The last change that the database shows for certain.
-    settled: Epoch
-
-    def name(self, tag: str) -> str:
-        """Return a name of this state; empty if the database may not show it yet.
-
-        :param tag: a fixed tag; each of its changes gives another name
-        """
-        newest = max(self.numbers[_PLACES[ALL]], self.numbers[_PLACES[tag]])
-        if newest == DIRTY or newest > self.settled.sequence:
-            return ""
-        return f"{self.seen.generation:x}.{newest:x}"
 
 
 def name_of(request: Request | None, tag: str) -> str:
     """Return a name of the state in which a request began; empty if it shares nothing.
 
     :param request: the notes on the request, if there is one
-    :param tag: a fixed tag, as for :meth:`View.name`
+    :param tag: a fixed tag, as for :meth:`.View.name`
     """
-    view: View | None = None if request is None else request.view
-    return "" if view is None else view.name(tag)
+    return "" if request is None or request.view is None else request.view.name(tag)
 
 
 _SEPARATOR: Final = ":"

@@ -16,7 +16,9 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from keyfront.middleware.tokens.invalidation.rules import name_tag
+from keyfront.middleware.tokens.invalidation import rules
+from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.invalidation.rules import name_tag, tag
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import UNNOTED
 from keyfront.middleware.tokens.request import current
 
@@ -40,6 +42,19 @@ _ROW_GOES_BY = frozenset(
     {
         *("type", "AssignmentType", "USER_PROJECT", "actor_id", "target_id", "USER_DOMAIN"),
         *("GROUP_PROJECT", "GROUP_DOMAIN", "exception", "Error", "_", "role_id", "inherited"),
+    }
+)
+
+# The beginning of the names of the values of Keystone's function that asks for the ids of groups.
+_GROUPS = "keystone.assignment.core:_get_group_ids_for_user_id|"
+
+# All names that Keystone's driver uses when it lists groups, and when it shows one of a directory
+# that ends.
+_GROUPS_GO_BY = frozenset(
+    {
+        *("sql", "session_for_read", "get_user", "query", "model", "Group", "join", "filter"),
+        *("UserGroupMembership", "user_id", "filter_limit_query", "ExpiringUserGroupMembership"),
+        *("all", "_apply_limits_to_list"),
     }
 )
 
@@ -120,6 +135,68 @@ def keep_groups(memory: KeystoneMemory, manager: Any, newcomers: Newcomers) -> N
 
     _get_group_ids_for_user_id.keyfront = True  # type: ignore[attr-defined]
     manager._get_group_ids_for_user_id = _get_group_ids_for_user_id
+
+
+def list_groups_at_once(identity: Any, model: Any, sql: Any) -> None:
+    """Make Keystone ask for the ids of a user's groups by one statement, where it makes three.
+
+    :param identity: the class of Keystone's SQL driver for users; one that uses other names than
+        the known ones is left alone
+    :param model: the module of its rows
+    :param sql: the module ``keystone.common.sql``
+    """
+    import sqlalchemy
+
+    compute = identity.list_groups_for_user
+    code = getattr(compute, "__code__", None)
+    if hasattr(compute, "keyfront") or code is None or not _GROUPS_GO_BY.issuperset(code.co_names):
+        return
+    group, member, expiring = (
+        one.__table__
+        for one in (model.Group, model.UserGroupMembership, model.ExpiringUserGroupMembership)
+    )
+    whose, which = sqlalchemy.bindparam("whose"), expiring.c.group_id
+    # Of a membership without its group as well: the group may come.
+    query = (
+        sqlalchemy.select(
+            member.c.group_id, group.c.id, group.c.domain_id, sqlalchemy.literal_column("0")
+        )
+        .select_from(member.outerjoin(group, group.c.id == member.c.group_id))
+        .where(member.c.user_id == whose)
+        .union_all(
+            sqlalchemy.select(which, which, which, sqlalchemy.literal_column("1")).where(
+                expiring.c.user_id == whose
+            )
+        )
+        .execution_options(**{UNNOTED: True})
+    )
+
+    @functools.wraps(compute)
+    def list_groups_for_user(self: Any, user_id: str, hints: Any) -> Any:
+        request = current.get()
+        if (
+            request is None
+            or not request.fills
+            or not request.fills[-1].key.startswith(_GROUPS)
+            or hints.filters
+            or hints.limit
+        ):
+            return compute(self, user_id, hints)
+        with sql.session_for_read() as session:
+            self.get_user(user_id)
+            rows = session.execute(query, {"whose": user_id}).all()
+        try:
+            if len(rows) > rules.LIMIT or any(expires for *_, expires in rows):
+                return compute(self, user_id, hints)  # it knows when they end
+            tags = {tag("members", user_id), *(tag("group", row[0]) for row in rows)}
+        except ValueError:
+            return compute(self, user_id, hints)
+        request.note(Reads(frozenset({"groups", "members"}), frozenset(tags)))
+        # What else a group has is not asked for.
+        return [{"id": one, "domain_id": domain} for _, one, domain, _ in rows if one is not None]
+
+    list_groups_for_user.keyfront = True  # type: ignore[attr-defined]
+    identity.list_groups_for_user = list_groups_for_user
 
 
 def keep_grants(
@@ -257,6 +334,8 @@ def keep_all(memory: KeystoneMemory) -> None:
     users = import_keystone("keystone.identity.backends.sql_model")
     utcnow = import_keystone("oslo_utils.timeutils").utcnow
     newcomers = Newcomers(sql, users.User, users.LocalUser, utcnow)
+    identity = import_keystone("keystone.identity.backends.sql").Identity
+    list_groups_at_once(identity, users, sql)
     keep_groups(memory, import_keystone("keystone.assignment.core").Manager, newcomers)
     backend = import_keystone("keystone.assignment.backends.sql")
     keep_grants(memory, backend.Assignment, backend.RoleAssignment, sql, newcomers)

@@ -49,14 +49,15 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
     try:
         identity = import_keystone("keystone.identity.backends.sql").Identity
         shadow_users = import_keystone("keystone.identity.shadow_backends.sql").ShadowUsers
-        user = import_keystone("keystone.identity.backends.sql_model").User
-        know_who_is_active(identity, shadow_users, sql=sql, user=user)
+        users = import_keystone("keystone.identity.backends.sql_model")
+        know_who_is_active(identity, shadow_users, sql=sql, user=users.User)
         not_found = import_keystone("keystone.exception").UserNotFound
-        user_reads.find_by_name(identity, sql, not_found)
+        user_reads.find_by_name(identity, sql, not_found, users)
         tell_of_users_once(identity, shadow_users)
         user_reads.tell_who_is_of_here(identity, shadow_users)
         for driver in (identity, shadow_users):
-            read_at_once(driver, "_get_user", user)
+            read_at_once(driver, "_get_user", users.User)
+        user_reads.compare_with_known_row(identity)
         resource = import_keystone("keystone.resource.backends.sql").Resource
         project = import_keystone("keystone.resource.backends.sql_model").Project
         read_at_once(resource, "_get_project", project)
@@ -282,13 +283,22 @@ def know_who_is_active(
         ``None``: it is written as Keystone does
     :param user: the class of the rows of users, needed with ``sql``
     """
+    import sqlalchemy
+
     check, write = identity._check_password, shadow_users.set_last_active_at
     read = shadow_users._get_user
     if hasattr(write, "keyfront"):
         return
 
     code = getattr(write, "__code__", None)
-    at_once = sql is not None and code is not None and _WRITES_THE_DAY.issuperset(code.co_names)
+    update: Any = None
+    if sql is not None and code is not None and _WRITES_THE_DAY.issuperset(code.co_names):
+        table = user.__table__
+        update = (
+            table.update()
+            .where(table.c.id == sqlalchemy.bindparam("whose"))
+            .values(last_active_at=sqlalchemy.bindparam("day"))
+        )
 
     def note(user_ref: Any) -> None:
         request = current.get()
@@ -325,12 +335,9 @@ def know_who_is_active(
                 # For a directory's user this is not known here; the directory decides.
                 disabled = self.get_user(user_id)["enabled"] is False
                 request.active = None if disabled else user_id
-        elif at_once:
-            table = user.__table__
+        elif update is not None:
             with sql.session_for_write() as session:
-                session.execute(
-                    table.update().where(table.c.id == user_id).values(last_active_at=_today())
-                )
+                session.execute(update, {"whose": user_id, "day": _today()})
             return
         try:
             write(self, user_id)
@@ -394,9 +401,6 @@ def _of_user(user_id: str) -> Reads:
         return Reads(frozenset({"users"}), frozenset({"users"}))
 
 
-# The options of a user, and those and the tags of a project, are each read by a statement that
-# SQLAlchemy makes of the one before, anew each time, which takes as long as all the rest.
-
 def read_at_once(driver: Any, method: str, model: Any) -> None:
     """Make a driver read a row and the rows that belong to it by one statement.
 
@@ -404,16 +408,10 @@ def read_at_once(driver: Any, method: str, model: Any) -> None:
     :param method: the name of its method that reads a row, by a session and a primary key
     :param model: the class of the rows
     """
-    import sqlalchemy.orm
-
     read = getattr(driver, method)
     if hasattr(read, "keyfront"):
         return
-    at_once = [
-        sqlalchemy.orm.joinedload(getattr(model, relation.key))
-        for relation in sqlalchemy.inspect(model).relationships
-        if relation.lazy == "subquery"
-    ]
+    at_once = user_reads.read_at_once_options(model)
 
     @functools.wraps(read)
     def read_one(self: Any, session: Any, key: str) -> Any:

@@ -64,7 +64,7 @@ class Database:
 
     def folder(self) -> Path:
         """Return the folder of the token cache of this database, whether or not there is one."""
-        from keyfront.middleware.tokens.invalidation.change_log import folder_of
+        from keyfront.middleware.tokens.folder import folder_of
 
         if self._folder is None:
             self._folder = folder_of(import_keystone("keystone.conf").CONF)
@@ -77,18 +77,20 @@ class Database:
     def watch(self, engine: Any) -> None:
         """Attach the hooks to an engine; called by oslo.db for each engine it makes.
 
-        Its changes are announced, writers wait for one another on SQLite, and connections to other
-        databases are checked for answers from the past.
+        Its changes are announced, writers wait for one another on SQLite, where a request has one
+        connection, and connections to other databases are checked for answers from the past.
         """
         from sqlalchemy import event
 
         from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import attach
 
-        from . import sqlite_writers
+        from . import sqlite_connections, sqlite_writers
         from .stale_reads import Connections
 
         attach(engine)
         sqlite_writers.attach(engine)
+        if _options()["reuse"]:
+            sqlite_connections.keep_for_requests(engine)
         if engine.dialect.name != "sqlite":
             look = Connections(engine.dialect, bounded=_options()["settle"] > 0)
             event.listen(engine, "checkout", look)
@@ -117,7 +119,8 @@ def connect(database: Database) -> CacheViews:
     """Connect a Keystone that is loaded to the token cache.
 
     :param database: the result of :func:`watch_database`
-    :returns: the views, whose ``begin`` is to be called at the beginning of each request
+    :returns: the views, whose ``begin`` is to be called at the beginning of each request that has
+        not passed the filter
     :raises IncompatibleError: this Keystone does not look as needed
     """
     from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import is_attached

@@ -30,13 +30,13 @@ from dogpile.cache.proxy import ProxyBackend
 
 from keyfront.common import json_text
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.epochs import Epoch, slots
+from keyfront.middleware.tokens.epochs import Epoch, View, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ALL, CONTENT, FIXED
 from keyfront.middleware.tokens.leases import registry as leases
 from keyfront.middleware.tokens.request import Request, current
 
-from .cache_regions import View, without_own_name
+from .cache_regions import without_own_name
 
 #: Version of the data that are kept with a value, raised when their form changes; in each key.
 FORM: Final = 1

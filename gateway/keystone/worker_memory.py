@@ -31,7 +31,7 @@ from dogpile.cache.backends.null import NullBackend
 from dogpile.cache.proxy import ProxyBackend
 
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.epochs import Epoch, Slots, slots
+from keyfront.middleware.tokens.epochs import Epoch, Slots, View, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT, FIXED
 from keyfront.middleware.tokens.leases import registry as leases
@@ -39,7 +39,7 @@ from keyfront.middleware.tokens.lru_cache import Memory
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.request import Fill, Request, current, token_tags
 
-from .cache_regions import View, own_mangler, without_own_name
+from .cache_regions import own_mangler, without_own_name
 from .values_by_rows import ByRows, emptied_by_others
 
 _FIXED = {tag: place for place, tag in enumerate(FIXED)}
@@ -299,7 +299,7 @@ class KeystoneMemory(CacheBackend):
         if reads is None:
             return
         request.kept[key] = reads
-        view: View = request.view
+        view = request.view
         try:
             found = slots({ALL, *reads.tags}, view.coordinator.slot_count)
         except CoordinatorError:

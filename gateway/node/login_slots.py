@@ -7,9 +7,12 @@ once. Who waits is ordered: first those whose user has logged in from the same a
 go to who comes first in this order, so that a flood of strangers waits behind the known, and
 somebody who has taken much behind those who have not.
 
-Nobody is refused for a short rush: for as long as :data:`RUSH` who finds no place runs all the
-same, as if there were no limit. The known who have not taken much do so at any time, so for them
-the limit is never worse than none.
+Nobody is refused for a short rush: for as long as :data:`RUSH` who finds no place, or has waited
+for his turn in vain, runs all the same, as if there were no limit. A rush takes threads from
+validations, so it ends early if it is a flood: if more passwords of strangers were wrong than right
+in it. What took no time does not count, nor what was before, so that nobody ends a rush of others
+but by taking more of its time than they do. The known who have not taken much run at any time, so
+for them the limit is never worse than none.
 
 What is counted for whom is chosen so that nobody can be kept out by others:
 
@@ -62,6 +65,9 @@ KNOWN = 7 * 86400.0
 #: as requests may wait for their turn by default, so that a node that has just been started, and
 #: knows nobody, refuses no more of those who come at once than it did without a limit.
 RUSH = 5.0
+#: Seconds for which it is a rush if more wrong passwords than right ones were checked, but too few
+#: to tell. It goes on while none was checked: that may take long where many hash at once.
+DOUBTFUL = 1.0
 #: Seconds of turns, of which somebody has taken much if he took more than that lately.
 MUCH = 1.0
 
@@ -71,6 +77,8 @@ _POLL = 0.01
 _WRONG = 2 * MUCH
 # What is charged when a login comes; what it took is settled when it ends.
 _ESTIMATE = 0.25
+# Wrong passwords from which on a rush may be a flood, where fewer logins may run at a time.
+_SPRAY = 3
 # Seconds after which a turn belongs to a process that is stopped: no server lets a request run on.
 _LONGEST = 120.0
 # Seconds between two looks for processes that died over a turn; each reads a file of each holder.
@@ -80,8 +88,9 @@ _LOCK = 0.5
 
 _KEY = 16
 # The key; when somebody was last refused; when dead holders were last looked for; since when, and
-# when last, somebody found no place.
-_HEAD = struct.Struct(f"<{_KEY}sdddd")
+# when last, somebody found no place: a rush; how many wrong and right passwords of strangers were
+# checked in it, where one that took less than an _ESTIMATE counts as a part of one.
+_HEAD = struct.Struct(f"<{_KEY}sdddddd")
 # A place: process, when that started, its number of the login, since when, cost, state, unknown.
 _PLACE = struct.Struct("<QQQddBB6x")
 _FREE, _RUNS, _WAITS, _OUT = range(4)
@@ -97,6 +106,8 @@ _PLACES_AT = _HEAD.size
 _CELLS_AT = _PLACES_AT + _MOST * _PLACE.size
 _PAIRS_AT = _CELLS_AT + _WIDTH * _DEPTH * _CELL.size
 _SIZE = _PAIRS_AT + (_PAIRS + _SHARED) * _PAIR.size
+# Of this layout: a file of another one needs another name, or two versions of keyfront that run
+# while one takes over from the other would replace each other's.
 NAME = "logins"
 
 _NO_KEY = bytes(_KEY)
@@ -123,6 +134,7 @@ class Turn:
     :param at: its place in the table
     :param number: this process's number of it
     :param waits: true until it begins
+    :param known: true if its user has logged in from its address before
     :param much: true if its address, or its user from there, has taken much lately
     :param may_pass: true if it begins even if there is no turn, after it has waited
     :param began: the time of its beginning, by the monotonic clock
@@ -133,6 +145,7 @@ class Turn:
     at: int
     number: int
     waits: bool
+    known: bool
     much: bool
     may_pass: bool
     began: float
@@ -193,15 +206,15 @@ class LoginSlots:
         except CoordinatorError:  # who holds the file is stopped, or the disk is full
             return self._begin(self._alone, login)
 
-    def end(self, turn: Turn, *, succeeded: bool) -> None:
+    def end(self, turn: Turn, *, right: bool | None) -> None:
         """Give a turn back.
 
-        :param succeeded: true if somebody has logged in
+        :param right: true if the password was right; ``None`` if it was not checked
         """
         table = turn.table
         try:
             with table.lock:
-                table.end(turn, succeeded)
+                table.end(turn, right)
         except CoordinatorError:
             pass
         finally:
@@ -296,7 +309,7 @@ class _Table:
         )
         for each in (address, pair):
             self._pay(each, _ESTIMATE, now)
-        return Turn(self, login, found.free, number, not runs, much, may_pass, now)
+        return Turn(self, login, found.free, number, not runs, known, much, may_pass, now)
 
     def is_over(self, turn: Turn) -> bool:
         """Tell whether a turn that waits is to wait no longer, in vain; it may also begin."""
@@ -306,7 +319,8 @@ class _Table:
             self.free(turn)
             return True
         waited = now - since >= WAIT
-        if self._look(_order(unknown, cost, since), now)[0] or (waited and turn.may_pass):
+        runs = self._look(_order(unknown, cost, since), now)[0]
+        if runs or (waited and (turn.may_pass or self._is_rush(now))):
             turn.waits = False
             turn.began = now
             _PLACE.pack_into(
@@ -319,14 +333,18 @@ class _Table:
         self.free(turn)
         return True
 
-    def end(self, turn: Turn, succeeded: bool) -> None:
-        """Settle what a login took, and remember who it was if it succeeded."""
+    def end(self, turn: Turn, right: bool | None) -> None:
+        """Settle what a login took, and remember who it was if the password was right."""
         now = self._clock()
         address, pair = self._address_and_pair(turn.login)
         took = min(max(now - turn.began, 0.0), _LONGEST)
         for each in (address, pair):
             self._pay(each, took - _ESTIMATE, now)
-        if not succeeded:
+        if right is None:
+            return
+        if not turn.known:
+            self._count(right, min(took / _ESTIMATE, 1.0))
+        if not right:
             self._pay(pair, _WRONG, now)
         elif turn.login.user:
             for each in self._user_and_project(turn.login):
@@ -421,11 +439,21 @@ class _Table:
 
     def _is_rush(self, now: float) -> bool:
         """Tell whether it is not for long that somebody finds no place, as now."""
-        key, pressed, looked, began, last = _HEAD.unpack_from(self._memory)
+        key, pressed, looked, began, last, wrong, right = _HEAD.unpack_from(self._memory)
         if not (0 <= now - last < RUSH and began <= now):
-            began = now
-        _HEAD.pack_into(self._memory, 0, key, pressed, looked, began, now)
-        return now - began < RUSH and not 0 <= now - pressed < PRESSED
+            began, wrong, right = now, 0.0, 0.0
+        _HEAD.pack_into(self._memory, 0, key, pressed, looked, began, now, wrong, right)
+        if wrong > right and wrong >= max(_SPRAY, self._running):
+            return False
+        # One that is wrong alone is a mistake.
+        lasts = min(DOUBTFUL, RUSH) if wrong > right + 1 else RUSH
+        return now - began < lasts and not 0 <= now - pressed < PRESSED
+
+    def _count(self, is_right: bool, part: float) -> None:
+        """Count a stranger's password; what is no part of a rush the next one begins without."""
+        *others, wrong, right = _HEAD.unpack_from(self._memory)
+        more = (wrong, right + part) if is_right else (wrong + part, right)
+        _HEAD.pack_into(self._memory, 0, *others, *more)
 
     def _address_and_pair(self, login: Login) -> tuple[int, int]:
         address = network(login.address)

@@ -113,8 +113,9 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     needless_warnings.leave_out()
     saml_schemas.build_on_demand()
-    # That nobody hears of what is changed: nobody serves yet.
-    logging.getLogger("keyfront.middleware.tokens.invalidation.change_log").setLevel(logging.ERROR)
+    # That nobody hears of what is changed, and where: nobody serves yet.
+    for name in ("folder", "invalidation.change_log"):
+        logging.getLogger(f"keyfront.middleware.tokens.{name}").setLevel(logging.ERROR)
     from keystone.cmd import manage
 
     config = sys.argv[1]

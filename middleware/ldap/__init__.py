@@ -28,6 +28,7 @@ from keyfront.errors import (
     DirectoryTLSError,
     DirectoryUnavailableError,
     FilterError,
+    KerberosError,
     OptionError,
     PoolClosedError,
     PoolFullError,
@@ -38,6 +39,7 @@ from keyfront.errors import (
 if TYPE_CHECKING:
     from .diagnose import ServerReport
     from .directory import LDAPPool
+    from .kerberos import Kerberos
     from .logins import Identity
     from .protocol.tls import TLS
 
@@ -53,6 +55,8 @@ __all__ = [
     "DirectoryUnavailableError",
     "FilterError",
     "Identity",
+    "Kerberos",
+    "KerberosError",
     "LDAPPool",
     "OptionError",
     "PoolClosedError",
@@ -63,6 +67,7 @@ __all__ = [
     "connector",
     "diagnose",
     "follower",
+    "kerberos",
     "keystone",
     "pool_counters",
     "protocol",
@@ -76,6 +81,7 @@ __all__ = [
 _PLACES = {
     "LDAPPool": "directory",
     "Identity": "logins",
+    "Kerberos": "kerberos",
     "ServerReport": "diagnose",
     "TLS": "protocol.tls",
 }

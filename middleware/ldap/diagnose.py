@@ -25,7 +25,7 @@ from .protocol.messages import START_TLS
 from .protocol.srv import Resolver
 from .protocol.transport import Address, Transport
 from .protocol.urls import ServerURL
-from .service_account import CertificateAccount, ServiceAccount
+from .service_account import ServiceAccount
 
 T = TypeVar("T")
 State = Literal["ok", "failed", "warning", "note"]
@@ -147,7 +147,8 @@ class ServerReport:
 
     @property
     def identity(self) -> str | None:
-        """The identity that the server gives a client certificate (SASL EXTERNAL)."""
+        """The identity that the server gives a client certificate or a Kerberos principal (SASL
+        EXTERNAL, GSSAPI)."""
         return self._found("bind", "identity", str)
 
     @property
@@ -197,7 +198,7 @@ class Terms:
     :ivar bind: a function that sends the BIND, with a password that only it knows; it returns
         ``None`` if it sent none
     :ivar base: DN to search; by default the first that the server names
-    :ivar external: true if that BIND is by SASL EXTERNAL, and the server tells the identity
+    :ivar sasl: the mechanism if that BIND is by SASL, so that the server tells the identity
     :ivar resolver: the resolver of the servers of domains; ``None`` if no URL is of one
     """
 
@@ -205,7 +206,7 @@ class Terms:
     dn: str
     bind: Callable[[Connection], BindAnswer | None] = field(repr=False)
     base: str | None = None
-    external: bool = False
+    sasl: str | None = None
     resolver: Resolver | None = None
 
     @classmethod
@@ -231,9 +232,8 @@ class Terms:
                 account.assume(connection, dialer.connect_timeout)
             return TAKEN
 
-        external = isinstance(account, CertificateAccount)
         return cls(
-            dialer=dialer, dn=account.dn, bind=bind, base=base, external=external,
+            dialer=dialer, dn=account.dn, bind=bind, base=base, sasl=account.sasl,
             resolver=resolver,
         )  # fmt: skip
 
@@ -388,9 +388,9 @@ def _bind(report: ServerReport, connection: Connection, terms: Terms) -> None:
         told = f"; its password has expired, {answer.grace} more logins"
     elif answer.password_expiring is not None:
         told = f"; its password expires in {answer.password_expiring / 86400:.1f} days"
-    if terms.external:
+    if terms.sasl:
         identity = connection.bound_as or ""
-        text = f"{identity}, by SASL EXTERNAL, {_ms(taken)}"
+        text = f"{identity}, by SASL {terms.sasl}, {_ms(taken)}"
         report.add("bind", OK, text, identity=identity, milliseconds=taken)
         return
     text = f"{terms.dn or 'anonymous'}, {_ms(taken)}{told}"

@@ -36,6 +36,7 @@ from keyfront.errors import (
 from . import pool_counters
 from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
 from .diagnose import ServerReport, Terms, examine_all
+from .kerberos import Kerberos
 from .login_limit import LoginLimit
 from .logins import Identity, Names, SlowBinds, octets
 from .monitor import Monitor
@@ -48,7 +49,13 @@ from .protocol.transport import Address
 from .protocol.urls import ServerURL
 from .secret_file import read_secret
 from .servers import ServerSet, ServerState
-from .service_account import CertificateAccount, ServiceAccount, check_sasl
+from .service_account import (
+    EXTERNAL,
+    CertificateAccount,
+    KerberosAccount,
+    ServiceAccount,
+    check_sasl,
+)
 
 _COUNTS = (
     *("searches", "searches_retried", "searches_failed"),
@@ -120,8 +127,10 @@ class LDAPPool:
     :param bind_password_file: a file with the password instead, which is read again when it is
         refused; only its owner may write it, and nobody but its group read it
     :param sasl_mechanism: ``EXTERNAL``: search with the identity that the servers give the client
-        certificate of ``tls``, or with ``ldapi://`` the process's user, in place of ``bind_dn``.
-        Users log in by their passwords all the same.
+        certificate of ``tls``, or with ``ldapi://`` the process's user, in place of ``bind_dn``;
+        ``GSSAPI``: with the one that they give the service's Kerberos principal. Users log in by
+        their passwords all the same.
+    :param kerberos: keytab and principal for ``GSSAPI``
     :param tls: certificates and StartTLS
     :param strategy: ``ordered``: the first server that is up; ``balanced``: the one with the
         fewest connections of this pool
@@ -175,7 +184,8 @@ class LDAPPool:
         bind_dn: str = "",
         bind_password: str | bytes = "",
         bind_password_file: str | None = None,
-        sasl_mechanism: Literal["EXTERNAL"] | None = None,
+        sasl_mechanism: Literal["EXTERNAL", "GSSAPI"] | None = None,
+        kerberos: Kerberos | None = None,
         tls: TLS | None = None,
         strategy: Literal["ordered", "balanced"] = "ordered",
         min_size: int = 1,
@@ -210,7 +220,7 @@ class LDAPPool:
             tls = TLS() if tls is None else tls
             check_sasl(
                 sasl_mechanism, self._urls, tls, bind_dn=bind_dn, password=bool(bind_password),
-                password_file=bind_password_file,
+                password_file=bind_password_file, kerberos=kerberos,
             )  # fmt: skip
             read = None
             if bind_password_file is not None:
@@ -218,13 +228,15 @@ class LDAPPool:
                     raise OptionError("bind_password", "(hidden)", "left out beside its file")
                 read = functools.partial(read_secret, "bind_password_file", bind_password_file)
             texts = [url.text for url in self._urls]
-            account = (
-                CertificateAccount(tls, servers=texts)
-                if sasl_mechanism
-                else ServiceAccount(
+            account: ServiceAccount
+            if sasl_mechanism == EXTERNAL:
+                account = CertificateAccount(tls, servers=texts)
+            elif sasl_mechanism is not None:
+                account = KerberosAccount(kerberos or Kerberos(), servers=texts)
+            else:
+                account = ServiceAccount(
                     bind_dn, read() if read else bind_password, read=read, servers=texts
                 )
-            )
         finally:
             # The traceback of an error below keeps this frame.
             del bind_password
@@ -414,8 +426,8 @@ class LDAPPool:
         :param page_size: entries that are fetched at a time (RFC 2696); 0 all at once
         :param timeout: seconds for all of the answer; by default ``operation_timeout``
         :raises DirectoryUnavailableError: no server answered, or no connection was free in time
-        :raises CredentialsError: the service itself was refused: ``bind_dn`` and its password, or
-            its certificate
+        :raises CredentialsError: the service itself was refused: ``bind_dn`` and its password, its
+            certificate or its Kerberos ticket
         :raises DirectoryAnswerError: a server refused, or a limit was reached: the server's,
             ``size_limit``, ``max_answer`` or ``max_entries``
         :raises FilterError: ``filter`` is no filter of RFC 4515

@@ -143,7 +143,8 @@ class Names:
             dn, attributes = found[0]
             return dn, name if self._name_attribute is None else self._named(attributes)
         raise DirectoryUnavailableError(
-            f"bind_dn or the client certificate was refused, users cannot be found: {refused}"
+            "bind_dn or the Kerberos principal or the client certificate was refused, users cannot "
+            f"be found: {refused}"
         )
 
 

@@ -1,10 +1,10 @@
 """The identity that a pool searches with, kept in one place: the service's DN and its password, or
-what a server makes of its client certificate (SASL EXTERNAL).
+what a server makes of its client certificate (SASL EXTERNAL) or its Kerberos ticket (SASL GSSAPI).
 
-A password that the directory refuses is not offered again and again, and a certificate neither:
-many directories would lock the service's account, for everybody who uses it. What was refused is
-known to all processes of the node (:mod:`.service_refusals`). Where the password is in a file, that
-is read again when it is refused.
+A password that the directory refuses is not offered again and again, nor is a certificate or, to
+the KDC, a keytab: many directories would lock the service's account, for everybody who uses it.
+What was refused is known to all processes of the node (:mod:`.service_refusals`). Where the
+password is in a file, that is read again when it is refused.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from contextlib import contextmanager
 from keyfront.common.condition import Condition
 from keyfront.errors import (
     CredentialsError,
+    DirectoryBusyError,
     DirectoryTimeoutError,
     DirectoryUnavailableError,
+    KerberosError,
     OptionError,
 )
 
+from .kerberos import RENEWAL_SECONDS, Kerberos, Tickets
 from .protocol.addresses import PassedOver, is_numeric
 from .protocol.connection import Connection
 from .protocol.messages import password_octets
+from .protocol.sasl_gssapi import GSSAPI
 from .protocol.tls import TLS
 from .protocol.urls import ServerURL
 from .service_refusals import Refusals
@@ -36,7 +40,7 @@ _TURN_SECONDS = 1.0
 # Seconds for which nobody connects after all that answered had refused it.
 _REST_SECONDS = 1.0
 
-#: The SASL mechanism by which a service may bind instead of by a password (RFC 4422 appendix A).
+#: A SASL mechanism by which a service may bind instead of by a password (RFC 4422 appendix A).
 EXTERNAL = "EXTERNAL"
 # What is offered to a server by which a socket file is connected to.
 _PROCESS = b"the user of this process"
@@ -62,7 +66,10 @@ class ServiceAccount:
     :ivar who: the identity's name in messages
     :ivar anonymous: true if no identity is bound
     :ivar identities: each ``bound_as`` of a connection that has this identity
+    :cvar sasl: the SASL mechanism by which it binds; ``None`` for a password
     """
+
+    sasl: str | None = None
 
     __slots__ = (
         *("_accepted", "_changed", "_password", "_read", "_refusals", "_resting", "_single"),
@@ -319,7 +326,32 @@ class ServiceAccount:
         self._trying = False
 
 
-class CertificateAccount(ServiceAccount):
+class _SaslAccount(ServiceAccount):
+    """The base of identities without a password. What is offered is told by a digest of its file,
+    and another one is offered at once."""
+
+    __slots__ = ()
+
+    def _another(self, secret: bytes) -> bytes:
+        # What is shown belongs to the connection: another one needs another connection.
+        return secret
+
+    def _held(self) -> CredentialsError | None:
+        now = self._read_again()
+        if now != self._password:
+            # What was learnt of the one before says nothing of this one.
+            self._password = now
+            self._accepted = False
+            self._resting = None
+        return super()._held()
+
+    def _note_identity(self, identity: str) -> None:
+        """Note who the service is to a server."""
+        if identity not in self.identities:
+            self.identities |= {identity}
+
+
+class CertificateAccount(_SaslAccount):
     """The identity that servers make of the client certificate, by SASL EXTERNAL; where a socket
     file is connected to, of the user of this process.
 
@@ -329,6 +361,8 @@ class CertificateAccount(ServiceAccount):
     :param tls: has the certificate
     :param servers: URLs of the servers that it is offered to
     """
+
+    sasl = EXTERNAL
 
     __slots__ = ("_tls",)
 
@@ -341,10 +375,6 @@ class CertificateAccount(ServiceAccount):
     def _offered(self, connection: Connection) -> bytes:
         self._password = connection.certificate or _PROCESS
         return self._password
-
-    def _another(self, secret: bytes) -> bytes:
-        # Of this connection it was shown already: another one needs another connection.
-        return secret
 
     def _see_alive(self, connection: Connection, seconds: float) -> None:
         try:
@@ -359,21 +389,126 @@ class CertificateAccount(ServiceAccount):
             identity = bind_by_certificate(connection, deadline - time.monotonic())
         except CredentialsError as error:
             return error.with_traceback(None)
-        if identity not in self.identities:
-            self.identities |= {identity}
+        self._note_identity(identity)
         return None
 
     def _read_again(self) -> bytes:
         return self._tls.prepared().certificate if self._tls is not None else _PROCESS
 
-    def _held(self) -> CredentialsError | None:
-        now = self._read_again()
-        if now != self._password:
-            # What was learnt of the one before says nothing of this one.
-            self._password = now
-            self._accepted = False
-            self._resting = None
-        return super()._held()
+
+class KerberosAccount(_SaslAccount):
+    """The identity that servers make of a Kerberos ticket, by SASL GSSAPI.
+
+    The service logs in to the KDC before a server is connected to, and anew when half of its
+    ticket's life is over; if that fails, the ticket there is serves to its end. A KDC that is away
+    says nothing of the servers. One that refuses the keytab is not asked again with it for a while,
+    by any process of the node.
+
+    :param kerberos: the keytab and the principal
+    :param servers: URLs of the servers
+    :raises OptionError: python-gssapi is not installed, or the keytab cannot be read
+    """
+
+    sasl = GSSAPI
+
+    __slots__ = ("_at_kdc", "_tickets")
+
+    def __init__(self, kerberos: Kerberos, *, servers: Sequence[str] = ()) -> None:
+        self._tickets = Tickets(kerberos)
+        who = f"{GSSAPI} {kerberos.principal or kerberos.source}".rstrip()
+        self._set_up("", b"", servers, who=who)
+        # Apart from what servers refused: who waits for a KDC keeps nobody else.
+        self._at_kdc = Refusals(("KDC", who) if servers else None)
+
+    def begin(self, seconds: float) -> None:
+        """Get leave to send a BIND, with a ticket for it.
+
+        :param seconds: time to wait for the KDC, and for another's BIND
+        :raises CredentialsError: a server or the KDC refused it a while ago, or the KDC does now
+        :raises KerberosError: the KDC does not answer in time
+        :raises DirectoryTimeoutError: another's BIND took too long
+        """
+        deadline = time.monotonic() + seconds
+        super().begin(seconds)
+        try:
+            if self._tickets.due:
+                self._log_in(deadline)
+        except CredentialsError as error:
+            self.refused(error)
+            raise
+        except BaseException:
+            self.failed()
+            raise
+
+    def _log_in(self, deadline: float) -> None:
+        """Log in to the KDC; where there is a ticket yet, as far as that goes at once."""
+        good = self._tickets.good
+        if good:
+            deadline = min(deadline, time.monotonic() + RENEWAL_SECONDS)
+        try:
+            self._take_turn(deadline)
+        except (CredentialsError, KerberosError) as error:
+            if not good:
+                raise
+            LOG.warning("the Kerberos ticket of %s is not renewed: %s", self._tickets.who, error)
+            self._tickets.put_off()
+
+    def _take_turn(self, deadline: float) -> None:
+        offered = self._password
+        with self._at_kdc.turn(max(deadline - time.monotonic(), 0.0)):
+            if not self._tickets.due:
+                return
+            if (refused := self._at_kdc.held(offered)) is not None:
+                raise refused
+            try:
+                self._tickets.log_in(deadline - time.monotonic())
+            except CredentialsError as error:
+                self._at_kdc.note(offered, error)
+                raise
+            self._at_kdc.forget(offered, "")
+
+    def _offered(self, connection: Connection) -> bytes:
+        return self._password
+
+    def _refusal(
+        self, connection: Connection, secret: bytes, deadline: float
+    ) -> CredentialsError | None:
+        reason = ""
+        try:
+            identity = bind_by_ticket(connection, self._tickets, deadline - time.monotonic())
+        except CredentialsError as error:
+            return error.with_traceback(None)
+        except (KerberosError, DirectoryBusyError) as error:
+            reason = str(error).removeprefix(f"{connection.server}: ")
+        if reason:
+            # It is of no use to the service, but well: who logs in may go on there.
+            raise PassedOver(reason, server=connection.server)
+        self._note_identity(identity)
+        return None
+
+    def _read_again(self) -> bytes:
+        return self._tickets.keys()
+
+    def after_fork(self) -> None:
+        """Replace locks that threads of the parent may hold, and forget its ticket."""
+        super().after_fork()
+        self._at_kdc.after_fork()
+        self._tickets.after_fork()
+
+
+def bind_by_ticket(connection: Connection, tickets: Tickets, seconds: float) -> str:
+    """Send a BIND by SASL GSSAPI within ``seconds``, and return who that is to the server.
+
+    The ticket is for the name in the server's URL, and bound to the connection's TLS.
+
+    :raises CredentialsError: it was refused, or accepted as nobody
+    :raises KerberosError: there is no ticket for this server
+    :raises DirectoryUnavailableError: nobody answered
+    """
+    deadline = time.monotonic() + seconds
+    exchange = tickets.exchange(connection.url.tls_name, connection.end_point, seconds)
+    return connection.bind_gssapi(exchange, timeout=deadline - time.monotonic())
+
 
 
 def bind_by_certificate(connection: Connection, seconds: float | None = None) -> str:
@@ -411,6 +546,7 @@ def check_sasl(
     bind_dn: str = "",
     password: bool = False,
     password_file: str | None = None,
+    kerberos: Kerberos | None = None,
 ) -> None:
     """Check that ``sasl_mechanism`` goes with the other options of a pool.
 
@@ -420,19 +556,33 @@ def check_sasl(
     :param bind_dn: DN that is bound with a password
     :param password: true if there is one
     :param password_file: the file that it is in
-    :raises OptionError: it is another one than EXTERNAL, or one of them contradicts it
+    :param kerberos: the keytab and the principal, as far as they are given
+    :raises OptionError: it is another one than EXTERNAL and GSSAPI, or one of them contradicts it
     """
+    if kerberos is not None and mechanism != GSSAPI:
+        for option, value in (
+            ("kerberos_keytab", kerberos.keytab),
+            ("kerberos_principal", kerberos.principal),
+            ("kerberos_without_tls", kerberos.without_tls or None),
+        ):
+            if value is not None:
+                allowed = f"left out without sasl_mechanism = {GSSAPI}"
+                raise OptionError(option, value, allowed)
     if mechanism is None:
         return
-    if mechanism != EXTERNAL:
-        raise OptionError("sasl_mechanism", mechanism, f"{EXTERNAL}, or left out")
-    beside = f"left out beside sasl_mechanism = {EXTERNAL}: the certificate tells who binds"
+    if mechanism not in (EXTERNAL, GSSAPI):
+        raise OptionError("sasl_mechanism", mechanism, f"{EXTERNAL} or {GSSAPI}, or left out")
+    who = "certificate" if mechanism == EXTERNAL else "ticket"
+    beside = f"left out beside sasl_mechanism = {mechanism}: the {who} tells who binds"
     if bind_dn:
         raise OptionError("bind_dn", bind_dn, beside)
     if password:
         raise OptionError("bind_password", "(hidden)", beside)
     if password_file is not None:
         raise OptionError("bind_password_file", password_file, beside)
+    if mechanism == GSSAPI:
+        _check_gssapi(urls, tls, kerberos or Kerberos())
+        return
     for url in urls:
         if url.scheme == "ldap" and not tls.start_tls:
             raise OptionError(
@@ -447,3 +597,18 @@ def check_sasl(
                 f"set with sasl_mechanism = {EXTERNAL}, as the server takes the service's identity "
                 "from it",
             )
+
+
+def _check_gssapi(urls: Sequence[ServerURL], tls: TLS, kerberos: Kerberos) -> None:
+    for url in urls:
+        if url.scheme == "ldapi":
+            allowed = f"used with servers that have a name, and {url} has none"
+            raise OptionError("sasl_mechanism", GSSAPI, allowed)
+        if url.scheme == "ldap" and not tls.start_tls and not kerberos.without_tls:
+            raise OptionError(
+                "sasl_mechanism",
+                GSSAPI,
+                f"used over TLS only, and {url} is without: use ldaps:// or StartTLS, or say "
+                "kerberos_without_tls, and what is searched can be read and changed on the way",
+            )
+    kerberos.check()

@@ -44,6 +44,7 @@ from keyfront.errors import (
 
 from . import wsgi_options
 from .directory import LDAPPool
+from .kerberos import kerberos_of
 from .protocol.tls import TLS
 from .protocol.urls import ServerURL
 from .wsgi_options import PublicPath
@@ -401,6 +402,7 @@ def pool_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {option: values[option] for option in _POOL_OPTIONS}
         arguments |= {
             "tls": tls,
+            "kerberos": kerberos_of(values),
             "bind_dn": values["bind_dn"] or "",
             "bind_password": values["bind_password"] or "",
             "bind_password_file": values["bind_password_file"],

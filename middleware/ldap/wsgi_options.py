@@ -225,10 +225,19 @@ OPTIONS: dict[str, Option] = {
     ),
     "sasl_mechanism": _choice(
         None,
-        _same("EXTERNAL"),
+        _same("EXTERNAL", "GSSAPI"),
         "EXTERNAL: whoever servers make of tls_client_cert searches, instead of bind_dn; with "
-        "ldapi:// the user of the process. Users log in by their passwords all the same.",
+        "ldapi:// the user of the process. GSSAPI: whoever they make of the service's Kerberos "
+        "principal. Users log in by their passwords all the same.",
     ),
+    "kerberos_keytab": _text(
+        None,
+        "A file with the keys of that principal, which others than its owner and group must not be "
+        "able to read. By default that of KRB5_CLIENT_KTNAME, or tickets in KRB5CCNAME.",
+        "a path",
+    ),
+    "kerberos_principal": _text(None, "The principal; by default the first in the keytab."),
+    "kerberos_without_tls": _flag(False, "Whether GSSAPI may be used without TLS."),
     "tls_client_cert": _text(None, "PEM file of a certificate to show to servers.", "a path"),
     "tls_client_key": _text(None, "Its key, by default in the same file.", "a path"),
     "tls_ciphers": _text(None, "Ciphers up to TLS 1.2, as OpenSSL lists them."),
@@ -356,7 +365,7 @@ def _agree(values: dict[str, Any]) -> None:
         for name in ("bind_dn", "bind_password", "bind_password_file"):
             if values[name] is not None:
                 shown = values[name] if name != "bind_password" else "(hidden)"
-                allowed = "left out beside sasl_mechanism: the certificate tells who binds"
+                allowed = "left out beside sasl_mechanism, which tells who binds"
                 raise _error(name, shown, allowed)
     secrets = [x for x in ("bind_password", "bind_password_file") if values[x] is not None]
     if len(secrets) > 1:

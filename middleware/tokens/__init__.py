@@ -8,6 +8,7 @@ __all__ = [
     "entries",
     "epochs",
     "first_validations",
+    "folder",
     "invalidation",
     "leases",
     "lru_cache",

@@ -28,7 +28,7 @@ from keyfront.errors import CoordinatorError, MissingPartError
 
 from . import tags_header
 from .coordinator.factory import coordinator_of
-from .coordinator.local import SharedMemory, check_folder
+from .coordinator.local import SharedMemory
 from .counters import (
     BYPASSED,
     CAUSES,
@@ -41,11 +41,22 @@ from .counters import (
     NOT_FOLLOWED,
     NOT_KEPT,
 )
-from .entries import AUTH_CONTEXT, Entry, FollowedEntry, Headers, Keys, Lifetime, entry_of
-from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, changed, slots
+from .entries import (
+    AUTH_CONTEXT,
+    Entry,
+    FollowedEntry,
+    Headers,
+    Keys,
+    Lifetime,
+    Variants,
+    Way,
+    entry_of,
+)
+from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, View, changed, slots
 from .first_validations import Decide, FirstValidations, Question
 from .first_validations import registry as policies
-from .invalidation.change_log import folder_of, registry
+from .folder import check_folder, folder_of
+from .invalidation.change_log import registry
 from .invalidation.rules import LAPSING
 from .leases import registry as leases
 from .lru_cache import Memory
@@ -53,7 +64,6 @@ from .node_cache import Node
 from .node_cache import registry as nodes
 from .request import ENVIRON_KEY, Request, expiry, tags
 from .routes import TOKENS, Routes
-from .variants import Variants, Way
 from .watched_files import WatchedFiles, of_keystone
 
 LOG = logging.getLogger(__name__)
@@ -94,6 +104,8 @@ class TokenCache:
     :param callers: names of the request variables by which Keystone lets a caller in without a
         token
     :param settle: seconds by which the database that answers may be behind its primary, 0 or more
+    :param views: if true, Keystone's caches keep values, which its requests share by the state that
+        they begin in
     :param files: the files that Keystone reads besides its database
     :param decide: the function that asks Keystone's policy, so that a caller's first validation of
         a token is answered from what is known of both; an eighth of ``memory`` is for callers then
@@ -113,6 +125,7 @@ class TokenCache:
         memory: int,
         callers: Iterable[str] = (),
         settle: float = 0.0,
+        views: bool = False,
         files: WatchedFiles | None = None,
         decide: Decide | None = None,
     ) -> None:
@@ -125,6 +138,7 @@ class TokenCache:
         self._ttl = ttl
         self._negative_ttl = negative_ttl
         self._settling = Settling(settle)
+        self._views = views
         self._files = files
         self._next_look = 0.0
         self._files_complained = False
@@ -206,7 +220,7 @@ class TokenCache:
         if epoch is None:
             return self.application(environ, start_response)
         settled = self._settling.settled(epoch)
-        request = environ[ENVIRON_KEY] = Request(since=epoch, issuing=True)
+        request = environ[ENVIRON_KEY] = self._begun(Request(since=epoch, issuing=True))
         answer = _Answer(start_response)
         body = answer.read(self.application(environ, answer.start))
         if answer.status.startswith("201 "):
@@ -215,6 +229,13 @@ class TokenCache:
                     self._start_generation(epoch.generation)
                 first.issued(environ, request, answer.headers, body, settled, self._keys)
         return [body]
+
+    def _begun(self, request: Request) -> Request:
+        """Return the notes on a request that Keystone answers, with the state that it begins in."""
+        if self._views:
+            with suppress(CoordinatorError):
+                request.begin(View.of(self.coordinator, self._settling))
+        return request
 
     def _look_at_files(self, now: float) -> None:
         """Make all answers stale if a file has changed that Keystone reads."""
@@ -311,7 +332,7 @@ class TokenCache:
             return self._let_through(environ, start_response)
         # Of what a replica may not have yet, the answer will not be said to be made.
         settled = self._settling.settled(epoch)
-        request = environ[ENVIRON_KEY] = Request(recording=True, since=epoch)
+        request = environ[ENVIRON_KEY] = self._begun(Request(recording=True, since=epoch))
         # Who asks how long the answer stands is told at its beginning: it waits for its end.
         asked = tags_header.ENVIRON_KEY in environ
         answer = _Answer(None if asked else start_response)
@@ -632,6 +653,7 @@ def token_cache(
         memory=int((values["memory"] << 20) * (1 - options.KEYSTONE_SHARE)),
         callers=_caller_variables(conf),
         settle=values["settle"],
+        views=values["reuse"] or conf.cache.backend != _NULL,
         files=WatchedFiles(of_keystone(conf), folder),
         decide=decide,
     )

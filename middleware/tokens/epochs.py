@@ -336,3 +336,43 @@ class Settling:
             if self._last[0] <= before:
                 self._settled = self._last[1]
             return Epoch(epoch.generation, self._settled)
+
+
+class View(NamedTuple):
+    """The state of the database in which a request begins, for the values of Keystone's caches.
+
+    Values that the request keeps are of this state or a later one. Values that it finds must not
+    be of an earlier one.
+    """
+
+    coordinator: Coordinator
+    #: The numbers of the fixed tags.
+    numbers: tuple[int, ...]
+    #: The last change that was complete.
+    seen: Epoch
+    #: The last change that the database shows for certain.
+    settled: Epoch
+
+    @classmethod
+    def of(cls, coordinator: Coordinator, settling: Settling) -> View:
+        """Return the present state.
+
+        :param coordinator: the coordinator of Keystone's database
+        :param settling: the memory of which changes the database shows by now
+        :raises CoordinatorError: the table cannot be reached
+        """
+        generation, numbers = coordinator.snapshot()
+        # A change under way has no number yet: the one before it counts.
+        last = max((number for number in numbers if number != DIRTY), default=0)
+        seen = Epoch(generation, last)
+        return cls(coordinator, numbers, seen, settling.settled(seen))
+
+    def name(self, tag: str) -> str:
+        """Return a name of this state; empty if the database may not show it yet.
+
+        :param tag: a fixed tag; each of its changes gives another name
+        """
+        newest = max(self.numbers[ALL_SLOT], self.numbers[_FIXED_SLOTS[tag]])
+        if newest == DIRTY or newest > self.settled.sequence:
+            return ""
+        return f"{self.seen.generation:x}.{newest:x}"

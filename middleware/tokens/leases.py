@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from keyfront.common.file_lock import FileLock
-from keyfront.common.mmap_file import Mapped
+from keyfront.common.mmap_file import Mapped, boot_word
 from keyfront.errors import CoordinatorError
-
-from .coordinator.table import boot_word
 
 LOG = logging.getLogger(__name__)
 

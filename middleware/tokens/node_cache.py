@@ -16,10 +16,10 @@ from pathlib import Path
 
 from keyfront.common.file_lock import FileLock
 from keyfront.common.mmap_file import Mapped
+from keyfront.common.process import name_of, named_lives
 from keyfront.errors import CoordinatorError
 
 from . import counters
-from .coordinator import mark_owners
 from .counters import WAITS, Counters
 from .entries import FORM, KEY_BYTES, Entry
 from .epochs import DIGEST
@@ -183,7 +183,7 @@ class Node:
         """Note that the request which asked Keystone has ended, with an answer or without."""
         answers = self._rings.get(_ANSWERS)
         try:
-            if answers is not None and answers.asked(key):  # usually said by keep()
+            if answers is not None and answers.is_noted(key):  # usually said by keep()
                 with self._lock:
                     answers.answered(key)
         except (CoordinatorError, *_DAMAGE):
@@ -513,7 +513,7 @@ class Store:
                 return False
         if free >= 0:
             deadline = now + int(seconds * 1e9)
-            me = mark_owners.process().encode()
+            me = name_of(os.getpid()).encode()
             _FLIGHT.pack_into(self._map, free, key, deadline, len(me), me)
         return True  # with no room to say so, it asks all the same
 
@@ -525,6 +525,10 @@ class Store:
             if other == key and deadline > now:
                 return not _is_dead(name[:length])
         return False
+
+    def is_noted(self, key: bytes) -> bool:
+        """Whether some process has noted that it asks Keystone, be it dead by now or overdue."""
+        return any(self._map[at : at + len(key)] == key for at in self._flights(key))
 
     def answered(self, key: bytes) -> None:
         """Note that the question to Keystone has ended, with an entry stored or not."""
@@ -578,7 +582,7 @@ class Store:
 
 
 def _is_dead(name: bytes) -> bool:
-    return mark_owners.lives(name.decode("ascii", "replace")) is False
+    return named_lives(name.decode("ascii", "replace")) is False
 
 
 def read(path: Path) -> dict[str, int]:

@@ -13,10 +13,13 @@ import math
 import secrets
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .invalidation.reads import Reads
 from .invalidation.rules import ALL, ANY, GRANTS_GROUP, tag
+
+if TYPE_CHECKING:
+    from .epochs import View
 
 #: The WSGI variable in which the filter hands a :class:`Request` to the application below it.
 ENVIRON_KEY = "keyfront.token_cache"
@@ -52,10 +55,11 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "accepting", "active", "as_it_is", "checked", "created", "disk_failed"),
+        *("accepted", "accepting", "active", "as_it_is", "checked", "connections", "created"),
+        "disk_failed",
         *("enforced", "families", "fills", "followed", "found", "garbage", "issued", "issuing"),
         *("kept", "last_active", "lost", "memory", "newcomers", "of_here", "own_name"),
-        *("packed", "recorded", "recording", "reading", "reads", "refused", "since"),
+        *("packed", "recorded", "recording", "reading", "reads", "refused", "row", "rows", "since"),
         *("unknown_commit", "unsure", "until", "unvouched", "users", "values", "view", "windows"),
     )
 
@@ -101,9 +105,8 @@ class Request:
         self.values: dict[str, bytes] = {}
         #: Keystone's model of the token that it looks for among the revoked ones.
         self.checked: Any = None
-        #: The state of the database that its shared values are from, see ``cache_regions.py``;
-        #: ``None``: it shares nothing.
-        self.view: Any = None
+        #: The state of the database that its shared values are from; ``None``: it shares nothing.
+        self.view: View | None = None
         #: Whether Keystone's caches are left as they are, since there is no token cache.
         self.as_it_is = False
         #: Whether reads belong to the answer. They do once the caller has been let in: the rows of
@@ -130,8 +133,15 @@ class Request:
         #: The users that Keystone's SQL driver has returned in a login, pickled, by their ids;
         #: ``None`` where it is no login, and from its first write on.
         self.users: dict[str, bytes] | None = None
+        #: The rows of those of them whom it has looked for by name, with their passwords' hashes.
+        self.rows: dict[str, Any] = {}
+        #: The one of these that the next read of a user is to return.
+        self.row: Any = None
         #: Those of them whose rows have no federated identities.
         self.of_here: set[object] = set()
+        #: The database connection that its next session gets, if there is one; ``None`` where it is
+        #: not kept, see ``sqlite_connections.py``.
+        self.connections: list[Any] | None = None
         #: The users that its transactions have created.
         self.created: set[object] = set()
         #: The reason for which a change was not committed and should be tried again.
@@ -142,6 +152,14 @@ class Request:
         self.disk_failed = False
         #: Whether the connection was lost in a commit, which may have been made.
         self.unknown_commit = False
+
+    def begin(self, view: View) -> None:
+        """Share the values of Keystone's caches with other requests.
+
+        :param view: the state of the database, from before anything is read for this one
+        """
+        self.view = view
+        self.since = view.seen
 
     def note(self, reads: Reads) -> None:
         """Note reads, for the answer and for the value that is being computed."""
@@ -162,9 +180,16 @@ class Request:
         self.view = None
         self.own_name = secrets.token_hex(8)
 
+    def close_connections(self) -> None:
+        """Close the connection that was kept for its next session."""
+        kept, self.connections = self.connections, None
+        for connection in kept or ():
+            connection.close()
+
     def writes(self) -> None:
         """Drop what was read, before a write that may change it."""
-        self.users = self.last_active = None
+        self.users = self.last_active = self.row = None
+        self.rows.clear()
         self.found.clear()
 
 

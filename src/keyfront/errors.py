@@ -96,6 +96,8 @@ class Verdict(enum.Enum):
     # Of a service that binds by its certificate (SASL EXTERNAL):
     WRONG_CERTIFICATE = "client certificate not accepted"
     NO_IDENTITY = "the server makes nobody of the client certificate"
+    # Of one that binds by Kerberos (SASL GSSAPI):
+    WRONG_TICKET = "Kerberos identity not accepted"
 
 
 class DirectoryError(KeyfrontError):
@@ -126,6 +128,11 @@ class DirectoryBusyError(DirectoryUnavailableError):
     away. It says nothing of the user, and nothing of what else the server is asked for."""
 
 
+class KerberosError(DirectoryUnavailableError):
+    """No Kerberos ticket is to be had for the service: the KDC is away, or something is set up
+    wrongly. It says nothing of the directory's servers."""
+
+
 class DirectoryProtocolError(DirectoryUnavailableError):
     """A server sent what is not LDAP, or not an answer to what it was asked."""
 
@@ -153,7 +160,8 @@ class FilterError(DirectoryError):
 class DirectoryAnswerError(DirectoryError):
     """A server refused an operation.
 
-    :param code: the result code of RFC 4511 section 4.1.9
+    :param code: the result code of RFC 4511 section 4.1.9; of a refusal by a KDC, the code of RFC
+        4120 section 7.5.9
     :param name: the code's name there, for example ``noSuchObject``
     :param diagnostic: the server's own words
     :param matched_dn: the part of the DN that exists, after ``noSuchObject``

@@ -34,8 +34,7 @@ from conformance.coordinator import (  # noqa: E402
 from keyfront.common.file_lock import FileLock  # noqa: E402
 from keyfront.errors import CoordinatorError  # noqa: E402
 from keyfront.middleware.tokens.coordinator import local as shared_memory  # noqa: E402
-from keyfront.middleware.tokens.coordinator.local import NAME, SharedMemory  # noqa: E402
-from keyfront.middleware.tokens.coordinator.table import DIRTY, Table  # noqa: E402
+from keyfront.middleware.tokens.coordinator.local import DIRTY, NAME, SharedMemory, Table  # noqa: E402
 from keyfront.middleware.tokens.epochs import MARK_SECONDS  # noqa: E402
 from support.clocks import Clock  # noqa: E402
 

@@ -107,7 +107,7 @@ class Directory:
     def __init__(
         self, program: Path, own: Path, folder: Path, port: int, tls_port: int | None,
         made: Certificates, users: Sequence[User], odd_users: Sequence[User],
-        socket_file: Path | None = None,
+        socket_file: Path | None = None, environment: Mapping[str, str] | None = None,
     ) -> None:
         self.port = port
         self.tls_port = tls_port
@@ -120,6 +120,7 @@ class Directory:
         self._logs: list[Path] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._socket = socket_file
+        self._environment = dict(environment or {})
         self._running = contextlib.ExitStack()
         self._paused = False
         self._marks = 0
@@ -175,7 +176,9 @@ class Directory:
             str(self._program), "-f", str(self._own / "slapd.conf"), "-d", "stats",
             "-h", " ".join(urls),
         ]
-        process = self._running.enter_context(_running(command, log, signal.SIGKILL))
+        process = self._running.enter_context(
+            _running(command, log, signal.SIGKILL, environment=self._environment)
+        )
 
         ports = {self.port, self.tls_port} - {None}
 
@@ -352,7 +355,7 @@ class Directory:
 def directory(
     folder: Path, *, tls: str = "none", ppolicy: bool = False, extra: str = "",
     extra_database: str = "", users: int = 20, certificate: Pair | None = None,
-    socket_file: Path | None = None,
+    socket_file: Path | None = None, environment: Mapping[str, str] | None = None,
 ) -> Iterator[Directory]:
     """Run a slapd until the block ends.
 
@@ -364,6 +367,7 @@ def directory(
     :param users: how many of user0, user1, … there are
     :param certificate: what it shows instead of the right one, of :mod:`certificates`
     :param socket_file: where it listens as well, for ``ldapi://``
+    :param environment: variables for it besides those of this process
     """
     assert tls in ("none", "both"), tls
     program = _program("slapd", "slapd")
@@ -381,7 +385,7 @@ def directory(
             port, tls_port = free_port(), free_port()
             server = Directory(
                 program, own, folder, port, tls_port if shown else None, made, many, odd,
-                socket_file,
+                socket_file, environment,
             )
             try:
                 server.start()

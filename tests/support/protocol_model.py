@@ -25,15 +25,13 @@ from dogpile.cache.api import NO_VALUE, CachedValue
 
 from keyfront.errors import CoordinatorError
 from keyfront.gateway.keystone import values_by_rows
-from keyfront.gateway.keystone.cache_regions import CacheViews, View
+from keyfront.gateway.keystone.cache_regions import CacheViews
 from keyfront.gateway.keystone.values_by_rows import MADE_OF, ByRows
 from keyfront.middleware.tokens import epochs
 from keyfront.middleware.tokens.coordinator import local
-from keyfront.middleware.tokens.coordinator import table as table_module
-from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, SharedMemory
+from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, SharedMemory, Table
 from keyfront.middleware.tokens.coordinator.mark_owners import begins
-from keyfront.middleware.tokens.coordinator.table import Table
-from keyfront.middleware.tokens.epochs import MARK_SECONDS, Epoch, Mark, Slots
+from keyfront.middleware.tokens.epochs import MARK_SECONDS, Epoch, Mark, Slots, View
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.request import Request, current
 from support.explorer import Again, Disabled, Step, Steps, Violation
@@ -285,7 +283,7 @@ class Cloud:
     def new_file(self) -> int:
         """Return the number of a new file."""
         self.made += 1
-        self.files[self.made] = bytearray(table_module.size(_SLOTS))
+        self.files[self.made] = bytearray(local.size(_SLOTS))
         return self.made
 
     def table(self, number: int) -> Table:
@@ -667,17 +665,17 @@ def cloud(rules: Rules, workers: dict[str, int], *, by_word: bool = False) -> It
     times = itertools.count()
     made = Cloud(rules, clock)
     random = SimpleNamespace(randbelow=lambda limit: made.made, token_bytes=bytes)
-    first = table_module._HEADER_WORDS
-    head = table_module._OWNER + _OWNER_BYTES // table_module.WORD
+    first = local._HEADER_WORDS
+    head = local._OWNER + _OWNER_BYTES // local.WORD
     last = first + _PLACES * (head + _TAGS)
     with contextlib.ExitStack() as stack:
         for module, name, value in (
-            (table_module, "OWNER_BYTES", _OWNER_BYTES),
-            (table_module, "_MARK_HEAD", head),
-            (table_module, "_PLACES", range(first, last, head + _TAGS)),
-            (table_module, "_FIRST_SLOT", last),
-            (table_module, "boot_word", lambda: 1),
-            (table_module, "secrets", random),
+            (local, "OWNER_BYTES", _OWNER_BYTES),
+            (local, "_MARK_HEAD", head),
+            (local, "_PLACES", range(first, last, head + _TAGS)),
+            (local, "_FIRST_SLOT", last),
+            (local, "boot_word", lambda: 1),
+            (local, "secrets", random),
             (values_by_rows, "_hashed", str),
             (values_by_rows, "slots", lambda tags, count: made._slots(tuple(tags))),
             (local, "time", clock),

@@ -38,7 +38,7 @@ from keyfront.errors import (
 
 from ..protocol.messages import password_octets
 from . import observers, options
-from .handler import DriverPool, PoolHandler, is_of_a_certificate
+from .handler import DriverPool, PoolHandler, refused_identity
 
 LOG = logging.getLogger(__name__)
 
@@ -375,8 +375,11 @@ def _told(error: Exception) -> exception.Error:
     # What python-ldap's exception stands for names the server.
     reason = str(error.__cause__ or error)
     if isinstance(error, ldap.INVALID_CREDENTIALS):
-        if is_of_a_certificate(error.__cause__):
+        kind = refused_identity(error.__cause__)
+        if kind == "certificate":
             LOG.error("LDAP: the service's certificate was refused: %s", reason)
+        elif kind:
+            LOG.error("LDAP: the service's Kerberos principal was refused: %s", reason)
         else:
             LOG.error("LDAP: the identity of [ldap] user was refused: %s", reason)
         return exception.LDAPInvalidCredentialsError()

@@ -34,6 +34,7 @@ from keyfront.errors import (
 )
 
 from ..directory import LDAPPool
+from ..protocol.result_codes import name_of
 from ..protocol.urls import ServerURL
 from . import observers
 from .options import pool_arguments
@@ -483,13 +484,15 @@ def translated(error: DirectoryError) -> Exception:
     if isinstance(error, DirectoryAnswerError):
         # A password that must be changed first can come with the code of success.
         known = _CLASSES.get(error.code) if error.code else ldap.INVALID_CREDENTIALS
-        if is_of_a_certificate(error):
+        if refused_identity(error):
             known = ldap.INVALID_CREDENTIALS
         about: dict[str, Any] = {
             "result": error.code,
             "desc": _TEXTS.get(error.code) or _in_words(error.name),
             "ctrls": [],
         }
+        if error.name != name_of(error.code) and refused_identity(error):
+            about["desc"] = error.name  # a KDC's, whose codes are others
         if error.matched_dn:
             about["matched"] = error.matched_dn
         info = error.diagnostic
@@ -505,12 +508,18 @@ def translated(error: DirectoryError) -> Exception:
     )
 
 
-def is_of_a_certificate(error: BaseException | None) -> bool:
-    """Tell whether an error says that the service was refused by its certificate."""
-    return isinstance(error, CredentialsError) and error.verdict in (
-        Verdict.WRONG_CERTIFICATE,
-        Verdict.NO_IDENTITY,
-    )
+# What the service was known by, if it was no password.
+_IDENTITIES = {
+    Verdict.WRONG_CERTIFICATE: "certificate",
+    Verdict.NO_IDENTITY: "certificate",
+    Verdict.WRONG_TICKET: "Kerberos principal",
+}
+
+
+def refused_identity(error: BaseException | None) -> str:
+    """Return what the service was refused by, in words; empty if it was a password, or if an error
+    is none of that."""
+    return _IDENTITIES.get(error.verdict, "") if isinstance(error, CredentialsError) else ""
 
 
 def made(kind: Any, info: str = "") -> Exception:

@@ -25,6 +25,7 @@ from oslo_config import cfg
 from keyfront.common.options import values_of
 from keyfront.errors import OptionError
 
+from ..kerberos import kerberos_of
 from ..protocol.srv import resolver_of
 from ..protocol.tls import TLS
 from ..protocol.urls import ServerURL
@@ -46,6 +47,9 @@ _NAMES = {
     "client_cert": "[keyfront_ldap] tls_client_cert",
     "client_key": "[keyfront_ldap] tls_client_key",
     "sasl_mechanism": "[keyfront_ldap] sasl_mechanism",
+    "kerberos_keytab": "[keyfront_ldap] kerberos_keytab",
+    "kerberos_principal": "[keyfront_ldap] kerberos_principal",
+    "kerberos_without_tls": "[keyfront_ldap] kerberos_without_tls",
     "nameservers": "[keyfront_ldap] nameservers",
     "srv_domains": "[keyfront_ldap] srv_domains",
     "urls": "[ldap] url",
@@ -122,10 +126,30 @@ LDAP = [
     ),
     cfg.StrOpt(
         "sasl_mechanism",
-        choices=["EXTERNAL"],
+        choices=["EXTERNAL", "GSSAPI"],
         help="EXTERNAL: search as whom the servers make of tls_client_cert, instead of [ldap] user "
-        "and its password; with ldapi:// as the user of the process. A server that makes nobody of "
-        "it is refused. Users log in by their passwords all the same.",
+        "and its password; with ldapi:// as the user of the process. GSSAPI: as whom they make of "
+        "the service's Kerberos principal (pip install 'keyfront[gssapi]'). A server that makes "
+        "nobody of it is refused. Users log in by their passwords all the same.",
+    ),
+    cfg.StrOpt(
+        "kerberos_keytab",
+        help="A file with the keys of the service's Kerberos principal, which only its owner can "
+        "write and nobody but its group read, for sasl_mechanism = GSSAPI. By default that of "
+        "KRB5_CLIENT_KTNAME in the environment; without that the tickets in KRB5CCNAME, which "
+        "somebody else renews.",
+    ),
+    cfg.StrOpt(
+        "kerberos_principal",
+        help="The service's Kerberos principal, such as keystone/api.example.org@EXAMPLE.ORG. By "
+        "default the first in the keytab.",
+    ),
+    cfg.BoolOpt(
+        "kerberos_without_tls",
+        default=False,
+        help="Whether sasl_mechanism = GSSAPI may be used without TLS. No password goes in the "
+        "clear then for the service, but users' do, and what is searched can be read and changed "
+        "on the way.",
     ),
     cfg.StrOpt(
         "tls_client_cert",
@@ -274,9 +298,10 @@ def pool_arguments(conf: Any) -> dict[str, Any]:
     nameservers, domains = own["nameservers"] or [], own["srv_domains"] or []
     try:
         resolver_of(servers, nameservers, domains)
+        kerberos = kerberos_of(own)
         check_sasl(
-            own["sasl_mechanism"], servers, tls,
-            bind_dn=stock.user or "", password=bool(stock.password), password_file=file,
+            own["sasl_mechanism"], servers, tls, bind_dn=stock.user or "",
+            password=bool(stock.password), password_file=file, kerberos=kerberos,
         )  # fmt: skip
     except OptionError as error:
         raise _named(error) from None
@@ -294,6 +319,7 @@ def pool_arguments(conf: Any) -> dict[str, Any]:
         "bind_password": stock.password if stock.user and stock.password else "",
         "bind_password_file": file,
         "sasl_mechanism": own["sasl_mechanism"],
+        "kerberos": kerberos,
         "tls": tls,
         "strategy": strategy,
         "min_size": _minimum("min_size", own, "pool_size", stock) if stock.use_pool else 0,

@@ -7,6 +7,7 @@ __all__ = [
     "controls",
     "messages",
     "result_codes",
+    "sasl_gssapi",
     "search_filter",
     "srv",
     "tls",

@@ -42,6 +42,7 @@ from .messages import (
     Message,
     password_octets,
 )
+from .sasl_gssapi import GSSAPI, MAX_ROUNDS, Exchange, NoPlainLayerError, end_point_of
 from .tls import TLS
 from .transport import Address, Transport
 from .urls import ServerURL
@@ -67,6 +68,8 @@ _NO_SUCH_OBJECT = 32
 
 # Authorization identities of nobody (RFC 4513 section 5.2.1.8).
 _NOBODY = frozenset(("", "dn:", "u:"))
+# What a server makes somebody of, by SASL mechanism.
+_SUBJECTS = {"EXTERNAL": "subject of the certificate", GSSAPI: "principal"}
 
 Entry = tuple[str, dict[str, list[bytes]]]
 Reference = tuple[None, list[str]]
@@ -141,7 +144,7 @@ class Connection:
     :ivar opened_at: the time when it was opened, by ``time.monotonic()``
     :ivar usable: ``False`` while an operation is under way, and for good if one did not end well
     :ivar bound_as: the DN of the last BIND if that was taken, or what the server calls who it made
-        of EXTERNAL; always ``None`` with fast bind, which leaves the connection anonymous
+        of EXTERNAL or GSSAPI; always ``None`` with fast bind, which leaves the connection anonymous
     :ivar certificate: a digest of the file of the client certificate that TLS had to show; empty
         if there is none
     :ivar binds: BINDs sent
@@ -288,34 +291,48 @@ class Connection:
         if message.code == result_codes.SASL_BIND_IN_PROGRESS:
             # Some ask for what was given already (RFC 4422 section 5).
             message = self._bind_sasl("EXTERNAL", self._left(deadline))
-        refused: DirectoryError | None = None
+        self._judge_sasl(message, Verdict.WRONG_CERTIFICATE)
+        return self._identify(message, "EXTERNAL", Verdict.NO_IDENTITY, deadline)
+
+    def bind_gssapi(self, exchange: Exchange, *, timeout: float | None = None) -> str:
+        """Bind by Kerberos: SASL GSSAPI (RFC 4752), without a security layer.
+
+        Each side proves to the other who it is. It takes four round trips, the last of which asks
+        who the server makes of it, as :meth:`bind_external` does.
+
+        :param exchange: the client's side, with a ticket for this server
+        :param timeout: seconds for all of it
+        :return: who it is, as :meth:`who_am_i`
+        :raises CredentialsError: refused, or accepted as nobody
+        :raises DirectoryAnswerError: refused without TLS
+        """
+        deadline = self._deadline(timeout)
+        self.bound_as = None
+        message = self._bind_sasl(GSSAPI, timeout, exchange.first)
+        for _ in range(MAX_ROUNDS - 1):
+            if message.code != result_codes.SASL_BIND_IN_PROGRESS:
+                break
+            # Nothing else may come before the next step.
+            self.usable = False
+            response = self._next_step(exchange, message.value or b"")
+            self.usable = True
+            message = self._bind_sasl(GSSAPI, self._left(deadline), response)
         broken = ""
-        if message.code or message.controls:
-            try:
-                refused = result_codes.bind_refusal(message, self.server, external=True)
-            except ProtocolError as error:
-                broken = str(error)
+        if message.code == result_codes.SASL_BIND_IN_PROGRESS:
+            broken = f"GSSAPI takes more than {MAX_ROUNDS} rounds"
+        elif message.code == result_codes.SUCCESS and not exchange.finished:
+            broken = "GSSAPI ended before the server had proved who it is"
         if broken:
             self.usable = False
             raise self._broken(broken)
-        if refused is not None:
-            raise refused
-        told = ""
-        try:
-            identity = self.who_am_i(timeout=self._left(deadline))
-        except DirectoryAnswerError as error:
-            identity, told = "", f"it does not say as whom ({error.name}, {error.code})"
-        if identity in _NOBODY:
-            raise CredentialsError(
-                Verdict.NO_IDENTITY,
-                message.code,
-                result_codes.name_of(message.code),
-                f"EXTERNAL was accepted, but {told or 'as nobody (anonymous)'}; map the "
-                "subject of the certificate to an entry there (OpenLDAP: authz-regexp)",
-                server=self.server,
-            )
-        self.bound_as = identity
-        return identity
+        self._judge_sasl(message, Verdict.WRONG_TICKET)
+        return self._identify(message, GSSAPI, Verdict.WRONG_TICKET, deadline)
+
+    @property
+    def end_point(self) -> bytes:
+        """The channel binding of TLS (RFC 5929); empty without TLS, or if there is none."""
+        certificate = self.transport.certificate
+        return end_point_of(certificate) if certificate else b""
 
     def who_am_i(self, *, timeout: float | None = None) -> str:
         """Ask the server whom the connection is bound as (RFC 4532).
@@ -627,15 +644,74 @@ class Connection:
         self.usable = False
         self.transport.begin(seconds)
 
-    def _bind_sasl(self, mechanism: str, timeout: float | None) -> Message:
-        """Send one BIND by SASL, with an empty response, and return the answer."""
-        request = messages.sasl_bind_request(self.next_id(), mechanism, b"")
+    def _bind_sasl(self, mechanism: str, timeout: float | None, response: bytes = b"") -> Message:
+        """Send one BIND by SASL, with a response, and return the answer."""
+        request = messages.sasl_bind_request(self.next_id(), mechanism, response)
         self._begin(timeout)
         self.binds += 1
         self.transport.send(request)
         message = self._answer(messages.BIND)
         self.usable = True
         return message
+
+    def _next_step(self, exchange: Exchange, challenge: bytes) -> bytes:
+        """Return what the next BIND of an exchange says, or raise on behalf of the server."""
+        broken = ""
+        try:
+            return exchange.answer(challenge)
+        except NoPlainLayerError:
+            pass
+        except ProtocolError as error:
+            broken = str(error)
+        if broken:
+            raise self._broken(broken)
+        raise DirectoryAnswerError(
+            8, result_codes.name_of(8), "it lets nobody in by GSSAPI without a security layer",
+            server=self.server, advice="use ldaps:// or StartTLS",
+        )  # fmt: skip
+
+    def _judge_sasl(self, message: Message, verdict: Verdict) -> None:
+        """Raise what the last answer of a BIND by SASL stands for, unless that is success.
+
+        :param verdict: the verdict if it was refused as a wrong password would be
+        """
+        refused: DirectoryError | None = None
+        broken = ""
+        if message.code or message.controls:
+            try:
+                refused = result_codes.bind_refusal(message, self.server, sasl=verdict)
+            except ProtocolError as error:
+                broken = str(error)
+        if broken:
+            self.usable = False
+            raise self._broken(broken)
+        if refused is not None:
+            raise refused
+
+    def _identify(
+        self, message: Message, mechanism: str, nobody: Verdict, deadline: float | None
+    ) -> str:
+        """Return who the server made of a BIND by SASL that it accepted.
+
+        :param message: the answer to it
+        :param nobody: the verdict if that is nobody
+        """
+        told = ""
+        try:
+            identity = self.who_am_i(timeout=self._left(deadline))
+        except DirectoryAnswerError as error:
+            identity, told = "", f"it does not say as whom ({error.name}, {error.code})"
+        if identity in _NOBODY:
+            raise CredentialsError(
+                nobody,
+                message.code,
+                result_codes.name_of(message.code),
+                f"{mechanism} was accepted, but {told or 'as nobody (anonymous)'}; map the "
+                f"{_SUBJECTS[mechanism]} to an entry there (OpenLDAP: authz-regexp)",
+                server=self.server,
+            )
+        self.bound_as = identity
+        return identity
 
     def _deadline(self, timeout: float | None) -> float | None:
         """Return when an operation of several messages that begins now is to end."""

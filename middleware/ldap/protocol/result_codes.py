@@ -96,8 +96,9 @@ _BY_CODE = {
     53: Verdict.UNWILLING,
 }
 
-# Of an EXTERNAL BIND. OpenLDAP says 7 if it asked for no certificate, or was shown none.
-_BY_CODE_EXTERNAL = _BY_CODE | dict.fromkeys((7, 48, 49), Verdict.WRONG_CERTIFICATE)
+# Of a BIND by SASL these are refusals of what was shown. OpenLDAP says 7 if it asked for no
+# certificate, or was shown none, and where it has no keytab, so no GSSAPI.
+_REFUSED_SASL = frozenset((7, 48, 49))
 
 # draft-behera-ldap-password-policy section 6.2; 3 to 8 are about changes of a password.
 _BY_POLICY = {0: Verdict.EXPIRED, 1: Verdict.LOCKED, 2: Verdict.MUST_CHANGE}
@@ -167,7 +168,7 @@ def refusal(message: Message, server: str) -> DirectoryError:
 
 
 def bind_refusal(
-    message: Message, server: str, *, quote: bool = True, external: bool = False
+    message: Message, server: str, *, quote: bool = True, sasl: Verdict | None = None
 ) -> DirectoryError | None:
     """Return the error for a BIND's result; ``None`` if the user is let in.
 
@@ -175,7 +176,7 @@ def bind_refusal(
     the change (draft-behera-ldap-password-policy section 6.2): that is a refusal as well.
 
     :param quote: let the error repeat the server's words
-    :param external: it was a BIND by certificate, without a password (SASL EXTERNAL)
+    :param sasl: the verdict if it was a BIND by SASL, without a password that could be wrong
     :raises ProtocolError: the password policy control is broken
     """
     code = message.code
@@ -183,7 +184,7 @@ def bind_refusal(
     if code == SUCCESS and verdict is None:
         return None
     outage = code in _NO_VERDICT
-    by_code = _BY_CODE_EXTERNAL if external else _BY_CODE
+    by_code = _BY_CODE if sasl is None else _BY_CODE | dict.fromkeys(_REFUSED_SASL, sasl)
     if not outage and code in by_code:
         data = _ACTIVE_DIRECTORY.search(message.diagnostic) if code == 49 else None
         number = int(data[1], 16) if data else 0
@@ -191,8 +192,8 @@ def bind_refusal(
         told = _BY_DATA.get(number) or _by_text(code, message.diagnostic)
         # 389 Directory Server calls a disabled account locked in the control.
         verdict = told or verdict or by_code[code]
-        if external and verdict is Verdict.WRONG_PASSWORD:
-            verdict = Verdict.WRONG_CERTIFICATE
+        if sasl is not None and verdict is Verdict.WRONG_PASSWORD:
+            verdict = sasl
     if not quote:
         message.diagnostic = message.matched_dn = ""
         message.referrals = []

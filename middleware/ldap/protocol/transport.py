@@ -63,6 +63,13 @@ class Transport:
         return self._socket
 
     @property
+    def certificate(self) -> bytes:
+        """The server's certificate in DER; empty without TLS."""
+        secured = self._socket
+        found = secured.getpeercert(True) if isinstance(secured, ssl.SSLSocket) else None
+        return found or b""
+
+    @property
     def peer(self) -> str:
         """The address that is connected to, in numbers; empty if that is a file, or nobody."""
         try:

@@ -4,13 +4,12 @@ A mark may be taken away from a writer only when his commit cannot become visibl
 that was killed may have sent it: the server may be waiting for a standby, and show it later. So a
 mark names the process and the database session, and is taken away when neither is there any more.
 
-An owner is text: ``NODE:PID:START SESSION#CHANGE``. The node is this boot and set of process
-numbers, the start tells two processes of one number apart. The session is ``SERVER/NUMBER``, with
-a digest of the server's identity; ``-`` where the process itself commits (SQLite), whose commit is
-over when nobody writes; ``xid/NUMBER``, a transaction of PostgreSQL that was sent through a proxy;
-or ``?`` where nothing is known, as behind other proxies. The change is a number in the process,
-which alone knows whether it is still working on it: the answer to a mark may be lost. An owner
-without a process is that of a writer whose commit failed.
+An owner is text: ``PROCESS SESSION#CHANGE``. The process is named as in ``common/process.py``. The
+session is ``SERVER/NUMBER``, with a digest of the server's identity; ``-`` where the process itself
+commits (SQLite), whose commit is over when nobody writes; ``xid/NUMBER``, a transaction of
+PostgreSQL that was sent through a proxy; or ``?`` where nothing is known, as behind other proxies.
+The change is a number in the process, which alone knows whether it is still working on it: the
+answer to a mark may be lost. An owner without a process is that of a writer whose commit failed.
 
 A new table may have taken the place of one that was lost with all its marks. So it begins with a
 mark of everything, whose owner is ``new GENERATION``: that mark is over when all transactions have
@@ -19,7 +18,6 @@ ended that were under way when the database was first asked after that.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import logging
@@ -29,10 +27,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from keyfront.common.process import hidden, started
+from keyfront.common.process import name_of, named_lives
 
 from ..epochs import MARK_SECONDS
 
@@ -130,32 +127,6 @@ _SESSIONS = {
 }
 
 
-@functools.cache
-def _node(pid: int) -> str:
-    """Return the name of this boot and set of process numbers."""
-    found = ""
-    with suppress(OSError):
-        found += Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        found += os.readlink("/proc/self/ns/pid")
-    return hashlib.blake2b(found.encode(), digest_size=6).hexdigest()
-
-
-def _start(pid: int) -> str | None:
-    """Return the start of a process, in ticks since boot; ``None`` if there is no such process."""
-    began = started(pid)
-    return None if began is None else str(began)
-
-
-@functools.lru_cache(maxsize=1)
-def _process(pid: int) -> str:
-    return f"{_node(pid)}:{pid}:{_start(pid) or 0}"
-
-
-def process() -> str:
-    """Return the name of this process: ``NODE:PID:START``."""
-    return _process(os.getpid())
-
-
 #: The owners of the changes that this process is making.
 under_way: set[str] = set()
 _changes = itertools.count(1)
@@ -166,28 +137,12 @@ def owner(session: str) -> str:
 
     :param session: the database session, as :func:`session_of` returns it
     """
-    return f"{process()} {session}#{next(_changes)}"
+    return f"{name_of(os.getpid())} {session}#{next(_changes)}"
 
 
 def left(session: str) -> str:
     """Return the owner of a commit that failed, in a session that may still be committing it."""
     return f" {session}"
-
-
-def lives(name: str) -> bool | None:
-    """Whether a process lives; ``None`` for one of another node, or if that cannot be seen.
-
-    :param name: the process's name, as :func:`process` returned it there
-    """
-    node, _, rest = name.partition(":")
-    pid, _, start = rest.partition(":")
-    if not name:
-        return False
-    if node != _node(os.getpid()) or not pid.isdigit():
-        return None
-    began = _start(int(pid))
-    # Of one that is kept from us, as by systemd's ProtectProc, the number alone is known.
-    return None if began is None and hidden(int(pid)) else began == start
 
 
 def beginning(generation: int | str) -> str:
@@ -461,10 +416,10 @@ class Settled:
         name, _, session = owner.partition(" ")
         session = session.partition("#")[0]
         if not begins(owner):
-            alive = lives(name)
+            alive = named_lives(name)
             if alive:
                 # It stamps the mark itself, unless the answer to its mark was lost.
-                return name == process() and owner not in under_way
+                return name == name_of(os.getpid()) and owner not in under_way
             if not owner or (alive is False and session == HERE):
                 return True
         if not self.connections or not self._lock.acquire(blocking=False):

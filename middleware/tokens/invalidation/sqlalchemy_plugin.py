@@ -31,9 +31,10 @@ from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClau
 from keyfront.errors import CoordinatorError
 
 from ..coordinator import mark_owners
+from ..folder import PATH_PARAMETER, folder_here, trusted_users
 from ..request import Request, current
 from . import rules
-from .change_log import PATH_PARAMETER, Changes, folder_here, registry, trusted_users
+from .change_log import Changes, registry
 from .reads import reads
 
 LOG = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ def find(
     :param values: by name of another column, the values that it may have
     :returns: distinct values, at most one more than :data:`.rules.LIMIT`
     """
-    key = (table, name, *((one, tuple(wanted)) for one, wanted in values.items()))
+    key = _key(table, name, values)
     found = request.found.get(key)
     if found is None:
         query: Any = select(column(name)).select_from(from_table(table)).limit(rules.LIMIT + 1)
@@ -220,6 +221,24 @@ def find(
         # the request.
         found = request.found[key] = list(connection.execute(query).scalars())
     return found
+
+
+def tell_found(
+    request: Request,
+    table: str,
+    name: str,
+    values: Mapping[str, Sequence[object]],
+    found: Sequence[object],
+) -> None:
+    """Tell what :func:`find` would return, by a statement that was executed for more than that.
+
+    :param found: the result; the others are the parameters of :func:`find`
+    """
+    request.found[_key(table, name, values)] = list(found)
+
+
+def _key(table: str, name: str, values: Mapping[str, Sequence[object]]) -> tuple[object, ...]:
+    return (table, name, *((one, tuple(wanted)) for one, wanted in values.items()))
 
 
 def _after_execute(

@@ -18,17 +18,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from keyfront.errors import OptionError
+from keyfront.errors import CredentialsError, OptionError
 from keyfront.middleware.ldap import diagnose as probe
 from keyfront.middleware.ldap import pool_counters
 from keyfront.middleware.ldap.connector import Dialer
 from keyfront.middleware.ldap.diagnose import FAILED, NOTE, OK, WARNING, ServerReport
+from keyfront.middleware.ldap.kerberos import Kerberos, Tickets, kerberos_of
 from keyfront.middleware.ldap.protocol.connection import TAKEN, BindAnswer, Connection
+from keyfront.middleware.ldap.protocol.sasl_gssapi import GSSAPI
 from keyfront.middleware.ldap.protocol.srv import Resolver, resolver_of
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.ldap.secret_file import read_secret
-from keyfront.middleware.ldap.service_account import EXTERNAL, bind_by_certificate, check_sasl
+from keyfront.middleware.ldap.service_account import (
+    EXTERNAL,
+    bind_by_certificate,
+    bind_by_ticket,
+    check_sasl,
+)
 
 from . import drain
 
@@ -43,6 +50,9 @@ _SPELLED = {
     "no search_base is given": "no --base is given",
     "try another bind_dn": "try another --bind-dn",
     "sasl_mechanism = EXTERNAL": "--sasl-external",
+    "sasl_mechanism = GSSAPI": "--sasl-gssapi",
+    "kerberos_keytab": "--kerberos-keytab",
+    "kerberos_without_tls": "--kerberos-without-tls",
     "srv_domains names others": "name others by --srv-domain",
 }
 _OPTIONS = {
@@ -50,7 +60,9 @@ _OPTIONS = {
     "client_cert": "--client-cert",
     "client_key": "--client-key",
     "bind_dn": "--bind-dn",
-    "sasl_mechanism": "--sasl-external",
+    "kerberos_keytab": "--kerberos-keytab",
+    "kerberos_principal": "--kerberos-principal",
+    "kerberos_without_tls": "--kerberos-without-tls",
     "nameservers": "--nameserver",
     "srv_domains": "--srv-domain",
     "urls": "URL",
@@ -144,6 +156,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="bind by --client-cert (ldapi://: as the user of this process), and say who that is",
     )
+    part.add_argument(
+        "--sasl-gssapi",
+        action="store_true",
+        help="bind by Kerberos, and say who that is (pip install 'keyfront[gssapi]')",
+    )
+    part.add_argument(
+        "--kerberos-keytab",
+        metavar="FILE",
+        help="keys for --sasl-gssapi (default: those of KRB5_CLIENT_KTNAME, or tickets)",
+    )
+    part.add_argument(
+        "--kerberos-principal",
+        metavar="NAME",
+        help="whose keys they are (default: the first in the keytab)",
+    )
+    part.add_argument(
+        "--kerberos-without-tls", action="store_true", help="let --sasl-gssapi do without TLS"
+    )
     part.add_argument("--bind-dn", metavar="DN", help="who binds (default: nobody, anonymous)")
     part.add_argument(
         "--password-file",
@@ -186,7 +216,10 @@ class Options:
     :ivar tls: certificates and StartTLS
     :ivar bind_dn: DN to bind as; empty for nobody
     :ivar password: password of ``bind_dn``
-    :ivar external: bind by the client certificate instead (SASL EXTERNAL)
+    :ivar sasl: bind by this mechanism of SASL instead: EXTERNAL, by the client certificate, or
+        GSSAPI, by ``tickets``
+    :ivar tickets: the service's Kerberos tickets
+    :ivar refused: the KDC's refusal, if it refused: it is asked once for all servers
     :ivar base: DN to search; by default the first that the server names
     :ivar timeout: seconds for each step, 0.01 to 600
     :ivar resolver: looks up the servers of domains; ``None`` if no URL is of one
@@ -195,14 +228,30 @@ class Options:
     tls: TLS
     bind_dn: str = ""
     password: str = field(default="", repr=False)
-    external: bool = False
+    sasl: str | None = None
+    tickets: Tickets | None = field(default=None, repr=False)
+    refused: list[CredentialsError] = field(default_factory=list, repr=False)
     base: str | None = None
     timeout: float = 5.0
     resolver: Resolver | None = None
 
+    def _log_in(self, tickets: Tickets) -> None:
+        if self.refused:
+            raise self.refused[0]
+        try:
+            if tickets.due:
+                tickets.log_in(self.timeout)
+        except CredentialsError as error:
+            self.refused.append(error.with_traceback(None))
+            raise
+
     def bind(self, connection: Connection) -> BindAnswer:
         """Send one BIND, be it as nobody, and ask what the password policy says."""
-        if self.external:
+        if self.tickets is not None:
+            self._log_in(self.tickets)
+            bind_by_ticket(connection, self.tickets, self.timeout)
+            return TAKEN
+        if self.sasl:
             bind_by_certificate(connection)
             return TAKEN
         return connection.bind(
@@ -240,8 +289,9 @@ def _options(arguments: argparse.Namespace) -> Options:
         if tls.client_cert and not used:
             allowed = "left out without ldaps:// or --start-tls"
             raise OptionError("client_cert", tls.client_cert, allowed)
-        if arguments.sasl_external:
-            check_sasl(EXTERNAL, urls, tls, bind_dn=bind_dn or "")
+        sasl, kerberos = _sasl(arguments)
+        check_sasl(sasl, urls, tls, bind_dn=bind_dn or "", kerberos=kerberos)
+        tickets = Tickets(kerberos or Kerberos()) if sasl == GSSAPI else None
         resolver = resolver_of(urls, arguments.nameserver, arguments.srv_domain)
     except OptionError as error:
         raise _as_given(error) from None
@@ -253,16 +303,30 @@ def _options(arguments: argparse.Namespace) -> Options:
         tls=tls,
         bind_dn=bind_dn or "",
         password=_password(bind_dn, password_file) if bind_dn else "",
-        external=arguments.sasl_external,
+        sasl=sasl,
+        tickets=tickets,
         base=arguments.base,
         timeout=seconds,
         resolver=resolver,
     )
 
 
+def _sasl(arguments: argparse.Namespace) -> tuple[str | None, Kerberos | None]:
+    """Return the mechanism of a command line, and the keytab and principal that it names.
+
+    :raises OptionError: there are two mechanisms
+    """
+    if arguments.sasl_external and arguments.sasl_gssapi:
+        raise OptionError("--sasl-gssapi", True, "left out beside --sasl-external")
+    sasl = EXTERNAL if arguments.sasl_external else GSSAPI if arguments.sasl_gssapi else None
+    return sasl, kerberos_of(vars(arguments))
+
+
 def _as_given(error: OptionError) -> OptionError:
     """Return an error of the library with the names of the command line."""
     option = _OPTIONS.get(error.option, error.option)
+    if option == "sasl_mechanism":
+        option = f"--sasl-{str(error.value).lower()}"
     return OptionError(option, error.value, _spelled(error.allowed))
 
 
@@ -308,7 +372,7 @@ def examine(urls: Sequence[ServerURL], options: Options) -> Iterator[ServerRepor
     dialer = Dialer(options.tls, options.timeout, options.timeout)
     terms = probe.Terms(
         dialer=dialer, dn=options.bind_dn, bind=options.bind, base=options.base,
-        external=options.external, resolver=options.resolver,
+        sasl=options.sasl, resolver=options.resolver,
     )  # fmt: skip
     return probe.examine_all(urls, terms)
 

@@ -237,7 +237,7 @@ def cache(
     if len(found) == 1:
         return found[0]
     if not found:
-        from keyfront.middleware.tokens.coordinator.local import PLACE
+        from keyfront.middleware.tokens.folder import PLACE
 
         raise CoordinatorError(
             f"no token cache in {PLACE}, /dev/shm or /tmp, and none of keyfront serve; is the "
@@ -265,8 +265,7 @@ _DEAD = "no process uses it any more; remove it with keyfront tokens prune"
 
 def caches() -> list[Cache]:
     """Return the caches of this machine."""
-    from keyfront.middleware.tokens.coordinator.local import PLACE
-    from keyfront.middleware.tokens.invalidation.change_log import BASES
+    from keyfront.middleware.tokens.folder import BASES, PLACE
 
     places = [f"{PLACE}/tokens-", *(f"{base}/keyfront-" for base in BASES)]
     ends = (_DIGEST, f"{_DIGEST}-[0-9]*")  # where somebody else had the name first
@@ -331,7 +330,7 @@ def _configured(config_file: Path) -> Cache:
 
     from keyfront.middleware.tokens import options
     from keyfront.middleware.tokens.coordinator.factory import coordinator_of
-    from keyfront.middleware.tokens.invalidation.change_log import folder_of, trusted_users
+    from keyfront.middleware.tokens.folder import folder_of, trusted_users
 
     conf = cfg.ConfigOpts()
     database.set_defaults(conf)

@@ -4,8 +4,9 @@
 a child must not share), :mod:`.process` (whether another one lives), :mod:`.machine` (cores, memory
 and the kernel's limits), :mod:`.programs` (servers installed on this machine), :mod:`.ranges` (of
 options), :mod:`.options` (values of oslo.config and of paste files), :mod:`.json_text` (what others
-wrote), :mod:`.templates` (Jinja), :mod:`.request_phases` (where a request's
-time goes). Each is imported by itself: some need a library that others do without.
+wrote), :mod:`.templates` (Jinja), :mod:`.request_phases` (where a request's time goes),
+:mod:`.interpreter` (what monkey patching replaces). Each is imported by itself: some need a
+library that others do without.
 """
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "counters",
     "file_lock",
     "fork",
+    "interpreter",
     "json_text",
     "machine",
     "mmap_file",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 from contextlib import suppress
@@ -10,6 +11,15 @@ from pathlib import Path
 from keyfront.errors import CoordinatorError
 
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def boot_word() -> int:
+    """Return a number of this boot: times of the monotonic clock in a file are of one boot only."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        text = ""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 class Mapped:

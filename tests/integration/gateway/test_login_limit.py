@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
+from keyfront.gateway.node import login_slots
 from keyfront.gateway.node.counters import read
-from keyfront.gateway.node.login_slots import MUCH, Login, LoginSlots, Turn
+from keyfront.gateway.node.login_slots import MUCH, Login, LoginSlots, Refusal, Turn
 from support.keystone_world import User, World
 from support.keystones import keystone_state, serve_as_is
 from support.served import PATIENCE, Served, wait_for
@@ -47,20 +48,37 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("server", ("gevent", "mod_wsgi"))
-def test_other_servers_have_the_same_turns(server: str, tmp_path: Path) -> None:
+def test_other_servers_have_the_same_turns(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = keystone_state(tmp_path / "state")
     # This process has the turn that another one of the server would have; mod_wsgi has two.
     environment, alone = {"KEYFRONT_LOGIN_LIMIT": "1"}, server == "gevent"
     with serve_as_is(state, server, environment=environment, alone=alone) as served:
         world = World(served.url, served.password)
         known, stranger = Known(served, world.user(), "127.2.0.1"), world.user()
+        if server == "gevent":  # its threads that hash stay
+            assert min(len(worker.threads()) for worker in _workers(served)) > 1
         slots = LoginSlots(state / "run/node", running=1, waiting=0)
         turn = slots.begin(Login("192.0.2.1"))
         assert isinstance(turn, Turn)
-        # once it is no rush any more
-        wait_for(lambda: _log_in(served, "127.3.0.1", stranger)[0] == 503, "it is refused")
+        # For this process what is more than there are turns is a flood at once, and so it is for
+        # the server.
+        monkeypatch.setattr(login_slots, "RUSH", 0.0)
+        numbers = itertools.count(1)
+        with ThreadPoolExecutor(1) as pool:
+
+            def is_refused() -> bool:
+                # who had a turn, as this process stood still, is no stranger any more
+                asked = pool.submit(_log_in, served, f"127.3.1.{next(numbers)}", stranger)
+                while not asked.done():
+                    assert slots.begin(Login("192.0.2.2")) == Refusal(much=False)
+                    wait([asked], 0.05)
+                return bool(asked.result()[0] == 503)
+
+            wait_for(is_refused, "it is refused")
         known.logs_in()
-        slots.end(turn, succeeded=False)
+        slots.end(turn, right=False)
         wait_for(lambda: _log_in(served, "127.3.0.1", stranger)[0] == 201, "it has a turn")
         assert read(state / "run/node").logins_refused > 0
 

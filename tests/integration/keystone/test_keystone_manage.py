@@ -24,7 +24,7 @@ from sqlalchemy.engine import make_url
 
 from keyfront.gateway.serve.keystone_manage import KeystoneManage
 from keyfront.middleware.tokens.coordinator.local import NAME, SharedMemory
-from keyfront.middleware.tokens.invalidation.change_log import default_folder
+from keyfront.middleware.tokens.folder import default_folder
 from support.imported import Imported
 from support.keystone_world import VALIDATE, Answer, Client, Person, World
 from support.keystones import keystone_state, serve_as_is

@@ -18,8 +18,8 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from keyfront.middleware.tokens.coordinator.local import NAME
+from keyfront.middleware.tokens.folder import default_folder
 from keyfront.middleware.tokens.invalidation import rules
-from keyfront.middleware.tokens.invalidation.change_log import default_folder
 from support import servers
 from support.exactness import Report, check
 from support.keystone_world import World

@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-from keyfront.middleware.tokens.coordinator.local import NAME, PLACE
-from keyfront.middleware.tokens.invalidation import change_log
+from keyfront.middleware.tokens import folder as folders
+from keyfront.middleware.tokens.coordinator.local import NAME
 from support.served import PATIENCE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
@@ -37,7 +37,7 @@ import encodings.ascii, gc, json, os, select, signal, socket, sys
 from pathlib import Path
 import sqlalchemy
 from keyfront.errors import CoordinatorError
-from keyfront.middleware.tokens.invalidation import change_log
+from keyfront.middleware.tokens import folder as folders
 from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin
 from keyfront.middleware.tokens.coordinator import mark_owners
 from keyfront.middleware.tokens.coordinator import local
@@ -71,7 +71,7 @@ user, place, url, deed, temporary = message
 os.environ.pop("TMPDIR", None)
 if temporary:
     os.environ["TMPDIR"] = temporary
-change_log.PLACE = local.PLACE = Path(place)
+folders.PLACE = Path(place)
 engine = sqlalchemy.create_engine(url)
 os.setgroups([])
 os.setgid(user)
@@ -82,8 +82,8 @@ if deed == "change":
     with engine.begin() as connection:
         connection.execute(sqlalchemy.insert(user).values(id="u"))
     sys.exit()
-folder = change_log.default_folder(engine.url)
-local.check_folder(folder, make=True)
+folder = folders.default_folder(engine.url)
+folders.check_folder(folder, make=True)
 table = local.SharedMemory(folder)
 epoch = table.now()
 print(folder, flush=True)
@@ -247,7 +247,7 @@ def machine(actors: Actors) -> Iterator[Machine]:
     for path in (database, file):
         os.chown(path, SERVICE, SERVICE)
     url = f"sqlite:///{file}"
-    shared = change_log._shared(change_log._name(make_url(url)))
+    shared = folders._shared(folders._name(make_url(url)))
     made = Machine(base, base / "place", url, shared, actors)
     try:
         yield made
@@ -270,8 +270,7 @@ def closed(machine: Machine) -> Iterator[Machine]:
 
 
 def test_the_place_is_one_that_only_root_makes() -> None:
-    assert PLACE.parent == Path("/run")
-    assert change_log.PLACE == PLACE
+    assert folders.PLACE.parent == Path("/run")
 
 
 def test_a_stranger_who_is_first_changes_nothing(machine: Machine) -> None:
@@ -371,8 +370,8 @@ def test_the_command_flushes_the_services_and_no_strangers(machine: Machine) -> 
     keys, config = machine.base / "keys", machine.base / "keystone.conf"
     keys.mkdir()
     machine.url = f"mysql+pymysql://keystone:secret@127.0.0.1:1/{machine.base.name}"
-    shared, machine.shared = machine.shared, change_log._shared(
-        change_log._name(make_url(machine.url))
+    shared, machine.shared = machine.shared, folders._shared(
+        folders._name(make_url(machine.url))
     )
     config.write_text(
         f"[database]\nconnection = {machine.url}\n[fernet_tokens]\nkey_repository = {keys}\n"

@@ -241,7 +241,9 @@ class Clients:
         with self._lock:
             self.seen.append(seen)
             if judged == "wrong" and answer is not None:
-                self.wrong.append(f"{where}: {method} {path}: {answer.status} {answer.body}")
+                wrong = f"{where}: {method} {path}: {answer.status} {answer.body}"
+                self.wrong.append(wrong)
+                print(f"  WRONG at {began:.3f}: {wrong}", flush=True)
         return answer if judged == "good" else None
 
     def in_turn(self, what: str, **request: Any) -> Answer | None:
@@ -414,6 +416,7 @@ class Clients:
         :param insists: it is asked for until it is made
         """
         sent = {"X-Auth-Token": self.admin, **(headers or {})}
+        deadline = time.monotonic() + PATIENCE
         with contextlib.suppress(_Doubt), self.history.change(register, value, "a node"):
             while True:
                 node = self._node()
@@ -422,10 +425,12 @@ class Clients:
                 )
                 if answer is not None:
                     break
-                if not insists or self.over.is_set() or self.wrong:
+                if not insists or self.over.is_set():
                     with self._lock:
                         self.doubtful[kind] += 1
                     raise _Doubt
+                # A value that may be there or not is not given again.
+                assert time.monotonic() < deadline, f"{kind}: not made for {PATIENCE:.0f} s"
                 good = (*good, 404)  # an attempt without an answer may have been made
                 time.sleep(PAUSE)
             with self._lock:

@@ -131,6 +131,11 @@ def test_the_options_reach_the_check(
         (["--sasl-external", "ldaps://x"], "--client-cert = (not set): must be set with --sasl-ex"),
         (["--sasl-external", "--bind-dn", "cn=x", "ldapi://%2Fx"], "--bind-dn = cn=x: must be"),
         (["--sasl-external", URL], f"EXTERNAL: must be used over TLS only, and {URL} is without"),
+        (["--sasl-gssapi", "--sasl-external", "ldaps://x"], "--sasl-gssapi = True: must be left"),
+        (["--sasl-gssapi", URL], f"--sasl-gssapi = GSSAPI: must be used over TLS only, and {URL}"),
+        (["--sasl-gssapi", "ldapi://%2Fx"], "--sasl-gssapi = GSSAPI: must be used with servers"),
+        (["--kerberos-keytab", "/x", URL], "--kerberos-keytab = /x: must be left out without --s"),
+        (["--kerberos-without-tls", URL], "--kerberos-without-tls = True: must be left out"),
         (["--start-tls", "ldaps://x"], "--start-tls = ldaps://x:636: must be left out"),
         (["--bind-dn", "", URL], "--bind-dn = (empty)"),
         (["--password-file", "/nowhere", URL], "left out without --bind-dn"),
@@ -162,7 +167,7 @@ def test_a_client_certificate(
     assert run(capsys, *shown, "ldap://x", "--start-tls")[0] == 0
     assert run(capsys, "ldapi://%2Fx", "--sasl-external")[0] == 0
     found = [chosen for _, chosen in examined]
-    assert [each.external for each in found] == [True, True, False, True]
+    assert [each.sasl for each in found] == ["EXTERNAL", "EXTERNAL", None, "EXTERNAL"]
     assert found[0].tls.client_cert == str(pair.certificate)
     assert found[0].tls.client_key == str(pair.key)
     error = refusal(capsys, *shown, "ldap://x")

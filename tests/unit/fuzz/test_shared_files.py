@@ -22,7 +22,6 @@ from keyfront.middleware.tokens import counters as tokens
 from keyfront.middleware.tokens import leases as leases_module
 from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.coordinator import local
-from keyfront.middleware.tokens.coordinator import table as table_module
 from keyfront.middleware.tokens.entries import Entry, FollowedEntry, Lifetime
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Epoch, Slots
 from support.clocks import Clock
@@ -104,7 +103,7 @@ def test_an_epoch_table_that_is_damaged_while_it_is_used(
     """Junk over its beginning and its marks: it is taken away, and nobody fails or hangs."""
     clock = Clock()
     monkeypatch.setattr(local, "time", clock)
-    head, mark = table_module._HEADER_WORDS * 8, table_module._MARK_WORDS * 8
+    head, mark = local._HEADER_WORDS * 8, local._MARK_WORDS * 8
 
     def check(dice: random.Random) -> None:
         folder = tmp_path / "live"

@@ -68,7 +68,7 @@ def _turn(slots: LoginSlots, login: Login) -> Turn:
 
 def _known(slots: LoginSlots, clock: Clock, *logins: Login) -> None:
     for login in logins:
-        slots.end(_turn(slots, login), succeeded=True)
+        slots.end(_turn(slots, login), right=True)
     # what it cost is forgotten, that it succeeded is not
     clock.now += LONG
 
@@ -82,7 +82,7 @@ def test_as_many_run_as_may(folder: Path, clock: Clock, shared: bool) -> None:
     slots = _slots(folder if shared else None, clock, 2, 0)
     first, _ = _turn(slots, STRANGERS[0]), _turn(slots, STRANGERS[1])
     assert slots.begin(STRANGERS[2]) == Refusal(much=False)
-    slots.end(first, succeeded=False)
+    slots.end(first, right=False)
     clock.now += login_slots.PRESSED
     _turn(slots, STRANGERS[2])
 
@@ -91,14 +91,14 @@ def test_processes_share_turns(folder: Path, clock: Clock) -> None:
     ours, theirs = _slots(folder, clock, 1, 0), _slots(folder, clock, 1, 0)
     turn = _turn(ours, STRANGERS[0])
     assert isinstance(theirs.begin(STRANGERS[1]), Refusal)
-    ours.end(turn, succeeded=False)
+    ours.end(turn, right=False)
     _turn(theirs, STRANGERS[1])
 
 
 def test_who_waits_gets_the_turn_that_ends(folder: Path, clock: Clock) -> None:
     slots = _slots(folder, clock, 1, 1)
     turn = _turn(slots, STRANGERS[0])
-    clock.meanwhile = [lambda: None, lambda: slots.end(turn, succeeded=False)]
+    clock.meanwhile = [lambda: None, lambda: slots.end(turn, right=False)]
     _turn(slots, STRANGERS[1])
     assert clock.now == pytest.approx(LONG + 0.02)
 
@@ -124,7 +124,7 @@ def test_a_known_user_waits_behind_no_stranger(folder: Path, clock: Clock) -> No
     outcomes: list[Any] = []
 
     def alice_comes() -> None:
-        clock.meanwhile = [lambda: slots.end(turn, succeeded=False)]
+        clock.meanwhile = [lambda: slots.end(turn, right=False)]
         outcomes.append(slots.begin(ALICE))
 
     clock.meanwhile = [alice_comes]
@@ -140,7 +140,7 @@ def test_half_of_the_turns_are_kept_for_the_known_while_somebody_is_refused(
     turns = [_turn(slots, stranger) for stranger in STRANGERS[:4]]
     assert isinstance(slots.begin(STRANGERS[4]), Refusal)
     for turn in turns[1:]:
-        slots.end(turn, succeeded=False)
+        slots.end(turn, right=False)
     _turn(slots, STRANGERS[5])
     assert isinstance(slots.begin(STRANGERS[6]), Refusal)
     _turn(slots, ALICE)
@@ -154,12 +154,12 @@ def test_an_address_that_has_taken_much_comes_last(folder: Path, clock: Clock) -
     for name in ("a", "b", "c"):  # other users each time
         turn = _turn(slots, Login("203.0.113.9", name))
         clock.now += 1
-        slots.end(turn, succeeded=False)
+        slots.end(turn, right=False)
     turn = _turn(slots, STRANGERS[0])
     outcomes: list[Any] = []
 
     def another_comes() -> None:
-        clock.meanwhile = [lambda: slots.end(turn, succeeded=False)]
+        clock.meanwhile = [lambda: slots.end(turn, right=False)]
         outcomes.append(slots.begin(STRANGERS[1]))
 
     clock.meanwhile = [another_comes]
@@ -175,7 +175,7 @@ def test_failures_elsewhere_cost_a_user_nothing(folder: Path, clock: Clock) -> N
     for number in range(50):
         turn = _turn(slots, Login(f"198.51.100.{number}", "alice", "p"))
         clock.now += 1
-        slots.end(turn, succeeded=False)
+        slots.end(turn, right=False)
     _turn(slots, STRANGERS[0])
     _turn(slots, ALICE)
 
@@ -186,7 +186,7 @@ def test_nobody_who_may_not_log_in_makes_a_project_pay(folder: Path, clock: Cloc
     for stranger in STRANGERS[:50]:
         turn = _turn(slots, stranger._replace(project="p"))
         clock.now += 1
-        slots.end(turn, succeeded=False)
+        slots.end(turn, right=False)
     _turn(slots, STRANGERS[60])
     _turn(slots, ALICE)
 
@@ -198,7 +198,7 @@ def test_a_user_of_many_addresses_has_a_turn_like_another(folder: Path, clock: C
     for robot in robots:
         turn = _turn(slots, robot)
         clock.now += 0.5
-        slots.end(turn, succeeded=True)
+        slots.end(turn, right=True)
     _turn(slots, STRANGERS[0])
     assert slots.begin(robots[0]) == Refusal(much=True)
 
@@ -226,12 +226,120 @@ def test_in_a_rush_everybody_runs(
     clock.now += login_slots.RUSH / 2
     assert isinstance(slots.begin(STRANGERS[10]), Refusal)
     for turn in turns:
-        slots.end(turn, succeeded=False)
+        slots.end(turn, right=True)
     # After a refusal there is no other rush for a while.
     _turn(slots, STRANGERS[11])
     assert isinstance(slots.begin(STRANGERS[12]), Refusal)
     clock.now += login_slots.RUSH
     _turn(slots, STRANGERS[13])
+
+
+@pytest.fixture
+def rush(monkeypatch: pytest.MonkeyPatch) -> float:
+    """A rush lasts for so many seconds."""
+    monkeypatch.setattr(login_slots, "RUSH", 4.0)
+    return login_slots.RUSH
+
+
+def _end(slots: LoginSlots, clock: Clock, turns: list[Turn], *, right: bool | None) -> None:
+    """End turns, all of which took as long as a hash does."""
+    clock.now += HASH
+    for turn in turns:
+        slots.end(turn, right=right)
+
+
+HASH = 0.3
+
+
+@pytest.mark.parametrize("right", (True, None))
+def test_a_rush_lasts_until_passwords_are_known_to_be_wrong(
+    folder: Path, clock: Clock, rush: float, right: bool | None
+) -> None:
+    """They may take long to be checked; and that a directory is away does not make them wrong."""
+    slots = _slots(folder, clock, 1, 0)
+    turns = [_turn(slots, stranger) for stranger in STRANGERS[:5]]
+    clock.now += rush - 1
+    _end(slots, clock, turns[1:], right=right)
+    _turn(slots, STRANGERS[5])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "seconds", "is_rush"),
+    (
+        (0, 2, 0.0, True),
+        (0, 3, 0.0, False),
+        (3, 4, 0.0, False),
+        (4, 4, 0.0, True),
+        # too few to tell at once, and a mistake
+        (0, 2, login_slots.DOUBTFUL, False),
+        (0, 1, login_slots.DOUBTFUL, True),
+    ),
+)
+def test_wrong_passwords_end_a_rush(
+    folder: Path, clock: Clock, rush: float, right: int, wrong: int, seconds: float, is_rush: bool
+) -> None:
+    """A spray of passwords does not have all threads for as long as a rush may."""
+    slots = _slots(folder, clock, 1, 0)
+    turns = [_turn(slots, stranger) for stranger in STRANGERS[: right + wrong]]
+    _turn(slots, STRANGERS[20])
+    _turn(slots, STRANGERS[21])
+    _end(slots, clock, turns[:right], right=True)
+    _end(slots, clock, turns[right:], right=False)
+    clock.now += seconds
+    assert isinstance(slots.begin(STRANGERS[22]), Turn) == is_rush
+
+
+def test_wrong_passwords_of_other_times_end_no_rush(
+    folder: Path, clock: Clock, rush: float
+) -> None:
+    """A few of them every minute would have everybody refused who comes at once with others."""
+    slots = _slots(folder, clock, 1, 0)
+    for number in range(9):
+        _end(slots, clock, [_turn(slots, Login("203.0.113.9", f"user{number}"))], right=False)
+    turns = [_turn(slots, stranger) for stranger in STRANGERS[:5]]
+    # nor do those of another rush
+    _end(slots, clock, turns, right=False)
+    assert isinstance(slots.begin(Login("203.0.113.9", "again")), Turn)
+    assert isinstance(slots.begin(STRANGERS[5]), Refusal)
+    clock.now += rush
+    for stranger in STRANGERS[10:15]:
+        _turn(slots, stranger)
+
+
+def test_what_takes_no_time_ends_no_rush(folder: Path, clock: Clock, rush: float) -> None:
+    """Names that there are not cost nothing: whoever sends them would end it at will."""
+    slots = _slots(folder, clock, 1, 0)
+    turns = [_turn(slots, stranger) for stranger in STRANGERS[:3]]
+    for stranger in STRANGERS[20:60]:
+        turn = _turn(slots, stranger)
+        clock.now += 0.002
+        slots.end(turn, right=False)
+    _end(slots, clock, turns, right=True)
+    clock.now += login_slots.DOUBTFUL
+    _turn(slots, STRANGERS[3])
+    _turn(slots, STRANGERS[4])
+
+
+def test_known_users_who_are_wrong_end_no_rush(folder: Path, clock: Clock, rush: float) -> None:
+    slots = _slots(folder, clock, 1, 0)
+    _known(slots, clock, *STRANGERS[:9])
+    turns = [_turn(slots, known) for known in STRANGERS[:9]]
+    _turn(slots, STRANGERS[20])
+    _end(slots, clock, turns, right=False)
+    _turn(slots, STRANGERS[21])
+    _turn(slots, STRANGERS[22])
+
+
+def test_who_waits_in_a_rush_is_not_refused(folder: Path, clock: Clock, rush: float) -> None:
+    """Those who come after him and find no place run at once, and take the turns that he waits for.
+
+    Refused, he would end the rush for them as well.
+    """
+    slots = _slots(folder, clock, 1, 1)
+    _turn(slots, STRANGERS[0])
+    clock.meanwhile = [lambda: _turn(slots, STRANGERS[2])]
+    _turn(slots, STRANGERS[1])
+    assert clock.now - LONG == pytest.approx(login_slots.WAIT, abs=0.05)
 
 
 def test_the_known_are_refused_only_if_they_have_taken_much(folder: Path, clock: Clock) -> None:
@@ -240,7 +348,7 @@ def test_the_known_are_refused_only_if_they_have_taken_much(folder: Path, clock:
     turns = [_turn(slots, stranger) for stranger in STRANGERS[:20]]
     assert clock.now - LONG * 2 >= login_slots.WAIT  # the second of them waited, in vain
     for turn in turns[:8]:
-        slots.end(turn, succeeded=True)
+        slots.end(turn, right=True)
 
 
 def test_who_guesses_known_users_passwords_behind_their_address_is_no_known_user(
@@ -248,7 +356,7 @@ def test_who_guesses_known_users_passwords_behind_their_address_is_no_known_user
 ) -> None:
     slots = _slots(folder, clock, 1, 0)
     _known(slots, clock, ALICE)
-    slots.end(_turn(slots, ALICE), succeeded=False)
+    slots.end(_turn(slots, ALICE), right=False)
     _turn(slots, STRANGERS[0])
     assert slots.begin(ALICE) == Refusal(much=True)
     # and she has to wait for little longer than half a minute
@@ -299,7 +407,7 @@ def test_nobody_waits_for_a_process_that_is_stopped_inside_the_lock(
     with other._lock:
         turn = _turn(slots, ALICE)
         assert isinstance(slots.begin(STRANGERS[0]), Refusal)
-        slots.end(turn, succeeded=True)
+        slots.end(turn, right=True)
     _turn(slots, ALICE)
 
 
@@ -308,7 +416,7 @@ def test_a_damaged_file_is_used_again_within_a_moment(
     folder: Path, clock: Clock, content: bytes
 ) -> None:
     slots = _slots(folder, clock, 1, 1)
-    slots.end(_turn(slots, ALICE), succeeded=True)
+    slots.end(_turn(slots, ALICE), right=True)
     file = folder / login_slots.NAME
     size = file.stat().st_size
     with file.open("r+b") as written:
@@ -317,15 +425,15 @@ def test_a_damaged_file_is_used_again_within_a_moment(
         clock.now += 1
         turn = slots.begin(ALICE)
         if isinstance(turn, Turn):
-            slots.end(turn, succeeded=True)
-    slots.end(_turn(slots, ALICE), succeeded=True)
+            slots.end(turn, right=True)
+    slots.end(_turn(slots, ALICE), right=True)
 
 
 def test_a_file_that_was_removed_is_made_anew(folder: Path, clock: Clock) -> None:
     slots = _slots(folder, clock, 1, 0)
     turn = _turn(slots, ALICE)
     (folder / login_slots.NAME).unlink()
-    slots.end(turn, succeeded=True)
+    slots.end(turn, right=True)
     _turn(slots, ALICE)
     assert isinstance(_slots(folder, clock, 1, 0).begin(STRANGERS[0]), Refusal)
 
@@ -435,13 +543,14 @@ class _Served:
 
     def __init__(self, slots: LoginSlots | None, status: str = "201 Created") -> None:
         self.status = status
+        self.headers: list[tuple[str, str]] = []
         self.refused = 0
         self.inside: Callable[[], object] = lambda: None
         self.application = limit_logins(self._answer, slots=slots, refused=self._count)
 
     def _answer(self, environ: Any, start_response: Any) -> list[bytes]:
         self.inside()
-        start_response(self.status, [])
+        start_response(self.status, self.headers)
         return [environ["wsgi.input"].read()]
 
     def _count(self) -> None:
@@ -467,7 +576,7 @@ def test_a_refusal_is_keystones_own_error_and_the_rest_passes(
     assert served.refused == 5
     assert len([x for x in caplog.records if x.levelname == "WARNING"]) == 1
     assert served.ask(_environ(other))[0] == "201 Created"
-    slots.end(turn, succeeded=True)
+    slots.end(turn, right=True)
     assert json.loads(served.ask(_environ(login))[2]) == login
 
 
@@ -481,6 +590,41 @@ def test_a_turn_comes_back_from_an_application_that_raises(folder: Path, clock: 
     served.inside = fail
     with pytest.raises(RuntimeError):
         served.ask(_environ(_password({"id": "u"})))
+    _turn(slots, ALICE)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "right"),
+    (
+        ("201 Created", [], True),
+        ("204 No Content", [], True),
+        ("401 Unauthorized", [], False),
+        ("401 Unauthorized", [("Openstack-Auth-Receipt", "gAAAAA")], True),
+        ("400 Bad Request", [], None),
+        ("500 Internal Server Error", [], None),
+        ("503 Service Unavailable", [("Retry-After", "1")], None),
+    ),
+)
+def test_whether_a_password_was_right(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch,
+    status: str, headers: list[tuple[str, str]], right: bool | None,
+) -> None:  # fmt: skip
+    """It is not wrong because something is away, or another factor is asked for."""
+    ended: list[object] = []
+    slots = _slots(folder, clock, 1, 0)
+    monkeypatch.setattr(slots, "end", lambda turn, right: ended.append(right))
+    served = _Served(slots, status)
+    served.headers = headers
+    served.ask(_environ(_password({"id": "u"})))
+    assert ended == [right]
+
+
+def test_a_known_user_whose_directory_is_away_stays_known(folder: Path, clock: Clock) -> None:
+    slots = _slots(folder, clock, 1, 0)
+    _known(slots, clock, ALICE)
+    for _ in range(3):
+        slots.end(_turn(slots, ALICE), right=None)
+    _turn(slots, STRANGERS[0])
     _turn(slots, ALICE)
 
 
@@ -499,17 +643,17 @@ def test_what_cannot_be_a_limit_is_refused(monkeypatch: pytest.MonkeyPatch, text
 
 
 @pytest.mark.parametrize(
-    ("limit", "processes", "threads", "greenlets", "expected"),
+    ("limit", "processes", "threads", "expected"),
     (
-        (0, 2, 2, False, (0, 0)),
-        (2, 2, 2, False, (2, 1)),
-        (2, 2, 8, False, (2, 10)),
-        (99, 2, 2, False, (3, 0)),
-        (4, 1, 1, False, (1, 0)),
-        (2, 2, 100, True, (1, 149)),
+        (0, 2, 2, (0, 0)),
+        (2, 2, 2, (2, 1)),
+        (2, 2, 8, (2, 10)),
+        (99, 2, 2, (3, 0)),
+        (4, 1, 1, (1, 0)),
+        (2, 2, 100, (2, 148)),
     ),
 )
 def test_a_quarter_of_the_threads_has_no_login(
-    limit: int, processes: int, threads: int, greenlets: bool, expected: tuple[int, int]
+    limit: int, processes: int, threads: int, expected: tuple[int, int]
 ) -> None:
-    assert shares(limit, processes, threads, greenlets=greenlets) == expected
+    assert shares(limit, processes, threads) == expected

@@ -18,6 +18,7 @@ from keyfront.errors import (
 )
 from keyfront.gateway.keystone import application as factory
 from keyfront.gateway.keystone import imports
+from keyfront.middleware.tokens.request import ENVIRON_KEY, Request
 
 needs_keystone = pytest.mark.skipif(
     importlib.util.find_spec("keystone") is None, reason="Keystone is not installed"
@@ -212,6 +213,21 @@ def test_each_request_starts_without_the_one_before() -> None:
         assert application({"n": number}, lambda *_: None) == [b""]
     assert seen == [(None, None)] * 3
     assert application.application is stock
+
+
+def test_a_request_that_the_filter_has_begun_is_not_begun_again() -> None:
+    """It took the state before it asked, and what was made since would get too new a name."""
+    begun: list[Request] = []
+    application = factory.KeystoneApplication(
+        lambda environ, start_response: [b""], threading.local(), begun.append
+    )
+    own = Request()
+    application({ENVIRON_KEY: own}, lambda *_: None)
+    assert not begun
+    assert own.recorded
+    application({}, lambda *_: None)
+    assert len(begun) == 1
+    assert begun[0] is not own
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,9 @@ import sqlalchemy
 from sqlalchemy import event, orm
 
 from keyfront.gateway.keystone import kept_grants
-from keyfront.gateway.keystone.cache_regions import View
 from keyfront.gateway.keystone.kept_grants import Newcomers
 from keyfront.gateway.keystone.worker_memory import DRIVERS, KeystoneMemory
-from keyfront.middleware.tokens.epochs import Epoch
+from keyfront.middleware.tokens.epochs import Epoch, View
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import FIXED, GRANTS_GROUP, tag
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import attach

@@ -23,9 +23,8 @@ from sqlalchemy import event, orm
 
 from keyfront.errors import IncompatibleError
 from keyfront.gateway.keystone import repeated_work
-from keyfront.gateway.keystone.cache_regions import View
 from keyfront.gateway.keystone.worker_memory import KeystoneMemory
-from keyfront.middleware.tokens.epochs import Epoch
+from keyfront.middleware.tokens.epochs import Epoch, View
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, FIXED, REVOKED
 from keyfront.middleware.tokens.node_cache import Node

@@ -31,8 +31,9 @@ from keyfront.errors import (
     Verdict,
 )
 from keyfront.middleware.ldap.protocol import controls, messages
-from keyfront.middleware.ldap.protocol.ber import element, number
+from keyfront.middleware.ldap.protocol.ber import ProtocolError, element, number
 from keyfront.middleware.ldap.protocol.connection import FAST_BIND, Connection
+from keyfront.middleware.ldap.protocol.sasl_gssapi import Exchange
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from support.certificates import certificates
@@ -440,6 +441,160 @@ def test_external_with_a_broken_control() -> None:
     with talk(says(result(1, BIND, controls=policy(b"\x30\x7f")))) as (connection, _):
         with pytest.raises(DirectoryProtocolError):
             connection.bind_external()
+        is_lost(connection)
+
+
+# SASL GSSAPI
+
+FIRST, TOKEN, ANSWER = b"first", b"the server's", b"answered"
+OFFER = b"\x01\0\0\0"
+
+
+class FakeContext:
+    """A context of GSSAPI that takes one token of the server's, and shows what it wraps."""
+
+    def __init__(self) -> None:
+        self.first = FIRST
+        self.complete = False
+        self.offer = OFFER
+
+    def step(self, token: bytes) -> bytes:
+        if token != TOKEN:
+            raise ProtocolError("a token of GSSAPI is not accepted: no")
+        self.complete = True
+        return ANSWER
+
+    def wrap(self, message: bytes) -> bytes:
+        return b"wrapped " + message
+
+    def unwrap(self, token: bytes) -> bytes:
+        if not token.startswith(b"wrapped "):
+            raise ProtocolError("a token of GSSAPI is not accepted: not wrapped")
+        return token.removeprefix(b"wrapped ")
+
+
+def challenge(id: int, token: bytes | None) -> bytes:
+    return result(id, BIND, 14, more=b"" if token is None else element(0x87, token))
+
+
+def gssapi(connection: Connection, **options: Any) -> str:
+    return connection.bind_gssapi(Exchange(FakeContext()), **options)
+
+
+def test_gssapi_is_three_binds_and_a_question() -> None:
+    script = says(
+        challenge(1, TOKEN), challenge(2, b"wrapped " + OFFER), result(3, BIND),
+        whoami(4, IDENTITY),
+    )  # fmt: skip
+    with talk(script) as (connection, heard):
+        assert connection.end_point == b""
+        assert gssapi(connection) == IDENTITY
+        assert (connection.bound_as, connection.binds) == (IDENTITY, 3)
+        assert connection.usable
+    assert heard()[:4] == [
+        messages.sasl_bind_request(1, "GSSAPI", FIRST),
+        messages.sasl_bind_request(2, "GSSAPI", ANSWER),
+        # No layer, and so no messages of one; as nobody else.
+        messages.sasl_bind_request(3, "GSSAPI", b"wrapped \x01\0\0\0"),
+        messages.extended_request(4, "1.3.6.1.4.1.4203.1.11.3"),
+    ]
+
+
+@pytest.mark.parametrize("offered", [b"\x07\0\xff\xff", b"\x01\0\0\0", b"\x03\0\0\x01"])
+def test_whatever_layers_a_server_offers_none_is_taken(offered: bytes) -> None:
+    script = says(
+        challenge(1, TOKEN), challenge(2, b"wrapped " + offered), result(3, BIND),
+        whoami(4, IDENTITY),
+    )  # fmt: skip
+    with talk(script) as (connection, heard):
+        gssapi(connection)
+    assert heard()[2] == messages.sasl_bind_request(3, "GSSAPI", b"wrapped \x01\0\0\0")
+
+
+@pytest.mark.parametrize("offered", [b"\x06\0\xff\xff", b"\0\0\0\0", b"\x04\0\0\0"])
+def test_a_server_that_wants_a_layer(offered: bytes) -> None:
+    script = says(challenge(1, TOKEN), challenge(2, b"wrapped " + offered))
+    with talk(script) as (connection, heard):
+        with pytest.raises(DirectoryAnswerError, match="use ldaps:// or StartTLS") as caught:
+            gssapi(connection)
+        assert caught.value.code == 8
+        is_lost(connection)
+    assert len(heard()) == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        # Who says yes has not proved who he is.
+        ([result(1, BIND)], "before the server had proved who it is"),
+        ([challenge(1, TOKEN), result(2, BIND)], "before the server had proved who it is"),
+        ([challenge(1, b"forged")], "not accepted: no"),
+        ([challenge(1, None)], "not accepted: no"),
+        ([challenge(1, TOKEN), challenge(2, b"")], "not wrapped"),
+        ([challenge(1, TOKEN), challenge(2, OFFER)], "not wrapped"),
+        ([challenge(1, TOKEN), challenge(2, b"wrapped \x01")], "has 1 bytes"),
+        ([challenge(1, TOKEN), challenge(2, b"wrapped " + OFFER * 2)], "has 8 bytes"),
+        (
+            [challenge(1, TOKEN), challenge(2, b"wrapped " + OFFER), challenge(3, b"more")],
+            "after its last step",
+        ),
+        ([challenge(1, b"x" * 65537)], "more than 65536 bytes"),
+    ],
+)
+def test_gssapi_with_a_hostile_server(answers: list[bytes], words: str) -> None:
+    with talk(says(*answers)) as (connection, heard):
+        with pytest.raises(DirectoryProtocolError, match=words):
+            gssapi(connection)
+        is_lost(connection)
+    assert len(heard()) == len(answers)
+
+
+def test_gssapi_does_not_go_on_for_ever() -> None:
+    class Endless(FakeContext):
+        def step(self, token: bytes) -> bytes:
+            return token
+
+    with talk(says(*(challenge(number, b"again") for number in range(1, 99)))) as (
+        connection,
+        heard,
+    ):
+        with pytest.raises(DirectoryProtocolError, match="more than 5 rounds"):
+            connection.bind_gssapi(Exchange(Endless()))
+        is_lost(connection)
+    assert len(heard()) == 5
+
+
+@pytest.mark.parametrize("code", [7, 48, 49])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_gssapi_is_refused(code: int, at: int) -> None:
+    answers = [challenge(1, TOKEN), challenge(2, b"wrapped " + OFFER)][: at - 1]
+    answers.append(result(at, BIND, code, "data 52e, no" if code == 49 else "no"))
+    with talk(says(*answers, result(at + 1, BIND))) as (connection, _):
+        with pytest.raises(CredentialsError, match=f"{code}.*: .*no") as caught:
+            gssapi(connection)
+        assert caught.value.verdict is Verdict.WRONG_TICKET
+        assert connection.bound_as is None
+        connection.bind(DN, SECRET)
+
+
+def test_gssapi_as_nobody_or_from_a_server_in_trouble() -> None:
+    steps = [challenge(1, TOKEN), challenge(2, b"wrapped " + OFFER)]
+    with talk(says(*steps, result(3, BIND), whoami(4, ""))) as (connection, _):
+        with pytest.raises(CredentialsError, match="GSSAPI was accepted, but as nobody") as caught:
+            gssapi(connection)
+        assert caught.value.verdict is Verdict.WRONG_TICKET
+    with talk(says(steps[0], result(2, BIND, 80, "no keytab"))) as (connection, _):
+        with pytest.raises(DirectoryBusyError):
+            gssapi(connection)
+        assert connection.usable
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_gssapi_without_an_answer(at: int) -> None:
+    answers = [challenge(1, TOKEN), challenge(2, b"wrapped " + OFFER), result(3, BIND)]
+    with talk(says(*answers[: at - 1])) as (connection, _):
+        with pytest.raises(DirectoryTimeoutError):
+            gssapi(connection, timeout=SHORT)
         is_lost(connection)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from oslo_config import cfg
 
 from keyfront.errors import OptionError
+from keyfront.middleware.ldap import Kerberos
 from keyfront.middleware.ldap.keystone import options
 from keyfront.middleware.ldap.keystone.handler import DriverPool
 from keyfront.middleware.ldap.keystone.options import LDAP, LDAP_GROUP, pool_arguments
@@ -46,6 +49,9 @@ def test_defaults(tmp_path: Path) -> None:
         "srv_domains": None,
         "bind_password_file": None,
         "sasl_mechanism": None,
+        "kerberos_keytab": None,
+        "kerberos_principal": None,
+        "kerberos_without_tls": False,
         "tls_client_cert": None,
         "tls_client_key": None,
         "connect_timeout": 5.0,
@@ -129,6 +135,7 @@ def test_the_stock_defaults_make_a_pool(tmp_path: Path) -> None:
         "bind_password": "",
         "bind_password_file": None,
         "sasl_mechanism": None,
+        "kerberos": None,
         "strategy": "ordered",
         "min_size": 1,
         "max_size": 10,
@@ -305,7 +312,8 @@ def test_the_service_by_its_certificate(tmp_path: Path) -> None:
     assert socket["sasl_mechanism"] == "EXTERNAL"
 
     own = f"{pair}\nsasl_mechanism = EXTERNAL"
-    assert refusal(tmp_path, ldap, "sasl_mechanism = GSSAPI").endswith("must be one of EXTERNAL")
+    allowed = "must be one of EXTERNAL, GSSAPI"
+    assert refusal(tmp_path, ldap, "sasl_mechanism = PLAIN").endswith(allowed)
     for stock, name in (("user = cn=x", "user = cn=x"), ("password = hush", "password = (hidden)")):
         message = refusal(tmp_path, f"{ldap}\n{stock}", own)
         assert message.startswith(f"[ldap] {name}: must be left out beside sasl_mechanism = EXT")
@@ -324,6 +332,35 @@ def test_the_service_by_its_certificate(tmp_path: Path) -> None:
         assert message.startswith(f"[keyfront_ldap] {option} = /nowhere: must be a file")
     message = refusal(tmp_path, ldap, "tls_client_key = /x")
     assert message.startswith("[keyfront_ldap] tls_client_key = /x: must be given together")
+
+
+def test_the_service_by_kerberos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gssapi", "gssapi.raw"):
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(raw=None))
+    made, keytab = certificates(tmp_path), tmp_path / "keytab"
+    keytab.touch(0o600)
+    ldap = f"url = ldaps://a\ntls_cacertfile = {made.ca_file}"
+    own = f"sasl_mechanism = GSSAPI\nkerberos_keytab = {keytab}\nkerberos_principal = me"
+    found = arguments(tmp_path, ldap, own)
+    assert (found["sasl_mechanism"], found["bind_dn"]) == ("GSSAPI", "")
+    assert found["kerberos"] == Kerberos(keytab=str(keytab), principal="me")
+    assert arguments(tmp_path, ldap, "sasl_mechanism = GSSAPI")["kerberos"] is None
+    clear = "sasl_mechanism = GSSAPI\nkerberos_without_tls = true"
+    assert arguments(tmp_path, "url = ldap://a", clear)["kerberos"] == Kerberos(without_tls=True)
+
+    message = refusal(tmp_path, "url = ldap://a", own)
+    assert message.startswith("[keyfront_ldap] sasl_mechanism = GSSAPI: must be used over TLS only")
+    message = refusal(tmp_path, f"{ldap}\nuser = cn=x", own)
+    assert message.startswith("[ldap] user = cn=x: must be left out beside sasl_mechanism = GSSAPI")
+    message = refusal(tmp_path, ldap, "kerberos_principal = me")
+    assert message.startswith("[keyfront_ldap] kerberos_principal = me: must be left out without")
+    keytab.chmod(0o644)
+    message = refusal(tmp_path, ldap, own)
+    assert message.startswith(f"[keyfront_ldap] kerberos_keytab = {keytab}: must be only for its")
+    monkeypatch.setitem(sys.modules, "gssapi", None)
+    message = refusal(tmp_path, ldap, own)
+    assert message.startswith("[keyfront_ldap] sasl_mechanism = GSSAPI: must be another one")
+    assert "pip install 'keyfront[gssapi]'" in message
 
 
 def test_servers_by_srv_records(tmp_path: Path) -> None:

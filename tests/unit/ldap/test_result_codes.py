@@ -100,22 +100,22 @@ def test_because_of_the_user(message: Message, verdict: Verdict) -> None:
 @pytest.mark.parametrize(("message", "verdict"), VERDICTS, ids=name)
 def test_because_of_the_certificate(message: Message, verdict: Verdict) -> None:
     """Of a BIND by EXTERNAL: there was no password that could be wrong."""
-    error = result_codes.bind_refusal(message, SERVER, external=True)
+    error = result_codes.bind_refusal(message, SERVER, sasl=Verdict.WRONG_CERTIFICATE)
     assert isinstance(error, CredentialsError)
     wrong = Verdict.WRONG_PASSWORD
     assert error.verdict is (Verdict.WRONG_CERTIFICATE if verdict is wrong else verdict)
 
 
 def test_no_external_there() -> None:
-    error = result_codes.bind_refusal(answer(7, "SASL(-4)"), SERVER, external=True)
+    error = result_codes.bind_refusal(answer(7, "SASL(-4)"), SERVER, sasl=Verdict.WRONG_CERTIFICATE)
     assert isinstance(error, CredentialsError)
     assert error.verdict is Verdict.WRONG_CERTIFICATE
     assert "authMethodNotSupported (7): SASL(-4): client certificate not accepted" in str(error)
     for message in OUTAGES:
-        error = result_codes.bind_refusal(message, SERVER, external=True)
+        error = result_codes.bind_refusal(message, SERVER, sasl=Verdict.WRONG_CERTIFICATE)
         assert isinstance(error, DirectoryUnavailableError)
     for code in (2, 8, 10, 14):
-        error = result_codes.bind_refusal(answer(code), SERVER, external=True)
+        error = result_codes.bind_refusal(answer(code), SERVER, sasl=Verdict.WRONG_CERTIFICATE)
         assert type(error) is DirectoryAnswerError
 
 

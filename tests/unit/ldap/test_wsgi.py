@@ -29,6 +29,7 @@ from keyfront.errors import (
     PoolTimeoutError,
     Verdict,
 )
+from keyfront.middleware.ldap import Kerberos
 from keyfront.middleware.ldap import wsgi as ldap_filter
 from keyfront.middleware.ldap import wsgi_options as ldap_auth_options
 from keyfront.middleware.ldap.wsgi import (
@@ -722,7 +723,9 @@ def test_values_reach_the_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ({"tls_ca_dir": "/nowhere"}, ["ldap_auth: tls_ca_dir", "/nowhere"]),
         ({"tls_client_key": "/nowhere"}, ["ldap_auth: tls_client_key", "its certificate"]),
         ({"tls_client_cert": "/nowhere"}, ["ldap_auth: tls_client_cert", "/nowhere"]),
-        ({"sasl_mechanism": "GSSAPI"}, ["ldap_auth: sasl_mechanism = GSSAPI", "EXTERNAL"]),
+        ({"sasl_mechanism": "PLAIN"}, ["ldap_auth: sasl_mechanism = PLAIN", "EXTERNAL, GSSAPI"]),
+        ({"kerberos_keytab": "/x"}, ["ldap_auth: kerberos_keytab = /x", "without sasl_mechanism"]),
+        ({"kerberos_without_tls": "perhaps"}, ["ldap_auth: kerberos_without_tls", "true or"]),
         ({"sasl_mechanism": "EXTERNAL"}, ["sasl_mechanism = EXTERNAL", "without search_base"]),
         ({"tls_ciphers": "NONE-SUCH"}, ["ldap_auth: tls_ciphers"]),
         ({"realm": "zoë"}, ["ldap_auth: realm", "ASCII"]),
@@ -779,6 +782,19 @@ def test_what_does_not_go_with_a_certificate(changes: dict[str, str], words: lis
     for word in words:
         assert word in message
     assert " pw" not in message
+
+
+def test_a_keytab_reaches_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gssapi", "gssapi.raw"):
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(raw=None))
+    keytab = tmp_path / "keytab"
+    local = {**BY_CERTIFICATE, "sasl_mechanism": "GSSAPI", "kerberos_keytab": str(keytab)}
+    assert f"ldap_auth: kerberos_keytab = {keytab}" in refusal(local)
+    keytab.touch(0o600)
+    arguments = ldap_filter.pool_arguments(ldap_auth_options.read(local))
+    assert arguments["sasl_mechanism"] == "GSSAPI"
+    assert arguments["kerberos"] == Kerberos(keytab=str(keytab))
+    assert "over TLS only" in refusal({**local, "urls": "ldap://localhost"})
 
 
 def test_a_certificate_reaches_the_pool(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from keyfront.common import file_lock
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import cache as keystone_filter
-from keyfront.middleware.tokens import epochs, node_cache, request, variants
+from keyfront.middleware.tokens import entries, epochs, node_cache, request
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.counters import CAUSES
@@ -445,7 +445,7 @@ def test_a_way_of_asking_makes_room_when_it_is_not_used(
 ) -> None:
     """As with a service token, which is another one each hour."""
     now = 1000.0
-    monkeypatch.setattr(variants.time, "monotonic", lambda: now)
+    monkeypatch.setattr(entries.time, "monotonic", lambda: now)
     for letter in "abcdefgh":
         world.get(HTTP_X_MINE=letter)
         now += 1.0
@@ -462,10 +462,10 @@ def test_a_way_of_asking_makes_room_when_it_is_not_used(
 
 
 def test_of_a_number_of_callers_is_known_how_they_ask(world: World) -> None:
-    made = variants.Variants(30.0)
-    for number in range(variants._CALLERS + 10):
-        made.note(variants.Way(b"%d" % number, b"x"))
-    assert len(made._callers) == variants._CALLERS
+    made = entries.Variants(30.0)
+    for number in range(entries._CALLERS + 10):
+        made.note(entries.Way(b"%d" % number, b"x"))
+    assert len(made._callers) == entries._CALLERS
     assert b"0" not in made._callers
 
 
@@ -558,6 +558,32 @@ def test_a_worker_that_begins_waits_for_one_who_makes_the_files(
     )  # fmt: skip
     assert clock.monotonic() > over
     assert world.get(by=other)[0] == "200 OK"
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_what_keystone_caches_goes_by_the_state_from_before_it_is_asked(
+    tmp_path: Path, views: bool
+) -> None:
+    world = World(tmp_path / "shared", views=views)
+    seen: list[request.Request] = []
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        world.change("users")
+        seen.append(environ[request.ENVIRON_KEY])
+        return world.keystone(environ, start_response)
+
+    world.cache.application = application
+    generation, numbers = world.coordinator.snapshot()
+    world.get()
+    (noted,) = seen
+    if views:
+        assert noted.view is not None
+        assert noted.view.numbers == numbers
+        assert noted.since == noted.view.seen == (generation, max(numbers))
+        assert noted.view.coordinator is world.cache.coordinator
+    else:
+        assert noted.view is None
+        assert noted.since is not None
 
 
 def test_a_lost_table_makes_it_slower_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

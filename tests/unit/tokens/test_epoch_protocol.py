@@ -35,9 +35,7 @@ from hypothesis.stateful import (
 
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator import local as module
-from keyfront.middleware.tokens.coordinator import table as table_module
-from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, NAME, SharedMemory
-from keyfront.middleware.tokens.coordinator.table import Table
+from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, NAME, SharedMemory, Table
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Epoch, Mark, Slots
 from support.clocks import Clock
 
@@ -115,8 +113,8 @@ class Protocol(RuleBasedStateMachine):
         self.undo = ExitStack()
         self.undo.enter_context(mock.patch.object(module, "time", self.clock))
         # Few places for marks, so that looking through them does not take most of the time.
-        places = table_module._PLACES[: FEW * 2]
-        self.undo.enter_context(mock.patch.object(table_module, "_PLACES", places))
+        places = module._PLACES[: FEW * 2]
+        self.undo.enter_context(mock.patch.object(module, "_PLACES", places))
         base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
         self.home = Path(tempfile.mkdtemp(dir=base))
         self.folder = self.home / "epochs"
@@ -352,7 +350,7 @@ class ReusesNumber(SharedMemory):
         with self._lock:
             table = self._attach()
             number = table.sequence - 1
-            table._words[table_module._SEQUENCE] = number
+            table._words[module._SEQUENCE] = number
             for slot in mark.slots:
                 if table.values[slot] == number + 1:
                     table._set(slot, number)
@@ -376,7 +374,7 @@ class ForgetsLateStamps(SharedMemory):
         with self._lock:
             table = self._attach()
             words = table._words
-            places = [p for p in table_module._PLACES if words[p] and words[p + 1] == mark.serial]
+            places = [p for p in module._PLACES if words[p] and words[p + 1] == mark.serial]
         if mark.generation != table.generation or places:
             super().stamp(mark)
 
@@ -424,7 +422,7 @@ def no_wait_in_a_new_table() -> Iterator[None]:
 
 @contextmanager
 def generations_that_repeat() -> Iterator[None]:
-    with mock.patch.object(table_module.secrets, "randbelow", lambda limit: 7):
+    with mock.patch.object(module.secrets, "randbelow", lambda limit: 7):
         yield
 
 

@@ -1,7 +1,7 @@
 """The table's words: marks, stamps, what is found wrong with it, and what a killed writer leaves.
 
 A writer is killed here between any two instructions of the interpreter, by an exception that no
-line of ``table.py`` handles; tests/conformance does the same to a few processes for real.
+line of :class:`Table` handles; tests/conformance does the same to a few processes for real.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from keyfront.middleware.tokens.coordinator import table as module
-from keyfront.middleware.tokens.coordinator.table import DIRTY, LAYOUT, MARKS, Table, size
+from keyfront.middleware.tokens.coordinator import local as module
+from keyfront.middleware.tokens.coordinator.local import DIRTY, LAYOUT, MARKS, Table, size
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, MARK_TAGS
 
 SLOTS = 1024
@@ -224,7 +224,7 @@ class Killed(BaseException):
 
 
 def killed_after(steps: int, deed: Callable[[], Any]) -> bool:
-    """Whether ``deed`` was killed, after as many instructions of ``table.py``."""
+    """Whether ``deed`` was killed, after as many instructions of ``local.py``."""
     left = steps
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -250,7 +250,7 @@ def killed_after(steps: int, deed: Callable[[], Any]) -> bool:
 
 
 def instructions(start: bytes, deed: Callable[[Table], Any]) -> int:
-    """How many instructions of ``table.py`` the deed takes."""
+    """How many instructions of ``local.py`` the deed takes."""
 
     def killed(steps: int) -> bool:
         table = Table(memoryview(bytearray(start)))
@@ -350,8 +350,37 @@ def test_killed_while_touching(prepared: tuple[bytes, int]) -> None:
     for memory, table in deaths(start, lambda table: table.stamp((5, 8, 9))):
         assert table.values[5] == DIRTY
         for slot in (8, 9):
-            assert table.values[slot] in (before.values[slot], before.sequence + 1)
+            assert table.values[slot] in (before.values[slot], DIRTY, before.sequence + 1)
         recovered(memory, table)
+        for slot in (8, 9):
+            number = table.values[slot]
+            assert number == before.values[slot] or number > before.sequence
+
+
+def test_at_no_moment_of_a_touch_has_a_slot_its_old_number_beside_the_new_one(
+    prepared: tuple[bytes, int],
+) -> None:
+    """Else what another worker then makes of what it knows would have the number of the change."""
+    start, serial = prepared
+    recovered_before = Table(memoryview(bytearray(start)))
+    recover(recovered_before, ABANDONED + 1)
+    for beginning, deed, touched in (
+        (start, lambda table: table.stamp((8, 9)), (8, 9)),
+        (start, lambda table: table.flush(), (ALL_SLOT,)),
+        # of a change whose mark somebody has recovered
+        (
+            recovered_before._words.tobytes(),
+            lambda table: table.stamp((3, 4), serial),
+            (3, 4),
+        ),
+    ):
+        before = Table(memoryview(bytearray(beginning)))
+        found = [table for _, table in deaths(beginning, deed)]
+        assert [table for table in found if table.sequence > before.sequence]
+        for table in found:
+            for slot in touched:
+                if table.sequence > before.sequence:
+                    assert table.values[slot] > before.sequence
 
 
 def test_a_change_after_a_killed_one(prepared: tuple[bytes, int]) -> None:

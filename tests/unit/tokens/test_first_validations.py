@@ -14,6 +14,7 @@ pytest.importorskip("sqlalchemy")
 
 from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.cache import TokenCache
+from keyfront.middleware.tokens.coordinator.local import Table
 from keyfront.middleware.tokens.entries import new_request_id
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Enforced, Issued, Request
 from support.token_worlds import FAR, Keystone, World, model
@@ -377,6 +378,41 @@ def test_services_are_told_how_long_it_stands(cloud: Cloud) -> None:
     etag = cloud.get("nova", token, **more)[1]["ETag"]
     again = cloud.asked("nova", token, **more, HTTP_IF_NONE_MATCH=etag)
     assert (again[0], again[1][0]) == (0, "304 Not Modified")
+
+
+def test_a_login_begins_in_the_state_from_before_keystone_is_asked(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path / "shared", views=True)
+    seen: list[Request] = []
+
+    def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        cloud.change("users")
+        seen.append(environ[ENVIRON_KEY])
+        return cloud.keystone(environ, start_response)
+
+    cloud.cache.application = application
+    generation, numbers = cloud.coordinator.snapshot()
+    cloud.login()
+    (noted,) = seen
+    assert noted.view is not None
+    assert noted.view.numbers == numbers
+    assert noted.since == noted.view.seen == (generation, max(numbers))
+
+
+def test_what_is_made_in_the_middle_of_a_touch_does_not_outlive_it(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory's change has no mark: who announces it may stand still between any two words."""
+    token = cloud.login()
+    step = Table._set
+
+    def seen(table: Table, slot: int, value: int) -> None:
+        cloud.get("nova", token)
+        step(table, slot, value)
+
+    with monkeypatch.context() as looked_at:
+        looked_at.setattr(Table, "_set", seen)
+        cloud.change("user:user-n1")
+    assert cloud.asked("nova", token)[0] == 1
 
 
 def test_a_new_table_forgets_everything(cloud: Cloud) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -29,10 +27,10 @@ from support.clocks import Clock
 LONG = 2 * COMMIT_TIMEOUT
 
 
-#: A program that prints its name as an owner.
+#: A program that prints its name.
 TELL = (
-    "from keyfront.middleware.tokens.coordinator import mark_owners;"
-    "print(mark_owners.process(), flush=True)"
+    "import os; from keyfront.common.process import name_of;"
+    "print(name_of(os.getpid()), flush=True)"
 )
 
 
@@ -94,35 +92,8 @@ def settled(server: Server | None = None) -> Settled:
     return made
 
 
-def test_this_process_lives() -> None:
-    name = mark_owners.process()
-    assert re.fullmatch(rf"[0-9a-f]{{12}}:{os.getpid()}:[0-9]+", name)
-    assert mark_owners.lives(name)
+def test_an_owner_fits_into_a_mark() -> None:
     assert len(mark_owners.owner("0123456789ab/18446744073709551615")) <= OWNER_BYTES
-
-
-def test_a_dead_process_and_another_one_with_its_number(dead: str) -> None:
-    assert mark_owners.lives(dead) is False
-    node, number, start = mark_owners.process().split(":")
-    assert mark_owners.lives(f"{node}:{number}:{int(start) - 1}") is False
-
-
-def test_a_process_that_was_not_waited_for_is_dead() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        name = f"{mark_owners.process().split(':')[0]}:{child.pid}:{mark_owners._start(child.pid)}"
-        assert mark_owners.lives(name)
-        child.send_signal(signal.SIGKILL)
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert mark_owners.lives(name) is False
-    finally:
-        child.kill()
-        child.communicate()
-
-
-@pytest.mark.parametrize("name", ["0123456789ab:1:5", "junk", "0123456789ab:x:5", ":"])
-def test_of_a_process_elsewhere_nothing_is_known(name: str) -> None:
-    assert mark_owners.lives(name) is None
 
 
 def test_who_lives_says_it_himself(clock: Clock) -> None:
@@ -243,15 +214,6 @@ def test_each_is_asked_about_in_turn(clock: Clock, dead: str) -> None:
         clock.later(0.1)
     assert set(found) == {ends}
     assert 3 <= len([x for x in server.asked if "COUNT" in x]) <= 5
-
-
-def test_a_process_that_proc_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That there is one of its number is all that is known of it."""
-    name = mark_owners.process()
-    monkeypatch.setattr(mark_owners, "started", lambda pid: None)
-    assert mark_owners.lives(name) is False
-    monkeypatch.setattr(mark_owners, "hidden", lambda pid: True)
-    assert mark_owners.lives(name) is None
 
 
 def sqlite(path: Path) -> Settled:

@@ -20,8 +20,7 @@ from unittest import mock
 
 import pytest
 
-from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS
-from keyfront.middleware.tokens.coordinator.table import Table
+from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, Table
 from keyfront.middleware.tokens.epochs import DIRTY, MARK_SECONDS
 from support.explorer import Explored, Program, explore
 from support.protocol_model import Rules, change, cloud, fill, first, issue, login, once

@@ -16,15 +16,17 @@ import pytest
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator import local as module
-from keyfront.middleware.tokens.coordinator import table as table_module
 from keyfront.middleware.tokens.coordinator.local import (
     LEASE_SECONDS,
+    MARKS,
     NAME,
+    WORD,
     SharedMemory,
-    check_folder,
+    Table,
+    size,
 )
-from keyfront.middleware.tokens.coordinator.table import MARKS, WORD, size
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Epoch, Mark, Slots
+from keyfront.middleware.tokens.folder import check_folder
 from support.clocks import Clock
 
 SLOTS = 1024
@@ -270,7 +272,7 @@ def test_of_another_boot(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = attach(folder).now()
-    monkeypatch.setattr(table_module, "boot_word", lambda: 1)
+    monkeypatch.setattr(module, "boot_word", lambda: 1)
     with pytest.raises(CoordinatorError, match="it is from before the machine started"):
         attach(folder, create=False)
     caplog.clear()
@@ -438,6 +440,56 @@ def test_what_needs_no_mark_waits_for_those_who_trust_an_older_file(
     else:
         writer.flush()
     assert not trusting.fresh(old, ENTRY)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+def _killed_in_a_touch(worker: SharedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill a writer when one of two slots is dirty, in a touch that has no mark."""
+    step = Table._set
+
+    def once(table: Table, slot: int, value: int) -> None:
+        if slot != CHANGED[0]:
+            raise Killed
+        step(table, slot, value)
+
+    with monkeypatch.context() as killed, pytest.raises(Killed):
+        killed.setattr(Table, "_set", once)
+        worker.touch(Slots([*CHANGED, CHANGED[0] + 1]))
+
+
+def test_a_reader_completes_a_touch_whose_writer_was_killed(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No mark tells of it, and nobody need ever write again."""
+    reader, writer = attach(folder), attach(folder)
+    clock.later(10)
+    before = reader.now()
+    _killed_in_a_touch(writer, monkeypatch)
+    assert not reader.fresh(reader.now(), ENTRY)
+    clock.later(1)
+    assert not reader.fresh(before, ENTRY)
+    assert reader.fresh(reader.now(), ENTRY)
+
+
+def test_a_reader_does_not_fail_where_junk_is_in_such_a_touch(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = attach(folder), attach(folder)
+    clock.later(10)
+    _killed_in_a_touch(writer, monkeypatch)
+    table = reader._table
+    assert table is not None
+    table._words[module._SEQUENCE] = 2**64 - 1
+    clock.later(1)
+    for _ in range(2):
+        assert not reader.fresh(Epoch(table.generation, 1), ENTRY)
+        clock.later(1)
+    with pytest.raises(CoordinatorError, match="taken away"):
+        writer.touch(CHANGED)
+    writer.touch(CHANGED)
 
 
 def test_one_who_only_changes_refuses_when_the_file_is_lost(folder: Path, clock: Clock) -> None:

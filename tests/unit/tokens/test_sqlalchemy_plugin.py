@@ -19,7 +19,9 @@ pytest.importorskip("sqlalchemy")
 
 import sqlalchemy as sa
 
+from keyfront.common.process import name_of
 from keyfront.errors import CoordinatorError
+from keyfront.middleware.tokens import folder as folders
 from keyfront.middleware.tokens.coordinator import local, mark_owners
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import Mark, Slots, slots
@@ -584,7 +586,7 @@ def test_a_commit_of_which_nothing_is_known_is_left_to_its_session(
     assert failed_commit(tmp_path, dialect, error)
     found = slots(["catalog"], Recorder.slot_count)
     assert [what for what, _ in recorder.told] == ["mark", "mark", "stamp"]
-    assert recorder.owners[0].startswith(f"{mark_owners.process()} server/5#")
+    assert recorder.owners[0].startswith(f"{name_of(os.getpid())} server/5#")
     assert recorder.owners[1:] == [mark_owners.left("server/5")]
     assert not mark_owners.under_way
     assert {tuple(getattr(x, "slots", x)) for _, x in recorder.told} == {tuple(found)}
@@ -599,7 +601,7 @@ def test_nothing_is_asked_in_a_transaction_that_is_to_be_committed(
     told_of = change_log.Changes(lambda: tmp_path)
     sqlalchemy_plugin._commit(connection, committed.append, told_of, "postgresql")
     assert committed == [connection]
-    assert recorder.owners[0].startswith(f"{mark_owners.process()} {mark_owners.UNKNOWN}#")
+    assert recorder.owners[0].startswith(f"{name_of(os.getpid())} {mark_owners.UNKNOWN}#")
 
 
 def test_a_folder_of_somebody_else_is_left_alone(
@@ -712,7 +714,7 @@ def test_a_keystone_that_is_imported_only_has_no_say(
     imported = types.SimpleNamespace(CONF=cfg.ConfigOpts())
     monkeypatch.setitem(sys.modules, "keystone.conf", imported)
     url = sa.make_url(f"sqlite:///{tmp_path}/db")
-    assert change_log.folder_here(url) == change_log.default_folder(url)
+    assert folders.folder_here(url) == folders.default_folder(url)
 
 
 @pytest.mark.parametrize(
@@ -724,37 +726,37 @@ def test_a_keystone_that_is_imported_only_has_no_say(
     ],
 )
 def test_one_database_has_one_folder(one: str, other: str) -> None:
-    folder = change_log.default_folder(sa.make_url(one))
-    assert folder == change_log.default_folder(sa.make_url(other))
+    folder = folders.default_folder(sa.make_url(one))
+    assert folder == folders.default_folder(sa.make_url(other))
     for differs in ("mysql://localhost/x", "mysql://localhost:3307/k", "mysql://elsewhere/k"):
-        assert folder != change_log.default_folder(sa.make_url(differs))
+        assert folder != folders.default_folder(sa.make_url(differs))
 
 
 def test_a_link_to_a_database_is_no_other_one(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to("data")
     one, other = (sa.make_url(f"sqlite:///{tmp_path}/{name}/db") for name in ("data", "link"))
-    assert change_log.default_folder(one) == change_log.default_folder(other)
+    assert folders.default_folder(one) == folders.default_folder(other)
 
 
 def test_whose_table_root_trusts(tmp_path: Path) -> None:
     database = tmp_path / "db"
     database.touch()
     url = sa.make_url(f"sqlite:///{database}")
-    assert change_log.trusted_users(url, change_log.default_folder(url)) == {0, os.geteuid()}
-    assert change_log.trusted_users(url, tmp_path) is None
-    name = f"keyfront-{change_log._name(url)}"
-    for base in change_log.BASES:  # wherever it would lie now
-        assert change_log.trusted_users(url, base / name) == {0, os.geteuid()}
+    assert folders.trusted_users(url, folders.default_folder(url)) == {0, os.geteuid()}
+    assert folders.trusted_users(url, tmp_path) is None
+    name = f"keyfront-{folders._name(url)}"
+    for base in folders.BASES:  # wherever it would lie now
+        assert folders.trusted_users(url, base / name) == {0, os.geteuid()}
     server = sa.make_url("mysql://localhost/keystone")
-    trusted = change_log.trusted_users(server, change_log.default_folder(server))
+    trusted = folders.trusted_users(server, folders.default_folder(server))
     assert trusted is not None and 0 in trusted
 
 
 def test_changes_that_nobody_hears_are_mentioned_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    usual = tmp_path / change_log.default_folder(sa.make_url("mysql://localhost/k")).name
+    usual = tmp_path / folders.default_folder(sa.make_url("mysql://localhost/k")).name
     for folder, named in ((usual, False), (tmp_path / "named", True)):
         told_of = change_log.Changes(lambda folder=folder: folder)
         caplog.clear()
@@ -773,7 +775,7 @@ def test_changes_that_nobody_hears_are_mentioned_once(
 @pytest.mark.parametrize("path", [True, False])
 def test_the_plugin_of_a_url(tmp_path: Path, path: bool) -> None:
     url = sa.make_url(f"sqlite:///{tmp_path}/db?plugin=keyfront")
-    folder = change_log.default_folder(url)
+    folder = folders.default_folder(url)
     if path:
         folder = tmp_path / "shared"
         url = url.update_query_dict({"keyfront_path": str(folder)})
@@ -846,7 +848,7 @@ def test_a_table_made_anew_during_a_commit_hears_of_it(
 
 def test_one_database_has_one_folder_whoever_connects() -> None:
     def folder(url: str) -> Path:
-        return change_log.default_folder(sa.make_url(url))
+        return folders.default_folder(sa.make_url(url))
 
     one = folder("mysql+pymysql://keystone:a@db:3306/keystone")
     assert one == folder("mysql://other:b@db:3306/keystone?charset=utf8&plugin=keyfront")

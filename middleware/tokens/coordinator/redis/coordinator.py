@@ -41,8 +41,9 @@ from ...epochs import (
     Slots,
     settled_by_age,
 )
+from ...folder import check_folder
 from ...invalidation.rules import FIXED
-from ..local import SLOTS, check_folder
+from ..local import SLOTS
 from ..mark_owners import beginning
 from .address import Address
 from .contact import LEASE_SECONDS, UNTOLD, Contact
