@@ -11,12 +11,13 @@ import pytest
 
 TESTS = Path(__file__).parent / "tests"
 # Measurements, whose modules are imported on each Python by test_packaging; arithmetic; what reads
-# configuration files, which test_doctor runs on each as a command; documents, and source as text.
+# configuration files, which test_doctor runs on each as a command; documents, and source as text;
+# all orders of a protocol's steps, taken one by one in one thread, which are each Python's.
 ONCE = tuple(
     TESTS / "unit" / name
     for name in (
         "benchmarks", "plan", "doctor", "test_docs.py", "test_docstrings.py", "test_layers.py",
-        "test_series.py",
+        "test_series.py", "tokens/test_protocol_model.py", "tokens/test_lease_model.py",
     )
 )  # fmt: skip
 STARTS_SERVERS = (TESTS / "integration", TESTS / "conformance")

@@ -6,8 +6,10 @@ The service's user, root and a stranger are real users here; only ``/run/keyfron
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,9 +29,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes oth
 
 ROOT, SERVICE, STRANGER = 0, 65534, 65533
 
-# Imports first, as root: the checkout may be readable for nobody else.
-_ACTOR = """\
-import encodings.ascii, os, sys
+# What acts is forked from one process, which has imported what takes half a second, as root: the
+# checkout may be readable for nobody else. It forks for each message, and then waits for that child
+# or, for a number, says how the child of that number ended.
+_ACTORS = """\
+import encodings.ascii, gc, json, os, select, signal, socket, sys
 from pathlib import Path
 import sqlalchemy
 from keyfront.errors import CoordinatorError
@@ -38,12 +42,41 @@ from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin
 from keyfront.middleware.tokens.coordinator import mark_owners
 from keyfront.middleware.tokens.coordinator import local
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
-folders.PLACE = Path(sys.argv[2])
-engine = sqlalchemy.create_engine(sys.argv[3])
+import sqlalchemy.dialects.sqlite
+gc.freeze()
+asked = socket.socket(fileno=0)
+while True:
+    message, files, _, _ = socket.recv_fds(asked, 65536, 3)
+    if not message:
+        sys.exit()
+    message = json.loads(message)
+    if isinstance(message, int):
+        ended = os.pidfd_open(message)
+        if not select.select([ended], [], [], float(sys.argv[1]))[0]:
+            os.kill(message, signal.SIGKILL)
+        os.close(ended)
+        asked.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(message, 0)[1]))
+        continue
+    child = os.fork()
+    if not child:
+        break
+    for file in files:
+        os.close(file)
+    asked.send(b"%d" % child)
+for number, file in enumerate(files):
+    os.dup2(file, number)
+    os.close(file)
+asked.detach()
+user, place, url, deed, temporary = message
+os.environ.pop("TMPDIR", None)
+if temporary:
+    os.environ["TMPDIR"] = temporary
+folders.PLACE = Path(place)
+engine = sqlalchemy.create_engine(url)
 os.setgroups([])
-os.setgid(int(sys.argv[1]))
-os.setuid(int(sys.argv[1]))
-if sys.argv[4] == "change":
+os.setgid(user)
+os.setuid(user)
+if deed == "change":
     sqlalchemy_plugin.attach(engine)
     user = sqlalchemy.Table("user", sqlalchemy.MetaData(), sqlalchemy.Column("id", sqlalchemy.Text))
     with engine.begin() as connection:
@@ -59,20 +92,81 @@ for line in sys.stdin:
 """
 
 
+class Actors:
+    """Starts processes of any user; a context manager.
+
+    :param before: the command by which they are started
+    """
+
+    def __init__(self, *before: str) -> None:
+        self._asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with asked:
+            self._process = subprocess.Popen(
+                [*before, sys.executable, "-c", _ACTORS, str(PATIENCE)], stdin=asked
+            )
+
+    def __enter__(self) -> Actors:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._asking.close()
+        assert self._process.wait(PATIENCE) == 0
+
+    def send(self, message: object, *files: int) -> int:
+        """Ask for what ``_ACTORS`` does; return the number that it answers."""
+        socket.send_fds(self._asking, [json.dumps(message).encode()], files)
+        return int(self._asking.recv(64))
+
+
+class Actor:
+    """A process of a user.
+
+    :param message: who does what where, see ``_ACTORS``
+    """
+
+    def __init__(self, actors: Actors, *message: object) -> None:
+        self._actors = actors
+        stdin, asks = os.pipe()
+        answers, stdout = os.pipe()
+        self._asks, self._answers = os.fdopen(asks, "w"), os.fdopen(answers)
+        # Not a pipe, which might be full: it is read at the end.
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - end() closes it
+        self._process = actors.send(message, stdin, stdout, self._said.fileno())
+        os.close(stdin)
+        os.close(stdout)
+
+    def answer(self) -> str:
+        """Wait for the next line that it prints; empty if it ends."""
+        return self._answers.readline().strip()
+
+    def ask(self) -> str:
+        self._asks.write("\n")
+        self._asks.flush()
+        return self.answer()
+
+    def end(self) -> tuple[int, str]:
+        """End its input and wait until it has ended; return its exit status and what it said."""
+        self._asks.close()
+        status = self._actors.send(self._process)
+        self._answers.close()
+        with self._said:
+            self._said.seek(0)
+            return status, self._said.read()
+
+
 @dataclass
 class Machine:
     """A database of the service's, and where its folder may lie.
 
     :param place: stands for ``/run/keyfront``
     :param shared: the folder where anybody may make one: in /dev/shm
-    :param before: the command by which a process is started
     """
 
     base: Path
     place: Path
     url: str
     shared: Path
-    before: tuple[str, ...] = ()
+    actors: Actors
 
     @property
     def private(self) -> Path:
@@ -94,55 +188,52 @@ class Machine:
         for path in (folder / NAME, folder):
             os.chown(path, STRANGER, STRANGER)
 
-    def start(self, user: int, deed: str) -> subprocess.Popen[str]:
-        actor = [sys.executable, "-c", _ACTOR, str(user), str(self.place), self.url, deed]
-        return subprocess.Popen(
-            [*self.before, *actor],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def start(self, user: int, deed: str) -> Actor:
+        temporary = os.environ.get("TMPDIR")
+        return Actor(self.actors, user, str(self.place), self.url, deed, temporary)
 
     @contextmanager
     def worker(self, user: int = SERVICE) -> Iterator[Worker]:
         """One that has made what it shares, or found it."""
-        process = self.start(user, "share")
+        actor = self.start(user, "share")
         try:
-            assert process.stdout is not None
-            worker = Worker(process, Path(process.stdout.readline().strip()))
+            worker = Worker(actor, Path(actor.answer()))
             yield worker
         finally:
-            said = process.communicate(timeout=PATIENCE)[1]
+            said = actor.end()[1]
         worker.said = said
 
     def change(self, user: int) -> str:
         """Change something as ``keystone-manage`` would; return what it complains of."""
-        _, errors = self.start(user, "change").communicate(timeout=PATIENCE)
-        return errors
+        return self.start(user, "change").end()[1]
 
     def refusal(self, user: int = SERVICE) -> str:
         """Why a worker does not start."""
-        process = self.start(user, "share")
-        _, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode != 0
+        status, errors = self.start(user, "share").end()
+        assert status != 0
         return errors
 
 
 @dataclass
 class Worker:
-    process: subprocess.Popen[str]
+    actor: Actor
     folder: Path
     #: Its log, once it is over.
     said: str = ""
 
     def hears_nothing(self) -> bool:
         """Whether what it took at its start is still fresh."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip() == "True"
+        return self.actor.ask() == "True"
+
+
+@pytest.fixture(scope="module")
+def actors() -> Iterator[Actors]:
+    with Actors() as started:
+        yield started
 
 
 @pytest.fixture
-def machine() -> Iterator[Machine]:
+def machine(actors: Actors) -> Iterator[Machine]:
     base = Path(tempfile.mkdtemp(prefix="keyfront-test-"))
     base.chmod(0o755)
     database = base / "database"
@@ -157,7 +248,7 @@ def machine() -> Iterator[Machine]:
         os.chown(path, SERVICE, SERVICE)
     url = f"sqlite:///{file}"
     shared = folders._shared(folders._name(make_url(url)))
-    made = Machine(base, base / "place", url, shared)
+    made = Machine(base, base / "place", url, shared, actors)
     try:
         yield made
     finally:
@@ -168,14 +259,14 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.fixture
-def closed(machine: Machine) -> Machine:
+def closed(machine: Machine) -> Iterator[Machine]:
     """A machine on which only root may write into /dev/shm."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no mount may be made here")
     mount = 'mount -t tmpfs -o mode=0755 keyfront-test /dev/shm && exec "$@"'
-    machine.before = ("unshare", "-m", "sh", "-c", mount, "sh")
     machine.shared = Path("/tmp") / machine.shared.name
-    return machine
+    with Actors("unshare", "-m", "sh", "-c", mount, "sh") as machine.actors:
+        yield machine
 
 
 def test_the_place_is_one_that_only_root_makes() -> None:
