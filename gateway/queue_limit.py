@@ -168,13 +168,15 @@ class _Queue:
         is_long = turn > self._most
         if not is_long and not since:
             return False
-        if not 0 <= now - memory[1] <= self._patience:
+        # Another thread or process may have looked at the clock later, and been here before.
+        if abs(now - memory[1]) > self._patience:
             since = 0.0
         stands = bool(since) and now - since > self._patience
         # What is refused makes it shorter, and so it stays about as long as this for as long as
         # more comes than can be done. It has ended when it is short.
         if is_long or (stands and turn > self._most * _SHORT):
-            memory[0] = since or now
+            if not since:  # else it is as it was, or somebody has just seen its end
+                memory[0] = now
             memory[1] = now
         else:
             memory[0] = 0.0

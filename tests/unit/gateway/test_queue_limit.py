@@ -168,6 +168,42 @@ def test_who_comes_now_and_then_makes_no_queue(monkeypatch: pytest.MonkeyPatch) 
     assert rush.waits(7)
 
 
+def test_the_order_in_which_workers_look_at_the_clock_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rush = Rush(monkeypatch)
+    for _ in range(9):
+        assert rush.waits(7)
+        rush.now -= 0.001  # who looked before the other comes here after him
+        assert rush.waits(7)
+        rush.now += 1.001
+    assert not rush.waits(7)
+
+
+def test_an_end_that_another_worker_saw_meanwhile_is_not_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each reads when it began, decides, and writes; in between another may do all of that."""
+
+    class Memory(list[float]):
+        meanwhile = False
+
+        def __getitem__(self, place: Any) -> Any:
+            found = super().__getitem__(place)
+            if place == 1 and self.meanwhile:
+                self[0] = 0.0
+            return found
+
+    memory = Memory((0.0, 0.0))
+    queue = queue_limit._Queue(memory, 2, 8)  # type: ignore[arg-type]
+    for second in range(9):
+        assert not queue.stands(7, NOW + second)
+    memory.meanwhile = True
+    queue.stands(7, NOW + 9)
+    memory.meanwhile = False
+    assert not queue.stands(7, NOW + 10)
+
+
 def test_what_a_cache_knows_is_answered_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
     rush = Rush(monkeypatch, knows=True)
     assert rush.waits(9, "GET", "/v3/known") and rush.waits(7, "GET", "/v3/users")
