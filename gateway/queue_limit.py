@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from keyfront.common import ranges
+from keyfront.common import late_requests, ranges
 
 from .error_body import answer_error, error_body
 
@@ -54,8 +54,6 @@ _READING = frozenset({"GET", "HEAD"})
 _VERSIONS = frozenset({"", "/v3"})
 # Ways to log in and to validate, beside what is below /auth/.
 _LOGINS = ("/auth", "/OS-OAUTH2/token", "/ec2tokens", "/s3tokens")
-
-_LATE = "keyfront.late"
 
 behind_caches: list[WSGIApplication] = []
 """A registry: the applications that :func:`refuse_late` has wrapped."""
@@ -123,7 +121,7 @@ def limit_queue(
         if not late:
             return application(environ, start_response)
         if behind_caches and environ.get("REQUEST_METHOD") in _READING:
-            environ[_LATE] = refused
+            environ[late_requests.ENVIRON_KEY] = refused
             return application(environ, start_response)
         return refused(environ, start_response)
 
@@ -137,7 +135,7 @@ def refuse_late(application: WSGIApplication) -> WSGIApplication:
     """
 
     def refusing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        late: WSGIApplication | None = environ.get(_LATE)
+        late: WSGIApplication | None = environ.get(late_requests.ENVIRON_KEY)
         return (application if late is None else late)(environ, start_response)
 
     behind_caches.append(refusing)
