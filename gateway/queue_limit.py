@@ -50,10 +50,12 @@ _SECONDS = 1e10
 _CHANGES, _READS, _ALL = 0.25, 0.5, 1.0
 # Of that, what is waited where the queue is short.
 _SHORT = 0.25
-_READING = frozenset({"GET", "HEAD"})
-_VERSIONS = frozenset({"", "/v3"})
-# Ways to log in and to validate, beside what is below /auth/.
-_LOGINS = ("/auth", "/OS-OAUTH2/token", "/ec2tokens", "/s3tokens")
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+# What the token cache may know.
+_KEPT = frozenset({"GET", "HEAD"})
+# Ways to log in and to validate, beside what is below /auth/; and what a path with more than one
+# part ends with, below a prefix, that tells of versions or health.
+_NEEDED = ("/auth", "/OS-OAUTH2/token", "/ec2tokens", "/s3tokens", "/v3", "/healthcheck")
 
 behind_caches: list[WSGIApplication] = []
 """A registry: the applications that :func:`refuse_late` has wrapped."""
@@ -120,8 +122,9 @@ def limit_queue(
                 late = True
         if not late:
             return application(environ, start_response)
-        if behind_caches and environ.get("REQUEST_METHOD") in _READING:
-            environ[late_requests.ENVIRON_KEY] = refused
+        if behind_caches and _may_be_known(environ):
+            # What wraps the refusal wraps the application, too: the body is read.
+            environ[late_requests.ENVIRON_KEY] = refuse
             return application(environ, start_response)
         return refused(environ, start_response)
 
@@ -184,9 +187,15 @@ class _Queue:
 def _part(environ: WSGIEnvironment) -> float:
     """Return the part of the limit that a request may wait while the queue stands."""
     path = environ.get("PATH_INFO", "").rstrip("/")
-    if path in _VERSIONS or "/auth/" in path or path.endswith(_LOGINS):
+    # Versions and health have one part at most, and so has the prefix that an API may be below.
+    if path.count("/") < 2 or "/auth/" in path or path.endswith(_NEEDED):
         return _ALL
     return _READS if environ.get("REQUEST_METHOD") in _READING else _CHANGES
+
+
+def _may_be_known(environ: WSGIEnvironment) -> bool:
+    """Whether a request may be answered by a token cache, and not by another application."""
+    return environ.get("REQUEST_METHOD") in _KEPT and "/v3/" in environ.get("PATH_INFO", "")
 
 
 def since_1970(text: str) -> float:

@@ -113,11 +113,15 @@ class Rush:
 
 
 _CHANGES = (("POST", "/v3/users"), ("DELETE", "/v3/users/1"), ("PATCH", "/v3/authors/"))
-_READS = (("GET", "/v3/users"), ("HEAD", "/v3/users"), ("GET", "/v3/authors"))
+_READS = (
+    ("GET", "/v3/users"), ("HEAD", "/v3/users"), ("GET", "/v3/authors"), ("OPTIONS", "/v3/users"),
+    ("GET", "/identity/v3/users"),
+)  # fmt: skip
 _NEEDED = (
     ("GET", "/v3/auth/tokens"), ("POST", "/v3/auth/tokens"), ("DELETE", "/v3/auth/tokens"),
     ("GET", "/"), ("GET", "/v3/"), ("GET", ""), ("POST", "/v3/ec2tokens"),
-    ("POST", "/v3/OS-OAUTH2/token"),
+    ("POST", "/v3/OS-OAUTH2/token"), ("GET", "/healthcheck"), ("OPTIONS", "/"),
+    ("GET", "/identity"), ("GET", "/identity/v3/"), ("POST", "/identity/v3/auth/tokens"),
     ("GET", "/v3/OS-FEDERATION/identity_providers/a/protocols/b/auth"),
 )  # fmt: skip
 
@@ -208,7 +212,17 @@ def test_what_a_cache_knows_is_answered_however_late(monkeypatch: pytest.MonkeyP
     rush = Rush(monkeypatch, knows=True)
     assert rush.waits(9, "GET", "/v3/known") and rush.waits(7, "GET", "/v3/users")
     assert not rush.waits(9, "GET", "/v3/users") and not rush.waits(9, "PUT", "/v3/known")
-    assert rush.shed == 2
+    assert not rush.waits(9, "OPTIONS", "/v3/known")
+    assert rush.shed == 3
+
+
+def test_another_application_beside_keystone_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One paste file may have both; no token cache answers for the other."""
+    rush = Rush(monkeypatch)
+    refuse_late(_application)
+    assert not rush.waits(9, "GET", "/metric/resource") and not rush.waits(9, "HEAD", "/")
 
 
 def test_serves_what_comes_from_the_future() -> None:
@@ -224,6 +238,27 @@ def test_reads_the_body_of_what_it_refuses() -> None:
     environ["REQUEST_METHOD"] = "POST"
     assert _ask(limited, **environ)[0].startswith("503 ")
     assert body.tell() == 1000
+
+
+def test_refuses_also_whose_body_a_filter_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_limit, "behind_caches", [])
+    behind = refuse_late(_application)
+    shed: list[int] = []
+
+    def reads(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        assert environ["wsgi.input"].read() == b"{}"
+        return behind(environ, start_response)
+
+    times = iter((NOW - 6, NOW))
+    limited = limit_queue(
+        read_whole(reads), seconds=5, refusing=read_whole, clock=lambda: next(times),
+        shed=lambda: shed.append(1),
+    )  # fmt: skip
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/v3/users", "CONTENT_LENGTH": "2"}
+    for status in ("200", "503"):
+        body = {"wsgi.input": io.BytesIO(b"{}"), "HTTP_X_REQUEST_START": "t=1"}
+        assert _ask(limited, **environ, **body)[0].startswith(status)
+    assert shed == [1]
 
 
 def test_costs_nothing_without_a_limit() -> None:
