@@ -14,8 +14,8 @@ of ``keyfront render`` do both.
 While a queue stands, changes and lists make place for logins and validations. A queue stands once
 nobody has waited for less than a part of the limit for as long as the limit, and until somebody has
 waited for less than a quarter of that part. Then changes are refused after a quarter of the limit,
-and what is read after a half. Logins, validations, revocations and
-the API's versions have all of it, and in a shorter rush everything has.
+and what is read after a half. Logins, validations, revocations, health and the API's versions have
+all of it, and in a shorter rush everything has.
 
 An answer of the token cache costs no more than a refusal. So where Keystone is loaded by
 :mod:`.keystone.application`, what is read is refused where Keystone would be asked, and what the
