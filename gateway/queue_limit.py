@@ -14,8 +14,8 @@ of ``keyfront render`` do both.
 While a queue stands, changes and lists make place for logins and validations. A queue stands once
 nobody has waited for less than a part of the limit for as long as the limit, and until somebody has
 waited for less than a quarter of that part. Then changes are refused after a quarter of the limit,
-and what is read after a half. Logins, validations, revocations and
-the API's versions have all of it, and in a shorter rush everything has.
+and what is read after a half. Logins, validations, revocations, health and the API's versions have
+all of it, and in a shorter rush everything has.
 
 An answer of the token cache costs no more than a refusal. So where Keystone is loaded by
 :mod:`.keystone.application`, what is read is refused where Keystone would be asked, and what the
@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from keyfront.common import ranges
+from keyfront.common import late_requests, ranges
 
 from .error_body import answer_error, error_body
 
@@ -50,12 +50,12 @@ _SECONDS = 1e10
 _CHANGES, _READS, _ALL = 0.25, 0.5, 1.0
 # Of that, what is waited where the queue is short.
 _SHORT = 0.25
-_READING = frozenset({"GET", "HEAD"})
-_VERSIONS = frozenset({"", "/v3"})
-# Ways to log in and to validate, beside what is below /auth/.
-_LOGINS = ("/auth", "/OS-OAUTH2/token", "/ec2tokens", "/s3tokens")
-
-_LATE = "keyfront.late"
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+# What the token cache may know.
+_KEPT = frozenset({"GET", "HEAD"})
+# Ways to log in and to validate, beside what is below /auth/; and what a path with more than one
+# part ends with, below a prefix, that tells of versions or health.
+_NEEDED = ("/auth", "/OS-OAUTH2/token", "/ec2tokens", "/s3tokens", "/v3", "/healthcheck")
 
 behind_caches: list[WSGIApplication] = []
 """A registry: the applications that :func:`refuse_late` has wrapped."""
@@ -122,8 +122,9 @@ def limit_queue(
                 late = True
         if not late:
             return application(environ, start_response)
-        if behind_caches and environ.get("REQUEST_METHOD") in _READING:
-            environ[_LATE] = refused
+        if behind_caches and _may_be_known(environ):
+            # What wraps the refusal wraps the application, too: the body is read.
+            environ[late_requests.ENVIRON_KEY] = refuse
             return application(environ, start_response)
         return refused(environ, start_response)
 
@@ -137,7 +138,7 @@ def refuse_late(application: WSGIApplication) -> WSGIApplication:
     """
 
     def refusing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        late: WSGIApplication | None = environ.get(_LATE)
+        late: WSGIApplication | None = environ.get(late_requests.ENVIRON_KEY)
         return (application if late is None else late)(environ, start_response)
 
     behind_caches.append(refusing)
@@ -168,13 +169,15 @@ class _Queue:
         is_long = turn > self._most
         if not is_long and not since:
             return False
-        if not 0 <= now - memory[1] <= self._patience:
+        # Another thread or process may have looked at the clock later, and been here before.
+        if abs(now - memory[1]) > self._patience:
             since = 0.0
         stands = bool(since) and now - since > self._patience
         # What is refused makes it shorter, and so it stays about as long as this for as long as
         # more comes than can be done. It has ended when it is short.
         if is_long or (stands and turn > self._most * _SHORT):
-            memory[0] = since or now
+            if not since:  # else it is as it was, or somebody has just seen its end
+                memory[0] = now
             memory[1] = now
         else:
             memory[0] = 0.0
@@ -184,9 +187,15 @@ class _Queue:
 def _part(environ: WSGIEnvironment) -> float:
     """Return the part of the limit that a request may wait while the queue stands."""
     path = environ.get("PATH_INFO", "").rstrip("/")
-    if path in _VERSIONS or "/auth/" in path or path.endswith(_LOGINS):
+    # Versions and health have one part at most, and so has the prefix that an API may be below.
+    if path.count("/") < 2 or "/auth/" in path or path.endswith(_NEEDED):
         return _ALL
     return _READS if environ.get("REQUEST_METHOD") in _READING else _CHANGES
+
+
+def _may_be_known(environ: WSGIEnvironment) -> bool:
+    """Whether a request may be answered by a token cache, and not by another application."""
+    return environ.get("REQUEST_METHOD") in _KEPT and "/v3/" in environ.get("PATH_INFO", "")
 
 
 def since_1970(text: str) -> float:

@@ -6,13 +6,15 @@ Makes a Keystone on SQLite in a temporary folder and serves it by nginx and uWSG
 render`` has them, with the token cache. First it counts how many changes of users a second it
 makes while eight clients do nothing else: its capacity. Then changes come at ``--times`` the
 capacity, whatever becomes of them. Ten seconds later, in which the queue has grown to what it will
-be, so many of each come every second for ``--seconds``:
+be, ``--rate`` of each come every second for ``--seconds``:
 
 * a validation that the token cache answers;
-* one that Keystone is asked about (HEAD, of which nothing is kept);
+* one that Keystone is asked about, with a query of which the token cache keeps nothing;
 * a list of services with a query of its own, so that Keystone is asked for it, too.
 
-A request's time begins when it was due. Clients and servers have the same cores.
+A request's time begins when it was due, and those are the times of what was answered, not of what
+was refused. The changes of the first ten seconds are among the changes. Clients and servers have
+the same cores.
 """
 
 from __future__ import annotations
@@ -136,7 +138,7 @@ def measure(
         lists = [(f"/v3/services?name={number}", None) for number in range(int(rate * seconds))]
         others = {
             "validations, known": _wires(url, "GET", headers, [(VALIDATION, None)]),
-            "validations, asked": _wires(url, "HEAD", headers, [(VALIDATION, None)]),
+            "validations, asked": _wires(url, "GET", headers, [(f"{VALIDATION}?asked", None)]),
             "lists": _wires(url, "GET", known, lists),
         }
         ends = {

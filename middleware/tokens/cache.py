@@ -23,7 +23,7 @@ from importlib.metadata import version
 from typing import Any
 
 from keyfront import __version__
-from keyfront.common import request_phases
+from keyfront.common import late_requests, request_phases
 from keyfront.errors import CoordinatorError, MissingPartError
 
 from . import tags_header
@@ -272,6 +272,7 @@ class TokenCache:
             if way is None:
                 return self._bypass(environ, start_response, "variants")
         stands = self._stands_now if asked else self._stands
+        late = late_requests.ENVIRON_KEY in environ
         lost, found = False, NODE_HITS
         question: Question | None = None
         try:
@@ -286,7 +287,7 @@ class TokenCache:
                     question = self._first.question(environ, self._keys)
                     if question is not None:
                         entry, found = self._first.answer(question, epoch), KNOWN
-                if entry is None:
+                if entry is None and not late:
                     asking, found = self._node.ask(key), NODE_HITS
                     if not asking:
                         entry = self._node.wait(key, stands, listing=listing)
@@ -304,6 +305,8 @@ class TokenCache:
             headers, body = entry.answer(environ)
             start_response(entry.status, headers)
             return [body]
+        if late:  # Keystone is not asked: it is no miss, and nobody waits for it
+            return self._let_through(environ, start_response)
         try:
             return self._ask(environ, start_response, key, way, question, former)
         finally:

@@ -5,6 +5,7 @@ a child must not share), :mod:`.process` (whether another one lives), :mod:`.mac
 and the kernel's limits), :mod:`.programs` (servers installed on this machine), :mod:`.ranges` (of
 options), :mod:`.options` (values of oslo.config and of paste files), :mod:`.json_text` (what others
 wrote), :mod:`.templates` (Jinja), :mod:`.request_phases` (where a request's time goes),
+:mod:`.late_requests` (which came too late for their turn),
 :mod:`.interpreter` (what monkey patching replaces). Each is imported by itself: some need a
 library that others do without.
 """
@@ -16,6 +17,7 @@ __all__ = [
     "fork",
     "interpreter",
     "json_text",
+    "late_requests",
     "machine",
     "mmap_file",
     "options",

@@ -14,9 +14,10 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
-from keyfront.common import file_lock
+from keyfront.common import file_lock, late_requests
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
+from keyfront.gateway.queue_limit import refuse_late
 from keyfront.middleware.tokens import cache as keystone_filter
 from keyfront.middleware.tokens import entries, epochs, node_cache, request
 from keyfront.middleware.tokens.cache import TokenCache
@@ -349,6 +350,36 @@ def test_an_application_that_says_nothing_is_not_cached(
     assert world.keystone.asked == 3
     (record,) = caplog.records
     assert record.getMessage().startswith("token_cache keeps nothing")
+
+
+def test_what_came_too_late_makes_nobody_wait_and_waits_for_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path / "shared", flight_timeout=1.0)
+    world.cache.application = refuse_late(world.keystone)
+    world.get()
+    assert _late(world) == "200 OK"  # it is known
+    world.change("user:user-t")
+    seen: list[str] = []
+    world.keystone.while_answering = lambda: seen.append(_late(world))
+    assert _late(world) == "503 Late"
+    world.get()  # while Keystone answers this
+    assert seen == ["503 Late"]
+    counts = world.counts
+    assert (counts["misses"], counts["not_kept"], counts["waits"]) == (2, 0, 0)
+    assert _ended(world) == {"rows": 1}
+    assert not caplog.records
+
+
+def _late(world: World) -> str:
+    """Send a request that is refused where Keystone would be asked; return the status."""
+
+    def refuse(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("503 Late", [])
+        return []
+
+    late: Any = {late_requests.ENVIRON_KEY: refuse}
+    return world.get(**late)[0]
 
 
 def test_a_model_of_another_shape_is_not_cached(world: World) -> None:
