@@ -155,7 +155,8 @@ def list_groups_at_once(identity: Any, model: Any, sql: Any) -> None:
         one.__table__
         for one in (model.Group, model.UserGroupMembership, model.ExpiringUserGroupMembership)
     )
-    whose, which = sqlalchemy.bindparam("whose"), expiring.c.group_id
+    whose: Any = sqlalchemy.bindparam("whose")
+    which = expiring.c.group_id
     # Of a membership without its group as well: the group may come.
     query = (
         sqlalchemy.select(
