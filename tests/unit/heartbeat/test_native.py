@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from keyfront.common import interpreter
 from keyfront.gateway.heartbeat import concurrency, native, uwsgi_timer
 
 
@@ -75,14 +76,14 @@ def test_originals_are_found_whatever_stands_in_their_place(
     for module, name in (("_thread", "allocate_lock"), ("_thread", "start_new_thread"),
                          ("time", "sleep"), ("select", "poll")):
         monkeypatch.setattr(sys.modules[module], name, patched)
-    assert native._fresh("_thread").allocate_lock().acquire(False)
-    native._fresh("time").sleep(0)
-    native._fresh("select").poll().poll(0)
+    assert interpreter.fresh("_thread").allocate_lock().acquire(False)
+    interpreter.fresh("time").sleep(0)
+    interpreter.fresh("select").poll().poll(0)
 
 
 def test_a_module_that_is_not_there_is_named() -> None:
     with pytest.raises(ImportError, match="no_such_module"):
-        native._fresh("no_such_module")
+        interpreter.fresh("no_such_module")
 
 
 @pytest.fixture
