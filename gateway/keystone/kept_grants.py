@@ -55,6 +55,7 @@ _GROUPS_GO_BY = frozenset(
         *("sql", "session_for_read", "get_user", "query", "model", "Group", "join", "filter"),
         *("UserGroupMembership", "user_id", "filter_limit_query", "ExpiringUserGroupMembership"),
         *("all", "_apply_limits_to_list"),
+        *("to_dict", "expired"),  # of comprehensions, since Python 3.12
     }
 )
 
