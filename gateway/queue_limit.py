@@ -99,6 +99,7 @@ def limit_queue(
         (part, _Queue(memory[at : at + 2], part * seconds, seconds))
         for at, part in ((1, _CHANGES), (3, _READS))
     ]
+    soonest = _CHANGES * seconds
     wait = ("Retry-After", str(max(1, round(seconds))))
 
     def refuse(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -117,9 +118,11 @@ def limit_queue(
         turn = now - max(since_1970(began), first[0])
         waited(turn)
         late = turn > seconds
-        for part, queue in queues:
-            if queue.stands(turn, now) and _part(environ) <= part:
-                late = True
+        # Mostly nobody has waited for long, and neither queue is looked at.
+        if turn > soonest or memory[1] or memory[3]:
+            for part, queue in queues:
+                if queue.stands(turn, now) and _part(environ) <= part:
+                    late = True
         if not late:
             return application(environ, start_response)
         if behind_caches and _may_be_known(environ):

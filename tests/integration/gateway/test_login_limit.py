@@ -124,7 +124,8 @@ class Known:
         self.refused = 0
         self._served = served
         began = time.monotonic()
-        assert _log_in(served, address, user)[0] == 201
+        answer = _log_in(served, address, user)
+        assert answer[0] == 201, (answer[0], answer[2])
         self._took = time.monotonic() - began
 
     def logs_in(self) -> None:

@@ -500,7 +500,7 @@ class Clients:
         if found is None:
             return
         token, (person, register) = found
-        entry = self.site.directories[0].read(person.dn, ["*"])
+        entry = self._insist(lambda: self.site.directories[0].read(person.dn, ["*"]))
         with self.history.change(register, "revoked", "the directory"):
             for server in self.site.directories:
                 self._insist(lambda server=server: server.delete(person.dn))
@@ -523,7 +523,7 @@ class Clients:
         with self._lock:
             self._people.append(person)
 
-    def _insist(self, change: Callable[[], object]) -> None:
+    def _insist(self, change: Callable[[], Any]) -> Any:
         import ldap
 
         deadline = time.monotonic() + PATIENCE
@@ -531,7 +531,7 @@ class Clients:
             try:
                 return change()
             except (ldap.NO_SUCH_OBJECT, ldap.ALREADY_EXISTS):
-                return  # done before the answer was lost
+                return None  # done before the answer was lost
             except ldap.LDAPError:
                 assert time.monotonic() < deadline, "a directory does not come back"
                 time.sleep(PAUSE)

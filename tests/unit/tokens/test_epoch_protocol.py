@@ -36,6 +36,7 @@ from hypothesis.stateful import (
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator import local as module
 from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, NAME, SharedMemory, Table
+from keyfront.middleware.tokens.coordinator.mark_owners import beginning, begins
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Epoch, Mark, Slots
 from support.clocks import Clock
 
@@ -105,6 +106,8 @@ class Protocol(RuleBasedStateMachine):
         *("recover", "restart", "flush"),
         *("lose_the_store", "lose_the_table", "damage_the_table"),
     )
+    #: Whether a new table waits for the commits of changes that were marked before it.
+    knows_commits: ClassVar[bool] = True
     hits: ClassVar[int] = 0
 
     def __init__(self) -> None:
@@ -118,20 +121,29 @@ class Protocol(RuleBasedStateMachine):
         base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
         self.home = Path(tempfile.mkdtemp(dir=base))
         self.folder = self.home / "epochs"
+        self.changes: list[Change] = []
         self.processes = [self.attach() for _ in range(WORKERS)]
         self.processes.append(self.attach(create=False))
         self.database: Versions = dict.fromkeys(TAGS, 0)
         #: What the responses that were sent have promised.
         self.told: Versions = dict.fromkeys(TAGS, 0)
         self.fills: list[Fill] = []
-        self.changes: list[Change] = []
         #: What was committed under a mark, by the generation of the mark's table and by tag.
         self.marked: dict[tuple[int, str], int] = {}
         self.memories: list[list[Kept]] = [[] for _ in range(WORKERS)]
         self.store: list[Kept] = []
 
     def attach(self, *, create: bool = True) -> SharedMemory:
-        return self.coordinator(self.folder, create=create, slot_count=1024)
+        return self.coordinator(
+            self.folder, create=create, slot_count=1024, settled=self.is_settled
+        )
+
+    def is_settled(self, owner: str, age: float) -> bool:
+        """Tell as a database does: a table begins until no change of before it may be committed."""
+        return not self.knows_commits or not begins(owner) or all(
+            change.committed or beginning(change.mark.generation) == owner
+            for change in self.changes
+        )
 
     def teardown(self) -> None:
         for process in self.processes:
@@ -402,6 +414,7 @@ def wrong(
     *troubles: str,
     takes_epoch: str = "before",
     deeds: tuple[str, ...] = DEEDS,
+    knows_commits: bool = True,
 ) -> type[Protocol]:
     """A machine with a coordinator that is wrong, and the deeds and trouble in which it shows."""
     attributes = {
@@ -409,6 +422,7 @@ def wrong(
         "troubles": troubles,
         "deeds": deeds,
         "takes_epoch": takes_epoch,
+        "knows_commits": knows_commits,
         "tag_sets": TAG_SETS[:1],
     }
     return type("Wrong", (Protocol,), attributes)
@@ -438,7 +452,10 @@ MUTATIONS: dict[str, tuple[type[Protocol], Callable[[], AbstractContextManager[N
         NOTHING,
     ),
     "a lost table's change is forgotten": (
-        wrong(StampsOnlyItsOwnTable, "lose_the_table", deeds=LONG_CHANGES),
+        # Where it waits, it takes two faults at once.
+        wrong(
+            StampsOnlyItsOwnTable, "lose_the_table", deeds=LONG_CHANGES, knows_commits=False
+        ),
         NOTHING,
     ),
     "a change begins at once in a new table": (
