@@ -100,6 +100,8 @@ def limit_queue(
         for at, part in ((1, _CHANGES), (3, _READS))
     ]
     soonest = _CHANGES * seconds
+    # Not 0 where one of them may stand.
+    waits = memory[5:6]
     wait = ("Retry-After", str(max(1, round(seconds))))
 
     def refuse(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -113,16 +115,21 @@ def limit_queue(
         if not began:
             return application(environ, start_response)
         now = clock()
-        if not first[0]:
-            first[0] = now
-        turn = now - max(since_1970(began), first[0])
+        begun = first[0]
+        if not begun:
+            begun = first[0] = now
+        turn = now - max(since_1970(began), begun)
         waited(turn)
         late = turn > seconds
         # Mostly nobody has waited for long, and neither queue is looked at.
-        if turn > soonest or memory[1] or memory[3]:
+        if turn > soonest or waits[0]:
             for part, queue in queues:
                 if queue.stands(turn, now) and _part(environ) <= part:
                     late = True
+            # In this order, so that what another one sees meanwhile is not forgotten.
+            waits[0] = 0.0
+            if memory[1] or memory[3]:
+                waits[0] = 1.0
         if not late:
             return application(environ, start_response)
         if behind_caches and _may_be_known(environ):
