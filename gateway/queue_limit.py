@@ -15,7 +15,9 @@ While a queue stands, changes and lists make place for logins and validations. A
 nobody has waited for less than a part of the limit for as long as the limit, and until somebody has
 waited for less than a quarter of that part. Then changes are refused after a quarter of the limit,
 and what is read after a half. Logins, validations, revocations, health and the API's versions have
-all of it, and in a shorter rush everything has.
+all of it, and in a shorter rush everything has. A wait that is long for all from the beginning on,
+or for ten minutes, is taken for that of a web server whose clock is not this one, and changes
+nothing.
 
 An answer of the token cache costs no more than a refusal. So where Keystone is loaded by
 :mod:`.keystone.application`, what is read is refused where Keystone would be asked, and what the
@@ -53,6 +55,8 @@ _SHORT = 0.25
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # What the token cache may know.
 _KEPT = frozenset({"GET", "HEAD"})
+# Seconds for which a queue that stands is believed in.
+_BELIEVED = 600.0
 # Ways to log in and to validate, beside what is below /auth/; and what a path with more than one
 # part ends with, below a prefix, that tells of versions or health.
 _NEEDED = ("/auth", "/OS-OAUTH2/token", "/ec2tokens", "/s3tokens", "/v3", "/healthcheck")
@@ -93,15 +97,17 @@ def limit_queue(
         return application
     # Anonymous and shared, so that a worker that replaces another one knows of it.
     memory = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
-    # When the first request was begun; 0: none was.
-    first = memory[:1]
+    # When the first request was begun; 0: none was, as far as this process knows.
+    first = 0.0
     queues = [
         (part, _Queue(memory[at : at + 2], part * seconds, seconds))
         for at, part in ((1, _CHANGES), (3, _READS))
     ]
     soonest = _CHANGES * seconds
-    # Not 0 where one of them may stand.
-    waits = memory[5:6]
+    # Not 0 until somebody has waited for less than that, who came after the first one; and where a
+    # queue may stand.
+    unknown, waits = memory[5:6], memory[6:7]
+    unknown[0] = waits[0] = 1.0
     wait = ("Retry-After", str(max(1, round(seconds))))
 
     def refuse(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -111,18 +117,21 @@ def limit_queue(
     refused = refusing(refuse) if refusing else refuse
 
     def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        nonlocal first
         began = environ.get("HTTP_X_REQUEST_START")
         if not began:
             return application(environ, start_response)
         now = clock()
-        begun = first[0]
-        if not begun:
-            begun = first[0] = now
-        turn = now - max(since_1970(began), begun)
+        if not first:
+            first = memory[0] = memory[0] or now
+        came = since_1970(began)
+        turn = now - (came if came > first else first)
         waited(turn)
-        late = turn > seconds
         # Mostly nobody has waited for long, and neither queue is looked at.
-        if turn > soonest or waits[0]:
+        if turn <= soonest and not waits[0]:
+            return application(environ, start_response)
+        late = turn > seconds
+        if not unknown[0]:
             for part, queue in queues:
                 if queue.stands(turn, now) and _part(environ) <= part:
                     late = True
@@ -130,6 +139,8 @@ def limit_queue(
             waits[0] = 0.0
             if memory[1] or memory[3]:
                 waits[0] = 1.0
+        elif came >= first and turn <= soonest:
+            unknown[0] = waits[0] = 0.0
         if not late:
             return application(environ, start_response)
         if behind_caches and _may_be_known(environ):
@@ -182,7 +193,7 @@ class _Queue:
         # Another thread or process may have looked at the clock later, and been here before.
         if abs(now - memory[1]) > self._patience:
             since = 0.0
-        stands = bool(since) and now - since > self._patience
+        stands = bool(since) and self._patience < now - since < _BELIEVED
         # What is refused makes it shorter, and so it stays about as long as this for as long as
         # more comes than can be done. It has ended when it is short.
         if is_long or (stands and turn > self._most * _SHORT):
@@ -214,6 +225,8 @@ def since_1970(text: str) -> float:
         number = float(text.removeprefix("t="))
     except ValueError:
         return math.inf
+    if 0 <= number <= _SECONDS:
+        return number
     if math.isnan(number):
         return math.inf
     while _SECONDS < number < math.inf:

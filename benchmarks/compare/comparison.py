@@ -10,9 +10,12 @@ import shlex
 import signal
 import statistics
 import sys
+import threading
+import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -145,6 +148,30 @@ def in_rounds(
             rates.append(f"{name} {sample.rate:.0f}/s")
         say(f"round {number + 1} of {rounds}: {', '.join(rates)}")
     return samples
+
+
+def closed_rate(deeds: Sequence[Callable[[], object]], seconds: float) -> float:
+    """Return how many deeds a second are done, by as many clients that do nothing else.
+
+    :param deeds: the deed of each client, which is done again and again in a thread of its own
+    :param seconds: seconds after which nobody begins another one
+    :raises KeyfrontError: what a deed raises
+    """
+    over = threading.Event()
+
+    def repeat(deed: Callable[[], object]) -> int:
+        done = 0
+        while not over.is_set():
+            deed()
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(len(deeds)) as pool:
+        began = time.monotonic()
+        clients = [pool.submit(repeat, deed) for deed in deeds]
+        over.wait(seconds)
+        over.set()
+        return sum(client.result() for client in clients) / (time.monotonic() - began)
 
 
 def say(text: str) -> None:

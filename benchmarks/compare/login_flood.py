@@ -45,6 +45,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -60,6 +61,7 @@ from ..load.measured import Load, percentile
 from ..worlds import processes
 from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process
+from .comparison import closed_rate
 
 _PATIENCE = 10.0
 _HOPELESS = 60.0
@@ -285,26 +287,13 @@ def capacity(keystone: Keystone, folder: Path, seconds: float) -> float:
     :raises ServerError: it did not start, or does not answer as it should
     """
     with _served(keystone, folder, {LIMIT: "0"}) as (port, _):
-        over, counted = threading.Event(), [0] * 4
 
         def log_in(number: int) -> None:
-            while not over.is_set():
-                name = _VICTIMS[number]
-                body = login(name, _PASSWORD, None)
-                if _send(port, f"127.5.0.{number + 1}", "POST", {}, body) == 201:
-                    counted[number] += 1
+            body = login(_VICTIMS[number], _PASSWORD, None)
+            if _send(port, f"127.5.0.{number + 1}", "POST", {}, body) != 201:
+                raise ServerError(f"{_VICTIMS[number]} cannot log in")
 
-        threads = [threading.Thread(target=log_in, args=(one,)) for one in range(4)]
-        began = time.monotonic()
-        for thread in threads:
-            thread.start()
-        time.sleep(seconds)
-        over.set()
-        for thread in threads:
-            thread.join()
-        if not sum(counted):
-            raise ServerError("nobody could log in")
-        return sum(counted) / (time.monotonic() - began)
+        return closed_rate([partial(log_in, number) for number in range(4)], seconds)
 
 
 def measure(

@@ -19,14 +19,13 @@ the same cores.
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from keyfront.errors import KeyfrontError
@@ -36,7 +35,8 @@ from ..lineups.lineup import TUNED, Lineup, served
 from ..load import generators, sender
 from ..load.measured import Load, percentile
 from ..worlds.processes import HOST
-from .comparison import say
+from . import comparison
+from .comparison import closed_rate, say
 
 _USERS = 20
 _CLIENTS = 8
@@ -78,30 +78,13 @@ def capacity(url: str, token: str, users: list[str], seconds: float) -> float:
     :param seconds: seconds of the count
     :raises ServerError: one was not made
     """
-    over = threading.Event()
-    counted: Counter[str] = Counter()
-    failed: list[KeyfrontError] = []
+    numbers = itertools.count()
 
     def change(user: str) -> None:
-        try:
-            while not over.is_set():
-                body = {"user": {"description": str(counted[user])}}
-                ask(url, "PATCH", f"/v3/users/{user}", token, body)
-                counted[user] += 1
-        except KeyfrontError as error:
-            failed.append(error)
+        body = {"user": {"description": str(next(numbers))}}
+        ask(url, "PATCH", f"/v3/users/{user}", token, body)
 
-    threads = [threading.Thread(target=change, args=(one,)) for one in users[:_CLIENTS]]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    over.wait(seconds)
-    over.set()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return counted.total() / (time.monotonic() - began)
+    return closed_rate([partial(change, user) for user in users[:_CLIENTS]], seconds)
 
 
 def measure(
@@ -161,9 +144,7 @@ def _row(name: str, load: Load) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the comparison."""
-    parser = argparse.ArgumentParser(
-        prog="overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = comparison.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to look")
     parser.add_argument("--times", type=float, default=3.0, help="changes, by the capacity")
     parser.add_argument("--rate", type=float, default=4.0, help="other requests a second")

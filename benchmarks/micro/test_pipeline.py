@@ -66,8 +66,12 @@ def _node(made: Any, folder: Path) -> Any:
 def test_node_against_bare(paired: Any, tmp_path: Path) -> None:
     """A request that is counted, with the time that it waited."""
     made = bare()
-    environ = {**request(0), "HTTP_X_REQUEST_START": f"t={time.time():.3f}"}
-    paired(served(_node(made, tmp_path), environ), served(made, environ), limit=LIMIT)
+    node = _node(made, tmp_path)
+    # Not the first one, whose wait is told by no clock but the server's.
+    for _ in range(2):
+        environ = {**request(0), "HTTP_X_REQUEST_START": f"t={time.time():.6f}"}
+        served(node, environ)()
+    paired(served(node, environ), served(made, environ), limit=LIMIT)
 
 
 def test_node_counts(counted: Any, tmp_path: Path) -> None:

@@ -132,9 +132,10 @@ class NodeCounts(CounterRow):
     def queued(self, seconds: float) -> None:
         """Count a request that waited so long for its turn."""
         micros = int(seconds * 1e6) if 0.0 < seconds < 1e3 else 0
+        row = self.row
         try:
-            self.row[_QUEUED + micros.bit_length()] += 1
-            self.row[_QUEUED_MICROSECONDS] += micros
+            row[_QUEUED + micros.bit_length()] += 1
+            row[_QUEUED_MICROSECONDS] += micros
         except ValueError:  # damaged; the next process begins anew
             pass
 

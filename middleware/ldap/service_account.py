@@ -232,6 +232,12 @@ class ServiceAccount:
         :raises DirectoryTimeoutError: another's BIND took too long
         """
         self.begin(seconds)
+        with self._ended_by_errors():
+            yield
+        self.accepted()
+
+    @contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
         try:
             yield
         except CredentialsError as error:
@@ -240,7 +246,6 @@ class ServiceAccount:
         except BaseException:
             self.failed()
             raise
-        self.accepted()
 
     def begin(self, seconds: float) -> None:
         """Get leave to send a BIND; its outcome has to be told, by one of the methods below.
@@ -430,15 +435,9 @@ class KerberosAccount(_SaslAccount):
         """
         deadline = time.monotonic() + seconds
         super().begin(seconds)
-        try:
+        with self._ended_by_errors():
             if self._tickets.due:
                 self._log_in(deadline)
-        except CredentialsError as error:
-            self.refused(error)
-            raise
-        except BaseException:
-            self.failed()
-            raise
 
     def _log_in(self, deadline: float) -> None:
         """Log in to the KDC; where there is a ticket yet, as far as that goes at once."""
@@ -508,7 +507,6 @@ def bind_by_ticket(connection: Connection, tickets: Tickets, seconds: float) -> 
     deadline = time.monotonic() + seconds
     exchange = tickets.exchange(connection.url.tls_name, connection.end_point, seconds)
     return connection.bind_gssapi(exchange, timeout=deadline - time.monotonic())
-
 
 
 def bind_by_certificate(connection: Connection, seconds: float | None = None) -> str:

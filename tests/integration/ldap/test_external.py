@@ -13,8 +13,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import keystone.conf.default
-import keystone.conf.ldap
 import pytest
 import trustme
 from keystone import exception
@@ -35,10 +33,9 @@ from keyfront.middleware.ldap.wsgi import filter_factory
 from support.certificates import Pair
 from support.directory import SUFFIX, Directory, directory
 from support.served import PATIENCE, wait_for
+from support.service_binds import KINDS, identity_of, keystone_conf, pools, refusal, url
 
 pytestmark = pytest.mark.usefixtures("refused_for_long")
-
-keystone.conf.default.register_opts(keystone.conf.CONF)
 
 # As which slapd knows the certificates of `clients`: by their common names, and one as nobody.
 MAPPED = f"""
@@ -47,7 +44,6 @@ TLSVerifyClient %(verify)s
 authz-regexp "cn=nobody,.*" ""
 authz-regexp "cn=(service|second),.*" "cn=$1,ou=Services,{SUFFIX}"
 """
-KINDS = ("ldaps", "starttls")
 
 Make = Callable[..., LDAPPool]
 
@@ -111,10 +107,6 @@ def secured(d: Directory, pair: Pair | None, kind: str = "ldaps") -> TLS:
     return TLS(ca_file=str(d.ca_file), start_tls=kind == "starttls", **shown)
 
 
-def url(d: Directory, kind: str) -> str:
-    return d.ldaps_url if kind == "ldaps" else f"ldap://localhost:{d.port}"
-
-
 def connect(d: Directory, pair: Pair | None, kind: str = "ldaps") -> Connection:
     return Connection.connect(
         ServerURL.parse(url(d, kind)), tls=secured(d, pair, kind), connect_timeout=PATIENCE,
@@ -124,24 +116,13 @@ def connect(d: Directory, pair: Pair | None, kind: str = "ldaps") -> Connection:
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    pools = []
+    with pools() as all_of_them:
 
-    def make(d: Directory, pair: Pair | None, *more: str, **options: Any) -> LDAPPool:
-        options = {
-            "sasl_mechanism": "EXTERNAL", "tls": secured(d, pair), "min_size": 0,
-            "search_base": d.people, "timeout": PATIENCE, "connect_timeout": PATIENCE,
-            "operation_timeout": PATIENCE, **options,
-        }  # fmt: skip
-        pools.append(LDAPPool([*more, url(d, "ldaps")], **options))
-        return pools[-1]
+        def make(d: Directory, pair: Pair | None, *more: str, **options: Any) -> LDAPPool:
+            options = {"sasl_mechanism": "EXTERNAL", "tls": secured(d, pair), **options}
+            return all_of_them.make(d, [*more, url(d, "ldaps")], **options)
 
-    yield make
-    for pool in pools:
-        pool.close(0.0)
-
-
-def identity_of(name: str) -> str:
-    return f"dn:cn={name},ou=services,{SUFFIX}"
+        yield make
 
 
 def replace(pair: Pair, by: Pair) -> None:
@@ -155,13 +136,6 @@ def put(new: Path, old: Path) -> None:
     fresh = old.with_suffix(".fresh")
     shutil.copy2(new, fresh)
     fresh.replace(old)
-
-
-def refusal(pool: LDAPPool) -> CredentialsError:
-    with pytest.raises(CredentialsError) as caught:
-        pool.search(SUFFIX, 0)
-    assert "\n" not in str(caught.value)
-    return caught.value
 
 
 # A connection
@@ -421,19 +395,11 @@ def test_a_socket_file_needs_no_certificate(tmp_path_factory: Any, make: Make) -
 
 
 def conf(d: Directory, pair: Pair, folder: Path) -> cfg.ConfigOpts:
-    path = folder / "keystone.conf"
-    path.write_text(
-        f"[ldap]\nurl = {d.ldaps_url}\ntls_cacertfile = {d.ca_file}\nsuffix = {d.suffix}\n"
-        f"user_tree_dn = {d.people}\nuser_id_attribute = uid\nuser_name_attribute = cn\n"
-        f"group_tree_dn = {d.groups}\nchase_referrals = false\n"
-        f"[keyfront_ldap]\nsasl_mechanism = EXTERNAL\ntls_client_cert = {pair.certificate}\n"
-        f"tls_client_key = {pair.key}\nconnect_timeout = {PATIENCE}\nmin_size = 0\n"
-        f"operation_timeout = {PATIENCE}\ncheckout_timeout = {PATIENCE}\n"
-    )
-    made = cfg.ConfigOpts()
-    keystone.conf.ldap.register_opts(made)
-    made(args=[], project="keystone", default_config_files=[str(path)], default_config_dirs=[])
-    return made
+    return keystone_conf(
+        d, folder,
+        f"sasl_mechanism = EXTERNAL\ntls_client_cert = {pair.certificate}\n"
+        f"tls_client_key = {pair.key}\n",
+    )  # fmt: skip
 
 
 def test_keystone(d: Directory, clients: Clients, tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import keystone.conf.default
-import keystone.conf.ldap
 import pytest
 from keystone import exception
 from oslo_config import cfg
@@ -37,11 +35,10 @@ from keyfront.middleware.ldap.wsgi_options import read
 from support.directory import SUFFIX, Directory, directory
 from support.kerberos import KDC, REALM, find_gssapi, kdc
 from support.served import PATIENCE, wait_for
+from support.service_binds import KINDS, identity_of, keystone_conf, pools, refusal, url
 from support.set_clock import SetClock
 
 pytestmark = pytest.mark.usefixtures("refused_for_long")
-
-keystone.conf.default.register_opts(keystone.conf.CONF)
 
 # Whom slapd makes of whom: it knows two principals, and makes nobody of a third.
 MAPPED = f"""
@@ -51,7 +48,6 @@ sasl-cbinding tls-endpoint
 authz-regexp "^uid=nobody,.*cn=gssapi,cn=auth$" ""
 authz-regexp "^uid=([^/,]*)(/[^,]*)?,.*cn=gssapi,cn=auth$" "cn=$1,ou=Services,{SUFFIX}"
 """
-KINDS = ("ldaps", "starttls")
 SHORT = 0.3
 
 Make = Callable[..., LDAPPool]
@@ -103,10 +99,6 @@ def secured(d: Directory, kind: str = "ldaps") -> TLS:
     return TLS(ca_file=str(d.ca_file), start_tls=kind == "starttls")
 
 
-def url(d: Directory, kind: str) -> str:
-    return d.ldaps_url if kind == "ldaps" else f"ldap://localhost:{d.port}"
-
-
 def connect(d: Directory, kind: str = "ldaps") -> Connection:
     tls = secured(d, kind) if kind != "clear" else TLS()
     return Connection.connect(
@@ -122,31 +114,16 @@ def logged_in(options: Kerberos) -> Tickets:
 
 @pytest.fixture
 def make(world: World) -> Iterator[Make]:
-    pools = []
+    with pools() as all_of_them:
 
-    def make(options: Kerberos | None, *more: str, **others: Any) -> LDAPPool:
-        others = {
-            "sasl_mechanism": "GSSAPI", "kerberos": options, "tls": secured(world.d),
-            "min_size": 0, "search_base": world.d.people, "timeout": PATIENCE,
-            "connect_timeout": PATIENCE, "operation_timeout": PATIENCE, **others,
-        }  # fmt: skip
-        pools.append(LDAPPool(others.pop("urls", [*more, world.d.ldaps_url]), **others))
-        return pools[-1]
+        def make(options: Kerberos | None, *more: str, **others: Any) -> LDAPPool:
+            urls = others.pop("urls", [*more, world.d.ldaps_url])
+            others = {"tls": secured(world.d), **others}
+            return all_of_them.make(
+                world.d, urls, sasl_mechanism="GSSAPI", kerberos=options, **others
+            )
 
-    yield make
-    for pool in pools:
-        pool.close(0.0)
-
-
-def identity_of(name: str) -> str:
-    return f"dn:cn={name},ou=services,{SUFFIX}"
-
-
-def refusal(pool: LDAPPool) -> CredentialsError:
-    with pytest.raises(CredentialsError) as caught:
-        pool.search(SUFFIX, 0)
-    assert "\n" not in str(caught.value)
-    return caught.value
+        yield make
 
 
 def renew_all(pool: LDAPPool) -> None:
@@ -443,19 +420,9 @@ def test_a_server_that_wants_a_layer(world: World) -> None:
 
 
 def conf(d: Directory, options: Kerberos, folder: Path) -> cfg.ConfigOpts:
-    path = folder / "keystone.conf"
-    path.write_text(
-        f"[ldap]\nurl = {d.ldaps_url}\ntls_cacertfile = {d.ca_file}\nsuffix = {d.suffix}\n"
-        f"user_tree_dn = {d.people}\nuser_id_attribute = uid\nuser_name_attribute = cn\n"
-        f"group_tree_dn = {d.groups}\nchase_referrals = false\n"
-        f"[keyfront_ldap]\nsasl_mechanism = GSSAPI\nkerberos_keytab = {options.keytab}\n"
-        f"connect_timeout = {PATIENCE}\nmin_size = 0\n"
-        f"operation_timeout = {PATIENCE}\ncheckout_timeout = {PATIENCE}\n"
+    return keystone_conf(
+        d, folder, f"sasl_mechanism = GSSAPI\nkerberos_keytab = {options.keytab}\n"
     )
-    made = cfg.ConfigOpts()
-    keystone.conf.ldap.register_opts(made)
-    made(args=[], project="keystone", default_config_files=[str(path)], default_config_dirs=[])
-    return made
 
 
 def test_keystone(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -83,7 +83,9 @@ def test_serves_what_says_nothing(began: str | None) -> None:
 class Rush:
     """An application behind the limit of 8 seconds, whose first request is long ago."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, knows: bool = False) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, knows: bool = False, behind: float = 0
+    ) -> None:
         monkeypatch.setattr(queue_limit, "behind_caches", [])
         self.now, self.shed = NOW - 1000.0, 0
         inner = refuse_late(_application) if knows else _application
@@ -99,7 +101,7 @@ class Rush:
         self._limited = limit_queue(
             application, seconds=8, clock=lambda: self.now, shed=shed
         )
-        assert self.waits(0)
+        assert self.waits(behind)
         self.now = NOW
 
     def waits(self, seconds: float, method: str = "PUT", path: str = "/v3/users/1") -> bool:
@@ -170,6 +172,32 @@ def test_who_comes_now_and_then_makes_no_queue(monkeypatch: pytest.MonkeyPatch) 
     assert not rush.waits(7)
     rush.now -= 20  # the clock was set back
     assert rush.waits(7)
+
+
+def test_a_web_server_whose_clock_is_behind_makes_no_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rush = Rush(monkeypatch, behind=3)
+    for _ in range(30):
+        assert rush.waits(3)
+        rush.now += 1
+    assert rush.waits(0)  # the clock was mended
+    for _ in range(9):
+        assert rush.waits(3)
+        rush.now += 1
+    assert not rush.waits(3)
+
+
+def test_nor_does_one_whose_clock_is_set_back_for_longer_than_ten_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rush = Rush(monkeypatch)
+    answered = []
+    for _ in range(700):
+        answered.append(rush.waits(3))
+        rush.now += 1
+    assert answered[:9] == [True] * 9
+    assert not any(answered[9:600]) and all(answered[600:])
 
 
 def test_the_order_in_which_workers_look_at_the_clock_does_not_matter(
