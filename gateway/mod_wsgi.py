@@ -74,7 +74,7 @@ def _daemons() -> tuple[int, int]:
 
 
 def _is_of_reading(error: Exception) -> bool:
-    """Tell whether mod_wsgi has raised an error because a request's body broke off."""
+    """Return whether mod_wsgi has raised an error because a request's body broke off."""
     # It has no class of its own, and no errno; the words are those of server/wsgi_input.c.
     return isinstance(error, OSError) and "request data read error" in str(error)
 

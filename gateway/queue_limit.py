@@ -215,7 +215,7 @@ def _part(environ: WSGIEnvironment) -> float:
 
 
 def _may_be_known(environ: WSGIEnvironment) -> bool:
-    """Whether a request may be answered by a token cache, and not by another application."""
+    """Return whether a request may be answered by a token cache, and not by another application."""
     return environ.get("REQUEST_METHOD") in _KEPT and "/v3/" in environ.get("PATH_INFO", "")
 
 

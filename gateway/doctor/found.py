@@ -97,7 +97,7 @@ class Found:
     denied: dict[str, str] = field(default_factory=dict)
 
     def has(self, layer: str) -> bool:
-        """Tell whether a layer of :data:`~.registry.LAYERS` was found."""
+        """Return whether a layer of :data:`~.registry.LAYERS` was found."""
         keystone = self.keystone
         if layer == "systemd":
             return bool(self.units)
@@ -132,16 +132,16 @@ class Found:
 
     @property
     def unread(self) -> list[Unread]:
-        """What could not be looked at, and why."""
+        """The paths that could not be looked at, and why."""
         return self.files.unread
 
     def at_least(self, name: str, *numbers: int) -> bool | None:
-        """Tell whether a version is this or a later one; ``None`` if it is not known."""
+        """Return whether a version is this or a later one; ``None`` if it is not known."""
         found = self.versions.get(name)
         return None if found is None else found >= numbers
 
     def before(self, name: str, *numbers: int) -> bool:
-        """Tell whether a version is known to be older."""
+        """Return whether a version is known to be older."""
         return self.at_least(name, *numbers) is False
 
     def kernel(self, name: str) -> int | None:
@@ -165,7 +165,7 @@ class Found:
 
     @property
     def uses_memcached(self) -> bool:
-        """Whether Keystone's caches lie in memcached."""
+        """True if Keystone's caches lie in memcached."""
         conf = self.keystone
         return bool(
             conf
@@ -274,18 +274,18 @@ class Found:
 
     @property
     def in_container(self) -> bool:
-        """Whether the files are those of a container, which has no systemd."""
+        """True if the files are those of a container, which has no systemd."""
         marks = ("/.dockerenv", "/run/.containerenv", "/run/secrets/kubernetes.io", "/kolla")
         return not self.units and any(self.files.exists(x) for x in marks)
 
     @property
     def debian(self) -> bool:
-        """Whether packages are apt's."""
+        """True if packages are apt's."""
         apache = self.apache.path if self.apache else ""
         return not apache.startswith("/etc/httpd") and not self.files.exists("/etc/redhat-release")
 
     def is_of_a_container(self, path: str) -> bool:
-        """Tell whether a file is a container's that lies on its host, and names paths in there."""
+        """Return whether a file lies on the host of a container, and names paths in there."""
         return path.startswith("/etc/kolla/")
 
     def version(self, name: str) -> tuple[int, ...]:

@@ -412,7 +412,7 @@ def memcached_address(text: str) -> tuple[str, int]:
 
 
 def is_here(host: str) -> bool:
-    """Tell whether a host is this machine: its clock tells nothing."""
+    """Return whether a host is this machine: its clock tells nothing."""
     return host in ("", "localhost", "::1") or host.startswith("127.")
 
 

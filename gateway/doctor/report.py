@@ -231,7 +231,7 @@ def _by_layer(checks: Iterable[Check]) -> Iterator[tuple[str, list[Check]]]:
 
 @dataclass
 class _Step:
-    """What is to be done in one file: parts of lines, each after its mark or section."""
+    """The work in one file: parts of lines, each after its mark or section."""
 
     parts: dict[str, dict[str, None]] = field(default_factory=dict)
     codes: dict[str, None] = field(default_factory=dict)

@@ -47,17 +47,17 @@ def address(text: str) -> str:
 
 
 def is_keystones(text: str) -> bool:
-    """Tell whether a name, a path or an address says that it is Keystone's."""
+    """Return whether a name, a path or an address says that it is Keystone's."""
     return bool(_NAMES.search(text) or _PORT.search(text))
 
 
 def is_others(text: str) -> bool:
-    """Tell whether a name or a path says that it is another service's."""
+    """Return whether a name or a path says that it is another service's."""
     return bool(_OTHERS.search(text)) and not _NAMES.search(text)
 
 
 def serves_keystone(conf: UwsgiConf) -> bool:
-    """Tell whether a uWSGI serves Keystone; one that does not say what it serves may do so."""
+    """Return whether a uWSGI serves Keystone; one that does not say what it serves may do so."""
     served = [x.value for x in conf.settings.all(*SERVED)]
     if any(_NAMES.search(x) for x in served):
         return True
@@ -67,7 +67,7 @@ def serves_keystone(conf: UwsgiConf) -> bool:
 
 
 def names_keystone(conf: UwsgiConf) -> bool:
-    """Tell whether a uWSGI's application, file or unit has Keystone's name."""
+    """Return whether a uWSGI's application, file or unit has Keystone's name."""
     served = [x.value for x in conf.settings.all(*SERVED)]
     return any(_NAMES.search(x) for x in (*served, conf.path.rpartition("/")[2], conf.unit))
 
@@ -284,12 +284,12 @@ def haproxy_lines(section: Directive) -> Iterator[Directive]:
 
 
 def in_http_mode(section: Directive) -> bool:
-    """Tell whether HAProxy reads HTTP in a section; in TCP mode it writes no header."""
+    """Return whether HAProxy reads HTTP in a section; in TCP mode it writes no header."""
     return next((x.value for x in haproxy_lines(section) if x.name == "mode"), "tcp") == "http"
 
 
 def writes_header(found: Found, section: Directive) -> bool:
-    """Tell whether HAProxy writes X-Forwarded-For of all requests to a section."""
+    """Return whether HAProxy writes X-Forwarded-For of all requests to a section."""
     if not in_http_mode(section):
         return False
     fronts = frontends(found, section)
@@ -303,7 +303,7 @@ def _says(directive: Directive) -> bool:
 
 
 def sends_proxy(section: Directive) -> bool:
-    """Tell whether HAProxy tells all servers of a section the address by its own protocol."""
+    """Return whether HAProxy tells all servers of a section the address by its own protocol."""
     servers = [x for x in section.inside or () if x.is_("server")]
     defaults = [x for x in haproxy_lines(section) if x.is_("default-server")]
 
@@ -314,7 +314,7 @@ def sends_proxy(section: Directive) -> bool:
 
 
 def appends_address(found: Found) -> bool:
-    """Tell whether a HAProxy of this machine writes the client's address, or is told to by H01.
+    """Return whether a HAProxy of this machine writes the client's address, or is told to by H01.
 
     One that tells it by the PROXY protocol leaves the client's own header as it is.
     """
@@ -323,7 +323,7 @@ def appends_address(found: Found) -> bool:
 
 
 def leads(found: Found, server: str) -> bool:
-    """Tell whether a web server leads to Keystone, or may do so: where nothing is seen to.
+    """Return whether a web server leads to Keystone, or may do so: where nothing is seen to.
 
     :param server: ``nginx`` or ``apache``
     """
@@ -336,7 +336,7 @@ def leads(found: Found, server: str) -> bool:
 
 
 def has_front(found: Found) -> bool:
-    """Tell whether a web server or balancer of this machine leads to Keystone."""
+    """Return whether a web server or balancer of this machine leads to Keystone."""
     return bool(nginx_passes(found) or apache_passes(found) or backends(found))
 
 
@@ -351,7 +351,7 @@ def to_itself(tree: Tree) -> list[Directive]:
 
 
 def concerns(found: Found, directive: Directive) -> bool:
-    """Tell whether a directive of a web server or balancer may hold for requests to Keystone.
+    """Return whether a directive of a web server or balancer may hold for requests to Keystone.
 
     It does unless it stands in a block for others: a server of nginx, a host of Apache, a section
     of HAProxy. Where nothing leads to Keystone, all may.

@@ -76,7 +76,7 @@ class Setting:
 
     @property
     def on(self) -> bool:
-        """Whether it is switched on; in uWSGI and systemd a name without a value is, too."""
+        """True if it is switched on; in uWSGI and systemd a name without a value is, too."""
         return self.value.strip().lower() in _TRUE
 
     @property
@@ -138,7 +138,7 @@ class Directive:
     around: tuple[Directive, ...] = field(default=(), repr=False)
 
     def is_(self, *names: str) -> bool:
-        """Tell whether it has one of these names, in whatever case."""
+        """Return whether it has one of these names, in whatever case."""
         return self.name.lower() in names
 
     @property

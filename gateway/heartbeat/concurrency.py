@@ -61,7 +61,7 @@ def unsafe(around: Surroundings) -> list[str]:
 
 
 def has_threads(uwsgi: Any) -> bool:
-    """Tell whether other threads of Python run while a worker of uWSGI waits for a request.
+    """Return whether other threads of Python run while a worker of uWSGI waits for a request.
 
     They do since uWSGI 2.0.27; before that, only with ``enable-threads`` or ``threads``. A uWSGI
     without the function ``has_threads`` is judged by its version.
@@ -76,7 +76,7 @@ def has_threads(uwsgi: Any) -> bool:
 
 
 def parent_is_idle() -> bool:
-    """Tell whether this process was forked from a master of uWSGI, which only loads applications.
+    """Return whether this process was forked from a master of uWSGI, which only loads applications.
 
     It may not have its number as a worker yet.
     """

@@ -242,7 +242,7 @@ def _remove_ended(folder: Path) -> None:
 
 
 def _may_be_removed(path: Path) -> bool:
-    """Tell whether a file of no living process may be removed.
+    """Return whether a file of no living process may be removed.
 
     It may not while it is being made, nor if it is that of a living process of another version.
     """

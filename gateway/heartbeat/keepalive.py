@@ -133,7 +133,7 @@ class Keepalive(Generic[T]):
         self._statistics.here()["watched"] += 1
 
     def alive(self, connection: T) -> bool:
-        """Tell whether a connection may be used now; to be called just before it is used.
+        """Return whether a connection may be used now; to be called just before it is used.
 
         False at once if it is closed, by the server or here, or was opened before a fork. True at
         once if the server sent something within the interval. Otherwise the answer is that of
@@ -163,7 +163,7 @@ class Keepalive(Generic[T]):
         return self._ask(connection, found)
 
     def inherited(self, connection: T) -> bool:
-        """Tell whether a connection was opened before a fork, so that the parent still uses it.
+        """Return whether a connection was opened before a fork, so that the parent still uses it.
 
         Drop such a connection without closing it: in most protocols to close it says goodbye to
         the server, and the parent would lose it.

@@ -186,7 +186,7 @@ class KeptConnection:
         self.row[CONNECTIONS] -= 1
 
     def _waits_for_answer(self, now: float) -> bool:
-        """Tell whether the broker has not answered the goodbye yet, and may still."""
+        """Return whether the broker has not answered the goodbye yet, and may still."""
         state = self.state()
         passed = now - self.tried
         if state is None or not state.established or passed >= ANSWER:
@@ -196,7 +196,7 @@ class KeptConnection:
         return not self._is_answered(state)
 
     def _is_answered(self, state: State) -> bool:
-        """Tell whether what came since the goodbye is its answer: it may be heartbeats, too."""
+        """Return whether what came since the goodbye is its answer: it may be heartbeats, too."""
         try:
             unread = self.sock.recv(_UNREAD, _FLAGS | socket.MSG_PEEK) if state.unread else b""
         except OSError:
@@ -217,7 +217,7 @@ class KeptConnection:
         self.sock.send(self.pending + GOODBYE, _FLAGS)
 
     def is_beaten(self, now: float) -> bool:
-        """Tell whether bytes went out lately enough for nobody else to have to send any."""
+        """Return whether bytes went out lately enough for nobody else to have to send any."""
         return now < max(self.written, self.tried) + self.interval * (1 + _SLACK)
 
     def stop(self) -> None:
@@ -232,7 +232,7 @@ class KeptConnection:
         return look_at(self.sock)
 
     def silent(self, state: State) -> bool:
-        """Tell whether the peer has missed two heartbeats although it could have sent them."""
+        """Return whether the peer has missed two heartbeats although it could have sent them."""
         return state.room and state.silent_data > 2 * self.timeout
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class KeptConnection:
             self.lock.give(None)
 
     def inherited(self) -> bool:
-        """Tell whether another process made the connection, from which this one was forked."""
+        """Return whether another process made the connection, from which this one was forked."""
         return not self.mark[0]
 
     def _shut(self) -> None:

@@ -204,11 +204,11 @@ class BorrowHooks:
         )
 
     def _is_amqp(self, connection: Any) -> bool:
-        """Tell whether it is py-amqp's: of kombu's other transports nothing is known here."""
+        """Return whether it is py-amqp's: of kombu's other transports nothing is known here."""
         return isinstance(connection, self._registry.connection_class)
 
     def _is_usable(self, connection: Any) -> bool:
-        """Tell whether a connection stands and its peer was heard of; a dead one is given up."""
+        """Return whether a connection stands and its peer was heard of; a dead one is given up."""
         transport = getattr(connection, "_transport", None)
         if transport is None or not transport.connected:
             return False

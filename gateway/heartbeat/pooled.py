@@ -72,7 +72,7 @@ class Pooled:
             self.record.idle[self] = self.until
 
     def is_overdue(self, now: float) -> bool:
-        """Tell whether it has lain there for too long, and enough others came back after it."""
+        """Return whether it has lain there for too long, and enough others came back after it."""
         until = self.record.idle.get(self)
         if until is None or now <= until:
             return False

@@ -89,7 +89,7 @@ class ConnectionRegistry:
         self.look_around()
 
     def is_inherited(self) -> bool:
-        """Tell whether this process was forked since, and has not begun anew yet."""
+        """Return whether this process was forked since, and has not begun anew yet."""
         return self._pid != os.getpid()
 
     def renew(self) -> None:
@@ -169,7 +169,7 @@ class ConnectionRegistry:
         self.counts.row[CONNECTIONS] = sum(not kept.expired for kept in list(self._kept))
 
     def is_beaten(self, kept: KeptConnection, now: float) -> bool:
-        """Tell whether the thread beats on a connection; one that has ended is started again.
+        """Return whether the thread beats on a connection; one that has ended is started again.
 
         While it does not, whoever else sends heartbeats has to.
         """

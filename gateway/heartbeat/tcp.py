@@ -147,7 +147,7 @@ def look_at(sock: _socket.socket) -> State | None:
 
 
 def _has_memory(sock: _socket.socket) -> bool:
-    """Tell whether half of the receive buffer is free: before Linux 6.2 the window is not told.
+    """Return whether half of the receive buffer is free: before Linux 6.2 the window is not told.
 
     Counted as the kernel counts, with its overhead. It closes the window when over 4/5 are taken.
     """

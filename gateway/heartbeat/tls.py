@@ -153,12 +153,12 @@ class GuardedTLS:
 
 
 def waits(sock: Any) -> bool:
-    """Tell whether a TLS socket waits inside OpenSSL: a green one never does."""
+    """Return whether a TLS socket waits inside OpenSSL: a green one never does."""
     plain = getattr(sock, "_sock", sock)  # gevent's holds the real one
     return not isinstance(plain, _socket.socket) or _socket.socket.gettimeout(plain) != 0.0
 
 
 def is_known(tls: Any) -> bool:
-    """Tell whether this is the object of OpenSSL that the interpreter makes for a socket."""
+    """Return whether this is the object of OpenSSL that the interpreter makes for a socket."""
     kind: type = vars(_ssl)["_SSLSocket"]
     return isinstance(tls, kind)

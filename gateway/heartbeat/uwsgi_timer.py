@@ -20,7 +20,7 @@ _LAST, _FIRST = 254, 200
 
 
 def is_needed() -> bool:
-    """Tell whether other threads of Python stand still between requests in this uWSGI."""
+    """Return whether other threads of Python stand still between requests in this uWSGI."""
     uwsgi: Any = sys.modules.get("uwsgi")
     return uwsgi is not None and not concurrency.has_threads(uwsgi)
 

@@ -215,7 +215,7 @@ def _unavailable(
 
 
 def _is_of_the_api(headers: list[tuple[str, str]]) -> bool:
-    """Whether an error answer is of Keystone's API, not of flask or oslo.middleware."""
+    """Return whether an error answer is of Keystone's API, not of flask or oslo.middleware."""
     for name, value in headers:
         if name.lower() == "content-type":
             return not value.startswith(("text/html", "text/plain"))
@@ -502,7 +502,7 @@ def refuse_deep(
 
 
 def is_deeper(content: bytes, depth: int) -> bool:
-    """Whether a JSON text has more levels than ``depth``; for other texts either result is fine.
+    """Return whether a JSON text has more levels than ``depth``; other texts may or may not.
 
     :param content: the text, in the encodings that ``json.loads`` accepts
     :param depth: levels, 1 or more

@@ -88,7 +88,7 @@ def note_error(context: Any) -> None:
 
 
 def is_of_disk(error: BaseException) -> bool:
-    """Whether a driver's error says that the database's disk is full or fails."""
+    """Return whether a driver's error says that the database's disk is full or fails."""
     if isinstance(error, sqlite3.Error):
         # Errors that the module sqlite3 itself raises have no code.
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE
@@ -97,6 +97,6 @@ def is_of_disk(error: BaseException) -> bool:
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:
-    """Whether a log record of Keystone's tells more than that the database is away."""
+    """Return whether a log record of Keystone's tells more than that the database is away."""
     request = current.get()
     return request is None or not request.lost or record.levelno < logging.ERROR

@@ -73,7 +73,7 @@ class Followed(NamedTuple):
 
     @property
     def is_followed(self) -> bool:
-        """Whether the domain's directory is to be followed."""
+        """True if the domain's directory is to be followed."""
         return self.reading.terms is not None
 
 

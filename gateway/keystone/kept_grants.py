@@ -94,7 +94,7 @@ class Newcomers:
         )
 
     def include(self, user_id: str) -> bool:
-        """Whether a user is new, or that is not known."""
+        """Return whether a user is new, or that is not known."""
         request = current.get()
         known = None if request is None else request.newcomers.get(user_id)
         if known is None:
@@ -267,7 +267,7 @@ def keep_grants(
 
 
 def _for_roles() -> bool:
-    """Whether roles are being computed, in a request that shares values with others."""
+    """Return whether roles are being computed, in a request that shares values with others."""
     request = current.get()
     return (
         request is not None
@@ -299,7 +299,7 @@ def _granted(
 
 
 def _may_be_one(identity: str, other: str) -> bool:
-    """Whether a database may take two identifiers that differ for one."""
+    """Return whether a database may take two identifiers that differ for one."""
     try:
         return _folded(identity) == _folded(other)
     except (AttributeError, TypeError, ValueError):
@@ -312,7 +312,7 @@ def _folded(identity: str) -> str:
 
 
 def _is_known(compute: Any) -> bool:
-    """Whether a driver lists assignments in the way that is known here."""
+    """Return whether a driver lists assignments in the way that is known here."""
     code = getattr(compute, "__code__", None)
     if code is None:
         return False

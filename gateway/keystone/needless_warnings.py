@@ -29,5 +29,5 @@ def leave_out() -> None:
 
 
 def is_needed(record: logging.LogRecord) -> bool:
-    """Whether a log record is none of these warnings."""
+    """Return whether a log record is none of these warnings."""
     return not str(record.msg).startswith(_TRUNCATING)

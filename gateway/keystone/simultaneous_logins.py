@@ -145,7 +145,7 @@ def repeat(owner: Any, method: str, *, errors: tuple[type[Exception], ...]) -> N
 
 
 def _has_changed(error: Exception) -> bool:
-    """Whether MariaDB refused to write a row that changed since the transaction had read it.
+    """Return whether MariaDB refused to write a row that changed since the transaction had read it.
 
     ER_CHECKREAD, with innodb_snapshot_isolation; oslo.db has no error of its own for it.
     """

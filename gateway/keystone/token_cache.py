@@ -56,7 +56,7 @@ class Database:
         return registry.get(self.folder())
 
     def has_no_epochs(self) -> bool:
-        """Whether there is no epoch table, as the token cache is not in use."""
+        """Return whether there is no epoch table, as the token cache is not in use."""
         try:
             return self.coordinator() is None
         except CoordinatorError:
@@ -305,7 +305,7 @@ def record_validations(
 
 
 def _has_ended(model: Any) -> bool:
-    """Whether a token's trust or application credential has ended; false for an unknown model."""
+    """Return whether a token's trust or application credential is over; false if unknown."""
     try:
         return basis_end(model) <= time.time()
     except (ValueError, TypeError, AttributeError):

@@ -121,7 +121,7 @@ class Policy:
             current.reset(before)
 
     def _is_plain(self, rules: Any) -> bool:
-        """Whether the rule on validations asks no other program."""
+        """Return whether the rule on validations asks no other program."""
         todo, seen = [ACTION], {ACTION}
         while todo:
             try:

@@ -192,7 +192,7 @@ class ByRows(ProxyBackend):
         return _hashed(f"{FORM}:{key}:{view.seen.generation:x}:{self._name().hex()}")
 
     def _stands(self, key: str, made_of: _MadeOf, view: View) -> bool:
-        """Whether nothing that a value was made of has changed up to a view; if so, note its reads.
+        """Return whether nothing a value was made of changed up to a view; if so, note its reads.
         """
         sequence, families, tags, followed = made_of
         if followed and (leases.leases is None or not leases.leases.stand(frozenset(followed))):

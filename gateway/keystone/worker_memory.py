@@ -182,7 +182,7 @@ class _Value:
         return cls(data, deadline, Epoch(*epoch), reads, Slots(slots))
 
     def stands(self, view: View) -> bool:
-        """Whether nothing that it was made of has changed up to a view."""
+        """Return whether nothing that it was made of has changed up to a view."""
         generation, sequence = self.epoch
         if generation != view.seen.generation:
             return False
@@ -402,7 +402,7 @@ class KeystoneMemory(CacheBackend):
 
 
 def _is_kept_elsewhere(request: Request, key: str, function: str) -> bool:
-    """Whether a value is part of another kept one, so that it need not be kept itself."""
+    """Return whether a value is part of another kept one, so that it need not be kept itself."""
     if function == _CATALOG:
         return _CATALOG_OF_PROJECT.format(key.rpartition(" ")[2]) in request.kept
     outer = _INNER.get(function)

@@ -56,7 +56,7 @@ def _read(file: Path) -> str:
 
 
 def is_draining(folder: Path | None) -> bool:
-    """Tell whether a node is draining; one without a folder never is."""
+    """Return whether a node is draining; one without a folder never is."""
     return folder is not None and os.path.lexists(folder / _FLAG)
 
 

@@ -66,7 +66,7 @@ class Settings:
     limits: dict[str, float]
 
     def may_see(self, environ: WSGIEnvironment) -> bool:
-        """Tell whether a client may see the detail: its address, and those it forwards for.
+        """Return whether a client may see the detail: its address, and those it forwards for.
 
         :param environ: the request's WSGI environment
         """

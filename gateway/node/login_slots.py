@@ -312,7 +312,7 @@ class _Table:
         return Turn(self, login, found.free, number, not runs, known, much, may_pass, now)
 
     def is_over(self, turn: Turn) -> bool:
-        """Tell whether a turn that waits is to wait no longer, in vain; it may also begin."""
+        """Return whether a turn that waits is to wait no longer, in vain; it may also begin."""
         now = self._clock()
         pid, _, number, since, cost, state, unknown = _PLACE.unpack_from(self._memory, turn.at)
         if (pid, number, state) != (os.getpid(), turn.number, _WAITS):
@@ -368,7 +368,7 @@ class _Table:
         return self._me
 
     def _look(self, mine: _Order, now: float) -> tuple[bool, _Found]:
-        """Tell whether who has an order may run, and what there is."""
+        """Return whether who has an order may run, and what there is."""
         found = self._found()
         allowed = self._may_run(mine, found, now)
         if (found.free < 0 or not allowed) and self._reap(now):
@@ -377,7 +377,7 @@ class _Table:
         return allowed, found
 
     def _may_run(self, mine: _Order, found: _Found, now: float) -> bool:
-        """Tell whether there is room, and nobody before him."""
+        """Return whether there is room, and nobody before him."""
         if found.running >= self._running or (found.first is not None and found.first < mine):
             return False
         if not mine[0] or found.strangers < self._strangers:
@@ -429,7 +429,7 @@ class _Table:
         return found
 
     def _is_pressed(self, now: float) -> bool:
-        """Tell whether somebody was refused a moment ago."""
+        """Return whether somebody was refused a moment ago."""
         pressed: float = _HEAD.unpack_from(self._memory)[1]
         return 0 <= now - pressed < PRESSED
 
@@ -438,7 +438,7 @@ class _Table:
         _HEAD.pack_into(self._memory, 0, key, now, *others)
 
     def _is_rush(self, now: float) -> bool:
-        """Tell whether it is not for long that somebody finds no place, as now."""
+        """Return whether it is not for long that somebody finds no place, as now."""
         key, pressed, looked, began, last, wrong, right = _HEAD.unpack_from(self._memory)
         if not (0 <= now - last < RUSH and began <= now):
             began, wrong, right = now, 0.0, 0.0

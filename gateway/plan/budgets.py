@@ -20,7 +20,7 @@ def put_budgets(numbers: Numbers, workload: Workload) -> None:
 
 
 def fits(workload: Workload, processes: int, threads: int) -> bool:
-    """Tell whether so many workers a node keep the budgets without overflow.
+    """Return whether so many workers a node keep the budgets without overflow.
 
     :param processes: the worker processes of a node, at least 1
     :param threads: the threads of each, at least 1

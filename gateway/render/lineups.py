@@ -49,32 +49,32 @@ class Template:
 
 
 def _has_uwsgi(settings: Settings) -> bool:
-    """Tell whether uWSGI serves the application."""
+    """Return whether uWSGI serves the application."""
     return not settings.server.endswith("mod_wsgi")
 
 
 def _has_nginx(settings: Settings) -> bool:
-    """Tell whether nginx is in front."""
+    """Return whether nginx is in front."""
     return settings.server.startswith("nginx+")
 
 
 def _has_apache(settings: Settings) -> bool:
-    """Tell whether Apache is in front, or serves the application itself."""
+    """Return whether Apache is in front, or serves the application itself."""
     return settings.server in ("apache+uwsgi", "mod_wsgi", "prefork+mod_wsgi")
 
 
 def _has_mod_wsgi(settings: Settings) -> bool:
-    """Tell whether Apache serves the application itself."""
+    """Return whether Apache serves the application itself."""
     return settings.server.endswith("mod_wsgi")
 
 
 def _has_socket_unit(settings: Settings) -> bool:
-    """Tell whether systemd holds uWSGI's socket, so that a restart refuses nobody."""
+    """Return whether systemd holds uWSGI's socket, so that a restart refuses nobody."""
     return _has_uwsgi(settings) and settings.server != "uwsgi"
 
 
 def _searches_snippets(settings: Settings) -> bool:
-    """Tell whether Keystone looks for ``keystone.conf.d`` where its configuration is."""
+    """Return whether Keystone looks for ``keystone.conf.d`` where its configuration is."""
     return settings.config == Path("/etc/keystone")
 
 

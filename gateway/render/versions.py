@@ -62,21 +62,21 @@ class Version:
         return tuple(int(part) for part in re.findall(r"\d+", self.text)[:3])
 
     def at_least(self, *numbers: int) -> bool:
-        """Tell whether it is a release or a later one.
+        """Return whether it is a release or a later one.
 
         :param numbers: the release, such as ``1, 22``
         """
         return self.numbers >= numbers
 
     def has(self, feature: str) -> bool:
-        """Tell whether it was built with a module, or knows an option.
+        """Return whether it was built with a module, or knows an option.
 
         :param feature: the name of the module or option
         """
         return feature in self.features
 
     def knows(self, option: str, *since: int) -> bool:
-        """Tell whether it has an option, by asking it or by the release that brought the option.
+        """Return whether it has an option, by asking it or by the release that brought the option.
 
         :param option: the option's name
         :param since: the release that brought it, such as ``2, 0, 19``

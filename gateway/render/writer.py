@@ -105,7 +105,7 @@ def with_header(body: str, *, title: str, command: str, versions: str) -> str:
 
 
 def is_untouched(text: str) -> bool | None:
-    """Tell whether a file is as keyfront made it; ``None`` if keyfront did not make it.
+    """Return whether a file is as keyfront made it; ``None`` if keyfront did not make it.
 
     Any version of keyfront counts: the digest is the file's own.
     """

@@ -83,14 +83,14 @@ class State:
         return self.path / "admin-password"
 
     def check(self) -> bool:
-        """Tell whether a usable Keystone is here; ``False`` if one has to be made.
+        """Return whether a usable Keystone is here; ``False`` if one has to be made.
 
         :raises StateError: the folder is not ours to use
         """
         return self._is_made() and self._check_marker(self.path / MARKER)
 
     def _is_made(self) -> bool:
-        """Tell whether some version of keyfront made the folder; ``False`` if it may do so now.
+        """Return whether some version of keyfront made the folder; ``False`` if it may do so now.
 
         :raises StateError: the folder is not ours to use
         """
@@ -276,7 +276,7 @@ class State:
         return f"sqlite:///{self._sqlite}?plugin=keyfront".replace("$", "$$")
 
     def uses(self, database: Database) -> bool:
-        """Tell whether keystone.conf names this database.
+        """Return whether keystone.conf names this database.
 
         :raises StateError: keystone.conf cannot be read
         """

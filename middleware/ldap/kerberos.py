@@ -61,7 +61,7 @@ _SET_CLOCKS = "set the clocks of this machine, the KDC and the server by NTP"
 
 @dataclass(frozen=True, kw_only=True)
 class Kerberos:
-    """How a pool's service gets its Kerberos tickets.
+    """The options by which a pool's service gets its Kerberos tickets.
 
     :param keytab: file with the service's keys; by default that of ``KRB5_CLIENT_KTNAME``, and
         without that the tickets that libkrb5 finds: those of ``KRB5CCNAME``, of gssproxy
@@ -248,7 +248,7 @@ class NativeThread:
 
 
 class _Login:
-    """What a KDC gave a service that logged in.
+    """The ticket that a KDC gave a service that logged in.
 
     :ivar handle: a function that returns credentials of GSSAPI, which nobody else waits for
     :ivar principal: the service's full name

@@ -251,7 +251,7 @@ def _empty() -> dict[str, Any]:
 
 
 def _is_on(entry: dict[str, Any], now: float) -> bool:
-    """Tell whether a refusal holds. What is further away than any does was of before a boot."""
+    """Return whether a refusal holds. What is further away than any does was of before a boot."""
     return bool(now < entry["until"] <= now + MAX_HOLD_SECONDS)
 
 

@@ -554,7 +554,7 @@ class _Answer:
 
 
 def _known_caller(environ: Mapping[str, Any], request: Request, status: str) -> bool:
-    """Whether Keystone let the caller in by a token that was noted, and by nothing else."""
+    """Return whether Keystone let the caller in by a token that was noted, and by nothing else."""
     if status.startswith("401"):
         return AUTH_CONTEXT not in environ
     context = environ.get(AUTH_CONTEXT)

@@ -158,7 +158,7 @@ class Keys:
         return keyed.digest()
 
     def knows(self, environ: Mapping[str, Any]) -> bool:
-        """Whether all variables of a request that has a key are known."""
+        """Return whether all variables of a request that has a key are known."""
         return environ.keys() <= self._known
 
     def variant(self, environ: Mapping[str, Any]) -> bytes:
@@ -342,7 +342,7 @@ class Entry:
 
     @property
     def negative(self) -> bool:
-        """Whether the answer is a refusal: its status is not 2xx."""
+        """True if the answer is a refusal: its status is not 2xx."""
         return not self.status.startswith("2")
 
     def answer(self, environ: Mapping[str, Any]) -> tuple[Headers, bytes]:

@@ -135,7 +135,7 @@ class Coordinator(Protocol):
         ...
 
     def fresh(self, epoch: Epoch, slots: Slots) -> bool:
-        """Whether nothing in ``slots`` has changed since ``epoch``, nor is about to.
+        """Return whether nothing in ``slots`` has changed since ``epoch``, nor is about to.
 
         ``False`` also whenever that cannot be known. Never raises.
 

@@ -142,7 +142,7 @@ class Caller(NamedTuple):
         )  # fmt: skip
 
     def may_see(self, target: Mapping[str, Any], decide: Decide) -> bool:
-        """Whether the policy lets this caller see a token; a permission is kept.
+        """Return whether the policy lets this caller see a token; a permission is kept.
 
         :param target: the target that the policy is given of the token
         :param decide: the function that asks Keystone's policy
@@ -367,7 +367,7 @@ class FirstValidations:
         return fact
 
     def _stand(self, caller: Caller, subject: Subject, both: Slots) -> bool:
-        """Whether two facts stand.
+        """Return whether two facts stand.
 
         :param both: the slots of both facts
         """
@@ -391,7 +391,7 @@ def _lifetime(times: list[Any]) -> Lifetime:
 
 
 def _has_rules(model: Any) -> bool:
-    """Whether Keystone's answer about a token also depends on the version of access rules."""
+    """Return whether Keystone's answer about a token depends on the version of access rules."""
     credential = model.application_credential
     return credential is not None and credential.get("access_rules") is not None
 

@@ -137,7 +137,7 @@ def _free(folder: Path) -> Path:
 
 
 def is_by_database(folder: Path) -> bool:
-    """Whether a folder has the name of a database, and not one that the option ``path`` gave it."""
+    """Return whether a folder is named after a database, and not by the option ``path``."""
     return bool(_BY_DATABASE.fullmatch(folder.name))
 
 
@@ -152,7 +152,7 @@ def _anybodys(name: str) -> list[Path]:
 
 
 def _may_write(base: Path, *, anybody: bool = False) -> bool:
-    """Whether this process may make files in a folder, or with ``anybody`` everybody may."""
+    """Return whether this process may make files in a folder, or with ``anybody`` everybody may."""
     try:
         mode = base.stat().st_mode
     except OSError:

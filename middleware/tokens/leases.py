@@ -110,7 +110,7 @@ class Leases:
         return deadline if deadline > 0.0 else 0.0  # nor is a damaged one that is no number
 
     def stand(self, names: frozenset[str]) -> bool:
-        """Whether the leases of all these names stand at this moment."""
+        """Return whether the leases of all these names stand at this moment."""
         now = time.monotonic()
         return all(now < self.until(name) for name in names)
 

@@ -450,7 +450,7 @@ class Store:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def is_whole(self) -> bool:
-        """Whether the file is still there, has its size and belongs to this secret."""
+        """Return whether the file is still there, has its size and belongs to this secret."""
         return self._file.is_there() and self._is_ours()
 
     def _is_ours(self) -> bool:
@@ -470,7 +470,7 @@ class Store:
         return packed if signature == self._sign(key, packed) else None
 
     def ages(self, key: bytes) -> bool:
-        """Whether an entry is in the older half of the ring, and should be stored again."""
+        """Return whether an entry is in the older half of the ring, and should be stored again."""
         found = self._find(key)
         return found is not None and self._words[_HEAD] - found[0] > self._size // 2
 
@@ -518,7 +518,7 @@ class Store:
         return True  # with no room to say so, it asks all the same
 
     def asked(self, key: bytes) -> bool:
-        """Whether some living process is asking Keystone at present."""
+        """Return whether some living process is asking Keystone at present."""
         now = time.monotonic_ns()
         for at in self._flights(key):
             other, deadline, length, name = _FLIGHT.unpack_from(self._map, at)
@@ -527,7 +527,7 @@ class Store:
         return False
 
     def is_noted(self, key: bytes) -> bool:
-        """Whether some process has noted that it asks Keystone, be it dead by now or overdue."""
+        """Return whether a process has noted that it asks Keystone; it may be dead or overdue."""
         return any(self._map[at : at + len(key)] == key for at in self._flights(key))
 
     def answered(self, key: bytes) -> None:

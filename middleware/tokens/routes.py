@@ -69,11 +69,11 @@ class Routes:
                 self._exact.add(route)
 
     def __bool__(self) -> bool:
-        """Whether there are other routes than validation."""
+        """Return whether there are other routes than validation."""
         return bool(self._patterns) or self._exact != {TOKENS}
 
     def include(self, path: str) -> bool:
-        """Whether a read of ``path`` may be answered from the cache."""
+        """Return whether a read of ``path`` may be answered from the cache."""
         if path in self._exact:
             return True
         return any(p.match(path) for p in self._patterns) and not _NEVER.match(path)

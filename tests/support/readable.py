@@ -6,7 +6,7 @@ import select
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Tell whether there is something to read, or its end.
+    """Return whether there is something to read, or its end.
 
     :param descriptor: a file descriptor, also one that is too large for ``select()``
     :param seconds: how long to wait for it, 0 or more

@@ -351,7 +351,7 @@ def retry(found: Found) -> Iterator[Finding]:
 
 
 def _never_forced(found: Found, member: Directive) -> bool:
-    """Tell whether a balancer leaves out all of its members where all have failed."""
+    """Return whether a balancer leaves out all of its members where all have failed."""
     block = member.around[-1]
     names = re.findall(r"balancer://([^/ >]+)", block.value)
     said = [x.value for x in block.inside or () if x.is_("proxyset")]

@@ -1008,7 +1008,7 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
 
 
 def _haproxy_only(found: Found) -> bool:
-    """Tell whether the front is a balancer, which may run on another machine."""
+    """Return whether the front is a balancer, which may run on another machine."""
     return bool(routes.backends(found)) and not (
         routes.nginx_passes(found) or routes.apache_passes(found)
     )

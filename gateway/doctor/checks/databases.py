@@ -142,7 +142,7 @@ def recycle(found: Found) -> Iterator[Finding]:
 
 
 def _takes_anybody(name: str, values: list[str]) -> bool:
-    """Tell whether a parameter of a URL has any certificate taken, or TLS left out."""
+    """Return whether a parameter of a URL has any certificate taken, or TLS left out."""
     value = values[-1].lower()
     if name == "sslmode":
         return value in ("disable", "allow", "prefer", "require")

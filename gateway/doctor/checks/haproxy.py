@@ -71,7 +71,7 @@ def _hosts(found: Found) -> list[Directive]:
 
 
 def _tls_behind(found: Found) -> bool:
-    """Tell whether TLS ends in the Apache behind HAProxy."""
+    """Return whether TLS ends in the Apache behind HAProxy."""
     return any(
         x.is_("sslengine") and x.value.lower() == "on"
         for host in _hosts(found)

@@ -175,7 +175,7 @@ def public_endpoint(found: Found) -> Iterator[Finding]:
 
 
 def _local(found: Found) -> bool:
-    """Tell whether everything that listens does so on this machine alone."""
+    """Return whether everything that listens does so on this machine alone."""
     listens = [x.args[0] for x in found.nginx.all("listen") if x.args] if found.nginx else []
     listens += [x.args[0] for x in found.apache.all("listen") if x.args] if found.apache else []
     listens += [x.args[0] for x in (found.haproxy.all("bind") if found.haproxy else ()) if x.args]

@@ -207,7 +207,7 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
 
 
 def _behind_balancer(found: Found, block: Directive) -> bool:
-    """Tell whether nginx takes the client's address from what a balancer appended."""
+    """Return whether nginx takes the client's address from what a balancer appended."""
     tree = _tree(found)
     header = tree.effective(block, "real_ip_header")
     return (

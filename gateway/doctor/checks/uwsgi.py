@@ -38,7 +38,7 @@ _MISSPELT = {
 
 
 def _ours(conf: UwsgiConf) -> bool:
-    """Tell whether keyfront's entrypoint is served, which loads before the fork and cleans up."""
+    """Return whether keyfront's entrypoint is served, which loads before the fork and cleans up."""
     module = conf.settings.last("module")
     return bool(module and module.value.startswith("keyfront."))
 
@@ -398,7 +398,7 @@ def chmod_socket(found: Found) -> Iterator[Finding]:
 
 
 def _may_be_entered(found: Found, path: str) -> bool:
-    """Tell whether others may enter a socket's folder; one that is not there yet may be."""
+    """Return whether others may enter a socket's folder; one that is not there yet may be."""
     try:
         return bool(found.files.resolved(path).parent.stat().st_mode & 0o001)
     except OSError:
@@ -575,7 +575,7 @@ def _module(found: Found, conf: UwsgiConf, setting: Setting) -> Iterator[Finding
 
 
 def has_keystone(found: Found, home: str) -> bool | None:
-    """Tell whether Keystone is installed in a virtualenv; ``None`` if that cannot be seen."""
+    """Return whether Keystone is installed in a virtualenv; ``None`` if that cannot be seen."""
     sites = found.files.glob(f"{home.rstrip('/')}/lib/python3*/site-packages")
     config = found.files.text(f"{home.rstrip('/')}/pyvenv.cfg", wanted=False) or ""
     if not sites or re.search(r"include-system-site-packages\s*=\s*true", config, re.IGNORECASE):

@@ -54,7 +54,7 @@ def published(found: Found) -> Iterator[Finding]:
 
 
 def _is_about(advisory: dict[str, Any], version: tuple[int, ...]) -> bool:
-    """Tell whether an advisory is about a version: from the first, before the one that is fixed."""
+    """Return whether an advisory is about a version, from the first to before the mended one."""
     return any(_numbers(first) <= version < _numbers(fixed) for first, fixed in advisory["ranges"])
 
 

@@ -160,7 +160,7 @@ class _Reader:
             self.file(path, [*within, directive], directive.around)
 
     def holds(self, directive: Directive) -> bool:
-        """Tell whether what is in a condition counts."""
+        """Return whether what is in a condition counts."""
         name = directive.name.lower()
         if name not in _CONDITIONS or not directive.args:
             return True

@@ -46,7 +46,7 @@ class Files:
         return self.root / str(path).lstrip("/")
 
     def exists(self, path: str | Path) -> bool:
-        """Tell whether there is something; what cannot be looked at is taken to be there."""
+        """Return whether there is something; what cannot be looked at is taken to be there."""
         try:
             self.resolved(path).lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -56,7 +56,7 @@ class Files:
         return True
 
     def lacks(self, path: str | Path) -> bool:
-        """Tell whether something that ought to be there is not.
+        """Return whether something that ought to be there is not.
 
         A folder with a part of a machine's files, as a support's archive is one, tells nothing of
         those that lie in folders which it leaves out.
@@ -70,7 +70,7 @@ class Files:
 
     @property
     def _whole(self) -> bool:
-        """Whether these are all of a machine's files: such have a shell."""
+        """True if these are all of a machine's files: such have a shell."""
         return self.root == Path("/") or any(self.exists(x) for x in _SHELLS)
 
     def resolved(self, path: str | Path) -> Path:

@@ -38,7 +38,7 @@ class CandidateResult:
         return self.latencies[min(len(self.latencies) - 1, int(fraction * len(self.latencies)))]
 
     def meets(self, latency: float) -> bool:
-        """Tell whether nothing failed and 99 of 100 answers came within ``latency`` seconds."""
+        """Return whether nothing failed and 99 of 100 answers came within ``latency`` seconds."""
         return not self.failed and self.within(0.99) <= latency
 
 

@@ -257,7 +257,7 @@ class Addresses:
 
 
 def is_no_answer(error: Exception) -> bool:
-    """Tell whether a lookup failed without an answer that there is no such name."""
+    """Return whether a lookup failed without an answer that there is no such name."""
     return isinstance(error, socket.gaierror) and error.errno in (
         *(socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_SYSTEM),
     )
@@ -275,7 +275,7 @@ def _words(error: Exception) -> str:
 
 
 def is_numeric(host: str) -> bool:
-    """Tell whether a host is an address, and no name."""
+    """Return whether a host is an address, and no name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -218,7 +218,7 @@ def entry_state(controls: Iterable[Control]) -> EntryState | None:
 
 
 def ends_refresh(oid: str | None, value: bytes | None) -> bool:
-    """Tell whether an intermediate answer says that only changes come from now on.
+    """Return whether an intermediate answer says that only changes come from now on.
 
     :param oid: the answer's OID
     :param value: the answer's value, a Sync Info Message (RFC 4533 section 2.5)

@@ -59,7 +59,7 @@ class _Shared(_cache.TokenCache):
 
     @property
     def _is_shared(self) -> bool:
-        """Whether other processes than this one write into the cache."""
+        """True if other processes than this one write into the cache."""
         return not isinstance(self._cache_pool, _LocalPool)
 
     def get(self, token_id: str) -> Any:

@@ -194,7 +194,7 @@ class AuthProtocol(_Stock):
         return Prepared(ready, plain, math.inf if expires is None else expires.timestamp())
 
     def _needs_no_bind(self, auth_ref: Any) -> bool:
-        """Whether a token's binding to its user's authentication need not be checked."""
+        """Return whether a token's binding to its user's authentication need not be checked."""
         modes = stock._BIND_MODE
         wanted = self._enforce_token_bind
         if wanted == modes.DISABLED:

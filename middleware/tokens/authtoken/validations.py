@@ -125,7 +125,7 @@ class Validations:
         return keyed.digest()
 
     def stands(self, standing: Standing) -> bool:
-        """Whether an answer may be used for a request that has begun."""
+        """Return whether an answer may be used for a request that has begun."""
         return (
             time.monotonic() < standing.until
             and time.time() < standing.expires
@@ -141,7 +141,7 @@ class Validations:
         return found if found is not None and self.stands(found.standing) else None
 
     def refuses(self, key: bytes) -> bool:
-        """Whether Keystone's refusal of a token is known and stands."""
+        """Return whether Keystone's refusal of a token is known and stands."""
         found = self.refused.get(key)
         return found is not None and self.stands(found.standing)
 

@@ -160,7 +160,7 @@ class SharedMemory:
         return Epoch(table.generation, table.sequence)
 
     def fresh(self, epoch: Epoch, slots: Slots) -> bool:
-        """Whether nothing in ``slots`` changed since ``epoch`` or is about to."""
+        """Return whether nothing in ``slots`` changed since ``epoch`` or is about to."""
         if time.monotonic_ns() - self._looked > _LEASE:
             self._look()
         table = self._table
@@ -650,7 +650,7 @@ class Table:
         return None
 
     def is_whole(self) -> bool:
-        """Whether the part that never changes is as it was when this table was mapped."""
+        """Return whether the part that never changes is as it was when this table was mapped."""
         return self._words[: _DIGEST + 2] == memoryview(self._fixed).cast("Q")
 
     def mend(self) -> None:

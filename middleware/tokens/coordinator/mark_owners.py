@@ -154,7 +154,7 @@ def beginning(generation: int | str) -> str:
 
 
 def begins(name: str) -> bool:
-    """Whether an owner is that of the mark with which a table begins."""
+    """Return whether an owner is that of the mark with which a table begins."""
     return name.startswith(f"{_NEW} ")
 
 
@@ -235,7 +235,7 @@ def _row(connection: Any, statement: str, *values: Any) -> tuple[Any, ...]:
 
 
 def _is_written_to(connection: Any) -> bool:
-    """Whether somebody writes to a SQLite database: it may be the writer of a marked change."""
+    """Return whether somebody writes to a SQLite database, who may have marked a change."""
     connection.isolation_level = None
     connection.execute("PRAGMA busy_timeout = 0")
     try:
@@ -249,7 +249,7 @@ def _is_written_to(connection: Any) -> bool:
 
 
 def _session_is_there(dialect: str, connection: Any, session: str) -> bool | None:
-    """Whether a server has a session; ``None`` if it cannot tell."""
+    """Return whether a server has a session; ``None`` if it cannot tell."""
     server, _, number = session.partition("/")
     if dialect == "sqlite":
         return _is_written_to(connection) if session == HERE else None
@@ -409,7 +409,7 @@ class Settled:
         self._cut_off: dict[int, float] = {}
 
     def __call__(self, owner: str, age: float) -> bool:
-        """Whether the commit of ``owner`` is over, who marked it ``age`` seconds ago.
+        """Return whether the commit of ``owner`` is over, who marked it ``age`` seconds ago.
 
         It asks each database once a second at most, and returns false in between.
         """
@@ -450,7 +450,7 @@ class Settled:
         return there is False
 
     def _is_next(self, owner: str) -> bool:
-        """Whether it is time to ask about an owner: each in its turn, even if one never settles."""
+        """Return whether it is an owner's turn to be asked about; no owner waits for another."""
         now = time.monotonic()
         asked = self._met.get(owner, (now, float("-inf")))[1]
         self._met[owner] = (now, asked)
@@ -497,7 +497,7 @@ class Settled:
         self, owner: str, number: int, dialect: str, connection: Any, age: float,
         connect: Callable[..., Any],
     ) -> bool | None:
-        """Whether somebody may have been writing since before the table was made."""
+        """Return whether somebody may have been writing since before the table was made."""
 
         asked = False
 

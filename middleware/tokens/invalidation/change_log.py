@@ -113,7 +113,7 @@ class Registry:
             return list(self._coordinators.values())
 
     def only_takes_part(self, folder: Path) -> bool:
-        """Whether this process did not bring the coordinator of ``folder``, but found a table."""
+        """Return whether this process found the table of ``folder``, and brought no coordinator."""
         return folder in self._attached
 
     def forget(self, folder: Path) -> None:

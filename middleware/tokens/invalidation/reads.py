@@ -515,7 +515,7 @@ def _conjuncts(tokens: Sequence[_Token]) -> Iterator[list[_Token]]:
 
 
 def _closes(tokens: Sequence[_Token], place: int) -> bool:
-    """Whether the parenthesis at ``place`` closes the one at the beginning of the tokens."""
+    """Return whether the parenthesis at ``place`` closes the one at the beginning of the tokens."""
     depth = 0
     for number, token in enumerate(tokens):
         depth += (token.text == "(") - (token.text == ")")

@@ -423,7 +423,7 @@ def may_wait(
     created: Collection[object],
     active: object = None,
 ) -> bool:
-    """Whether a write takes nothing away from anybody, so that others may be told of it late.
+    """Return whether a write takes nothing away from anybody: others may be told of it late.
 
     That holds for the writes of logins: of a user who is new to this Keystone, about whom no answer
     can still stand (the deletion of an earlier user with the same id was a change of its own); of

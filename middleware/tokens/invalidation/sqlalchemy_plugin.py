@@ -146,7 +146,7 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
 
 
 def is_attached(engine: Engine) -> bool:
-    """Whether the hooks are attached to an engine."""
+    """Return whether the hooks are attached to an engine."""
     return hasattr(engine.dialect.do_commit, "keyfront")
 
 
@@ -155,7 +155,7 @@ _LAST_ACTIVE = frozenset({"last_active_at"})
 
 
 def inactivity_counts() -> bool:
-    """Whether Keystone disables users for inactivity; true if that is not known."""
+    """Return whether Keystone disables users for inactivity; true if that is not known."""
     keystone: Any = sys.modules.get("keystone.conf")
     if keystone is None or "security_compliance" not in keystone.CONF:
         return True
@@ -163,7 +163,7 @@ def inactivity_counts() -> bool:
 
 
 def _changes_nothing(write: Write, context: Any) -> bool:
-    """Whether an update of one column gives it a value on which no answer depends."""
+    """Return whether an update of one column gives it a value on which no answer depends."""
     if write.changed == _LAST_ACTIVE:
         return not inactivity_counts()
     if write.table != "trust" or write.changed != {"remaining_uses"}:
@@ -318,7 +318,7 @@ _POSTGRESQL_UNKNOWN = "40003"
 
 
 def _is_answer(dialect: str, error: BaseException) -> bool:
-    """Whether an error of a commit is the server's answer that nothing was committed."""
+    """Return whether an error of a commit is the server's answer that nothing was committed."""
     if dialect in ("mysql", "mariadb"):
         return bool(error.args) and error.args[0] in _MYSQL_ANSWERS
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""

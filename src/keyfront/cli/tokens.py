@@ -278,7 +278,7 @@ def caches() -> list[Cache]:
 
 
 def _is_dead(folder: Path) -> bool:
-    """Tell whether no process uses a folder; ``False`` also if this user may not know."""
+    """Return whether no process uses a folder; ``False`` also if this user may not know."""
     from keyfront.middleware.tokens.node_cache import users
 
     try:
@@ -300,7 +300,7 @@ def _served() -> Cache | None:
 
 
 def _is_cache(folder: Path) -> bool:
-    """Tell whether a folder is a token cache's, and not that of another part of keyfront.
+    """Return whether a folder is a token cache's, and not that of another part of keyfront.
 
     One that another user's rights hide is taken for a cache's unless its name says otherwise.
     """

@@ -129,13 +129,13 @@ class FileLock:
         return True
 
     def _is_ours(self) -> bool:
-        """Tell whether the descriptor is still that of the lock, and not one of the same number."""
+        """Return whether the descriptor is still that of the lock, not one of its number."""
         with suppress(OSError):
             return not self._is_removed()
         return False
 
     def _is_removed(self) -> bool:
-        """Tell whether those who open the file now would lock another one."""
+        """Return whether those who open the file now would lock another one."""
         try:
             there = os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:

@@ -223,7 +223,7 @@ def call_in_uwsgi_workers(action: Handler) -> None:
 
 
 def _loads_before_fork() -> bool:
-    """Tell whether this process is uWSGI's and forks (or becomes) the workers after loading.
+    """Return whether this process is uWSGI's and forks (or becomes) the workers after loading.
 
     While it loads, the master has worker number 0 and is its own master; with no master at all
     ``masterpid()`` is 0. A lazy worker has a number, a lazy spooler another master.
@@ -331,7 +331,7 @@ class _Kind(NamedTuple):
 
 
 def _holds_memory_database(engine: Any) -> bool:
-    """Tell whether the engine's only connection is its database: closing it loses the data."""
+    """Return whether the engine's only connection is its database: closing it loses the data."""
     pool: Any = sys.modules["sqlalchemy.pool"]
     return engine.dialect.name == "sqlite" and isinstance(
         engine.pool, (pool.StaticPool, pool.SingletonThreadPool)

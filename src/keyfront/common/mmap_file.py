@@ -56,7 +56,7 @@ class Mapped:
         return self._path
 
     def is_there(self) -> bool:
-        """Tell whether the file is still the one that is mapped, and as long."""
+        """Return whether the file is still the one that is mapped, and as long."""
         try:
             found = os.stat(self._path)
         except OSError:

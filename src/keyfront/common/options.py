@@ -72,7 +72,7 @@ def of_paste(
 
 
 def _is_no_value(value: object, option: cfg.Opt) -> bool:
-    """Tell whether a value is ``nan``, which no range keeps out, or empty unlike the default."""
+    """Return whether a value is ``nan``, which no range keeps out, or empty unlike the default."""
     return value != value or (value is None and option.default is not None)
 
 

@@ -30,7 +30,7 @@ def started(pid: int | str) -> int | None:
 
 
 def lives(pid: int) -> bool:
-    """Tell whether there is a process of that number, zombies and other users' included."""
+    """Return whether there is a process of that number, zombies and other users' included."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):  # the latter: no number of a process at all
@@ -41,7 +41,7 @@ def lives(pid: int) -> bool:
 
 
 def hidden(pid: int) -> bool:
-    """Tell whether a process lives that /proc does not show, as under ``hidepid`` (proc(5)).
+    """Return whether a process lives that /proc does not show, as under ``hidepid`` (proc(5)).
 
     So it is with systemd's ``ProtectProc=invisible``, of other users' processes.
     """
@@ -69,7 +69,7 @@ def name_of(pid: int) -> str:
 
 
 def named_lives(name: str) -> bool | None:
-    """Tell whether a process lives; ``None`` for one of another node, or if that cannot be seen.
+    """Return whether a process lives; ``None`` for one of another node, or if that cannot be seen.
 
     :param name: its name, as :func:`name_of` returned it there; empty for none, which does not live
     """

@@ -511,7 +511,7 @@ def test_a_stop_before_a_lazy_worker_loads_is_not_lost(
 
 
 def _hung_up(pid: int) -> bool:
-    """Tell whether a SIGHUP waits in a process."""
+    """Return whether a SIGHUP waits in a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     return bool(int(re.search(r"^ShdPnd:\s*(\w+)", status, re.MULTILINE)[1], 16) & 1)  # type: ignore[index]
 

@@ -53,7 +53,7 @@ def apply(root: Path, finding: Finding) -> list[Path]:
 
 
 def _goes_on(path: str, lines: list[str]) -> bool:
-    """Tell whether a directive goes on after some lines."""
+    """Return whether a directive goes on after some lines."""
     if "nginx" in path:
         return ";" not in lines[-1]
     return lines[-1].endswith("\\")

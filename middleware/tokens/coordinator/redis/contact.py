@@ -90,7 +90,7 @@ class Contact:
 
     @property
     def owes(self) -> bool:
-        """Whether there are changes of which Redis has yet to be told."""
+        """True if there are changes of which Redis has yet to be told."""
         return bool(self._owed)
 
     def do(
@@ -215,7 +215,7 @@ class Contact:
             self.do(lambda link: None)
 
     def _tries_again(self, error: BaseException, first: bool, reading: bool) -> bool:
-        """Whether to ask once more after ``error``; false for errors that are not of Redis.
+        """Return whether to ask once more after ``error``; false for errors that are not of Redis.
 
         :param error: the error
         :param first: true for the first attempt
@@ -265,7 +265,7 @@ class Outage:
 
     @property
     def lasts(self) -> bool:
-        """Whether Redis is lost now."""
+        """True if Redis is lost now."""
         return self._since is not None
 
     def check(self) -> None:

@@ -240,7 +240,7 @@ class Redis:
         return Epoch(found.generation, found.sequence)
 
     def fresh(self, epoch: Epoch, slots: Slots) -> bool:
-        """Whether nothing in ``slots`` changed since ``epoch`` or is about to."""
+        """Return whether nothing in ``slots`` changed since ``epoch`` or is about to."""
         mirror = self._mirror
         try:
             if mirror is None:
@@ -386,7 +386,7 @@ class Redis:
         return max(found.numbers) <= epoch[1]
 
     def _renewed(self, mirror: Mirror, epoch: Epoch, slots: Slots) -> bool:
-        """Whether ``slots`` are fresh, where the mirror could not tell.
+        """Return whether ``slots`` are fresh, where the mirror could not tell.
 
         :raises CoordinatorError: Redis did not answer
         """

@@ -87,7 +87,7 @@ class History:
             return ()
 
     def holds(self, before: Seen, now: Seen, line: str | None) -> bool:
-        """Whether a table still has the change that was the last one before it was asked.
+        """Return whether a table still has the change that was the last one before it was asked.
 
         :param before: :attr:`seen` from before the question
         :param now: the last change that the table has now
@@ -102,7 +102,7 @@ class History:
         return forgotten or change == before.change
 
     def grew(self, before: tuple[int, ...], numbers: Sequence[int]) -> bool:
-        """Whether no slot has a smaller number than before; a slot under a mark counts as grown.
+        """Return whether no slot has a smaller number than before; a mark counts as grown.
 
         :param before: the result of :meth:`numbers` from before the question
         :param numbers: the numbers of the same slots now; below zero: under a mark
@@ -113,7 +113,7 @@ class History:
         return all(number >= least or number < 0 for least, number in pairs)
 
     def is_new(self, now: Seen) -> bool:
-        """Whether a change is another one than the last that was seen."""
+        """Return whether a change is another one than the last that was seen."""
         return now[:3] != self._state.seen[:3]
 
     def note(

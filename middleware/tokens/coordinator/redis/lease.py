@@ -54,11 +54,11 @@ class Mirror:
         return table.generation, table.sequence
 
     def is_behind(self) -> bool:
-        """Whether its horizon is longer ago than the lease."""
+        """Return whether its horizon is longer ago than the lease."""
         return time.monotonic() - self._table.horizon > self.lease
 
     def verdict(self, epoch: Epoch, slots: Slots) -> bool | None:
-        """Whether ``slots`` have not changed since ``epoch``; ``None`` if that is not known.
+        """Return whether ``slots`` have not changed since ``epoch``; ``None`` if that is not known.
 
         :param epoch: the epoch with which the answer was kept
         :param slots: the slots that it depends on
