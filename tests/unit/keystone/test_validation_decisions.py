@@ -22,6 +22,7 @@ from keystone import exception
 from keystone.api.auth import AuthTokenResource
 from keystone.common import context
 from keystone.common.rbac_enforcer import enforcer
+from keystone.conf import CONF
 from oslo_policy import policy
 
 from keyfront.gateway.keystone.validation_policy import ACTION, Policy
@@ -136,6 +137,8 @@ class World:
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
+        # There is no policy file; older releases of oslo.policy look for one beside keystone.conf.
+        patch.setattr(CONF, "find_file", lambda name: None)
         made = World()
         manager = SimpleNamespace(validate_token=made.validate_token)
         patch.setattr(enforcer, "PROVIDER_APIS", SimpleNamespace(token_provider_api=manager))
