@@ -48,12 +48,14 @@ from keyfront.gateway.keystone import password_threads
 from keyfront.gateway.keystone.password_threads import hash_aside, run_aside
 native = monkey.get_original("_thread", "get_ident")
 steps = []
-over = monkey.get_original("threading", "Event")()
+# threading's own events are made of what gevent patched
+over = monkey.get_original("_thread", "allocate_lock")()
+over.acquire()
 
 class Hasher:
     @staticmethod
     def hash(password, rounds=12, **more):
-        over.wait(60)
+        over.acquire(timeout=60)
         steps.append("hashed")
         return native(), password, rounds, more
 
@@ -69,7 +71,7 @@ one = gevent.spawn(Hasher.hash, b"p", rounds=4, salt_size=2)
 
 def other():
     steps.append("other")
-    over.set()
+    over.release()
 
 gevent.spawn_later(0.01, other)
 ident, *given = one.get()
