@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,11 @@ def test_each_has_its_environments() -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
     (section,) = [name for name in tox.sections() if name.startswith("testenv:{20")]
-    names, pythons = re.findall(r"\{([^}]*)\}", section)
+    names, pythons, forms = re.findall(r"\{([^}]*)\}", section)
     assert names.split(",") == sorted(one["name"] for one in LISTED)
     wanted = {f"-py{python.replace('.', '')}" for one in LISTED for python in one["pythons"]}
     assert {*pythons.split(",")} == {"", *wanted}
+    assert forms == ",-ci"
     lines = tox[section]["deps"].split("\n")
     for one in LISTED:
         packages = {
@@ -46,8 +48,17 @@ def test_each_has_its_environments() -> None:
             "placement": "openstack-placement",
         }  # fmt: skip
         for service, package in packages.items():
-            assert f"{one['name']}: {package}~={one[service]}.0" in lines
+            form = "-!ci" if service == "nova" else ""
+            assert f"{one['name']}{form}: {package}~={one[service]}.0" in lines
         assert f"{one['name']}: -ctests/series/{one['name']}.txt" in lines
+
+
+@pytest.mark.parametrize("minor", (12, 13))
+def test_ci_takes_the_oldest_that_a_python_runs(minor: int) -> None:
+    script = (ROOT / ".ci" / "test").read_text(encoding="utf-8")
+    (function,) = re.findall(r"^older_series\(\) .*$", script, re.MULTILINE)
+    told = subprocess.check_output(["sh", "-c", f"{function}; older_series {minor}"], text=True)
+    assert told.strip() == min(x["name"] for x in LISTED if f"3.{minor}" in x["pythons"])
 
 
 def test_the_tests_of_each_part_exist() -> None:
