@@ -116,7 +116,10 @@ def _nginx(numbers: Numbers, machine: Machine, workload: Workload) -> None:
 
 def _apache(numbers: Numbers, machine: Machine, profile: Profile) -> None:
     room = numbers["memory.limit"] / 4
-    wanted = 64 if profile.name == "small" else min(4096, max(128, 64 * machine.cores))
+    served = 64 if profile.name == "small" else min(4096, max(128, 64 * machine.cores))
+    served = min(served, max(16, numbers["nginx.in_flight"]))
+    # A client whose headers are slow holds a thread: two hundred of them leave some.
+    wanted = served if profile.name == "small" else max(served, 256)
     wanted = min(wanted, max(16, numbers["nginx.in_flight"]))
     by_memory = max(16, int(room / costs.APACHE_THREAD))
     most = min(wanted, by_memory)
@@ -162,10 +165,10 @@ def _apache(numbers: Numbers, machine: Machine, profile: Profile) -> None:
         f"uwsgi.listen {numbers['uwsgi.listen']}",
         "Beyond it clients try again after 1, 3, 7 s; over somaxconn the kernel cuts it silently",
     )
-    children = max(8, min(wanted, int(room / costs.APACHE_PREFORK)))
+    children = max(8, min(served, int(room / costs.APACHE_PREFORK)))
     numbers.put(
         "apache.prefork_max_request_workers", children, "processes",
-        f"{wanted} wanted, at most {room:.0f} MiB / {costs.APACHE_PREFORK:g}",
+        f"{served} wanted, at most {room:.0f} MiB / {costs.APACHE_PREFORK:g}",
         "Further requests wait in the kernel's queue; a kept idle connection holds a process",
     )
     low = numbers.put(

@@ -193,6 +193,13 @@ def test_the_queue_is_one_that_the_kernel_gives(made: Plan) -> None:
     assert value(made, "sysctl.tcp_max_syn_backlog") >= value(made, "sysctl.somaxconn")
 
 
+def test_apache_has_threads_beside_two_hundred_slow_clients() -> None:
+    made = plan(Machine(cores=1, memory=2048 * MIB, somaxconn=4096), Workload())
+    assert value(made, "apache.max_request_workers") > 200
+    # a process each, which costs more
+    assert value(made, "apache.prefork_max_request_workers") == 128
+
+
 @examples
 @given(any_plan)
 def test_the_proxies_hold_what_they_shall(made: Plan) -> None:
