@@ -114,8 +114,9 @@ def diff(files: Sequence[File], folder: Path, found: Found) -> Iterator[str]:
     """Give the lines of a unified diff from what was found to what would be rendered.
 
     A rendered file is compared with the one of its kind that was found, if it is not there itself.
-    Of lines that go, values are shown only of directives that the rendered file has as well, and
-    only such as are no secret; for others stands ``***``.
+    Lines that come are whole: what is taken over has to be what keyfront render writes. Of lines
+    that go, values are shown only of directives that the rendered file has as well, and only such
+    as are no secret; for others stands ``***``.
     """
     for file in files:
         here = file.goes_to or str(folder / file.path)
@@ -130,10 +131,10 @@ def diff(files: Sequence[File], folder: Path, found: Found) -> Iterator[str]:
             path or "/dev/null",
             here,
         ):
+            line = line.rstrip("\n")
             if line.startswith("-") and not line.startswith("--- "):
-                yield f"-{known.of_a_stranger(line[1:].rstrip(chr(10)))}\n"
-            else:
-                yield line if line.endswith("\n") else f"{line}\n"
+                line = f"-{known.of_a_stranger(line[1:])}"
+            yield f"{masked(line, ours=known.is_ours(line[1:]))}\n"
 
 
 # What is no secret by its form: numbers, times, sizes, switches, paths, variables, brackets.
@@ -165,10 +166,14 @@ class _Known:
     def name(word: str) -> str:
         return word.lower().lstrip("<").partition("=")[0].rstrip(";>")
 
+    def is_ours(self, line: str) -> bool:
+        """Tell whether the rendered file has this line."""
+        return " ".join(line.split()) in self.lines
+
     def of_a_stranger(self, line: str) -> str:
-        """Return a line of somebody else's file as it may be printed."""
+        """Return a line of somebody else's file with what may be shown of it; to be masked."""
         stripped = line.strip()
-        if not stripped or " ".join(line.split()) in self.lines:
+        if not stripped or self.is_ours(line):
             return line
         indent = line[: len(line) - len(line.lstrip())]
         if stripped[0] in "#;":
@@ -176,14 +181,14 @@ class _Known:
         first, _, rest = stripped.replace("=", " = ", 1).partition(" ")
         name = self.name(first)
         if first.startswith(("[", "<", "</", "}")):
-            return masked(line)
+            return line
         if name not in self.names:
             return f"{indent}{first}{' ***' if rest.strip(' ;{') else ''}"
         spared = self.words if not _HEADERS.search(name) else frozenset[str]()
         plain = [
             word if word in spared or _HARMLESS.fullmatch(word) else "***" for word in rest.split()
         ]
-        return masked(f"{indent}{' '.join((first, *plain))}")
+        return f"{indent}{' '.join((first, *plain))}"
 
 
 def _like(file: File, found: Found) -> str:

@@ -39,9 +39,14 @@ def shown_line(text: str) -> str:
     return indent + masked(" ".join(text.split()))
 
 
-def masked(line: str) -> str:
-    """Return a line of a file, whole, without its secrets and without what steers a terminal."""
-    line = _SECRET.sub(_hidden, _CREDENTIALS.sub(r"\g<scheme>***@", line))
+def masked(line: str, *, ours: bool = False) -> str:
+    """Return a line of a file, whole, without its secrets and without what steers a terminal.
+
+    :param ours: it is of a file that keyfront renders, whose comments speak of passwords and
+        tokens: secret is only what is set, by ``=`` or ``:``
+    """
+    hidden = _hidden_if_set if ours else _hidden
+    line = _SECRET.sub(hidden, _CREDENTIALS.sub(r"\g<scheme>***@", line))
     return "".join(x if x.isprintable() or x == "\t" else "?" for x in line)
 
 
@@ -52,6 +57,10 @@ _PLAIN = frozenset(
 )  # fmt: skip
 # A variable of nginx or Apache, which only names what it holds.
 _NAMED = re.compile(r"[\"']?[$%]\{?[A-Za-z_][\w-]*\}?[ei]?[\"']?")
+
+
+def _hidden_if_set(match: re.Match[str]) -> str:
+    return _hidden(match) if match[2].strip() else match[0]
 
 
 def _hidden(match: re.Match[str]) -> str:

@@ -293,5 +293,5 @@ def _fix_plan(found: Found, out: TextIO, err: TextIO) -> int:
     lines = list(fix_plan.diff(files, folder, found))
     words = masked(fix_plan.command(options))
     err.write(f"keyfront: nothing was changed; this would write it: {words}\n")
-    out.writelines(masked(line.rstrip("\n")) + "\n" for line in lines)
+    out.writelines(lines)
     return 1 if lines else 0

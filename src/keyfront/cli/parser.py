@@ -28,19 +28,25 @@ class Parser(argparse.ArgumentParser):
         add, self._add_arguments = self._add_arguments, None
         if add is not None:
             add(self)
-        return super().parse_known_args(args, namespace)
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # here, since a command's own --help is of more use than that of keyfront
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
         """End with status 2 and one line, instead of the usage and the line."""
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
-def add_state_argument(parser: argparse._ActionsContainer) -> None:
-    """Add ``--state``, the folder of ``keyfront serve``."""
-    parser.add_argument(
-        "--state",
-        type=Path,
-        metavar="DIR",
-        help="folder with database, keys and configuration (default: keyfront in "
-        "$XDG_STATE_HOME or in ~/.local/state)",
-    )
+_STATE = (
+    "folder with database, keys and configuration (default: keyfront in $XDG_STATE_HOME or in "
+    "~/.local/state)"
+)
+
+
+def add_state_argument(parser: argparse._ActionsContainer, help: str = _STATE) -> None:
+    """Add ``--state``, the folder of ``keyfront serve``.
+
+    :param help: what it is, where it is not looked at by default
+    """
+    parser.add_argument("--state", type=Path, metavar="DIR", help=help)

@@ -204,8 +204,8 @@ def table(made: Plan, numbers: Sequence[Number], *, width: int = 80) -> str:
         for number in members:
             cells = (
                 _named(number),
-                textwrap.wrap(number.source, widths[1]),
-                textwrap.wrap(number.breaks, widths[2]),
+                _wrapped(number.source, widths[1]),
+                _wrapped(number.breaks, widths[2]),
             )
             lines += _row(cells, widths)
     for text in made.profile.gives_up:
@@ -213,6 +213,25 @@ def table(made: Plan, numbers: Sequence[Number], *, width: int = 80) -> str:
             lines += ["", f"What profile {made.profile.name} does without:"]
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a cell; a name that is wider than it is broken where its words end."""
+    return textwrap.wrap(
+        " ".join(part for word in text.split() for part in _parts(word, width)), width
+    )
+
+
+def _parts(word: str, width: int) -> Iterator[str]:
+    """Give parts of a word, two of which no line can hold: they stay apart."""
+    part = ""
+    for piece in re.findall(r"[^._]*[._]+|[^._]+$", word) if len(word) > width else (word,):
+        if part and len(part) + len(piece) > width:
+            yield part
+            part = ""
+        part += piece
+    if part:
+        yield part
 
 
 def _heading(made: Plan) -> str:

@@ -82,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         default=lineups.SERVERS[0],
-        metavar="|".join(lineups.SERVERS),
-        help="what serves it (default: %(default)s)",
+        metavar="NAME",
+        help=f"what serves it, of {', '.join(lineups.SERVERS)} (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="replace files changed by hand, too")
     parser.add_argument(
@@ -252,12 +252,14 @@ def _report(changes: Sequence[writer.Change], settings: Settings, made: Plan, ou
     out.write(f"{settings.folder}: {settings.server}, profile {made.profile.name}\n")
     width = max(len(item.file.path) for item in changes)
     for item in changes:
-        kind = item.kind
-        if kind == writer.KEPT:
-            kind = "kept: it was changed by hand; --diff shows what it misses, --force replaces it"
-        out.write(f"  {item.file.path:{width}}  {kind}\n")
+        out.write(f"  {item.file.path:{width}}  {item.kind}\n")
     files: list[File] = [item.file for item in changes]
-    for path in writer.left_over(files, settings.folder, lineups.PATHS):
-        out.write(f"  {path:{width}}  of another line-up: remove it, also where it was copied to\n")
+    left_over = list(writer.left_over(files, settings.folder, lineups.PATHS))
+    for path in left_over:
+        out.write(f"  {path:{width}}  left over\n")
+    if any(item.kind == writer.KEPT for item in changes):
+        out.write("Kept, as changed by hand: --diff shows what is missed, --force replaces it\n")
+    if left_over:
+        out.write("Left over of another line-up: remove it, also where it was copied to\n")
     if any(file.goes_to for file in files):
         out.write(f"Put system/ in its place with:  cp -r {settings.folder}/system/. /\n")

@@ -22,6 +22,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -71,6 +72,8 @@ _CAUSES = {
     "revocations": "a revocation of tokens of no one user",
     "grants:group": "a grant to a group",
 }
+
+_STATE = "a Keystone of keyfront serve: its state folder"
 
 # What lies in a cache's folder.
 _FILES = re.compile(
@@ -124,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("flush", "make every cached answer stale, after a change that no transaction shows"),
         ("prune", "remove the caches of this machine that no process uses any more"),
     ):
-        part = actions.add_parser(action, help=text, description=text + ".")
+        part = actions.add_parser(action, help=text, description=f"{text.capitalize()}.")
         where = part.add_mutually_exclusive_group()
         where.add_argument(
             "--config-file",
@@ -135,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         where.add_argument(
             "--path", type=Path, metavar="DIR", help="the folder of the cache, as the option path"
         )
-        add_state_argument(where)
+        add_state_argument(where, _STATE)
         if action == "stats":
             part.add_argument("--json", action="store_true", help="for programs")
     text = "find out whether changes are heard by the nodes, and those of keystone-manage by them"
@@ -150,7 +153,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--config-file", type=Path, metavar="FILE", help="the Keystone's keystone.conf"
     )
-    add_state_argument(where)
+    add_state_argument(where, _STATE)
     part.add_argument(
         "--keystone",
         action="append",
@@ -248,19 +251,32 @@ def cache(
     used = [one for one in found if one not in dead]
     if len(used) == 1:
         if err is not None:
-            for one in dead:
-                err.write(f"keyfront: {one.folder} is left out: {_DEAD}\n")
+            verb = "is" if len(dead) == 1 else "are"
+            err.write(f"keyfront: {_some(dead)} {verb} left out: {_dead(len(dead))}\n")
         return used[0]
-    folders = ", ".join(sorted(str(one.folder) for one in used or found))
     if not used:
-        raise CoordinatorError(f"{folders}: {_DEAD}, or start the service")
+        raise CoordinatorError(f"{_some(dead)}: {_dead(len(dead))}, or start the service")
+    folders = ", ".join(sorted(str(one.folder) for one in used))
     raise CoordinatorError(
         f"there are several token caches in use on this machine: {folders}; say which with --path, "
         "or with --config-file FILE, its Keystone's keystone.conf"
     )
 
 
-_DEAD = "no process uses it any more; remove it with keyfront tokens prune"
+# Caches that a line names; leftovers of tests may be many.
+_NAMED = 3
+
+
+def _some(caches: Sequence[Cache]) -> str:
+    """Return the words for caches in a line: some by their folder, and how many more there are."""
+    names = sorted(str(one.folder) for one in caches)
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _dead(number: int) -> str:
+    it = "it" if number == 1 else "them"
+    return f"no process uses {it} any more; remove {it} with keyfront tokens prune"
 
 
 def caches() -> list[Cache]:
@@ -370,7 +386,7 @@ def stats(cache: Cache, out: TextIO, *, as_json: bool = False) -> int:
             where["coordinator"] = str(cache.redis.address)
         out.write(json.dumps({**where, **counts}, indent=2) + "\n")
         return 0
-    dead = f" ({_DEAD})" if _is_dead(cache.folder) else ""
+    dead = f" ({_dead(1)})" if _is_dead(cache.folder) else ""
     out.write(f"token cache in {cache.where}{dead}\n")
     for name, label, meaning in _LINES:
         out.write(f"{label:<12}{counts[name]:>14}  {meaning}\n")

@@ -213,6 +213,8 @@ def test_the_fix_plan_is_a_diff_and_changes_nothing(
     assert not Path("/etc/keyfront").exists()
     assert "keyfront render /etc/keyfront --server " in told.err
     assert "\n+++ /etc/keyfront/" in told.out
+    ours = [line for line in told.out.splitlines() if line.startswith("+")]
+    assert [line for line in ours if "***" in line] == [], "what is to be written is whole"
     if name == "debian-nginx":
         assert "--- /etc/keystone/keystone-uwsgi.ini" in told.out
         assert "--- /etc/nginx/nginx.conf" in told.out

@@ -51,22 +51,37 @@ def test_a_command_imports_itself_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", cli._COMMANDS)
 def test_each_command_has_a_module_with_its_options(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = importlib.import_module(f"keyfront.cli.{name}")
     assert callable(module.run)
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         cli.main([name, "--help"])
     assert ended.value.code == 0
-    assert f"usage: keyfront {name}" in capsys.readouterr().out
+    page = capsys.readouterr().out
+    assert f"usage: keyfront {name}" in page
+    assert [line for line in page.splitlines() if len(line) > 80] == []
 
 
-def test_a_wrong_word_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        # no abbreviations
+        (("check", "--stat", "/tmp"), "keyfront check"),
+        (("tokens", "stats", "--jso"), "keyfront tokens stats"),
+        (("--verbose", "check", "--json"), "keyfront"),
+    ],
+)
+def test_a_wrong_word_is_told_in_one_line(
+    words: tuple[str, ...], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["check", "--stat", "/tmp"])  # no abbreviations
+        cli.main(words)
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert told.count("\n") == 1 and told.endswith("see keyfront --help\n")
+    assert told.startswith(f"{command}: unrecognized arguments: --")
+    assert told.count("\n") == 1 and told.endswith(f"see {command} --help\n")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")

@@ -51,6 +51,16 @@ def test_a_wide_terminal_is_used(
     assert longest[3] <= 80, "narrower is not readable"
 
 
+def test_a_name_is_broken_where_its_words_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, "memcached", "mod_wsgi.listen_backlog", *MACHINE)
+    ends = {line.rpartition("  ")[2] for line in out.splitlines()}
+    assert {"memcache_pool_", "connection_get_timeout"} <= ends
+    assert "apache.max_request_" in out and " workers " in out
+
+
 def test_groups_and_single_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "sysctl", "uwsgi.listen", *MACHINE, "--json")
     assert list(json.loads(out)["numbers"]) == [

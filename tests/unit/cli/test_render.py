@@ -103,8 +103,9 @@ def test_a_hand_s_change_is_kept_and_named(
     ini = tmp_path / "uwsgi.ini"
     ini.write_text(ini.read_text().replace("processes = 2", "processes = 3"))
     assert run(tmp_path) == 1
-    kept = [line for line in capsys.readouterr().out.splitlines() if "kept: " in line]
-    assert len(kept) == 1 and "uwsgi.ini" in kept[0] and "--force" in kept[0]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.endswith(" kept")] == ["uwsgi.ini"]
+    assert any(line.startswith("Kept, ") and "--force" in line for line in lines)
     assert "processes = 3" in ini.read_text()
     assert run(tmp_path, "--diff") == 1
     assert run(tmp_path, "--force") == 0
@@ -117,7 +118,9 @@ def test_another_line_up_s_files_are_named(
     run(tmp_path)
     capsys.readouterr()
     run(tmp_path, "--server", "uwsgi")
-    assert "nginx.conf" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert "nginx.conf" in [line.split()[0] for line in lines if line.endswith(" left over")]
+    assert any(line.startswith("Left over ") and "remove" in line for line in lines)
     assert (tmp_path / "nginx.conf").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -170,7 +171,24 @@ def test_dead_caches_are_said_to_be_dead(
     all_caches[0] = dead
     assert cli.main(["tokens", "stats"]) == 2
     error = capsys.readouterr().err
-    assert "no process uses it any more" in error and "start the service" in error
+    assert "no process uses them any more" in error and "start the service" in error
+
+
+def test_of_many_dead_caches_some_are_named(
+    all_caches: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, dead = all_caches
+    for number in range(4):
+        all_caches.append(str(shutil.copytree(dead, tmp_path / f"dead{number}")))
+    assert cli.main(["tokens", "stats"]) == 0
+    three = f"{dead}, {tmp_path}/dead0, {tmp_path}/dead1 and 2 more"
+    assert capsys.readouterr().err == (
+        f"keyfront: {three} are left out: no process uses them any more; remove them with "
+        "keyfront tokens prune\n"
+    )
+    all_caches.remove(folder)
+    assert cli.main(["tokens", "stats"]) == 2
+    assert capsys.readouterr().err.startswith(f"keyfront: {three}: no process uses them any more")
 
 
 def test_prune_removes_the_dead_ones(

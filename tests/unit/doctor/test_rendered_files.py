@@ -8,6 +8,7 @@ import pytest
 
 from keyfront.common.machine import Machine as Hardware
 from keyfront.gateway.doctor.registry import LEVELS
+from keyfront.gateway.doctor.shown import masked
 from keyfront.gateway.plan.compute import plan
 from keyfront.gateway.plan.workload import PROFILES, Workload
 from keyfront.gateway.render.lineups import SERVERS, render
@@ -90,6 +91,14 @@ def test_no_finding_with_balancer_and_names(server: str, tmp_path: Path) -> None
     )
     found = machine.diagnosis(tmp_path)
     assert [(x.check.code, x.finding.what) for x in found.results] == []
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_nothing_rendered_is_taken_for_a_secret(server: str) -> None:
+    machine = rendered(server, "standard", memcached=("192.0.2.3:11211",))
+    for path, text in machine.files.items():
+        for line in text.splitlines() if path.startswith("/etc/keyfront/") else ():
+            assert masked(line, ours=True) == line, path
 
 
 def test_every_level_is_counted(tmp_path: Path) -> None:
