@@ -49,7 +49,8 @@ _THREADS, _THREAD_COUNT = _QUEUED + _LENGTHS, 40
 _ROW = _THREADS + 2 * _THREAD_COUNT
 
 _LAYOUT = Layout(_ROW, present=frozenset({_BORN, _LOADED, *range(_FOUND, _FOUND + _FOUND_COUNT)}))
-_NAME = "requests"
+#: The file in a node's folder in which requests are counted.
+NAME = "requests"
 _READS = ("GET", "HEAD")
 
 
@@ -102,8 +103,8 @@ class NodeCounts(CounterRow):
         """
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            lock = FileLock(folder / f"{_NAME}.lock")
-            self._shared = NodeCounters(folder / _NAME, lock, _LAYOUT)
+            lock = FileLock(folder / f"{NAME}.lock")
+            self._shared = NodeCounters(folder / NAME, lock, _LAYOUT)
         except (OSError, CoordinatorError) as error:
             LOG.warning("%s = %s: nothing is counted there: %s", VARIABLE, folder, error)
             return
@@ -222,7 +223,7 @@ def read(folder: Path) -> Count:
 
     :raises CoordinatorError: there is no node in the folder, or it is not readable
     """
-    rows = _LAYOUT.rows_of(folder / _NAME)
+    rows = _LAYOUT.rows_of(folder / NAME)
     # a number may be another process's by now
     living = [row for row in rows[1:] if row[0] and started(row[0]) == row[_BORN]]
     workers = [row for row in living if row[_LOADED]]

@@ -17,7 +17,7 @@ from pathlib import Path
 from keyfront.common.counters import VARIABLE
 from keyfront.errors import CoordinatorError, OptionError, ServerError
 
-from .counters import Count, read
+from .counters import NAME, Count, read
 
 _FLAG = "draining"
 # Seconds between looks, and for which nothing may run: a request may be on its way to a worker.
@@ -53,6 +53,28 @@ def _read(file: Path) -> str:
     except (OSError, ValueError) as error:  # not UTF-8, or a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise OptionError("FILE", file, f"a file that can be read: {reason}") from None
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether there is such a file or folder.
+
+    :raises ServerError: it may not be looked at
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:  # a NUL
+        raise ServerError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    return True
+
+
+def is_node(folder: Path) -> bool:
+    """Tell whether the processes of a server have counted in a folder.
+
+    :raises ServerError: it may not be looked at
+    """
+    return is_there(folder / NAME)
 
 
 def is_draining(folder: Path | None) -> bool:

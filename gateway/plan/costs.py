@@ -12,12 +12,12 @@ from typing import Final
 PASSWORD_HASH: Final = 0.20
 #: The rest of a login, whatever checks the password (docs/ldap.md, "of it CPU").
 LOGIN: Final = 0.18
-#: A validation that Keystone answers itself: 23 a second on two cores (README.md).
+#: A validation that Keystone answers itself: 23 a second on two cores (docs/plan.md).
 VALIDATION: Final = 0.087
 #: One that the token cache answers, with nginx's share: 28100 a second on two cores without it.
 CACHED_VALIDATION: Final = 0.0002
 #: One that it has to ask Keystone about, where Keystone's own reading is kept in memory: "asked of
-#: Keystone" of python -m keyfront.benchmarks.compare.keystone_cpu, 2.8 to 3.0 ms on SQLite, 9 in a
+#: Keystone" of python -m keyfront.benchmarks.compare.keystone_cpu, 1.5 ms on SQLite, 9 in a
 #: fresh worker; without the server's part, so it is counted higher (docs/plan.md).
 FIRST_VALIDATION: Final = 0.005
 #: The part of the validations that are such ones, as keyfront tokens stats told it after the mix of

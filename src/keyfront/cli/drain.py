@@ -12,6 +12,11 @@ from keyfront.common.counters import VARIABLE
 from keyfront.errors import OptionError, ServerError
 from keyfront.gateway.node import drain
 
+from .parser import add_state_argument
+
+#: What ``--state`` is where it names a node.
+OF_SERVE = "a Keystone of keyfront serve: its state folder, instead of FILE"
+
 # Seconds: three checks of the rendered HAProxy take 3.
 _NOTICE, _TIMEOUT, _LONGEST = 4.0, 60.0, 86400.0
 
@@ -25,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "if something still runs after --timeout."
     )
     add_file_argument(parser)
+    add_state_argument(parser, OF_SERVE)
     parser.add_argument("--undo", action="store_true", help="have it answer that it is ready again")
     parser.add_argument(
         "--timeout",
@@ -56,11 +62,12 @@ def add_file_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def folder(file: Path | None, node: Path | None) -> Path:
+def folder(file: Path | None, node: Path | None, state: Path | None = None) -> Path:
     """Return the folder of the node that the command line names, or of the one there is.
 
     :param file: the ini file or configuration of the server
     :param node: the folder itself; not with a file
+    :param state: the state folder of a ``keyfront serve``, which counts without file and node
     :raises OptionError: the file names none
     :raises ServerError: there is none on this machine, or several
     """
@@ -70,6 +77,10 @@ def folder(file: Path | None, node: Path | None) -> Path:
         return node
     if file is not None:
         return drain.folder_of(file)
+    if state is not None:
+        from keyfront.gateway.serve.state import State
+
+        return State(state).node
     found = nodes()
     if len(found) == 1:
         return found[0]
@@ -94,14 +105,20 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     """
     timeout = _seconds("--timeout", arguments.timeout)
     notice = _seconds("--notice", arguments.notice)
-    where = folder(arguments.file, arguments.node)
+    where = folder(arguments.file, arguments.node, arguments.state)
+    is_there = drain.is_there(where)
+    if arguments.file is None and not is_there:
+        # Only a file tells a node whose server has not run yet from a name that is misspelt.
+        raise ServerError(f"{where}: there is no such folder; is the server running?")
     if arguments.undo:
         undone = drain.undo(where)
         out.write(f"{where}: {'ready again' if undone else 'was not draining'}\n")
         return 0
-    if not where.is_dir():
+    if not is_there:
         out.write(f"{where}: nothing runs\n")
         return 0
+    if not drain.is_node(where):
+        raise ServerError(f"{where}: no server has counted there; is it running?")
     drain.begin(where)
     out.write(f"{where}: draining\n")
     out.flush()

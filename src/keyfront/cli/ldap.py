@@ -38,6 +38,7 @@ from keyfront.middleware.ldap.service_account import (
 )
 
 from . import drain
+from .parser import add_state_argument
 
 _MARKS = {OK: "✓", FAILED: "✗", WARNING: "!", NOTE: " "}
 _PLAIN_MARKS = {OK: "+", FAILED: "x", WARNING: "!", NOTE: " "}
@@ -195,6 +196,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "print what the LDAP pools of a running server's processes did"
     part = actions.add_parser("stats", help=text, description=f"{text[0].upper()}{text[1:]}.")
     drain.add_file_argument(part)
+    add_state_argument(part, drain.OF_SERVE)
     part.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -204,7 +206,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     :raises KeyfrontError: an option cannot be used, or there is no pool
     """
     if arguments.action == "stats":
-        folder = drain.folder(arguments.file, arguments.node)
+        folder = drain.folder(arguments.file, arguments.node, arguments.state)
         return stats(folder, out, as_json=arguments.json)
     return check(arguments.urls, _options(arguments), out, as_json=arguments.json)
 

@@ -103,13 +103,9 @@ def node_folder(arguments: argparse.Namespace, *, required: bool) -> Path | None
 
     :param required: true if there has to be one
     """
-    named = arguments.file is not None or arguments.node is not None
-    if not named and arguments.state is not None:
-        from keyfront.gateway.serve.state import State
-
-        return State(arguments.state).node
+    named = any(x is not None for x in (arguments.file, arguments.node, arguments.state))
     try:
-        return drain.folder(arguments.file, arguments.node)
+        return drain.folder(arguments.file, arguments.node, arguments.state)
     except ServerError:
         if required or named:
             raise

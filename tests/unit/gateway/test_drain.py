@@ -13,6 +13,7 @@ from keyfront.cli.parser import Parser
 from keyfront.errors import KeyfrontError, OptionError, ServerError
 from keyfront.gateway.node import drain
 from keyfront.gateway.node.counters import NodeCounts, count_requests
+from keyfront.gateway.serve.state import State
 
 
 class Time:
@@ -92,13 +93,35 @@ def test_the_command(tmp_path: Path, counts: NodeCounts) -> None:
 
 
 def test_nothing_to_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _run("--node", str(tmp_path / "none"))[:2] == (0, f"{tmp_path}/none: nothing runs\n")
+    ini = tmp_path / "uwsgi.ini"
+    ini.write_text(f"[uwsgi]\nenv = KEYFRONT_NODE={tmp_path}/none\n")
+    assert _run(str(ini))[:2] == (0, f"{tmp_path}/none: nothing runs\n")
+    assert _run(str(ini), "--undo")[:2] == (0, f"{tmp_path}/none: was not draining\n")
+    for words in (("--node", str(tmp_path / "none")), ("--state", str(tmp_path / "none"))):
+        for undo in ((), ("--undo",)):  # misspelt: it is drained nowhere, or goes on draining
+            with pytest.raises(ServerError, match="there is no such folder"):
+                _run(*words, *undo)
     monkeypatch.setattr(command, "nodes", list)
     with pytest.raises(ServerError, match="KEYFRONT_NODE"):
         _run()
     monkeypatch.setattr(command, "nodes", lambda: [tmp_path / "a", tmp_path / "b"])
     with pytest.raises(ServerError, match="several"):
         _run()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="no server has counted there"):
+        _run("--node", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_node_of_keyfront_serve(tmp_path: Path) -> None:
+    node = State(tmp_path).node
+    node.mkdir(parents=True)
+    made = NodeCounts()
+    made.share(node)
+    assert _run("--state", str(tmp_path))[:2] == (0, f"{node}: draining\nno worker runs\n")
+    assert drain.is_draining(node)
 
 
 def test_a_link_is_not_followed(tmp_path: Path, counts: NodeCounts) -> None:
