@@ -67,6 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _forget_output()
         return 1
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        sys.stderr.write(f"keyfront: {error.filename}: {error.strerror}\n")
+        return 2
     except OSError as error:
         # one of a file that is not named is of what was printed
         if error.errno not in _UNWRITTEN or error.filename is not None:

@@ -79,8 +79,10 @@ def status(
     ):
         try:
             found[name] = read()
-        except (KeyfrontError, OSError) as error:
+        except KeyfrontError as error:
             found[name] = {"error": str(error)}
+        except OSError as error:
+            found[name] = {"error": f"{error.filename or name}: {error.strerror or error}"}
         if times is not None:
             times[name] = time.monotonic()
     requests = found["requests"]
@@ -179,8 +181,7 @@ def _heartbeat(arguments: argparse.Namespace, ended: Ended | None) -> dict[str, 
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    state = "draining" if found["draining"] else "in service"
-    yield f"{found['node']}: {state if found['ok'] else state + ', NOT OK'}"
+    yield f"{found['node']}: {_state(found)}"
     for title, part, rows in (
         ("requests", found["requests"], _of_requests),
         ("token cache", found["tokens"], _of_tokens),
@@ -196,6 +197,15 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"{title}:"
             for label, value, meaning in rows(part):
                 yield f"  {label:<{_LABEL}}{value:>12}  {meaning}".rstrip()
+
+
+def _state(found: Mapping[str, Any]) -> str:
+    if "error" in found["requests"]:
+        return "NOT READ"
+    if not found["requests"]["workers"]:
+        return "draining, NOT SERVING" if found["draining"] else "NOT SERVING"
+    state = "draining" if found["draining"] else "in service"
+    return state if found["ok"] else f"{state}, NOT OK"
 
 
 Row = tuple[str, object, str]

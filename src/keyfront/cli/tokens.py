@@ -256,10 +256,9 @@ def cache(
         return used[0]
     if not used:
         raise CoordinatorError(f"{_some(dead)}: {_dead(len(dead))}, or start the service")
-    folders = ", ".join(sorted(str(one.folder) for one in used))
     raise CoordinatorError(
-        f"there are several token caches in use on this machine: {folders}; say which with --path, "
-        "or with --config-file FILE, its Keystone's keystone.conf"
+        f"there are several token caches in use on this machine: {_some(used)}; say which with "
+        "--path, or with --config-file FILE, its Keystone's keystone.conf"
     )
 
 

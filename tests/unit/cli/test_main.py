@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,33 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
             text=True, check=False, env=_BUFFERED,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tokens", "stats", "--path", "/closed/here"),
+        ("tokens", "flush", "--state", "/closed/here"),
+        ("tokens", "prune", "--config-file", "/closed/here/keystone.conf"),
+        ("bench", "report", "--results", "/closed/here"),
+        ("status", "--state", "/closed/here"),
+        ("drain", "--node", "/closed/here"),
+    ],
+)
+def test_a_folder_where_nobody_may_look_is_told_in_one_line(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith("/closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return known(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert cli.main(words) in (1, 2)
+    told = "".join(capsys.readouterr())
+    assert "/closed/here" in told and "Errno" not in told
 
 
 def test_a_root_where_nobody_may_look(

@@ -105,8 +105,13 @@ def test_all_parts(tmp_path: Path, counts: NodeCounts) -> None:
     assert "in 1 processes" in text
 
 
-@pytest.mark.parametrize("fault", ("part", "workers", "damaged"))
-def test_a_node_that_is_not_ok(tmp_path: Path, counts: NodeCounts, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("part", "in service, NOT OK"), ("workers", "NOT SERVING"), ("damaged", "NOT READ")],
+)
+def test_a_node_that_is_not_ok(
+    tmp_path: Path, counts: NodeCounts, fault: str, said: str
+) -> None:
     (tmp_path / "beats").mkdir(mode=0o700)
     if fault == "part":
         counts.found(PARTS.index("keys"), False)
@@ -116,7 +121,7 @@ def test_a_node_that_is_not_ok(tmp_path: Path, counts: NodeCounts, fault: str) -
         (tmp_path / "node/requests").write_bytes(b"junk")
     code, text = _run(status, tmp_path)
     assert code == 1
-    assert "NOT OK" in text
+    assert text.startswith(f"{tmp_path}/node: {said}\n")
     assert ("AWAY" in text) == (fault == "part")
     assert ("4 bytes instead of" in text) == (fault == "damaged")
 
