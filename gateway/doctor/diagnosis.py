@@ -103,6 +103,8 @@ def diagnose(found: Found, codes: Iterable[str] | None = None) -> Diagnosis:
         count = sum(bool(those & set(check.layers)) for check in made.skipped)
         option = f" ({_OPTIONS[layer]})" if layer in _OPTIONS else ""
         said = f"not found here{option}"
+        if layer in found.others:
+            said = f"leads to no Keystone here{option}"
         if layer in found.denied:
             said = f"{found.denied[layer]} may not be read: run this as root"
         made.unread.append(

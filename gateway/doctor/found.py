@@ -95,10 +95,14 @@ class Found:
     memory_limit: tuple[int, Place] | None = None
     #: Layers whose files are there and may not be read, with the file.
     denied: dict[str, str] = field(default_factory=dict)
+    #: Servers that nobody named, where nothing of Keystone is here: what they serve is others'.
+    others: set[str] = field(default_factory=set)
 
     def has(self, layer: str) -> bool:
         """Return whether a layer of :data:`~.registry.LAYERS` was found."""
         keystone = self.keystone
+        if layer in self.others:
+            return False
         if layer == "systemd":
             return bool(self.units)
         if layer == "kernel":

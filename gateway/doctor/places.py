@@ -21,7 +21,7 @@ from . import cgroups, keys, rendered
 from .found import Found, Told
 from .readers import apache, haproxy, keystone, nginx, sections, systemd, uwsgi
 from .readers.files import Files, Unread
-from .registry import fault
+from .registry import WITHIN, fault
 from .routes import SERVED, names_keystone, serves_keystone
 from .settings import Settings
 
@@ -310,6 +310,7 @@ def _keystone(found: Found, given: Given) -> None:
 def _servers(found: Found, given: Given) -> None:
     """Read the web servers and balancers."""
     files = found.files
+    faults = len(files.unread) + len(files.malformed)
     path = (
         _named(found, "--nginx", given.nginx) if given.nginx else _configured(found, "nginx", "-c")
     )
@@ -339,6 +340,12 @@ def _servers(found: Found, given: Given) -> None:
         found.haproxy = haproxy.read(files, paths)
         if found.haproxy is None:
             _denied(found, "haproxy", paths[0])
+    # With a Keystone here, a server may lead to it in a way that is not seen, or that could not be
+    # read; with none, it is others'.
+    parts = ("keystone", "uwsgi", *WITHIN)
+    if len(files.unread) + len(files.malformed) == faults and not any(map(found.has, parts)):
+        named = {"nginx": given.nginx, "apache": given.apache, "haproxy": given.haproxy}
+        found.others = {name for name in named if getattr(found, name) and not named[name]}
 
 
 def _configured(found: Found, program: str, option: str) -> str:

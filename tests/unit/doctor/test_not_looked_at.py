@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.gateway.doctor import live
+from keyfront.gateway.doctor import live, places
 from keyfront.gateway.doctor.diagnosis import diagnose
 from keyfront.gateway.doctor.live import Live
 from keyfront.gateway.doctor.schema import Schema
@@ -98,6 +98,30 @@ def test_a_server_of_others_is_not_keystones(
     made = diagnose(found, [code])
     assert [x.code for x in made.skipped] == [code]
     assert made.right == []
+
+
+@pytest.mark.parametrize(
+    ("server", "code", "path", "text"),
+    [
+        ("nginx", "N10", "/etc/nginx/nginx.conf",
+         "http { ssl_protocols TLSv1 TLSv1.2;\n server { listen 443 ssl; location / {\n"
+         "  proxy_pass http://grafana:3000; } } }\n"),
+        ("apache", "A02", "/etc/apache2/apache2.conf", "ProxyPass / http://127.0.0.1:3000/\n"
+         "ProxyPass /b http://127.0.0.1:3001/\n"),
+        ("haproxy", "H02", "/etc/haproxy/haproxy.cfg", "listen mariadb\n bind :3306\n"),
+    ],
+)  # fmt: skip
+def test_a_server_where_there_is_no_keystone(
+    server: str, code: str, path: str, text: str, tmp_path: Path
+) -> None:
+    machine = Machine(files={path: text})
+    made = machine.diagnosis(tmp_path)
+    assert [x.code for x in made.skipped if x.code == code] == [code]
+    assert made.results == []
+    assert any("leads to no Keystone here" in x.why for x in made.unread)
+    named = {server: (path,) if server == "haproxy" else path}
+    made = diagnose(places.look(tmp_path, places.Given(**named)))  # type: ignore[arg-type]
+    assert code not in [x.code for x in made.skipped], "what is named is looked at"
 
 
 def test_counters_of_an_empty_proc(tmp_path: Path) -> None:
