@@ -262,7 +262,7 @@ def run(arguments: Namespace, out: TextIO) -> int:
         out.write(json.dumps({"schema": results.SCHEMA, **asdict(result)}, indent=1) + "\n")
     else:
         out.write("\n".join([*heading, "", *_page(result)]) + "\n")
-    progress.line(f"written to {path}; keyfront bench report makes a page of it")
+    progress.line(f"written to {path}\nkeyfront bench report makes a page of it")
     return 1 if failed else 0
 
 

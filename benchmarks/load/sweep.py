@@ -602,7 +602,7 @@ def run(arguments: Namespace, out: TextIO) -> int:
         say(results.markdown(table))
     for note in result.notes:
         say(f"note: {note}")
-    say(f"\nwritten to {path}; keyfront bench report makes a page of it")
+    say(f"\nwritten to {path}\nkeyfront bench report makes a page of it")
     return 0
 
 

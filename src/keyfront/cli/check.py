@@ -244,7 +244,7 @@ def check(
         seconds = report.milliseconds[name] / 1000
         if seconds > warn:
             said = name.replace("_", " ")
-            report.warnings.append(f"the {said} took {seconds:.2f} s, more than {warn:g} s")
+            report.warnings.append(f"the {said} took {seconds:.3g} s, more than {warn:g} s")
     days = report.certificate_days
     if days is not None and days < _CERTIFICATE_DAYS:
         report.warnings.append(f"the certificate ends in {days:.0f} days")
@@ -444,11 +444,14 @@ class _Server:
     def _failed(self, error: Exception) -> ServerError:
         if isinstance(error, ssl.SSLCertVerificationError):
             said = f"its certificate is refused: {error.verify_message}; OS_CACERT names another CA"
+        elif isinstance(error, ssl.SSLError):
+            said = f"no TLS: {getattr(error, 'reason', None) or error}; is it http:// there?"
         elif isinstance(error, TimeoutError):
-            said = f"no answer within {self._timeout:g} s"
+            said = f"no answer within {self._timeout:g} s; is it running?"
         else:
             said = str(getattr(error, "strerror", None) or error or type(error).__name__)
-        return ServerError(f"{self._credentials.url}: {said}; is it running?")
+            said = f"{said}; is it running?"
+        return ServerError(f"{self._credentials.url}: {said}")
 
     def close(self) -> None:
         """Close the connection."""

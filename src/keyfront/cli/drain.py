@@ -122,7 +122,11 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     drain.begin(where)
     out.write(f"{where}: draining\n")
     out.flush()
-    found = drain.wait(where, notice=notice, timeout=max(timeout, notice))
+    try:
+        found = drain.wait(where, notice=notice, timeout=max(timeout, notice))
+    except KeyboardInterrupt:
+        err.write("keyfront: interrupted; it goes on draining, ask again or end it with --undo\n")
+        return 130
     if not found.workers:
         out.write("no worker runs\n")
     elif found.under_way:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from keyfront.cli import credentials
 from keyfront.cli import main as cli
-from keyfront.cli.check import Report, check
+from keyfront.cli.check import Report, _Server, check
 from keyfront.errors import MissingPartError, OptionError
 from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.epochs import Epoch, Slots
@@ -290,7 +291,7 @@ def test_tls(
         status, _, err = run(capsys)
         assert status == 2
         assert "its certificate is refused" in err
-        assert "OS_CACERT" in err
+        assert "OS_CACERT" in err and "is it running" not in err
         environ(url, cacert=str(tmp_path / "none.pem"))
         status, _, err = run(capsys)
         assert status == 2
@@ -304,6 +305,14 @@ def test_tls(
         status, out, _ = run(capsys)
         assert status == 1
         assert "was not looked at" in out
+
+
+def test_https_where_there_is_no_tls() -> None:
+    server = SimpleNamespace(_credentials=SimpleNamespace(url="https://k:5000/v3"), _timeout=1)
+    for error in (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER]"), ssl.SSLEOFError(8, "EOF")):
+        said = str(_Server._failed(server, error))  # type: ignore[arg-type]
+        assert said.startswith("https://k:5000/v3: no TLS: ")
+        assert said.endswith("; is it http:// there?")
 
 
 @pytest.mark.parametrize(

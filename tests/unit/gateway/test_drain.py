@@ -92,6 +92,19 @@ def test_the_command(tmp_path: Path, counts: NodeCounts) -> None:
     assert _run(*where, "--undo")[1] == f"{tmp_path}: was not draining\n"
 
 
+def test_an_interrupted_drain_goes_on(
+    tmp_path: Path, counts: NodeCounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(drain, "wait", interrupted)
+    status, _, err = _run("--node", str(tmp_path))
+    assert status == 130
+    assert "goes on draining" in err and "--undo" in err
+    assert drain.is_draining(tmp_path)
+
+
 def test_nothing_to_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ini = tmp_path / "uwsgi.ini"
     ini.write_text(f"[uwsgi]\nenv = KEYFRONT_NODE={tmp_path}/none\n")
