@@ -378,7 +378,12 @@ def _show_tls(report: ServerReport, connection: Connection, taken: float) -> Non
 
 def _bind(report: ServerReport, connection: Connection, terms: Terms) -> None:
     start = time.perf_counter()
-    answer = terms.bind(connection)
+    try:
+        answer = terms.bind(connection)
+    except DirectoryError as error:
+        report.fail("bind", error)
+        _warn_if_clear(report, terms)
+        return
     taken = _since(start)
     if answer is None:
         report.add("bind", NOTE, "anonymous, without a BIND")
@@ -395,7 +400,12 @@ def _bind(report: ServerReport, connection: Connection, terms: Terms) -> None:
         return
     text = f"{terms.dn or 'anonymous'}, {_ms(taken)}{told}"
     report.add("bind", WARNING if told else OK, text, dn=terms.dn, milliseconds=taken)
-    if terms.dn and not (report.tls or report.url.scheme == "ldapi"):
+    _warn_if_clear(report, terms)
+
+
+def _warn_if_clear(report: ServerReport, terms: Terms) -> None:
+    """Say that a password could be read on its way, also one that was refused."""
+    if terms.dn and not (terms.sasl or report.tls or report.url.scheme == "ldapi"):
         report.add("bind", WARNING, "the password went in the clear; use ldaps:// or start_tls")
 
 

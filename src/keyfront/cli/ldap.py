@@ -49,6 +49,7 @@ _SPELLED = {
     "set ca_file to the CA": "name its CA by --ca-file",
     "use ldaps:// or start_tls": "use ldaps:// or --start-tls",
     "no search_base is given": "no --base is given",
+    "another one, unless gssapi": "left out, unless gssapi",
     "try another bind_dn": "try another --bind-dn",
     "sasl_mechanism = EXTERNAL": "--sasl-external",
     "sasl_mechanism = GSSAPI": "--sasl-gssapi",
@@ -406,6 +407,8 @@ def check(urls: Sequence[str], options: Options, out: TextIO, *, as_json: bool =
         out.write(json.dumps(found, indent=2, default=_date) + "\n")
     elif failed:
         out.write(f"{failed} of {len(reports)} failed\n")
+    elif any(check.state == WARNING for report in reports for check in report.checks):
+        out.write(f"all works; {_marks(out)[WARNING]} is to be looked at\n")
     else:
         out.write("all is well\n")
     return 1 if failed else 0

@@ -168,6 +168,8 @@ def test_a_refused_bind(d: Directory, tmp_path: Path, check: Check) -> None:
     name, text = reason(found)
     assert name == "bind"
     assert "invalidCredentials (49)" in text
+    assert [each["state"] for each in found["bind"]] == ["failed", "warning"]
+    assert "in the clear" in found["bind"][1]["text"], "also one that is mistyped is told"
     # the rest that needs nobody is told
     assert found["ping"][0]["state"] == "ok"
     assert found["search"][0]["state"] == "warning"

@@ -70,6 +70,17 @@ def test_each_server_is_looked_at_once(
     assert out.endswith("all is well\n")
 
 
+def test_a_warning_is_not_all_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Report(ServerURL.parse(URL))
+    report.add("bind", WARNING, "the password went in the clear")
+    monkeypatch.setattr(ldap_commands, "examine", lambda *_: iter([report]))
+    status, out, _ = run(capsys, URL)
+    assert status == 0
+    assert out.endswith("all works; ! is to be looked at\n")
+
+
 def test_one_that_fails_is_exit_1(
     examined: list[tuple[str, Options]], capsys: pytest.CaptureFixture[str]
 ) -> None:
