@@ -7,7 +7,7 @@ ARGS ?=
 
 help:
 	@echo "make serve   run Keystone behind keyfront here; options: make serve ARGS='...'"
-	@echo "make test    install what bindep.txt lists, then lint, layers, typing, docs and all tests"
+	@echo "make test    bindep.txt's packages, then lint, layers, typing, docs and all tests"
 	@echo "make lint    style, common mistakes and the layers of the packages"
 	@echo "make clean   remove everything that was built or installed in this folder"
 

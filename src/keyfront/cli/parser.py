@@ -47,6 +47,6 @@ _STATE = (
 def add_state_argument(parser: argparse._ActionsContainer, help: str = _STATE) -> None:
     """Add ``--state``, the folder of ``keyfront serve``.
 
-    :param help: what it is, where it is not looked at by default
+    :param help: the text of its help, where it is not looked at by default
     """
     parser.add_argument("--state", type=Path, metavar="DIR", help=help)
