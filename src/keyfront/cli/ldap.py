@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from keyfront.errors import CredentialsError, OptionError
+from keyfront.errors import CoordinatorError, CredentialsError, OptionError
 from keyfront.middleware.ldap import diagnose as probe
 from keyfront.middleware.ldap import pool_counters
 from keyfront.middleware.ldap.connector import Dialer
@@ -357,6 +357,8 @@ def stats(folder: Path, out: TextIO, *, as_json: bool = False) -> int:
         :meth:`keyfront.middleware.ldap.LDAPPool.get_stats`, and ``processes``
     :raises CoordinatorError: none has one, or the counts cannot be read
     """
+    if not pool_counters.is_in_use(folder):
+        raise CoordinatorError(f"{folder}: no process with an LDAP pool has counted there")
     found = pool_counters.read(folder)
     if as_json:
         out.write(json.dumps(dict(found), indent=2) + "\n")

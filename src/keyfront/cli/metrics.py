@@ -119,16 +119,14 @@ def token_counts(arguments: argparse.Namespace) -> Mapping[str, int] | None:
     """
     from keyfront.middleware.tokens import node_cache
 
-    config_file = arguments.config_file
-    if config_file is None and arguments.state is not None:
-        from keyfront.gateway.serve.state import State
-
-        config_file = State(arguments.state).config
-    named = arguments.tokens is not None or config_file is not None
-    if not named and not tokens.caches():
-        return None
+    path, config_file = arguments.tokens, arguments.config_file
     try:
-        found = tokens.cache(path=arguments.tokens, config_file=config_file)
+        if path is None and config_file is None:
+            if arguments.state is not None:
+                config_file = tokens.configuration(arguments.state)
+            elif not tokens.caches():
+                return None
+        found = tokens.cache(path=path, config_file=config_file)
         return {**found.coordinator.statistics(), **node_cache.statistics(found.folder)}
     except CoordinatorError:
         raise

@@ -250,11 +250,11 @@ def _seconds(option: str, text: str | None) -> int:
 
 def _report(changes: Sequence[writer.Change], settings: Settings, made: Plan, out: TextIO) -> None:
     out.write(f"{settings.folder}: {settings.server}, profile {made.profile.name}\n")
-    width = max(len(item.file.path) for item in changes)
-    for item in changes:
-        out.write(f"  {item.file.path:{width}}  {item.kind}\n")
     files: list[File] = [item.file for item in changes]
     left_over = list(writer.left_over(files, settings.folder, lineups.PATHS))
+    width = max(map(len, (*(file.path for file in files), *left_over)))
+    for item in changes:
+        out.write(f"  {item.file.path:{width}}  {item.kind}\n")
     for path in left_over:
         out.write(f"  {path:{width}}  left over\n")
     if any(item.kind == writer.KEPT for item in changes):

@@ -171,9 +171,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     """
     config_file = arguments.config_file
     if arguments.state is not None:
-        from keyfront.gateway.serve.state import State
-
-        config_file = State(arguments.state).config
+        config_file = configuration(arguments.state)
     if arguments.action == "check":
         return check(config_file, arguments.keystone, out, as_json=arguments.json)
     if arguments.action == "prune":
@@ -182,6 +180,19 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     if arguments.action == "flush":
         return flush(found, out)
     return stats(found, out, as_json=arguments.json)
+
+
+def configuration(state: Path) -> Path:
+    """Return the keystone.conf in the state folder of a ``keyfront serve``.
+
+    :raises OptionError: it is no such folder
+    """
+    from keyfront.gateway.serve.state import State
+
+    config = State(state).config
+    if not config.is_file():
+        raise OptionError("--state", state, "the state folder of a keyfront serve")
+    return config
 
 
 class Cache(NamedTuple):

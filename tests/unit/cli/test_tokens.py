@@ -155,6 +155,15 @@ def all_caches(
     return found
 
 
+@pytest.mark.parametrize("action", ["stats", "flush", "prune", "check"])
+def test_a_folder_that_is_no_state_folder(
+    action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["tokens", action, "--state", str(tmp_path)]) == 2
+    said = f"keyfront: --state = {tmp_path}: must be the state folder of a keyfront serve\n"
+    assert capsys.readouterr().err == said
+
+
 def test_dead_caches_are_said_to_be_dead(
     all_caches: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
