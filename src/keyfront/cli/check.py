@@ -435,6 +435,9 @@ class _Server:
         hint = ""
         if answer.status == 401:
             hint = "; is it the right user, password, domain and project?"
+        elif answer.status == 400 and self._credentials.url.startswith("http:"):
+            # what web servers say to HTTP where they speak TLS
+            hint = "; is it https:// there?"
         elif answer.status == 503:
             wait = answer.headers.get("Retry-After")
             hint = f"; it asks to come back in {wait} s" if wait else ""
@@ -443,7 +446,10 @@ class _Server:
 
     def _failed(self, error: Exception) -> ServerError:
         if isinstance(error, ssl.SSLCertVerificationError):
-            said = f"its certificate is refused: {error.verify_message}; OS_CACERT names another CA"
+            reason = str(error.verify_message).rstrip(".")
+            named = "mismatch" in reason or "not valid for" in reason
+            hint = "OS_AUTH_URL has to have its name" if named else "OS_CACERT names another CA"
+            said = f"its certificate is refused: {reason}; {hint}"
         elif isinstance(error, ssl.SSLError):
             said = f"no TLS: {getattr(error, 'reason', None) or error}; is it http:// there?"
         elif isinstance(error, TimeoutError):

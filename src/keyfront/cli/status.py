@@ -219,7 +219,7 @@ def _of_requests(part: Mapping[str, Any]) -> Iterator[Row]:
     yield "requests", part["requests"], "since the node's folder was made"
     yield "in progress", part["in_progress"], "now"
     if part["queue_seconds_p99"] is not None:
-        yield "queue", f"{part['queue_seconds_p99']:.4g} s", "99 of 100 waited less"
+        yield "queue", f"{1000 * part['queue_seconds_p99']:.4g} ms", "99 of 100 waited less"
     yield "shed", part["shed"], "refused, as they had waited too long"
     yield "logins refused", part["logins_refused"], "as too many were under way"
     yield "outgrown", part["workers_outgrown"], "workers replaced for their memory"

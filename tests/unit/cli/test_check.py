@@ -229,6 +229,7 @@ def test_where_nobody_says_it_the_time_beyond_the_way_tells(
     ("keystone", "words"),
     [
         (Keystone(401), "answers 401 Unauthorized; is it the right user"),
+        (Keystone(400), "answers 400 Bad Request; is it https:// there?"),
         (Keystone(503), "answers 503 Service Unavailable; it asks to come back in 7 s"),
         (Keystone(201, 500), "answers 500 Internal Server Error"),
         (Keystone(body=["no", "token"]), "answers with no token"),
@@ -236,7 +237,7 @@ def test_where_nobody_says_it_the_time_beyond_the_way_tells(
         (Keystone(body={"token": {**TOKEN["token"], "roles": 1}}), "answers with no token"),
         (Keystone(body={**TOKEN, "more": "x" * (5 << 20)}), "answers with no token"),
     ],
-    ids=["refused", "busy", "broken", "another", "half", "odd", "long"],
+    ids=["refused", "http", "busy", "broken", "another", "half", "odd", "long"],
 )
 def test_a_keystone_that_does_not_work(
     keystone: Keystone,
@@ -292,6 +293,10 @@ def test_tls(
         assert status == 2
         assert "its certificate is refused" in err
         assert "OS_CACERT" in err and "is it running" not in err
+        environ(url.replace("127.0.0.1", "localhost"), cacert=str(tmp_path / "ca.pem"))
+        status, _, err = run(capsys)
+        assert status == 2
+        assert "; OS_AUTH_URL has to have its name" in err and "OS_CACERT" not in err
         environ(url, cacert=str(tmp_path / "none.pem"))
         status, _, err = run(capsys)
         assert status == 2

@@ -62,6 +62,7 @@ def test_a_node_in_service(tmp_path: Path, counts: NodeCounts) -> None:
     code, text = _run(status, tmp_path)
     assert code == 0
     assert "in service" in text
+    assert "4.096 ms  99 of 100 waited less" in text
     assert "token cache: not in use" in text
     assert "heartbeat: not in use" in text
     assert all(len(line) <= 80 for line in text.splitlines()[1:])
