@@ -594,7 +594,8 @@ def run(arguments: Namespace, out: TextIO) -> int:
             with given.keystone(arguments, say) as found:
                 path = Sweep(settings, found, arguments.results, out).run()
         except KeyboardInterrupt:
-            say(f"interrupted; the same command goes on with {path}")
+            there = f"the same command goes on with {path}"
+            say(f"interrupted; {there if path.exists() else 'nothing was measured yet'}")
             return 130
     result = results.read(path)
     for table in result.tables:

@@ -209,6 +209,27 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert not loads
 
 
+def test_an_interrupted_sweep_says_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def keystone(*_: object) -> Iterator[None]:
+        yield
+
+    def run(_: sweep.Sweep) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "check", lambda _: None)
+    monkeypatch.setattr(sweep.given, "keystone", keystone)
+    monkeypatch.setattr(sweep.Sweep, "run", run)
+    assert main(["bench", "sweep", "--results", str(tmp_path)]) == 130
+    assert capsys.readouterr().out == "interrupted; nothing was measured yet\n"
+    path = tmp_path / results.file_name("sweep", "keystone")
+    path.touch()
+    assert main(["bench", "sweep", "--results", str(tmp_path)]) == 130
+    assert f"goes on with {path}\n" in capsys.readouterr().out
+
+
 def test_other_conditions_are_not_mixed(loads: list[tuple[Any, ...]], tmp_path: Path) -> None:
     swept(tmp_path, "nginx+uwsgi:stock")
     with pytest.raises(BenchmarkError, match="was measured with seconds = 2, not 3; go on with"):
