@@ -167,7 +167,7 @@ class _Known:
         return word.lower().lstrip("<").partition("=")[0].rstrip(";>")
 
     def is_ours(self, line: str) -> bool:
-        """Tell whether the rendered file has this line."""
+        """Return whether the rendered file has this line."""
         return " ".join(line.split()) in self.lines
 
     def of_a_stranger(self, line: str) -> str:

@@ -56,7 +56,7 @@ def _read(file: Path) -> str:
 
 
 def is_there(path: Path) -> bool:
-    """Tell whether there is such a file or folder.
+    """Return whether there is such a file or folder.
 
     :raises ServerError: it may not be looked at
     """
@@ -70,7 +70,7 @@ def is_there(path: Path) -> bool:
 
 
 def is_node(folder: Path) -> bool:
-    """Tell whether the processes of a server have counted in a folder.
+    """Return whether the processes of a server have counted in a folder.
 
     :raises ServerError: it may not be looked at
     """
