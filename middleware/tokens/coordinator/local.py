@@ -185,12 +185,17 @@ class SharedMemory:
         :raises CoordinatorError: the table cannot be reached, or its header was changed
         """
         table = self._usable()
+        sequence = table.sequence
         numbers = tuple(table.values[: len(FIXED)].tolist())
         if table.name[0] != table.generation:
             # What somebody wrote over it says that nothing has ever changed.
             raise CoordinatorError(f"{self._path}: its header was changed")
         if DIRTY in numbers:
             self._recover_sometimes()
+        if max(numbers) > sequence:
+            # They are read one after the other. What was completed meanwhile is under way here:
+            # with its number, those that were read before it would be too old for that number.
+            numbers = tuple(n if n <= sequence else DIRTY for n in numbers)
         return table.generation, numbers
 
     def mark(self, slots: Slots, owner: str = "", *, late: bool = False) -> Mark:

@@ -25,8 +25,18 @@ from keyfront.middleware.tokens.coordinator.local import (
     Table,
     size,
 )
-from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Epoch, Mark, Slots
+from keyfront.middleware.tokens.epochs import (
+    ALL_SLOT,
+    MARK_SECONDS,
+    Epoch,
+    Mark,
+    Settling,
+    Slots,
+    View,
+    slots,
+)
 from keyfront.middleware.tokens.folder import check_folder
+from keyfront.middleware.tokens.invalidation.rules import FIXED, GRANTS_GROUP
 from support.clocks import Clock
 
 SLOTS = 1024
@@ -132,6 +142,45 @@ def test_a_file_left_half_made_is_no_obstacle(folder: Path) -> None:
     (folder / f"{NAME}.new").write_bytes(b"x")
     attach(folder)
     assert not (folder / f"{NAME}.new").exists()
+
+
+class WhileRead:
+    """The slots of a table, of which some change before one of the fixed ones is read."""
+
+    def __init__(self, values: memoryview, place: int, change: Callable[[], object]) -> None:
+        self._values, self._place, self._change = values, place, change
+
+    def __getitem__(self, part: slice) -> WhileRead:
+        return self
+
+    def tolist(self) -> list[int]:
+        numbers = self._values[: self._place].tolist()
+        self._change()
+        return numbers + self._values[self._place : len(FIXED)].tolist()
+
+
+@pytest.mark.parametrize("place", range(len(FIXED) + 1))
+def test_a_change_amid_a_snapshot_is_not_seen_by_half(folder: Path, place: int) -> None:
+    """Whoever reads them may stand still in between; what he then makes of values from before the
+    change must not have its number."""
+    writer, reader = attach(folder), attach(folder)
+    changed = slots({"any", "content", "grants", GRANTS_GROUP}, SLOTS)
+    writer.stamp(writer.mark(changed))
+    before = reader.now()
+
+    def change() -> None:
+        # A group's last grant, and then somebody's token.
+        writer.stamp(writer.mark(changed))
+        writer.stamp(writer.mark(slots({"any", "revocations"}, SLOTS)))
+
+    table = reader._table
+    assert table is not None
+    table.values = WhileRead(table.values, place, change)  # type: ignore[assignment]
+    view = View.of(reader, Settling(0))
+    for slot in changed:
+        if view.numbers[slot] <= before.sequence:
+            assert not writer.fresh(view.settled, Slots([slot]))
+    assert view.settled <= writer.now()
 
 
 # Refused
