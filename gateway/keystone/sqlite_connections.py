@@ -17,6 +17,8 @@ from keyfront.middleware.tokens.request import current
 
 # oslo.db's mark of a connection whose transaction has begun.
 _BEGUN = "in_transaction"
+# The pool of a connection: another file has another one.
+_POOL = "keyfront.pool"
 
 
 def keep_for_requests(engine: Engine) -> None:
@@ -36,9 +38,10 @@ class OnePerRequest(NullPool):
 
     def _do_get(self) -> ConnectionPoolEntry:
         request = current.get()
-        if request is None or not request.connections:
+        kept = None if request is None else request.connections
+        if not kept or kept[-1].info.get(_POOL) is not self:
             return super()._do_get()
-        record: Any = request.connections.pop()
+        record: Any = kept.pop()
         record.fresh = True  # there is no server that could have gone away
         return record  # type: ignore[no-any-return]
 
@@ -56,4 +59,5 @@ class OnePerRequest(NullPool):
         ):
             super()._do_return_conn(record)
         else:
+            record.info[_POOL] = self
             request.connections.append(record)

@@ -205,6 +205,21 @@ def test_requests_of_two_threads_share_no_connection(sessions: Sessions) -> None
     assert used[0] != used[1]
 
 
+def test_a_session_of_another_file_has_a_connection_to_that(
+    sessions: Sessions, tmp_path: Path
+) -> None:
+    other = Sessions(tmp_path / "other")
+    with request():
+        for each in (sessions, other):
+            assert each.value() == 0
+            with each.write() as session:
+                session.execute(WRITE)
+            assert each.value() == 1
+        assert sessions.value() == 1
+    assert not other.open
+    other.context.dispose_pool()
+
+
 @pytest.mark.parametrize("marked", [False, True])
 def test_a_connection_is_not_kept_in_a_transaction(sessions: Sessions, marked: bool) -> None:
     with request():
