@@ -335,7 +335,9 @@ class Settling:
                 self._settled = self._seen.popleft()[1]
             if self._last[0] <= before:
                 self._settled = self._last[1]
-            return Epoch(epoch.generation, self._settled)
+            # No newer one, which another thread may have seen since: what this read may use of
+            # caches is looked up by its own epoch.
+            return Epoch(epoch.generation, min(self._settled, epoch.sequence))
 
 
 class View(NamedTuple):

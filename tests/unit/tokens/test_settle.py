@@ -73,10 +73,12 @@ def test_no_change_ever_settles_early_nor_much_too_late(clock: Clock, step: floa
     assert len(seen._seen) <= 65
 
 
-def test_a_number_from_before_is_ignored(clock: Clock) -> None:
-    """Another thread may have looked later and come first."""
+def test_a_read_settles_with_no_change_that_it_has_not_seen(clock: Clock) -> None:
+    """Another thread may have looked later and come first, and this one have stood still since: the
+    values that it uses were looked up by the number that it has seen."""
     seen = Settling(3.0)
     seen.settled(Epoch(7, 5))
     seen.settled(Epoch(7, 4))
     clock.now += 3
-    assert seen.settled(Epoch(7, 4)) == Epoch(7, 5)
+    assert seen.settled(Epoch(7, 4)) == Epoch(7, 4)
+    assert seen.settled(Epoch(7, 5)) == Epoch(7, 5)
