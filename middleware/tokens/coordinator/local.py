@@ -400,12 +400,13 @@ class SharedMemory:
 
     def _attach(self) -> Table:
         """Return the table in the file that is there now. Called under the lock."""
+        # Before the look, as this process may stand still after it.
+        looked = time.monotonic_ns()
         if self._is_mapped():
             assert self._table is not None
-            self._looked = time.monotonic_ns()
+            self._looked = looked
             return self._table
         self._table = None
-        looked = time.monotonic_ns()
         try:
             memory, identity, reason = self._open()
         except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import stat
 import struct
 import time
@@ -420,6 +421,25 @@ def test_others_notice_a_new_file_within_the_lease(folder: Path, clock: Clock) -
     for each in (one, two):
         assert not each.fresh(old, ENTRY)
         assert each.now() == anew.now()
+
+
+def test_a_lease_begins_before_the_look(folder: Path, clock: Clock) -> None:
+    """Whoever has looked may stand still, while the folder is taken away with the lock in it."""
+    stopped = attach(folder)
+    old = stopped.now()
+    look = stopped._is_mapped
+
+    def then_stands_still() -> bool:
+        found = look()
+        stopped._is_mapped = look  # type: ignore[method-assign]
+        shutil.rmtree(folder)
+        writer = attach(folder)
+        writer.stamp(writer.mark(CHANGED))
+        return found
+
+    stopped._is_mapped = then_stands_still  # type: ignore[method-assign]
+    assert stopped.statistics()["changes"] == 0  # of the table that was there
+    assert not stopped.fresh(old, ENTRY)
 
 
 def test_no_change_begins_in_a_new_file_while_an_old_one_is_trusted(
