@@ -31,13 +31,14 @@ from keyfront.middleware.tokens import epochs
 from keyfront.middleware.tokens.coordinator import local
 from keyfront.middleware.tokens.coordinator.local import LEASE_SECONDS, SharedMemory, Table
 from keyfront.middleware.tokens.coordinator.mark_owners import begins
-from keyfront.middleware.tokens.epochs import MARK_SECONDS, Epoch, Mark, Slots, View
+from keyfront.middleware.tokens.epochs import DIRTY, MARK_SECONDS, Epoch, Mark, Slots, View
 from keyfront.middleware.tokens.invalidation.reads import Reads
+from keyfront.middleware.tokens.invalidation.rules import FIXED
 from keyfront.middleware.tokens.request import Request, current
 from support.explorer import Again, Disabled, Step, Steps, Violation
 
 #: What a change of the row touches, and what an answer that shows it depends on.
-CHANGED = ("any", "content", "projects", "project:p")
+CHANGED = ("any", "content", "projects", "grants:group", "project:p")
 SHOWN = ("all", "project:p")
 #: Keys of Keystone's caches: of the token and of the row.
 TOKEN, ROW = "token", "row"
@@ -50,6 +51,8 @@ _SLOTS = 48
 _PLACES = 4
 _TAGS = 5
 _OWNER_BYTES = 16
+# How many of the fixed slots are read before somebody stands still: between two that change.
+_READ = FIXED.index("projects") + 1
 
 # What a request began with: the numbers of the fixed tags, what it has seen, what has settled.
 _State = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -66,6 +69,7 @@ class Rules:
     :param begins_marked: a new table begins under a mark of everything, until the transactions of
         before are over (hole 4, when the table is lost with its writer)
     :param tables_apart: versions that number the slots differently have a table each (hole 13)
+    :param from_one_moment: a request begins with the last change before it read the first slot
     :param late: the kind of request that keeps what it answers with the number of its end; none
     """
 
@@ -74,6 +78,7 @@ class Rules:
     asks_owner: bool = True
     begins_marked: bool = True
     tables_apart: bool = True
+    from_one_moment: bool = True
     late: str = ""
 
 
@@ -136,6 +141,20 @@ class _Words:
         if self._world.by_word:
             self._world.written.append((self._number, index, self._words[index], value))
         self._words[index] = value
+
+
+class _HalfRead:
+    """A table of which somebody has read the last number and a part of the slots."""
+
+    def __init__(self, table: Table, sequence: int, *numbers: int) -> None:
+        self._table, self._numbers, self.sequence = table, numbers, sequence
+        self.generation, self.name, self.values = table.generation, table.name, self
+
+    def __getitem__(self, part: slice) -> _HalfRead:
+        return self
+
+    def tolist(self) -> list[int]:
+        return [*self._numbers, *self._table.values[_READ : len(FIXED)]]
 
 
 @dataclass
@@ -449,10 +468,25 @@ class Cloud:
 
     # What processes do
 
-    def do_begin(self) -> None:
-        """Begin a request in Keystone."""
+    def do_glance(self) -> tuple[int, ...]:
+        """Read a part of the table's slots, and stand still."""
+        self._note(Request(), self._told)
+        table = self._here._usable()
+        return (self._here.mapped, table.sequence, *table.values[:_READ].tolist())
+
+    def do_begin(self, read: tuple[int, ...] = ()) -> None:
+        """Begin a request in Keystone.
+
+        :param read: what was read before it stood still
+        """
         request = Request()
-        self._views.begin(request)
+        with contextlib.ExitStack() as stack:
+            if read:
+                table = _HalfRead(self.table(read[0]), *read[1:])
+                if not self.rules.from_one_moment:
+                    table.sequence = DIRTY
+                stack.enter_context(mock.patch.object(self._here, "_usable", lambda: table))
+            self._views.begin(request)
         self._note(request, self._requests.get(self.acting, (None, self._told))[1])
 
     def do_ask(self) -> tuple[int, int] | None:
@@ -713,9 +747,16 @@ def fill(*, look: bool = True) -> Steps:
     yield ("keep", epoch, version)
 
 
-def login() -> Steps:
-    """Issues a token for what it has read before bcrypt."""
-    yield ("begin",)
+def login(*, halts: bool = False) -> Steps:
+    """Issues a token for what it has read before bcrypt.
+
+    :param halts: whether it stands still while it begins
+    """
+    if halts:
+        read = yield ("glance",)
+        yield ("begin", read)
+    else:
+        yield ("begin",)
     version = yield ("look", ROW)
     if version is None:
         version = yield ("read",)

@@ -50,6 +50,7 @@ def changes(worker: str, **options: bool) -> dict[str, Program]:
 FILL: Programs = {"w1 fill": fill}
 BARE_FILL: Programs = {"w1 fill": partial(fill, look=False)}
 LOGIN: Programs = {"w1 login": login}
+HALTING: Programs = {"w1 login": partial(login, halts=True)}
 ISSUE: Programs = {"w1 issue": issue}
 # By the worker that did not issue it: they share what is known.
 FIRST: Programs = {"w0 first": first}
@@ -61,6 +62,11 @@ LOST: Programs = {"loss": does(("lose",)), "time": does(("pass", LEASE_SECONDS +
 #: What is explored: the workers, the processes, and whether by each word that is written.
 SMALL: dict[str, tuple[dict[str, int], Programs, bool]] = {
     "a change, a fill and a login": (TWO, {**changes("w0"), **FILL, **LOGIN}, False),
+    "a change, and a login that stands still among the slots": (
+        TWO,
+        {**changes("w0"), **HALTING, **FILL},
+        False,
+    ),
     "two changes, one of which stores late, and a fill": (
         TWO,
         {**changes("w0", stores=True), **changes("w1"), **FILL},
@@ -209,6 +215,12 @@ HOLES: dict[str, tuple[Rules, dict[str, int], Programs, str]] = {
         TWO,
         {**changes("w0"), **FILL, **FIRST},
         "answers from the filter with version 0 of 1",
+    ),
+    "a request begins with a number that was given while it read the slots": (
+        Rules(from_one_moment=False),
+        TWO,
+        {**changes("w0"), **FILL, **HALTING},
+        "finds version 0 of 1 as 'token'",
     ),
     "13: two versions number the slots of one table differently": (
         Rules(tables_apart=False),
