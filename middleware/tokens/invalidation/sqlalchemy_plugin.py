@@ -260,6 +260,9 @@ def _after_execute(
     connection.info.setdefault(_TAGS, set()).update(tags, write.names)
     lateness: _Lateness = connection.info.setdefault(_LATENESS, _Lateness())
     request = current.get()
+    if request is not None:
+        # What it reads from now on may be taken back with the write, of which no change tells.
+        request.view = None
     created = lateness.created | (request.created if request is not None else set())
     active = request.active if request is not None else None
     if not rules.may_wait(write.table, write.operation, write.changed, rows, created, active):

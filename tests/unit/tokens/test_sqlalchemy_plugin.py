@@ -666,6 +666,26 @@ def test_what_keystone_caches_is_found_anew_after_a_change(
     assert done.own_name
 
 
+def test_what_is_read_after_a_write_is_shared_with_nobody(
+    engine: sa.Engine, recorder: Recorder
+) -> None:
+    """The write may be taken back, which is no change."""
+
+    def change() -> None:
+        request = current.get()
+        assert request is not None
+        request.view = "old"
+        with engine.connect() as connection:
+            connection.execute(sa.update(LOCAL).values(failed_auth_count=3))
+            assert request.view == "old"
+            connection.execute(sa.insert(SERVICE).values(id="s"))
+            assert request.view is None
+            connection.rollback()
+
+    assert in_request(change).view is None
+    assert recorder.told == []
+
+
 def test_attaching_twice_tells_once(
     engine: sa.Engine, recorder: Recorder, tmp_path: Path
 ) -> None:
