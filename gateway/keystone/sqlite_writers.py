@@ -17,6 +17,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import event
@@ -66,6 +67,7 @@ def attach(engine: Engine) -> None:
         return
     setattr(engine.dialect, _ATTACHED, True)
     event.listen(engine, "connect", _settings(str(engine.url.database)))
+    event.listen(engine, "invalidate", _let_go)
     # Listeners of the class are called before an engine's own, whichever was added first.
     if not event.contains(Engine, "begin", _begin):
         event.listen(Engine, "begin", _begin)
@@ -127,6 +129,15 @@ def _settings(name: str) -> Callable[[Any, Any], None]:
             )  # fmt: skip
 
     return connected
+
+
+def _let_go(connection: sqlite3.Connection, record: Any, error: BaseException | None) -> None:
+    """Let other writers in before a connection is closed whose request was ended in a statement.
+
+    Closed, it would keep its lock for as long as a traceback holds that statement.
+    """
+    with suppress(sqlite3.Error):
+        connection.rollback()
 
 
 def _begin(connection: Connection) -> None:

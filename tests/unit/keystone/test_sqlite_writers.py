@@ -102,6 +102,33 @@ def test_what_is_rolled_back_is_gone_and_the_next_begins_anew(sessions: Sessions
         session.execute(WRITE)
 
 
+class Ended(BaseException):
+    """As gevent's ``Timeout``."""
+
+
+def test_a_writer_that_is_ended_in_a_statement_keeps_nobody_out(sessions: Sessions) -> None:
+    with sessions.read() as session:
+        engine = session.get_bind()
+
+    def end(*values: object) -> None:
+        raise Ended
+
+    kept: list[BaseException] = []
+    sa.event.listen(engine, "after_cursor_execute", end)
+    try:
+        with sessions.write() as session:
+            session.execute(READ)
+    except BaseException as error:
+        kept.append(error)  # with its traceback, as until somebody looks for garbage
+    finally:
+        sa.event.remove(engine, "after_cursor_execute", end)
+    assert kept
+    with closing(sessions.other()) as other:
+        other.execute("BEGIN IMMEDIATE")
+    with sessions.write() as session:
+        session.execute(WRITE)
+
+
 def test_a_writer_waits_for_another(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     slept = []
     with closing(sessions.other()) as other:
