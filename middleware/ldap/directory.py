@@ -164,7 +164,7 @@ class LDAPPool:
     :param max_refused_logins: logins of one user from one address that the directory may refuse
         within ``refused_logins_seconds``; no more are sent then by any process of the node. 0: any
         number
-    :param refused_logins_seconds: the time in which refused logins count, from the first of them
+    :param refused_logins_seconds: the time in which refused logins count, from the last of them
         on; above 0
     :param fast_bind: true to use Active Directory's fast bind for logins; ``auto``: where the
         server has it
@@ -673,6 +673,8 @@ class LDAPPool:
         self._search_connector.after_fork()
         self._login_connector.after_fork()
         self._slow_binds.after_fork()
+        if self._login_limit is not None:
+            self._login_limit.after_fork()
         # With a lock that no thread of the parent holds.
         self._counts_lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTS, 0)

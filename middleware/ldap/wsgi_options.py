@@ -286,7 +286,10 @@ OPTIONS: dict[str, Option] = {
         "refused_logins_seconds, on all processes of the node; no more are sent then. 0 sets no "
         "bound.",
     ),
-    "refused_logins_seconds": _seconds(1800.0, 1.0, 604_800.0, "Seconds, from the first one on."),
+    "refused_logins_seconds": _seconds(
+        1800.0, 1.0, 604_800.0,
+        "Seconds, from the last one on; no less than those after which the directory forgets them.",
+    ),
     "password_policy": _flag(True, "Whether servers are asked why they refuse; it is logged."),
     "fast_bind": _choice(
         "never",

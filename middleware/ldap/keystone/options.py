@@ -191,8 +191,8 @@ LDAP = [
         default=1800.0,
         min=1.0,
         max=604800.0,
-        help="Seconds within which refused logins of max_refused_logins count, from the first one "
-        "on.",
+        help="Seconds within which refused logins of max_refused_logins count, from the last one "
+        "on. Choose no less than the directory's own time after which it forgets them.",
     ),
     cfg.FloatOpt(
         "max_idle",

@@ -484,6 +484,28 @@ def test_nobody_is_locked_out_through_us(d: Directory, make: Make) -> None:
     d.unlock(victim.dn)
 
 
+def test_nor_by_one_name_in_many_spellings(d: Directory, make: Make) -> None:
+    """slapd takes all of these for one user."""
+    victim = d.users[56]
+    wide = victim.uid.translate({x: x + 0xFEE0 for x in range(0x21, 0x7F)})
+    rest = victim.dn.partition(",")[2]
+    dns = [
+        victim.dn, f"uid={wide},{rest}", f"userid=\\75{victim.uid[1:]}, {rest.upper()}",
+        f"0.9.2342.19200300.100.1.1=\\55{victim.uid[1:]},{rest}", f'uid="{victim.uid}";{rest}',
+    ]  # fmt: skip
+    names = [victim.uid, victim.uid.upper(), wide, wide.upper()]
+    for options, spellings in (({}, dns), ({"user_dn": f"uid={{}},{d.people}"}, names)):
+        pool = make(d.url, **options)
+        for each in spellings:
+            pool.authenticate(each, victim.password)
+        limited = make(d.url, max_refused_logins=2, **options)
+        for each in spellings:
+            with pytest.raises(CredentialsError):
+                limited.authenticate(each, "wrong", address=f"192.0.2.{len(options)}")
+        assert d.failures(victim.dn) == 2
+        d.unlock(victim.dn)
+
+
 def test_why_a_login_is_refused(d: Directory, make: Make) -> None:
     expired, reset, soon, grace = d.users[51:55]
     d.expire(expired.dn)

@@ -317,7 +317,7 @@ def test_refused_logins_whose_counts_were_damaged(
     limit = login_limit.LoginLimit(3, 60.0, ("ldap://one",))
     for name in names:
         _login(limit, name)
-    (path,) = tmp_path.glob("*.logins")
+    (path,) = tmp_path.glob("*.refused")
     whole = path.read_bytes()
 
     def check(dice: random.Random) -> None:

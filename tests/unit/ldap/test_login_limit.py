@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 
 import pytest
 
+from keyfront.common.file_lock import FileLock
 from keyfront.errors import CredentialsError, DirectoryTimeoutError, PoolTimeoutError, Verdict
+from keyfront.middleware.ldap import LDAPPool
 from keyfront.middleware.ldap import login_limit as module
 from keyfront.middleware.ldap.login_limit import LoginLimit
 from support.served import PATIENCE
@@ -75,9 +78,133 @@ def test_the_time_ends(folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> 
     now[0] += 50
     refuse(limit, 1)
     assert not is_sent(limit)
-    now[0] += 11  # since the first one
+    now[0] += 59  # since the last one
+    assert not is_sent(limit)
+    now[0] += 1
     assert is_sent(limit)
     refuse(limit, 2)
+    assert not is_sent(limit)
+
+
+def test_one_at_a_time_is_counted_as_directories_do(
+    folder: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each within the time after the one before: Active Directory adds them all up. And not twice
+    as many, before and after the end of a time that began with the first."""
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    limit = LoginLimit(3, 60.0, SERVERS)
+    for _ in range(3):
+        refuse(limit, 1)
+        now[0] += 59
+    for _ in range(4):
+        assert not is_sent(limit)
+        now[0] += 0.2
+
+
+def test_a_worker_that_is_killed_in_a_login_takes_no_place_for_long(
+    folder: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if others log in all the time; what it took is over in twice as long as a BIND takes."""
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    limit = LoginLimit(2, 7 * 86400.0, SERVERS)
+    killed = [limit.attempt(DN, "a", 0.0) for _ in range(3)]  # without a word of how they ended
+    for each in killed[:2]:
+        each.__enter__()
+    with pytest.raises(PoolTimeoutError):
+        login(limit, right=True)
+    now[0] += 2 * module.BIND_SECONDS
+    login(limit, right=True)
+    killed[2].__enter__()
+    for _ in range(21):
+        login(limit, right=True)
+        now[0] += module.BIND_SECONDS / 10
+    with limit.attempt(DN, "a", 0.0), limit.attempt(DN, "a", 0.0):
+        now[0] += module.BIND_SECONDS  # what goes on for long counts for this long at least
+        with pytest.raises(PoolTimeoutError):
+            login(limit, right=True)
+    refuse(limit, 2)
+    assert not is_sent(limit)
+
+
+SPELLINGS = [
+    (DN, "uid=JANE , ou = people,DC=X"),
+    (DN, "UID=\uff4aane,ou=People,dc=x"),  # in full width
+    (DN, r"uid=\6aane,ou=People,dc=x"),
+    (DN, r"uid=j\61\6Ee,ou=People,dc=x"),
+    (DN, "0.9.2342.19200300.100.1.1=jane,ou=People,dc=x"),
+    (DN, "userid=#04046A616e65,ou=People,dc=x"),
+    (DN, 'uid="jane";ou=People;dc=x'),
+    (DN, "uid=ja\u00adne,ou=People,dc=x"),  # a hyphen that is not there
+    ("cn=Jane Doe,dc=x", "cn=  Jane    doe\\20,dc=x"),
+    ("cn=Jane Doe,dc=x", "cn=Jane\u3000Doe,dc=x"),
+    ("cn=Stra\u00dfe,dc=x", "cn=STRASSE,dc=x"),
+    ("cn=zo\u00eb,dc=x", "cn=zoe\u0308,dc=x"),
+    ("cn=doe\\, jane,dc=x", "cn=Doe\\2C Jane,dc=x"),
+    ("cn=jane+uid=j,dc=x", "UID=j+CN=jane,dc=x"),
+    ("jane@example.org", "Jane@EXAMPLE.org"),
+    ("EXAMPLE\\adam", "example\\Adam"),
+]
+
+
+@pytest.mark.parametrize(("name", "spelled"), SPELLINGS)
+def test_a_name_counts_however_it_is_spelled(folder: Path | None, name: str, spelled: str) -> None:
+    limit = LoginLimit(1, 60.0, SERVERS)
+    refuse(limit, 1, spelled)
+    assert not is_sent(limit, name)
+
+
+OTHERS = ["jan", "uid=janet,ou=People,dc=x", "", "\\", "\udcff", "=", "uid=#,dc=x", "#0", "\\zz"]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_name_is_another(folder: Path | None, other: str) -> None:
+    limit = LoginLimit(1, 60.0, SERVERS)
+    refuse(limit, 1)
+    assert is_sent(limit, other)
+
+
+def test_it_counts_with_others_again_after_a_file_could_not_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or each process had its own limit for good, and an account could be locked by their sum."""
+    monkeypatch.setattr(module, "shared_folder", lambda: tmp_path)
+    limit, other = LoginLimit(3, 60.0, SERVERS), LoginLimit(3, 60.0, SERVERS)
+    refuse(other, 2)
+    (path,) = tmp_path.glob("*-lock")
+    with FileLock(path):
+        # Who holds it is stopped.
+        monkeypatch.setattr(limit._lock, "_seconds", 0.01)
+        refuse(limit, 1)
+        refuse(limit, 1)  # and he waits for it no second time
+    assert is_sent(limit)
+    monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)
+    limit._alone_until = 0.0
+    refuse(limit, 1)
+    assert not is_sent(limit) and not is_sent(other)
+    lines = [x for x in caplog.records if x.levelno == logging.WARNING]
+    assert len(lines) == 1 and "not free within" in lines[0].getMessage()
+
+
+def test_a_fork_while_a_thread_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "shared_folder", lambda: None)
+    with LDAPPool(SERVERS, min_size=0, max_refused_logins=1) as pool:
+        limit = pool._login_limit
+        assert limit is not None
+        with limit._threads:
+            pool._after_fork()
+            refuse(limit, 1)
+        assert not is_sent(limit)
+
+
+def test_many_names_push_out_nobody_who_was_refused_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "shared_folder", lambda: None)
+    monkeypatch.setattr(module, "_PLACES", 1)
+    limit = LoginLimit(2, 60.0, None)
+    refuse(limit, 2)
+    for n in range(50):
+        refuse(limit, 1, f"uid=u{n}")
     assert not is_sent(limit)
 
 
