@@ -219,11 +219,18 @@ class Connector:
         raise NotImplementedError
 
     def _open(self, seconds: float) -> Connection:
+        made: Connection | None = None
         try:
-            made = self._servers.open(self._connect, seconds)
-        finally:
-            self._monitor.update()
-        self._monitor.opened(made.url)
+            try:
+                made = self._servers.open(self._connect, seconds)
+            finally:
+                # Either may start a thread, and a greenlet be killed while it waits for that.
+                self._monitor.update()
+            self._monitor.opened(made.url)
+        except BaseException:
+            if made is not None:
+                self.close(made)
+            raise
         return made
 
     def _connect(self, url: ServerURL, address: Address, seconds: float) -> Connection:
@@ -280,8 +287,15 @@ class SearchConnector(Connector):
 
     def _open(self, seconds: float) -> Connection:
         deadline = time.monotonic() + seconds
-        with self.account.attempt(seconds):
-            return super()._open(deadline - time.monotonic())
+        made: Connection | None = None
+        try:
+            with self.account.attempt(seconds):
+                made = super()._open(deadline - time.monotonic())
+        except BaseException:
+            if made is not None:
+                self.close(made)
+            raise
+        return made
 
     def _make_ready(self, made: Connection, deadline: float) -> None:
         self.account.assume(made, deadline - time.monotonic())

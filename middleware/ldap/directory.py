@@ -477,13 +477,15 @@ class LDAPPool:
         self._enter()
         account = self._search_connector.account
         deadline = time.monotonic() + seconds
-        with account.attempt(seconds):
-            made = self._dialer.connect(url, address, deadline - time.monotonic())
-            try:
+        made: Connection | None = None
+        try:
+            with account.attempt(seconds):
+                made = self._dialer.connect(url, address, deadline - time.monotonic())
                 account.assume(made, deadline - time.monotonic())
-            except BaseException:
+        except BaseException:
+            if made is not None:
                 made.close()
-                raise
+            raise
         return made
 
     def forget(self, connection: Connection) -> None:

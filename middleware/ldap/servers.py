@@ -420,7 +420,8 @@ class ServerSet:
         What ``connect`` returns counts as a connection to that server until :meth:`released`.
 
         :param connect: called with a URL, one of its addresses and the seconds it may take. It
-            should wait for an answer of LDAP: a stopped server still accepts TCP connections
+            should wait for an answer of LDAP: a stopped server still accepts TCP connections. What
+            it returns is closed by its ``close``, if it has one, where nobody is given it
         :param timeout: seconds for all servers together; less than ``connect_timeout`` for each
             is shared among those that are up
         :raises DirectoryUnavailableError: no server; names each, why, and when it is tried next;
@@ -774,7 +775,12 @@ class ServerSet:
             self._abandon(server, attempt)
             raise
         if failure is None:
-            self._end_well(server, attempt)
+            try:
+                self._end_well(server, attempt)
+            except BaseException:  # a greenlet is killed while it waits for a lock or the log
+                if (close := getattr(result, "close", None)) is not None:
+                    close()
+                raise
             return result
         try:
             # No more in the except block, in which oslo.log would add the error to the line.

@@ -49,6 +49,7 @@ from keyfront.middleware.ldap.protocol.ber import (
 )
 from keyfront.middleware.ldap.protocol.connection import FAST_BIND, SearchAnswer
 from keyfront.middleware.ldap.protocol.tls import TLS
+from keyfront.middleware.ldap.servers import ServerSet
 from keyfront.middleware.ldap.service_account import ServiceAccount
 from keyfront.middleware.ldap.service_refusals import HOLD_SECONDS, MAX_HOLD_SECONDS
 from support.served import PATIENCE, free_port
@@ -1019,6 +1020,50 @@ def test_close_waits_for_what_is_lent(server: Server, make: Any) -> None:
         with pytest.raises(PoolClosedError):
             call()
     assert pool.close()
+
+
+class Killed(BaseException):
+    """What a greenlet is killed with."""
+
+
+@pytest.mark.parametrize(
+    ("who", "method"),
+    [
+        (monitor.Monitor, "update"), (monitor.Monitor, "opened"),
+        (ServerSet, "_end_well"), (service_refusals.Refusals, "forget"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)  # fmt: skip
+def test_whoever_is_killed_once_he_is_connected_leaves_nothing_open(
+    server: Server, make: Any, monkeypatch: pytest.MonkeyPatch, who: type, method: str
+) -> None:
+    pool = make(server)
+    original = getattr(who, method)
+    before, kills = [0], [0]
+
+    def killed(self: Any, *values: Any) -> Any:
+        if len(server.all_clients) > before[0] and (method != "forget" or not values[1]):
+            before[0] = 1 << 30
+            kills[0] += 1
+            raise Killed
+        return original(self, *values)
+
+    monkeypatch.setattr(who, method, killed)
+
+    def dedicate() -> None:
+        address = ("127.0.0.1", server.port)
+        pool.dedicated(pool.urls[0], address, PATIENCE).close()
+
+    for call in (
+        lambda: pool.authenticate(JANE, WORD), lambda: pool.search("dc=x", 0), dedicate
+    ):  # fmt: skip
+        before[0] = len(server.all_clients)
+        with contextlib.suppress(Killed):
+            call()
+        stats = pool.get_stats()
+        assert pool.servers[0].connections == stats["search_size"] + stats["auth_size"]
+        server.wait(lambda: len(server.clients) == pool.servers[0].connections)
+    assert kills[0]
 
 
 def test_bounds(server: Server, make: Any) -> None:
