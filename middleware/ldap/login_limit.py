@@ -24,7 +24,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ _PLACES = 1 << 15
 _SHARED = 8
 _KEY = 16
 _SIZE = _KEY + (_PLACES + _SHARED) * _ENTRY.size
+_LOCK = ".refused-lock"
 # No limit lets a count get there.
 _MANY = 1 << 20
 _POLL_SECONDS = 0.005
@@ -52,6 +53,9 @@ BIND_SECONDS = 120.0
 ALONE_SECONDS = 10.0
 # Seconds to wait for the file, which is held for microseconds.
 _LOCK_SECONDS = 1.0
+# Seconds between two times in which its date is renewed, which no write into memory does: what is
+# a day old is removed.
+_TOUCH_SECONDS = 3600.0
 
 _ESCAPED = re.compile(rb"\\([0-9A-Fa-f]{2})|\\(.)", re.DOTALL)
 _TYPE = re.compile(r"(^|[,;+])\s*[A-Za-z0-9.-]+\s*=\s*")
@@ -82,13 +86,12 @@ class LoginLimit:
         self._file: Mapped | None = None
         self._path = Path()
         self._alone_until = 0.0
+        self._touch_at = 0.0
         folder = None if directory is None else shared_folder()
         if folder is not None:
             name = hashlib.blake2b(repr(tuple(directory or ())).encode(), digest_size=12)
             self._path = folder / f"{name.hexdigest()}.refused"
-            self._lock = FileLock(
-                self._path.with_suffix(".refused-lock"), seconds=_LOCK_SECONDS
-            )
+            self._lock = FileLock(self._path.with_suffix(_LOCK), seconds=_LOCK_SECONDS)
 
     def after_fork(self) -> None:
         """Replace the lock that a thread of the parent may have held."""
@@ -174,6 +177,7 @@ class LoginLimit:
                 with self._lock:
                     if self._file is None or not self._file.is_there():
                         self._file = Mapped(self._path, _SIZE)
+                    self._touch()
                     told = self._in(self._file.map, text, change)
                 self._alone_until = 0.0
                 return told
@@ -185,6 +189,14 @@ class LoginLimit:
                 LOG.warning("refused logins are not counted with other processes: %s", reason)
         with self._threads:
             return self._in(self._memory, text, change)
+
+    def _touch(self) -> None:
+        now = time.monotonic()
+        if now >= self._touch_at:
+            self._touch_at = now + _TOUCH_SECONDS
+            for each in (self._path, self._path.with_suffix(_LOCK)):
+                with suppress(OSError):
+                    os.utime(each)
 
     def _in(self, memory: Any, text: bytes, change: _Change) -> tuple[int, float]:
         if memory[:_KEY] == bytes(_KEY):

@@ -2,8 +2,8 @@
 
 Each process that offered a refused password on its own account would soon have the service locked
 out. A refusal is kept for a while in a file that only this user can read, of the password only a
-salted digest that takes long to make (scrypt), so that it is of no use to find the password. Where
-no such file can be had, each process knows of its own refusals only.
+salted digest that takes long to make (scrypt), so that it is of no use to find the password. While
+no such file can be had, a process keeps what it learns for itself.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ _POLL_SECONDS = 0.002
 # Memory 16 MiB, about 50 ms; made only when something was refused.
 _COST = {"n": 2**14, "r": 8, "p": 1}
 
+#: Seconds for which a process keeps its refusals for itself, after it could not tell the others.
+ALONE_SECONDS = 10.0
+
 _ANY = "*"
 # Locks for those who offer a password: whoever waits for one for so many seconds takes the next, as
 # the process that holds it may be stopped.
@@ -68,9 +71,11 @@ class Refusals:
         self._path: Path | None = None
         self._lock: FileLock | None = None
         self._turns: list[FileLock] = []
+        # What could not be put into the file.
         self._memory = _empty()
-        #: Salt, password and digest of the last one made.
-        self._made: tuple[str, bytes, str] | None = None
+        self._alone_until = 0.0
+        # By salt, the password and digest that was made last.
+        self._made: dict[str, tuple[bytes, str]] = {}
         folder = None if account is None else shared_folder()
         if folder is not None:
             name = hashlib.blake2b(repr(account).encode(), digest_size=12).hexdigest()
@@ -81,22 +86,22 @@ class Refusals:
     @property
     def shared(self) -> bool:
         """True if other processes know of it."""
-        return self._path is not None
+        return self._path is not None and time.monotonic() >= self._alone_until
 
     def held(self, secret: bytes, server: str | None = None) -> CredentialsError | None:
         """Return why a password is not to be offered now; ``None`` if it may be.
 
         :param server: the server that it would be offered to; ``None`` to ask of all of them
         """
-        state = self._read()
-        if not state["refused"]:
-            return None
-        digest = self._digest(state["salt"], secret)
-        now = time.monotonic()
-        for place in (_ANY,) if server is None else (_ANY, server):
-            entry = state["refused"].get(f"{digest} {place}")
-            if entry is not None and _is_on(entry, now):
-                return _error(entry["error"], entry["until"] - now)
+        for state in (self._read(), self._memory):
+            if not state["refused"]:
+                continue
+            digest = self._digest(state["salt"], secret)
+            now = time.monotonic()
+            for place in (_ANY,) if server is None else (_ANY, server):
+                entry = state["refused"].get(f"{digest} {place}")
+                if entry is not None and _is_on(entry, now):
+                    return _error(entry["error"], entry["until"] - now)
         return None
 
     def note(self, secret: bytes, error: CredentialsError, server: str | None = None) -> None:
@@ -146,7 +151,7 @@ class Refusals:
         :param secret: the password
         :param server: the server, with its address; empty if it has been noted already
         """
-        if not self._read()["refused"]:
+        if not (self._read()["refused"] or self._memory["refused"]):
             return
 
         def change(state: dict[str, Any]) -> None:
@@ -156,6 +161,8 @@ class Refusals:
             if server:
                 state["accepted"][f"{digest} {server}"] = time.monotonic()
 
+        if self._path is not None and self._memory["refused"]:
+            change(self._memory)
         self._update(change)
 
     @contextmanager
@@ -167,9 +174,10 @@ class Refusals:
         """
         began = time.monotonic()
         taken: FileLock | None = None
+        alone = not self._turns
         try:
             try:
-                while self._turns:
+                while not alone:
                     waited = time.monotonic() - began
                     for lock in self._turns[: 1 + int(waited / _TURN_SECONDS)]:
                         if lock.attempt():
@@ -180,7 +188,8 @@ class Refusals:
                     time.sleep(_POLL_SECONDS)
             except CoordinatorError as error:
                 self._go_alone(error)
-            yield taken is not None or not self._turns
+                alone = True
+            yield taken is not None or alone
         finally:
             if taken is not None:
                 taken.__exit__(None, None, None)
@@ -193,6 +202,7 @@ class Refusals:
                 lock.after_fork()
 
     def _read(self) -> dict[str, Any]:
+        """Return what is in the file; without one, what this process knows."""
         if self._path is None:
             return self._memory
         try:
@@ -206,13 +216,14 @@ class Refusals:
 
     def _update(self, change: Callable[[dict[str, Any]], None]) -> None:
         path, lock = self._path, self._lock
-        if path is not None and lock is not None:
+        if path is not None and lock is not None and self.shared:
             try:
                 with lock:
                     state = self._read()
                     change(state)
                     self._write(path, state)
                 lock.close()
+                self._alone_until = 0.0
                 return
             except (CoordinatorError, OSError) as error:
                 self._go_alone(error)
@@ -233,17 +244,19 @@ class Refusals:
             raise
 
     def _go_alone(self, error: Exception) -> None:
-        """Share with nobody from now on."""
-        LOG.warning("refused passwords are not shared with other processes: %s", error)
-        self._path = self._lock = None
-        self._turns = []
+        """Share with nobody for a while: who holds the file may be stopped, or the disk full."""
+        if not self._alone_until:
+            LOG.warning("refused passwords are not shared with other processes: %s", error)
+        self._alone_until = time.monotonic() + ALONE_SECONDS
 
     def _digest(self, salt: str, secret: bytes) -> str:
-        made = self._made
-        if made is None or made[:2] != (salt, secret):
+        made = self._made.get(salt)
+        if made is None or made[0] != secret:
             digest = hashlib.scrypt(secret, salt=base64.b64decode(salt), dklen=16, **_COST)
-            made = self._made = (salt, secret, digest.hex())
-        return made[2]
+            if len(self._made) > 1:  # the file has another salt when it is made anew
+                self._made.clear()
+            made = self._made[salt] = (secret, digest.hex())
+        return made[1]
 
 
 def _empty() -> dict[str, Any]:

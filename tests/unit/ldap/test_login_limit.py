@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CredentialsError, DirectoryTimeoutError, PoolTimeoutError, Verdict
-from keyfront.middleware.ldap import LDAPPool
+from keyfront.middleware.ldap import LDAPPool, service_refusals
 from keyfront.middleware.ldap import login_limit as module
 from keyfront.middleware.ldap.login_limit import LoginLimit
 from support.served import PATIENCE
@@ -244,6 +245,23 @@ def test_all_processes_of_a_node_count_together(
         assert b"jane" not in path.read_bytes()
         path.unlink()  # as one who tidies up
     assert is_sent(limit)
+
+
+def test_a_file_in_use_is_not_taken_for_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that starts removes what nobody has written for a day."""
+    monkeypatch.setattr(module, "shared_folder", lambda: tmp_path)
+    refuse(LoginLimit(2, 60.0, SERVERS), 1)
+    files = list(tmp_path.iterdir())
+    assert len(files) == 2
+    for each in files:
+        os.utime(each, (0, 0))
+    limit = LoginLimit(2, 60.0, SERVERS)
+    refuse(limit, 1)
+    service_refusals._remove_old(tmp_path)
+    assert list(tmp_path.iterdir()) == files
+    assert not is_sent(LoginLimit(2, 60.0, SERVERS))
 
 
 def test_many_names_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

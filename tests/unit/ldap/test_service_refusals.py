@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from keyfront.common.file_lock import FileLock
 from keyfront.errors import CredentialsError, Verdict
 from keyfront.middleware.ldap import service_refusals
 from keyfront.middleware.ldap.service_refusals import Refusals
@@ -75,7 +76,10 @@ def test_a_file_that_others_may_read_is_not_believed(folder: Path) -> None:
     assert one.held(SECRET) is None
 
 
-def test_without_a_folder_it_goes_on_alone(folder: Path) -> None:
+def test_without_a_folder_it_goes_on_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_refusals, "ALONE_SECONDS", PATIENCE)
     one = Refusals(ACCOUNT)
     folder.rename(folder.with_name("gone"))
     with one.turn(1.0) as mine:
@@ -83,6 +87,32 @@ def test_without_a_folder_it_goes_on_alone(folder: Path) -> None:
     one.note(SECRET, refused())
     assert one.held(SECRET) is not None
     assert not one.shared
+
+
+def test_it_tells_others_again_after_a_file_could_not_be_had(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or each process offered a wrong password by itself for good, and the account was locked."""
+    monkeypatch.setattr(service_refusals, "ALONE_SECONDS", PATIENCE)
+    one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
+    other.note(b"another", refused())
+    (path,) = folder.glob("*.lock")
+    with FileLock(path):
+        # Who holds it is stopped.
+        monkeypatch.setattr(one._lock, "_seconds", 0.01)
+        one.note(SECRET, refused())
+        one.note(SECRET, refused(), "ldap://one:389")
+        assert not one.shared
+        # What others know it knows as well.
+        assert one.held(SECRET) is not None and one.held(b"another") is not None
+        assert other.held(SECRET) is None
+    one._alone_until = 0.0
+    one.note(SECRET, refused())
+    assert one.shared and other.held(SECRET) is not None
+    one.forget(SECRET, "ldap://one:389")
+    assert one.held(SECRET) is None and other.held(SECRET) is None
+    assert one.held(SECRET, "ldap://one:389") is None
+    assert len(caplog.records) == 1 and "not free within" in caplog.text
 
 
 def places(one: Refusals, *, of: str = "abcd") -> str:
