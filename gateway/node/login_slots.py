@@ -71,7 +71,9 @@ DOUBTFUL = 1.0
 #: Seconds of turns, of which somebody has taken much if he took more than that lately.
 MUCH = 1.0
 
+# Seconds between two looks of who waits; more where many wait, since each look is at all of them.
 _POLL = 0.01
+_FEW = 16
 # Seconds charged to a user at an address for a wrong password, besides what it took: whoever tries
 # known users' passwords from where they are, behind one address, does not pass for them.
 _WRONG = 2 * MUCH
@@ -131,13 +133,14 @@ class Login(NamedTuple):
 class Turn:
     """The turn of a login; it is given back by :meth:`LoginSlots.end`.
 
-    :param at: its place in the table
+    :param at: its place in the table; -1: it has none, as there are too few, and does not count
     :param number: this process's number of it
     :param waits: true until it begins
     :param known: true if its user has logged in from its address before
     :param much: true if its address, or its user from there, has taken much lately
     :param may_pass: true if it begins even if there is no turn, after it has waited
     :param began: the time of its beginning, by the monotonic clock
+    :param pause: seconds until it looks again whether it begins
     """
 
     table: _Table
@@ -149,6 +152,7 @@ class Turn:
     much: bool
     may_pass: bool
     began: float
+    pause: float = _POLL
 
 
 class Refusal(NamedTuple):
@@ -227,7 +231,7 @@ class LoginSlots:
             return turn
         try:
             while turn.waits:
-                self._sleep(_POLL)
+                self._sleep(turn.pause)
                 with table.lock:
                     if table.is_over(turn):
                         return Refusal(turn.much)
@@ -299,17 +303,23 @@ class _Table:
                 # Who is last of those who wait makes place, and finds out within a moment.
                 self._press(now)
                 self._memory[found.last_at + _STATE] = _OUT
+        number = next(_numbers)
         if found.free < 0:
             self._press(now)
-            return Refusal(much)
-        number = next(_numbers)
-        state = _RUNS if runs else _WAITS
-        _PLACE.pack_into(
-            self._memory, found.free, *self._who(), number, now, cost, state, not known
-        )
+            if not may_pass:
+                return Refusal(much)
+            runs = True
+        else:
+            state = _RUNS if runs else _WAITS
+            _PLACE.pack_into(
+                self._memory, found.free, *self._who(), number, now, cost, state, not known
+            )
         for each in (address, pair):
             self._pay(each, _ESTIMATE, now)
-        return Turn(self, login, found.free, number, not runs, known, much, may_pass, now)
+        return Turn(
+            self, login, found.free, number, not runs, known, much, may_pass, now,
+            _pause(found.waiting),
+        )  # fmt: skip
 
     def is_over(self, turn: Turn) -> bool:
         """Return whether a turn that waits is to wait no longer, in vain; it may also begin."""
@@ -319,7 +329,8 @@ class _Table:
             self.free(turn)
             return True
         waited = now - since >= WAIT
-        runs = self._look(_order(unknown, cost, since), now)[0]
+        runs, found = self._look(_order(unknown, cost, since), now)
+        turn.pause = _pause(found.waiting)
         if runs or (waited and (turn.may_pass or self._is_rush(now))):
             turn.waits = False
             turn.began = now
@@ -357,6 +368,8 @@ class _Table:
 
         It needs no lock: nobody else writes to the place of a living process but that it is out.
         """
+        if turn.at < 0:
+            return
         pid, _, number, *_ = _PLACE.unpack_from(self._memory, turn.at)
         if (pid, number) == (os.getpid(), turn.number):
             self._memory[turn.at + _STATE] = _FREE
@@ -541,6 +554,10 @@ def _order(unknown: bool, cost: float, since: float) -> _Order:
     """Return what comes before another if it is smaller."""
     # In steps, so that among those who have taken little who came first is first.
     return bool(unknown), int(cost / MUCH) if 0 <= cost < 1e9 else 0, since
+
+
+def _pause(waiting: int) -> float:
+    return _POLL * (1 + waiting // _FEW)
 
 
 def _cells(number: int) -> list[int]:

@@ -351,6 +351,46 @@ def test_the_known_are_refused_only_if_they_have_taken_much(folder: Path, clock:
         slots.end(turn, right=True)
 
 
+@pytest.mark.parametrize("rush", (0.0, LONG), ids=("flood", "rush"))
+def test_with_very_many_threads_the_known_log_in(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, rush: float
+) -> None:
+    """As of eight workers with a hundred greenlets each: more than the table has places."""
+    running, waiting = shares(2, 8, 200)
+    slots = _slots(folder, clock, running, waiting)
+    _known(slots, clock, ALICE)
+    monkeypatch.setattr(login_slots, "RUSH", rush)
+    table = slots._table()
+    for number in range(login_slots._MOST + 1):
+        with table.lock:
+            found = table.ask(Login(f"10.0.{number // 256}.{number % 256}", "x"))
+    assert isinstance(found, Refusal)
+    turn = _turn(slots, ALICE)
+    slots.end(turn, right=True)
+    assert isinstance(slots.begin(ALICE), Turn)
+    assert sum(table._found()[:3:2]) == login_slots._MOST
+
+
+def test_many_who_wait_look_seldom(folder: Path, clock: Clock) -> None:
+    """Each looks at all of them: hundreds, a hundred times a second, would take all cores."""
+    slots = _slots(folder, clock, 1, 300)
+    _turn(slots, STRANGERS[0])
+    table = slots._table()
+    for number in range(200):
+        with table.lock:
+            table.ask(Login(f"10.0.0.{number}", "x"))
+    began, looks = clock.now, [0]
+
+    def look() -> None:
+        looks[0] += 1
+        clock.meanwhile = [look]
+
+    look()
+    assert isinstance(slots.begin(STRANGERS[1]), Refusal)
+    assert clock.now - began == pytest.approx(login_slots.WAIT, abs=0.2)
+    assert looks[0] < 20
+
+
 def test_who_guesses_known_users_passwords_behind_their_address_is_no_known_user(
     folder: Path, clock: Clock
 ) -> None:
