@@ -110,7 +110,9 @@ class _Found(enum.Enum):
     DEAD = "it was closed as it did not answer, which may have taken long"
 
 
-_FIT = _Found.FIT
+# Their names make objects when they are looked up, for which there may be no memory.
+_OPEN, _CLOSED, _MOVED = _Grant.OPEN, _Grant.CLOSED, _Grant.MOVED
+_FIT, _UNFIT, _DEAD = _Found.FIT, _Found.UNFIT, _Found.DEAD
 
 
 class _Waiter(Generic[C]):
@@ -185,16 +187,18 @@ class State(Generic[C]):
 
     def lend(self) -> Member[C]:
         """Lend the connection that was idle for the shortest time."""
-        member = self.idle.pop()
+        # First what may fail for want of memory.
+        member = self.idle[-1]
         self.lent[id(member.connection)] = member
+        self.idle.pop()
         return member
 
     def lend_this(self, member: Member[C]) -> bool:
         """Lend this connection if it is idle, and return whether it is."""
         if member not in self.idle:
             return False
-        self.idle.remove(member)
         self.lent[id(member.connection)] = member
+        self.idle.remove(member)
         return True
 
     def put(self, member: Member[C]) -> None:
@@ -210,7 +214,7 @@ class State(Generic[C]):
     def subtract(self) -> None:
         """Count one connection less, or let the longest waiter open one in its stead."""
         if self.waiters:
-            self._wake(_Grant.OPEN)
+            self._wake(_OPEN)
             return
         self.size -= 1
         if self.closed:
@@ -218,11 +222,20 @@ class State(Generic[C]):
         elif self.size < self._min_size:
             self.workers.wake()
 
+    def subtract_surely(self) -> None:
+        """Take the lock and :meth:`subtract`, whatever is raised, and with no memory left."""
+        raised = take_surely(self.lock)
+        try:
+            self.subtract()
+        finally:
+            self.lock.release()
+        raise_if(raised)
+
     def close(self) -> None:
         """Lend no more connections, and fail all waiters."""
         self.closed = True
         while self.waiters:
-            self._wake(_Grant.CLOSED)
+            self._wake(_CLOSED)
         self.workers.wake()
         self.changed.notify_all()
 
@@ -261,7 +274,7 @@ class State(Generic[C]):
                 members.append(self.lent.popitem()[1])
         with suppress(KeyError):
             while True:
-                self._wake(_Grant.MOVED)
+                self._wake(_MOVED)
         return [member.connection for member in members]
 
 
@@ -402,12 +415,13 @@ class ConnectionPool(Generic[C]):
             state = self._begin_in_child()
         now = self.clock()
         member = found = None
-        with state.lock:
-            state.counts.requests += 1
-            if state.idle:
-                member = state.idle.pop()
-                state.lent[id(member.connection)] = member
         try:
+            with state.lock:
+                state.counts.requests += 1
+                if state.idle:
+                    member = state.idle[-1]
+                    state.lent[id(member.connection)] = member
+                    state.idle.pop()
             if member is not None:
                 member.lent_at = now
                 found = self._look(state, member, now, self.check_after, timeout)
@@ -415,6 +429,8 @@ class ConnectionPool(Generic[C]):
                     return member.connection
             return self._checkout_slowly(state, now, timeout, found)
         except BaseException:
+            if member is not None and found is None:
+                self._let_go(state, member)
             with state.lock:
                 state.counts.errors += 1
             raise
@@ -427,38 +443,52 @@ class ConnectionPool(Generic[C]):
         :raises ValueError: it is not lent by this pool, or was given back before
         """
         state = self._state
-        if state.pid != os.getpid():
-            state = self._begin_in_child()
-        keep = False
+        back = False
         try:
-            keep = not discard and self._connector.is_fit(connection)
-        finally:
-            now = self.clock()
-            expired = False
-            raised = None
+            if state.pid != os.getpid():
+                state = self._begin_in_child()
+            keep = False
             try:
-                state.lock.acquire()
-            except BaseException as error:
-                raised = take_surely(state.lock, error)
-            try:
-                member = state.lent.pop(id(connection), None)
-                if member is not None:
-                    state.counts.used += now - member.lent_at
-                    expired = now >= member.expires_at
-                    if keep and not (expired or member.retired or state.closed):
-                        member.idle_since = now
-                        if member.alive_at != _DOUBTED:
-                            member.alive_at = now
-                        state.put(member)
-                        member = None
-                elif state.inherited.pop(id(connection), None) is None:
-                    raise ValueError(f"{self.name}: this connection is not lent by the pool")
+                keep = not discard and self._connector.is_fit(connection)
             finally:
-                state.lock.release()
+                now = self.clock()
+                expired = False
+                raised = None
+                try:
+                    state.lock.acquire()
+                except BaseException as error:
+                    raised = take_surely(state.lock, error)
+                member = None
+                try:
+                    try:
+                        member = state.lent.pop(id(connection), None)
+                        back = True
+                        if member is not None:
+                            state.counts.used += now - member.lent_at
+                            expired = now >= member.expires_at
+                            if keep and not (expired or member.retired or state.closed):
+                                member.idle_since = now
+                                if member.alive_at != _DOUBTED:
+                                    member.alive_at = now
+                                state.put(member)
+                                member = None
+                        elif state.inherited.pop(id(connection), None) is None:
+                            raise ValueError(
+                                f"{self.name}: this connection is not lent by the pool"
+                            )
+                    finally:
+                        state.lock.release()
+                finally:
+                    if member is not None:
+                        self.drop(state, member, expired=expired)
+                if raised is not None:
+                    raise_if(raised)
+        except MemoryError:
+            # What its frames have given back may do for this.
+            member = None if back else state.lent.get(id(connection))
             if member is not None:
-                self.drop(state, member, expired=expired)
-            if raised is not None:
-                raise_if(raised)
+                self.drop(state, member)
+            raise
 
     def forget(self, connection: C) -> None:
         """Let the workers close a lent connection. Takes no lock: it is for finalizers.
@@ -484,10 +514,10 @@ class ConnectionPool(Generic[C]):
         timeout = self.timeout if timeout is None else timeout
         deadline = now + timeout
         while True:
-            grant: Member[C] | _Grant = _Grant.OPEN
+            grant: Member[C] | _Grant = _OPEN
             if found is None:
                 grant = self._wait_in_turn(state, deadline, timeout)
-            elif found is _Found.DEAD:
+            elif found is _DEAD:
                 # To ask the next may take as long again: the workers do it.
                 state.suspect = True
                 state.workers.wake()
@@ -498,17 +528,16 @@ class ConnectionPool(Generic[C]):
                             grant = state.lend()
                             state.subtract()
                 except BaseException:
-                    with state.changed.surely():
-                        state.subtract()
+                    state.subtract_surely()
                     raise
-            if grant is _Grant.OPEN:
+            if grant is _OPEN:
                 opened = self._open_in_time(state, deadline, timeout)
                 if opened is not None:
                     return opened.connection
-                grant = _Grant.MOVED
-            if grant is _Grant.MOVED:
+                grant = _MOVED
+            if grant is _MOVED:
                 state, found = self._here(), None
-            elif grant is _Grant.CLOSED:
+            elif grant is _CLOSED:
                 raise self._closed_error(state)
             else:
                 assert isinstance(grant, Member)
@@ -534,7 +563,7 @@ class ConnectionPool(Generic[C]):
                     raise self._timeout_error(state, timeout)
                 if state.size < self.max_size:
                     state.size += 1
-                    return _Grant.OPEN
+                    return _OPEN
                 waiting = len(state.waiters)
                 if self._max_waiting and waiting >= self._max_waiting:
                     raise PoolFullError(
@@ -555,7 +584,7 @@ class ConnectionPool(Generic[C]):
             try:
                 with state.changed.surely():
                     state.waiters.pop(waiter, None)
-                    if waiter.grant is _Grant.OPEN:
+                    if waiter.grant is _OPEN:
                         state.subtract()
             finally:
                 if isinstance(waiter.grant, Member):
@@ -572,8 +601,7 @@ class ConnectionPool(Generic[C]):
                 raise self._timeout_error(state, timeout)
             state.workers.start(self)
         except BaseException:
-            with state.changed.surely():
-                state.subtract()
+            state.subtract_surely()
             raise
         return self.open_counted(state, left, lend=True)
 
@@ -588,19 +616,23 @@ class ConnectionPool(Generic[C]):
         :return: ``None`` if the process was forked meanwhile, and this is the child
         :raises PoolClosedError: the pool was closed meanwhile
         """
+        member: Member[C] | None = None
+        here = True
+        closed = placed = False
         try:
             connection = self._connector.open(seconds)
         except BaseException as error:
-            with state.changed.surely():
-                state.counts.open_errors += 1
-                state.last_error = str(error) or type(error).__name__
-                state.subtract()
+            try:
+                with state.changed.surely():
+                    state.counts.open_errors += 1
+                    state.last_error = str(error) or type(error).__name__
+            finally:
+                state.subtract_surely()
             raise
-        now = self.clock()
-        lifetime = self._max_lifetime * (1 - LIFETIME_JITTER * random.random())
-        member = Member(connection, now, now + lifetime)
-        here = closed = False
         try:
+            now = self.clock()
+            lifetime = self._max_lifetime * (1 - LIFETIME_JITTER * random.random())
+            member = Member(connection, now, now + lifetime)
             with state.changed.surely():
                 here = state.pid == os.getpid()
                 if here:
@@ -612,11 +644,17 @@ class ConnectionPool(Generic[C]):
                         state.lent[id(connection)] = member
                     else:
                         state.put(member)
+                        placed = True
                     state.changed.notify_all()
         except BaseException:
             if not here:
                 self._abandon(connection)
-            elif lend or closed:
+            elif member is None:
+                try:
+                    self._close(connection)
+                finally:
+                    state.subtract_surely()
+            elif not placed:
                 self.drop(state, member)
             raise
         if not here:
@@ -641,8 +679,7 @@ class ConnectionPool(Generic[C]):
         if self._look(state, member, self.clock(), check_after, math.inf) is _FIT:
             self._put_back(state, member)
         else:
-            with state.changed.surely():
-                state.subtract()
+            state.subtract_surely()
 
     def drop(
         self, state: State[C], member: Member[C], *, expired: bool = False, evicted: bool = False
@@ -657,8 +694,7 @@ class ConnectionPool(Generic[C]):
         try:
             self._discard(state, member, expired=expired, evicted=evicted)
         finally:
-            with state.changed.surely():
-                state.subtract()
+            state.subtract_surely()
 
     def _look(
         self,
@@ -703,10 +739,9 @@ class ConnectionPool(Generic[C]):
         try:
             self._discard(state, member, lost=lost, expired=expired)
         except BaseException:
-            with state.changed.surely():
-                state.subtract()
+            state.subtract_surely()
             raise
-        return _Found.DEAD if asked else _Found.UNFIT
+        return _DEAD if asked else _UNFIT
 
     def _put_back(self, state: State[C], member: Member[C]) -> None:
         """Hand a lent connection that was not used to the longest waiter, or keep it idle."""
@@ -741,9 +776,31 @@ class ConnectionPool(Generic[C]):
                 counts.evicted += evicted
         finally:
             try:
-                self._connector.close(member.connection)
-            except Exception as error:
-                LOG.debug("%s: closing a connection: %s", self.name, error)
+                self._close(member.connection)
+            finally:
+                # Again, if there was no memory for that.
+                state.lent.pop(id(member.connection), None)
+
+    def _let_go(self, state: State[C], member: Member[C]) -> None:
+        """Take back a connection of a checkout that failed, unless it is closed by then."""
+        idle = lent = False
+        raised = take_surely(state.lock)
+        try:
+            lent = state.lent.get(id(member.connection)) is member
+            idle = member in state.idle
+            if lent and idle:
+                del state.lent[id(member.connection)]
+        finally:
+            state.lock.release()
+            if lent and not idle:
+                self.drop(state, member)
+        raise_if(raised)
+
+    def _close(self, connection: C) -> None:
+        try:
+            self._connector.close(connection)
+        except Exception as error:
+            LOG.debug("%s: closing a connection: %s", self.name, error)
 
     def _abandon(self, connection: C) -> None:
         with suppress(Exception):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +46,7 @@ from keyfront.middleware.ldap import pool as pool_module  # noqa: E402
 from keyfront.middleware.ldap.maintenance import MAX_RETRY_DELAY, SWEEP_SECONDS  # noqa: E402
 from keyfront.middleware.ldap.pool import LIFETIME_JITTER, ConnectionPool  # noqa: E402
 from support.clocks import Clock  # noqa: E402
+from support.served import PATIENCE  # noqa: E402
 
 
 class TestThreads(PoolSuite):
@@ -557,6 +560,73 @@ def test_closed_at_the_moment_it_dies(
         pool.checkout()
     assert connection.closed
     assert server.count == pool.get_stats()["size"] == 0
+
+
+NO_MEMORY = """
+import _testcapi, gc, logging
+from keyfront.middleware.ldap.pool import ConnectionPool
+
+class Connection:
+    closed = False
+
+class Connector:
+    def __init__(self):
+        self.made = [Connection() for _ in range(4)]
+        self.opened = 0
+    def open(self, seconds):
+        self.opened += 1
+        return self.made[self.opened - 1]
+    def close(self, connection):
+        connection.closed = True
+    abandon = close
+    def is_stale(self, connection):
+        return False
+    def is_fit(self, connection):
+        return True
+
+def attempt(before, expired, number):
+    connector = Connector()
+    pool = ConnectionPool(connector, min_size=0, max_size=2, timeout=1.0, workers=0)
+    pool.open()
+    for each in [pool.checkout() for _ in range(before)]:
+        pool.checkin(each)
+    for each in pool._state.idle if expired else ():
+        each.expires_at = 0.0
+    done = False
+    try:
+        _testcapi.set_nomemory(number, number + 1)
+        pool.checkin(pool.checkout())
+        done = True
+    except (MemoryError, RuntimeError):  # the latter: "can't allocate lock"
+        pass
+    finally:
+        _testcapi.remove_mem_hooks()
+    stats = pool.get_stats()
+    living = sum(not each.closed for each in connector.made[: connector.opened])
+    if not (stats["size"] == stats["idle"] == living and stats["lent"] == 0):
+        print(before, expired, number, stats, living)
+    return done
+
+logging.disable()
+gc.disable()
+for before, expired in ((0, False), (1, False), (2, False), (1, True)):
+    attempt(before, expired, 10**6)
+    number = failed = 0
+    while not all([attempt(before, expired, number + n) for n in range(4)]):
+        number += 1
+        failed += 1
+    assert failed
+"""
+
+
+def test_no_memory_for_the_one_or_the_other() -> None:
+    """Wherever it ends: no place of the pool is lost, and nothing stays open."""
+    pytest.importorskip("_testcapi")
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, timeout=PATIENCE,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_interrupted_while_it_waits(make: Any, server: Server) -> None:
