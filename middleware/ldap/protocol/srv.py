@@ -14,6 +14,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -31,6 +33,11 @@ _LDAPS_PORTS = {389: 636, 3268: 3269}
 # are asked in the time there is.
 _TRY_SECONDS = 2.0
 _ROOT = "."
+# Types of records that are asked for, and that may come beside them.
+_KINDS = (
+    *("A", "AAAA", "CNAME", "DNAME", "DNSKEY", "DS", "MX", "NAPTR", "NS", "NSEC", "NSEC3", "OPT"),
+    *("PTR", "RRSIG", "SOA", "SRV", "SVCB", "TXT"),
+)
 # Of how many that are left out it is told; a forged answer has thousands.
 _MOST_LEFT_OUT = 10
 
@@ -228,25 +235,69 @@ def _listed(given: str | Sequence[str]) -> list[str]:
 
 
 def import_dns() -> Any:
-    """Return dnspython, which an extra brings.
+    """Return dnspython, which an extra brings: a copy of our own.
+
+    eventlet, which Keystone imports, puts its own functions in the place of dnspython's in every
+    process, patched or not. In a thread that is no greenlet's they begin a hub, which is torn
+    down with the thread; greenlets that are torn down so have corrupted memory.
 
     :raises OptionError: it is not installed
     """
+    with _copying:
+        if _copy is None:
+            _make_copy()
+        return _copy
+
+
+# The copy, and the lock over its making.
+_copy: Any = None
+_copying = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _copying
+    _copying = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _make_copy() -> None:
+    global _copy
+    others = _loaded()
+    for name in others:
+        del sys.modules[name]
     try:
         import dns.exception
         import dns.name
         import dns.nameserver
-
-        # Else in the midst of an answer: a child that is forked then would wait for that for ever.
-        import dns.rdtypes.ANY.CNAME
-        import dns.rdtypes.ANY.SOA
-        import dns.rdtypes.IN.A
-        import dns.rdtypes.IN.AAAA
-        import dns.rdtypes.IN.SRV
+        import dns.rdata
+        import dns.rdataclass
+        import dns.rdatatype
         import dns.resolver
+
+        # What is imported later would be of another copy; and in the midst of an answer a child
+        # that is forked would wait for it for ever.
+        made: Any = dns
+        for name in _KINDS:
+            if (kind := getattr(made.rdatatype.RdataType, name, None)) is not None:
+                made.rdata.get_rdata_class(made.rdataclass.RdataClass.IN, kind)
+        _copy = made
     except ImportError:
         raise OptionError("urls", "…+srv://…", _MISSING) from None
-    return dns
+    finally:
+        for name in _loaded():
+            del sys.modules[name]
+        sys.modules.update(others)
+
+
+def _loaded() -> dict[str, Any]:
+    """Return dnspython's modules by their names; those of None are kept from being imported."""
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == "dns" and module is not None
+    }
 
 
 def _words(dns: Any, error: Exception, seconds: float) -> str:

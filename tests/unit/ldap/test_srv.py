@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import random
+import subprocess
 import sys
 import threading
 import weakref
@@ -265,8 +266,59 @@ def test_what_is_of_no_use_is_told(option: str, value: str) -> None:
         LDAPPool("ldap://192.0.2.1", open=False, **{option: value})
 
 
+BESIDE_EVENTLET = """
+import sys, threading, warnings
+warnings.simplefilter("ignore")
+import eventlet
+import eventlet.support.greendns
+from eventlet import hubs
+from keyfront.middleware.ldap.protocol.srv import Resolver, import_dns
+from keyfront.middleware.ldap.protocol.urls import ServerURL
+
+before = {name: id(module) for name, module in sys.modules.items() if name.startswith("dns")}
+told = []
+
+def look_up():
+    made = Resolver([sys.argv[1]])
+    url = ServerURL.parse("ldap+srv://example.test")
+    told.append([each.url.text for each in made.servers(url, 90.0).targets])
+    told.append(made.addresses("ds1.example.test", 389, 90.0))
+    told.append(hasattr(hubs._threadlocal, "hub"))
+    dns = import_dns()
+    told.append([x.time.__name__ for x in (dns.query, dns.resolver, dns.message)])
+
+thread = threading.Thread(target=look_up)
+thread.start()
+thread.join()
+print(told)
+now = {name: id(module) for name, module in sys.modules.items() if name.startswith("dns")}
+print(now == before)
+"""
+
+
+def test_a_thread_beside_eventlet_runs_none_of_it(dns_server: DNSServer) -> None:
+    """Keystone imports eventlet, which replaces functions of dnspython in processes that it does
+    not patch, too. In an ordinary thread they begin a hub: greenlets that end with their thread
+    have corrupted memory."""
+    pytest.importorskip("eventlet.support.greendns")
+    dns_server.srv("example.test", (0, 0, 389, "ds1.example.test"))
+    dns_server.put("ds1.example.test", "A", "192.0.2.7")
+    for truncates in (False, True):  # by TCP as well
+        dns_server.truncates = truncates
+        done = subprocess.run(
+            [sys.executable, "-c", BESIDE_EVENTLET, dns_server.address], capture_output=True,
+            text=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        expected = (
+            "[['ldap://ds1.example.test:389'], [('192.0.2.7', 389)], False, "
+            "['time', 'time', 'time']]\nTrue\n"
+        )
+        assert done.stdout == expected, done
+
+
 def test_without_dnspython_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dns.resolver", None)
+    monkeypatch.setattr(srv, "_copy", None)
     LDAPPool("ldap://192.0.2.1", open=False)
     message = r"pip install 'keyfront\[srv\]'"
     with pytest.raises(OptionError, match=f"urls = .*{message}"):
