@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from pathlib import Path
 import sqlalchemy
 
 from keyfront.gateway.serve.state import State
+from support.programs import program
 from support.served import Served, free_port, serve
 
 PYMEMCACHE = "dogpile.cache.pymemcache"
@@ -129,16 +131,40 @@ def _template() -> Path:
 
 
 def _fill(state: State, url: sqlalchemy.URL, endpoint: str) -> None:
-    """Fill an empty database as Keystone does, with MariaDB from the second time on by copying."""
-    if url.get_backend_name() != "mysql":
+    """Fill an empty database as Keystone does, from the second time on by copying."""
+    copying = _COPYING.get(url.get_backend_name())
+    if copying is None:
         _make(state, endpoint)
         return
-    with _alone("mariadb") as path:
+    read, write = copying
+    with _alone(url.get_backend_name()) as path:
         if not path.exists():
             _make(state, endpoint)
-            path.with_suffix(".new").write_bytes(pickle.dumps(_tables(url)))
+            path.with_suffix(".new").write_bytes(read(url))
             path.with_suffix(".new").rename(path)
             return
+    write(url, path)
+    assert _move_catalog(url, endpoint)
+
+
+def _make(state: State, endpoint: str) -> None:
+    with state.keystone_imported():
+        state.keystone_manage("db_sync")
+        state.bootstrap(endpoint)
+
+
+def _read_mariadb(url: sqlalchemy.URL) -> bytes:
+    """Of each table: the statement that makes it, its columns, its rows."""
+    found = []
+    with _connection(url) as connection:
+        for (table,) in connection.exec_driver_sql("SHOW TABLES").all():
+            create = connection.exec_driver_sql(f"SHOW CREATE TABLE `{table}`").one()[1]
+            rows = connection.exec_driver_sql(f"SELECT * FROM `{table}`")
+            found.append((create, list(rows.keys()), [tuple(row) for row in rows]))
+    return pickle.dumps(found)
+
+
+def _write_mariadb(url: sqlalchemy.URL, path: Path) -> None:
     with _connection(url) as connection:
         connection.exec_driver_sql("SET foreign_key_checks = 0")
         for create, columns, rows in pickle.loads(path.read_bytes()):
@@ -149,24 +175,32 @@ def _fill(state: State, url: sqlalchemy.URL, endpoint: str) -> None:
                 names = ", ".join(f"`{column}`" for column in columns)
                 insert = f"INSERT INTO `{table}` ({names}) VALUES ({values})"
                 connection.exec_driver_sql(insert, rows)
-    assert _move_catalog(url, endpoint)
 
 
-def _make(state: State, endpoint: str) -> None:
-    with state.keystone_imported():
-        state.keystone_manage("db_sync")
-        state.bootstrap(endpoint)
+def _read_postgresql(url: sqlalchemy.URL) -> bytes:
+    # Beside the server: what is on the path is Debian's, which would choose one by itself.
+    dump = program("postgres", "postgresql").with_name("pg_dump")
+    command = [dump, "--no-owner", _for_programs(url)]
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
 
 
-def _tables(url: sqlalchemy.URL) -> list[tuple[str, list[str], list[tuple[object, ...]]]]:
-    """Of each table of a MariaDB: the statement that makes it, its columns, its rows."""
-    found = []
-    with _connection(url) as connection:
-        for (table,) in connection.exec_driver_sql("SHOW TABLES").all():
-            create = connection.exec_driver_sql(f"SHOW CREATE TABLE `{table}`").one()[1]
-            rows = connection.exec_driver_sql(f"SELECT * FROM `{table}`")
-            found.append((create, list(rows.keys()), [tuple(row) for row in rows]))
-    return found
+def _write_postgresql(url: sqlalchemy.URL, path: Path) -> None:
+    restore = program("postgres", "postgresql").with_name("psql")
+    command = [restore, "--no-psqlrc", "--quiet", "--single-transaction"]
+    command += ["--set=ON_ERROR_STOP=1", f"--file={path}", _for_programs(url)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+
+
+def _for_programs(url: sqlalchemy.URL) -> str:
+    """The same as PostgreSQL's own programs take it."""
+    plain = url.difference_update_query(["plugin"]).set(drivername="postgresql")
+    return plain.render_as_string(hide_password=False)
+
+
+_COPYING = {
+    "mysql": (_read_mariadb, _write_mariadb),
+    "postgresql": (_read_postgresql, _write_postgresql),
+}
 
 
 @contextmanager
