@@ -2,6 +2,7 @@
 
 __all__ = [
     "application",
+    "eventlet_resolver",
     "needless_warnings",
     "readiness",
     "saml_schemas",

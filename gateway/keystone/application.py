@@ -45,6 +45,7 @@ from .. import queue_limit, slow_requests
 from ..error_body import error_body, plain_error_body
 from . import (
     entry_points,
+    eventlet_resolver,
     first_request,
     needless_warnings,
     password_threads,
@@ -252,7 +253,8 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     needless_warnings.leave_out()
     entry_points.list_at_once()
     saml_schemas.build_on_demand()
-    core = _import("keystone.server.flask.core")
+    with eventlet_resolver.left_out():
+        core = _import("keystone.server.flask.core")
     middleware = _import(_MIDDLEWARE).AuthContextMiddleware
     request_store = checked_request_store()
     check_server_core(core, middleware)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from keyfront.errors import MissingPartError, ServerError
 
-from ..keystone import needless_warnings, saml_schemas
+from ..keystone import eventlet_resolver, needless_warnings, saml_schemas
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -116,7 +116,8 @@ def main() -> None:
     # That nobody hears of what is changed, and where: nobody serves yet.
     for name in ("folder", "invalidation.change_log"):
         logging.getLogger(f"keyfront.middleware.tokens.{name}").setLevel(logging.ERROR)
-    from keystone.cmd import manage
+    with eventlet_resolver.left_out():
+        from keystone.cmd import manage
 
     config = sys.argv[1]
     for line in sys.stdin:

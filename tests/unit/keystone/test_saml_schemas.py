@@ -65,7 +65,7 @@ except Exception as error:
     assert "no such" in str(error), error
 from saml2.xml import schema
 assert isinstance(schema._schema_validator_default, SchemaOnDemand)
-loaded = {"xmlschema", "elementpath"} & set(sys.modules)
+loaded = {"xmlschema", "elementpath", "dns"} & set(sys.modules)
 assert not loaded, loaded
 """
 
@@ -95,6 +95,7 @@ def test_what_was_imported_before_stays() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("keystone") is None, reason="no Keystone")
 def test_loading_keystone_builds_none(tmp_path: Path) -> None:
+    """And imports nothing of what would be left out for it, eventlet's resolver among that."""
     run(LOADED, str(tmp_path / "no such.conf"))
 
 
