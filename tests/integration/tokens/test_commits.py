@@ -117,7 +117,7 @@ class Place(NamedTuple):
             client.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["node"])
 def place(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
@@ -127,7 +127,7 @@ def place(
     lose: Callable[[], object] = partial(remove, path)
     with ExitStack() as stack:
         coordinator = ""
-        if getattr(request, "param", "node") == "Redis":
+        if request.param == "Redis":
             redis = stack.enter_context(redis_server(folder / "redis"))
             coordinator, lose = redis.url, redis.client.flushall
             coordinator += "\ncoordinator_timeout = 10"
