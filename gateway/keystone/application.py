@@ -47,6 +47,7 @@ from . import (
     entry_points,
     eventlet_resolver,
     first_request,
+    needless_middleware,
     needless_warnings,
     password_threads,
     saml_schemas,
@@ -264,6 +265,8 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
         name="public", config_files=core._get_config_files(environment)
     )
     views = token_cache.connect(database)
+    if token_cache.leaves_out_work():
+        needless_middleware.pass_by(application)
     application = refuse_deep(application, limit=_largest_body())
     loss = DatabaseLoss()
     loss.watch()

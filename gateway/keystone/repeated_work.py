@@ -11,11 +11,12 @@ import importlib
 import inspect
 import math
 import pickle
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import date, datetime, timedelta
-from types import BuiltinFunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from keyfront.middleware.tokens.invalidation.reads import Reads
@@ -27,7 +28,7 @@ from . import kept_grants, user_reads
 from .cache_regions import name_of
 from .fernet_keys import keep_keys
 from .imports import import_keystone, incompatible
-from .worker_memory import KeystoneMemory, NotKept
+from .worker_memory import KeystoneMemory, NotKept, noted_as_check
 
 
 def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
@@ -42,6 +43,10 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
     bind_at_once(importlib.import_module("decorator"))
     yield_to_greenlets_only(importlib.import_module("oslo_db.sqlalchemy.engines"))
     keep_keys(import_keystone("keystone.token.token_formatters"))
+    call_at_once(import_keystone("keystone.common.manager"))
+    if memory is not None:
+        of_keystone = [one for name, one in sys.modules.items() if name.startswith("keystone.")]
+        look_up_expiration_once(of_keystone)
     read_times_once(importlib.import_module("oslo_utils.timeutils"))
     for module in ("oslo_middleware.base", "oslo_policy._checks"):
         look_at_signatures_once(importlib.import_module(module))
@@ -69,10 +74,12 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
             keep_catalogs_of_projects(memory, catalog)
             model = import_keystone("keystone.models.token_model").TokenModel
             keep_roles_on_projects(memory, model)
-            look_for_new_tokens_at_once(import_keystone("keystone.token.provider").Manager)
             kept_grants.keep_all(memory)
         revoke = import_keystone("keystone.revoke.backends.sql")
-        skip_empty_lists(revoke, sql, ttl, memory)
+        is_younger = skip_empty_lists(revoke, sql, ttl, memory)
+        if memory is not None:
+            manager = import_keystone("keystone.token.provider").Manager
+            look_for_new_tokens_at_once(manager, is_younger)
     except AttributeError as error:
         raise incompatible(f"it does not look as expected ({error})") from None
 
@@ -175,6 +182,84 @@ def _parameters(sig: inspect.Signature) -> _Parameters | None:
         return None
     names = tuple(None if x.kind is x.POSITIONAL_ONLY else x.name for x in given)
     return _Parameters(names, tuple(x.default for x in given))
+
+
+# Each public method of Keystone's managers is called by a function that asks the clock, and the
+# loggers one after the other, whether it is to be traced.
+
+# All names that this function uses, and those within it.
+_TRACES = frozenset(
+    {
+        *("time", "LOG", "logger", "getEffectiveLevel", "log", "TRACE", "trace", "Exception"),
+        *("join", "items", "repr"),
+    }
+)
+
+
+def call_at_once(manager: Any) -> None:
+    """Make Keystone call the methods of its managers themselves, unless they are traced.
+
+    :param manager: the module ``keystone.common.manager``; one that traces otherwise is left alone
+    """
+    try:
+        traced = manager._TraceMeta.wrapper(lambda self: None, "Manager").__code__
+        is_on, level = manager.LOG.logger.isEnabledFor, manager.log.TRACE
+    except AttributeError:
+        return
+    inner = [one for one in traced.co_consts if hasattr(one, "co_names")]
+    if not all(_TRACES.issuperset(one.co_names) for one in (traced, *inner)):
+        return
+
+    def called(method: Any, wrapped: Any) -> Any:
+        @functools.wraps(wrapped)
+        def call(*values: Any, **named: Any) -> Any:
+            if is_on(level):
+                return wrapped(*values, **named)
+            return method(*values, **named)
+
+        return call
+
+    kinds = [manager.Manager]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        for name, value in list(vars(kind).items()):
+            if getattr(value, "__code__", None) is traced:
+                setattr(kind, name, called(value.__wrapped__, value))
+
+
+# How long a value of Keystone's caches lasts is looked up in its configuration at each call of a
+# function whose values are kept. It is an option that does not change while Keystone runs.
+
+# The cells of the function that looks it up.
+_LOOKS_UP = ("expiration_time", "expiration_time_is_callable", "self", "should_cache_fn")
+
+
+def look_up_expiration_once(modules: Iterable[Any]) -> None:
+    """Make the functions whose values Keystone caches know how long these last.
+
+    :param modules: the modules of Keystone, configured, which name the decorators of these
+        functions; those that are made otherwise than dogpile.cache's are left alone
+    """
+    for module in modules:
+        for memoize in list(vars(module).values()):
+            cells = _cells(memoize)
+            ask = cells.get("get_or_create_for_user_func")
+            inner = _cells(ask.cell_contents) if ask is not None else {}
+            if tuple(sorted(inner)) != _LOOKS_UP:
+                continue
+            lasts, callable_ = inner["expiration_time"], inner["expiration_time_is_callable"]
+            if callable_.cell_contents is True:
+                value = lasts.cell_contents()
+                callable_.cell_contents = False
+                lasts.cell_contents = value
+
+
+def _cells(function: Any) -> dict[str, Any]:
+    """Return the closure of a function by names; empty for what is none."""
+    if type(function) is not FunctionType:  # a proxy of flask's has whatever it stands for
+        return {}
+    cells = function.__closure__ or ()
+    return dict(zip(function.__code__.co_freevars, cells, strict=True))
 
 
 # The same two times of one token are parsed six times, always with the same result.
@@ -427,13 +512,18 @@ def read_at_once(driver: Any, method: str, model: Any) -> None:
 
 
 # For a token that is just being issued Keystone checks once whether it is revoked. That is not
-# kept, so no key has to be made of all the token's values.
+# kept, so no key has to be made of all the token's values. Nor is it worth a key where the token is
+# younger than all revocations: then the check reads nothing.
 
 
-def look_for_new_tokens_at_once(manager: Any) -> None:
-    """Make Keystone check new tokens for revocation without its cache, which cannot have them.
+def look_for_new_tokens_at_once(
+    manager: Any, is_younger: Callable[[Request, Any], bool] = lambda request, issued: False
+) -> None:
+    """Make Keystone check tokens for revocation without its cache, where that takes less.
 
     :param manager: the class of Keystone's manager of tokens
+    :param is_younger: a function that tells of the moment when a token was issued whether it is
+        known to be after all revocations, see :func:`skip_empty_lists`
     """
     check = manager.check_revocation_v3
     compute = getattr(check, "original", None)
@@ -443,8 +533,18 @@ def look_for_new_tokens_at_once(manager: Any) -> None:
     @functools.wraps(check)
     def check_revocation_v3(self: Any, token_values: Any) -> Any:
         request = current.get()
-        new = request is not None and request.accepting and request.view is not None
-        return (compute if new else check)(self, token_values)
+        if request is None or request.view is None:
+            return check(self, token_values)
+        if request.accepting:
+            return compute(self, token_values)
+        try:
+            younger = is_younger(request, token_values["issued_at"])
+        except (KeyError, TypeError):
+            younger = False
+        if not younger:
+            return check(self, token_values)
+        with noted_as_check(request):
+            return compute(self, token_values)
 
     check_revocation_v3.keyfront = True  # type: ignore[attr-defined]
     manager.check_revocation_v3 = check_revocation_v3
@@ -573,20 +673,23 @@ class _Newest(NamedTuple):
 
 def skip_empty_lists(
     backend: Any, sql: Any, ttl: float, memory: KeystoneMemory | None = None
-) -> None:
+) -> Callable[[Request, datetime], bool]:
     """Make Keystone not look for revocations of a token that is younger than all of them.
 
     :param backend: the module of Keystone's SQL driver for revocations
     :param sql: the module ``keystone.common.sql``
     :param ttl: seconds for which it is believed at most that there are no newer ones
     :param memory: the memory by which workers tell each other the newest; ``None``: each asks
+    :returns: a function that tells whether this process knows already that a token is, from the
+        moment when it was issued; it reads nothing
     """
     import sqlalchemy
 
     driver, event = backend.Revoke, backend.RevocationEvent
     look: Callable[[Any, Any], list[Any]] = driver._list_token_events
     if hasattr(look, "keyfront"):
-        return
+        known_before: Callable[[Request, datetime], bool] = look.keyfront
+        return known_before
     newest_of = sqlalchemy.select(sqlalchemy.func.max(event.__table__.c.issued_before))
     kept = _Newest("", datetime.max, -math.inf)
 
@@ -631,5 +734,14 @@ def skip_empty_lists(
             return []
         return look(self, token)
 
-    _list_token_events.keyfront = True  # type: ignore[attr-defined]
+    def is_younger(request: Request, issued: datetime) -> bool:
+        found = kept
+        return (
+            found.moment < issued - _MARGIN
+            and time.monotonic() <= found.deadline
+            and found.name == name_of(request, REVOKED)
+        )
+
+    _list_token_events.keyfront = is_younger  # type: ignore[attr-defined]
     driver._list_token_events = _list_token_events
+    return is_younger

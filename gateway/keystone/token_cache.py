@@ -193,6 +193,11 @@ def _form() -> str:
     return f"{sys.version} {files.hex()} "
 
 
+def leaves_out_work() -> bool:
+    """Whether what Keystone repeats, or does for nothing, is left out, as ``reuse`` says."""
+    return bool(_options()["reuse"])
+
+
 def _options() -> dict[str, Any]:
     from keyfront.middleware.tokens import options
 

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import marshal
 import os
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -151,14 +153,25 @@ def _reader(families: frozenset[str]) -> Callable[[Any], tuple[int, ...]]:
 
 
 class _Value:
-    """A value, pickled, as Keystone changes objects that it gets. Empty data: it was deleted."""
+    """A value, pickled, as Keystone changes objects that it gets. Empty data: it was deleted.
 
-    __slots__ = ("data", "deadline", "epoch", "read", "reads", "size", "slots")
+    What dogpile.cache notes with it is kept beside it: a named tuple of both takes longer to
+    unpickle than most values.
+    """
+
+    __slots__ = ("data", "deadline", "epoch", "metadata", "read", "reads", "size", "slots")
 
     def __init__(
-        self, data: bytes, deadline: float, epoch: Epoch, reads: Reads, slots: Slots
+        self,
+        data: bytes,
+        metadata: dict[str, Any],
+        deadline: float,
+        epoch: Epoch,
+        reads: Reads,
+        slots: Slots,
     ) -> None:
         self.data = data
+        self.metadata = metadata
         self.deadline = deadline
         self.epoch = epoch
         self.reads = reads
@@ -166,20 +179,21 @@ class _Value:
         #: The function that picks the numbers of its families out of those of the fixed tags.
         self.read = _reader(reads.families)
         # With the object, the key, tags, slots and their places in dicts.
-        self.size = len(data) + 600 + 100 * len(reads.tags)
+        self.size = len(data) + 800 + 100 * len(reads.tags)
 
     def pack(self) -> bytes:
         """Return the value as bytes, for the memory that the workers share."""
-        reads = tuple(map(set, self.reads))
-        parts = (self.data, self.deadline, tuple(self.epoch), reads, tuple(self.slots))
-        return pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
+        parts = (
+            *(self.data, self.metadata, self.deadline, tuple(self.epoch)),
+            *(tuple(self.reads), tuple(self.slots)),
+        )
+        return marshal.dumps(parts)
 
     @classmethod
     def unpack(cls, packed: bytes) -> _Value:
         """Return the value that another worker has packed."""
-        data, deadline, epoch, sets, slots = pickle.loads(packed)
-        reads = Reads(*map(frozenset, sets))
-        return cls(data, deadline, Epoch(*epoch), reads, Slots(slots))
+        data, metadata, deadline, epoch, reads, slots = marshal.loads(packed)
+        return cls(data, metadata, deadline, Epoch(*epoch), Reads(*reads), Slots(slots))
 
     def stands(self, view: View) -> bool:
         """Return whether nothing that it was made of has changed up to a view."""
@@ -235,21 +249,24 @@ class KeystoneMemory(CacheBackend):
     def get(self, key: str) -> Any:
         """Return the value of a key that stands, as it was set; else ``NO_VALUE``."""
         request = current.get()
-        if request is None:
-            return NO_VALUE
-        data = request.values.get(key)
-        if data is None:
+        found = None if request is None else self.find(request, key)
+        return NO_VALUE if found is None else CachedValue(found[0], found[1].copy())
+
+    def find(self, request: Request, key: str) -> tuple[Any, dict[str, Any]] | None:
+        """Return the value of a key that stands, and what is noted with it; else ``None``."""
+        kept = request.values.get(key)
+        if kept is None:
             found = self._found(request, key)
             if found is None:
-                return NO_VALUE
+                return None
             # An answer that is made of it ends with it.
             request.until = min(request.until, found.deadline)
             request.kept[key] = found.reads
-            data = request.values[key] = found.data
-        value = pickle.loads(data)
-        if _is_token(value.payload) and value.payload.id is None:
-            value.payload.id = _argument(key)
-        return value
+            kept = request.values[key] = found.data, found.metadata
+        payload = pickle.loads(kept[0])
+        if _is_token(payload) and payload.id is None:
+            payload.id = _argument(key)
+        return payload, kept[1]
 
     def _found(self, request: Request, key: str) -> _Value | None:
         """Return the kept value if it stands in the state in which a request began."""
@@ -277,7 +294,14 @@ class KeystoneMemory(CacheBackend):
         function = key.partition("|")[0]
         if request.view is not None and _is_kept_elsewhere(request, key, function):
             return
-        data = request.values[key] = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        payload, metadata = value.payload, value.metadata
+        is_token = _is_token(payload) and payload.id == _argument(key)
+        if is_token:
+            # The key has it: whoever gets the value is given it anew.
+            payload = copy.copy(payload)
+            payload.id = None
+        data = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
+        request.values[key] = data, metadata
         if (
             request.view is None
             or request.unvouched
@@ -290,12 +314,9 @@ class KeystoneMemory(CacheBackend):
         reads = request.kept.get(key)
         if _is_token(value.payload):
             # The model of an OAuth access token may hold the token's secret.
-            if value.payload.id != _argument(key) or _is_of_oauth(value.payload):
+            if not is_token or _is_of_oauth(value.payload):
                 return
             reads = _of_token(value.payload, reads)
-            without = copy.copy(value.payload)
-            without.id = None
-            data = pickle.dumps(value._replace(payload=without), pickle.HIGHEST_PROTOCOL)
         if reads is None:
             return
         request.kept[key] = reads
@@ -305,7 +326,7 @@ class KeystoneMemory(CacheBackend):
         except CoordinatorError:
             return
         deadline = min(time.monotonic() + self._ttl, request.until)
-        kept = _Value(data, deadline, view.settled, reads, found)
+        kept = _Value(data, metadata, deadline, view.settled, reads, found)
         self._values.put(self._digest(key), kept)
         node = self._node()
         if node is not None and function not in _OF_EACH:
@@ -354,10 +375,10 @@ class KeystoneMemory(CacheBackend):
             value = compute()
             return value.value if isinstance(value, NotKept) else value
         key = f"{function}|{argument!r}"
-        found = self.get(key)
-        if found is not NO_VALUE:
+        found = self.find(request, key)
+        if found is not None:
             request.note(request.kept[key])
-            return found.payload
+            return found[0]
         request.fills.append(Fill(key))
         value = compute()
         reads = _end_fill(request, key)
@@ -378,7 +399,8 @@ class KeystoneMemory(CacheBackend):
         key = without_own_name(key)
         # An empty value in its place, so that it is not taken from the workers' memory either.
         deadline = time.monotonic() + self._ttl
-        nothing = _Value(b"", deadline, Epoch(0, 0), Reads(frozenset(), frozenset()), Slots((0,)))
+        reads = Reads(frozenset(), frozenset())
+        nothing = _Value(b"", {}, deadline, Epoch(0, 0), reads, Slots((0,)))
         self._values.put(self._digest(key), nothing)
 
     def get_multi(self, keys: Iterable[str]) -> list[Any]:
@@ -522,6 +544,21 @@ def _end_fill(request: Request, key: str) -> Reads | None:
     return Reads(frozenset(families), frozenset(tags), frozenset(followed))
 
 
+@contextmanager
+def noted_as_check(request: Request) -> Iterator[None]:
+    """Note what is read in the block as a check of a token against revocations that is kept.
+
+    It depends on what the token depends on, where by itself it would on each change.
+    """
+    request.fills.append(Fill(_REVOKED))
+    try:
+        yield
+    finally:
+        reads = _end_fill(request, _REVOKED)
+        if reads is not None:
+            request.note(reads)
+
+
 class Vouched(ProxyBackend):
     """A proxy before a backend, which stores nothing for a request that may have read the past.
 
@@ -641,9 +678,11 @@ def _use(region: Any, memory: KeystoneMemory) -> None:
     for proxy in reversed(list(_proxies(region.backend))):
         if type(proxy).__name__ != "_ResponseCacheProxy":
             backend = proxy.wrap(backend)
-    region.backend = Noting().wrap(backend)
+    region.backend = noting = Noting().wrap(backend)
     region._lock_registry = _NoLocks()
     ask: Callable[..., Any] = region.get_or_create
+    # Where no proxy of the operator's stands between, the memory is asked itself.
+    find = memory.find if backend is memory else None
 
     @functools.wraps(ask)
     def get_or_create(
@@ -658,11 +697,16 @@ def _use(region: Any, memory: KeystoneMemory) -> None:
             return ask(key, creator, expiration_time, should_cache_fn, creator_args)
         # As dogpile.cache does where no lock has to be had, and without asking for one.
         key = region.key_mangler(key)
-        value = region.backend.get(key)
+        if find is not None and region.backend is noting:
+            value = find(request, key) or NO_VALUE
+            noting._looked_for(key, value)
+        else:
+            value = region.backend.get(key)
         if value is not NO_VALUE:
             lasts = region.expiration_time if expiration_time is None else expiration_time
-            if lasts in (None, -1) or time.time() - value.metadata["ct"] <= lasts:
-                return value.payload
+            payload, metadata = value
+            if lasts in (None, -1) or time.time() - metadata["ct"] <= lasts:
+                return payload
             request.fills.append(Fill(key))
         values, named = creator_args or ((), {})
         created = creator(*values, **named)

@@ -101,8 +101,9 @@ class Request:
         self.found: dict[object, list[object]] = {}
         #: The reads that each value was made of which it took from a cache or computed, by the key.
         self.kept: dict[str, Reads] = {}
-        #: These values, pickled, by the key: none is looked for twice.
-        self.values: dict[str, bytes] = {}
+        #: These values, pickled, and what the cache notes with them, by the key: none is looked for
+        #: twice.
+        self.values: dict[str, tuple[bytes, dict[str, Any]]] = {}
         #: Keystone's model of the token that it looks for among the revoked ones.
         self.checked: Any = None
         #: The state of the database that its shared values are from; ``None``: it shares nothing.

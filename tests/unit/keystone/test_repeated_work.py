@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import inspect
 import itertools
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,10 +22,11 @@ pytest.importorskip("sqlalchemy")
 pytest.importorskip("dogpile")
 
 import sqlalchemy
+from dogpile.cache import make_region
 from sqlalchemy import event, orm
 
 from keyfront.errors import IncompatibleError
-from keyfront.gateway.keystone import repeated_work
+from keyfront.gateway.keystone import repeated_work, worker_memory
 from keyfront.gateway.keystone.worker_memory import KeystoneMemory
 from keyfront.middleware.tokens.epochs import Epoch, View
 from keyfront.middleware.tokens.invalidation.reads import Reads
@@ -543,7 +547,8 @@ class Revocations:
         backend = SimpleNamespace(
             Revoke=Revoke, RevocationEvent=SimpleNamespace(__table__=self._table)
         )
-        repeated_work.skip_empty_lists(backend, self, 30.0, memory)
+        self.is_younger = repeated_work.skip_empty_lists(backend, self, 30.0, memory)
+        assert repeated_work.skip_empty_lists(backend, self, 30.0) is self.is_younger
         self._driver = Revoke()
 
     def _count(self, *given: Any) -> None:
@@ -896,3 +901,194 @@ def test_a_token_that_is_being_issued_is_looked_for_without_a_key() -> None:
     other: Any = type("Manager", (), {"check_revocation_v3": compute})
     repeated_work.look_for_new_tokens_at_once(other)
     assert other.check_revocation_v3 is compute
+
+
+def test_a_token_that_is_younger_than_all_revocations_is_looked_for_without_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is made of the check ends with what the token depends on, as if it were kept."""
+    monkeypatch.setattr(worker_memory, "token_tags", lambda model: iter(model))
+    asked = []
+
+    def compute(self: Any, values: Any) -> None:
+        asked.append("at once")
+        one = current.get()
+        assert one is not None
+        one.note(Reads(frozenset({ANY}), frozenset({ANY})))
+        if values["issued_at"] == "refused":
+            raise KeyError("refused")
+
+    def check_revocation_v3(self: Any, values: Any) -> None:
+        asked.append("by its key")
+
+    check_revocation_v3.original = compute  # type: ignore[attr-defined]
+    manager: Any = type("Manager", (), {"check_revocation_v3": check_revocation_v3})
+    repeated_work.look_for_new_tokens_at_once(manager, lambda one, issued: issued != "old")
+    with request() as one:
+        one.checked = ["audit:a", "user:u"]
+        one.fills.append(Fill("a value"))
+        manager().check_revocation_v3({"issued_at": "young"})
+        assert one.fills[-1].tags == {"audit:a", "user:u"}
+        with pytest.raises(KeyError, match="refused"):
+            manager().check_revocation_v3({"issued_at": "refused"})
+        assert [fill.key for fill in one.fills] == ["a value"]
+        manager().check_revocation_v3({"issued_at": "old"})
+        manager().check_revocation_v3("of another kind")
+        one.view = None
+        manager().check_revocation_v3({"issued_at": "young"})
+    assert asked == ["at once", "at once", "by its key", "by its key", "by its key"]
+
+
+def test_a_token_is_known_to_be_younger_in_the_state_that_was_asked_for_alone(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revocations = stack.enter_context(Revocations())
+    younger = revocations.is_younger
+    with request() as one:
+        assert not younger(one, THEN), "nobody has asked yet"
+        assert not revocations.looked_for(THEN)
+        assert younger(one, THEN)
+        revocations.revoke(THEN)
+    with request(LATER) as one:
+        assert not younger(one, THEN + 3 * SECOND), "nobody has asked in this state"
+        assert revocations.looked_for(THEN)
+        assert younger(one, THEN + 3 * SECOND)
+        assert not younger(one, THEN + SECOND)
+        later = time.monotonic() + 31
+        monkeypatch.setattr(repeated_work.time, "monotonic", lambda: later)
+        assert not younger(one, THEN + 3 * SECOND)
+        one.view = None
+        assert not younger(one, THEN + 3 * SECOND)
+
+
+class Traced:
+    """As much of Keystone's module of managers as traces its calls."""
+
+    def __init__(self) -> None:
+        self.module: Any = importlib.import_module("keystone.common.manager")
+        self.lines: list[str] = []
+
+    def manager(self) -> Any:
+        class One(self.module.Manager):  # type: ignore[misc, name-defined]
+            driver_namespace = "none"
+            _provides_api = "none"
+
+            def __init__(self) -> None:
+                """Do without a driver."""
+
+            def deed(self, number: int, *, more: int = 0) -> int:
+                if number < 0:
+                    raise ValueError(number)
+                return number + more
+
+            deed.original = "kept"
+
+        return One
+
+
+def test_methods_of_managers_are_called_themselves_unless_they_are_traced(
+    caplog: pytest.LogCaptureFixture, stack: ExitStack
+) -> None:
+    pytest.importorskip("keystone")
+    traced = Traced()
+    kind = traced.manager()
+    wrapped = kind.deed
+    repeated_work.call_at_once(traced.module)
+    ours = kind.deed
+    assert ours is not wrapped
+    repeated_work.call_at_once(traced.module)
+    assert kind.deed is ours
+    assert ours.original == "kept" and ours.__name__ == "deed"
+    logger = traced.module.LOG.logger
+    steps: list[str] = []
+
+    def follow(frame: Any, event: str, argument: object) -> None:
+        if event == "call":
+            steps.append(frame.f_code.co_name)
+
+    sys.setprofile(follow)
+    try:
+        found = kind().deed(1, more=2)
+    finally:
+        sys.setprofile(None)
+    assert found == 3
+    assert "deed" in steps and "wrapped" not in steps
+    with pytest.raises(ValueError, match="-1"):
+        kind().deed(-1)
+    before = logger.level
+    stack.callback(logger.setLevel, before)
+    caplog.set_level(traced.module.log.TRACE, logger.name)
+    assert kind().deed(1, more=2) == 3
+    told = [record.getMessage() for record in caplog.records if "deed" in record.getMessage()]
+    assert [line.startswith("CALL =>") for line in told] == [True, False]
+
+
+def test_managers_that_are_traced_otherwise_are_left_alone() -> None:
+    module = SimpleNamespace(Manager=type("Manager", (), {"deed": lambda self: 1}))
+    deed = module.Manager.deed
+    repeated_work.call_at_once(module)
+
+    class _TraceMeta(type):
+        @staticmethod
+        def wrapper(method: Any, name: str) -> Any:
+            def wrapped(*values: Any) -> Any:
+                return audit(method, *values)  # type: ignore[name-defined]  # noqa: F821
+
+            return wrapped
+
+    module._TraceMeta = _TraceMeta
+    module.LOG = SimpleNamespace(logger=logging.getLogger("a"))
+    module.log = SimpleNamespace(TRACE=5)
+    module.Manager.deed = wrapped = _TraceMeta.wrapper(deed, "")
+    repeated_work.call_at_once(module)
+    assert module.Manager.deed is wrapped
+
+
+def test_how_long_values_last_is_looked_up_once() -> None:
+    asked = []
+
+    def lasts() -> int:
+        asked.append(1)
+        return 7
+
+    region = make_region().configure("dogpile.cache.memory")
+    seen: list[Any] = []
+
+    def get_or_create(
+        key: str, creator: Any, expiration_time: Any = None, *others: Any
+    ) -> Any:
+        seen.append(expiration_time)
+        return creator(*others[-1][0])
+
+    region.get_or_create = get_or_create
+    memoize = region.cache_on_arguments(expiration_time=lasts)
+    other = region.cache_on_arguments(expiration_time=lasts)
+    fixed = region.cache_on_arguments(expiration_time=5)
+    module = SimpleNamespace(MEMOIZE=memoize, FIXED=fixed, number=1, lasts=lasts)
+
+    @memoize
+    def one(value: int) -> int:
+        return value
+
+    @other
+    def two(value: int) -> int:
+        return value
+
+    @fixed
+    def three(value: int) -> int:
+        return value
+
+    for _ in range(2):
+        repeated_work.look_up_expiration_once([module])
+    assert asked == [1]
+    assert (one(1), one(2), three(3)) == (1, 2, 3)
+    assert asked == [1]
+    assert two(2) == 2
+    assert asked == [1, 1]
+    assert seen == [7, 7, 5, 7]
+
+
+def test_this_keystones_functions_look_it_up_in_the_known_way() -> None:
+    core: Any = pytest.importorskip("keystone.identity.core")
+    ask = repeated_work._cells(core.MEMOIZE)["get_or_create_for_user_func"].cell_contents
+    assert tuple(sorted(repeated_work._cells(ask))) == repeated_work._LOOKS_UP

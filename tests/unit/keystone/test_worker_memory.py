@@ -55,12 +55,15 @@ class Model:
 class Caches:
     """A cache region of Keystone's in the memory of a worker, and requests."""
 
-    def __init__(self, coordinator: SharedMemory, memory: KeystoneMemory) -> None:
+    def __init__(
+        self, coordinator: SharedMemory, memory: KeystoneMemory, *, wrapped: bool = True
+    ) -> None:
         self.coordinator = coordinator
         self.memory = memory
         self.region = make_region().configure("dogpile.cache.null")
-        # What Keystone keeps for one request, as far as it matters here.
-        self.region.wrap(ProxyBackend)
+        if wrapped:
+            # A proxy of the operator's; the memory is asked itself without one.
+            self.region.wrap(ProxyBackend)
         worker_memory.use([self.region], memory)
         self.settle(0.0)
 
@@ -106,12 +109,15 @@ def memory() -> KeystoneMemory:
     return KeystoneMemory(1 << 20, 30.0)
 
 
-@pytest.fixture
+@pytest.fixture(params=[False, True], ids=["", "behind a proxy"])
 def caches(
-    memory: KeystoneMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: KeystoneMemory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Caches:
     monkeypatch.setattr(SharedMemory, "_settle", lambda self, table: None)
-    return Caches(SharedMemory(tmp_path / "shared"), memory)
+    return Caches(SharedMemory(tmp_path / "shared"), memory, wrapped=request.param)
 
 
 def test_a_value_ends_with_what_it_was_made_of(caches: Caches) -> None:
@@ -485,6 +491,39 @@ def test_workers_share_values(
     assert not stranger.is_kept(PROJECT)
     now = 1031.0
     assert not any(each.is_kept(PROJECT) for each in (one, other, worker()))
+
+
+def test_workers_share_the_age_of_a_value(
+    worker: Callable[..., Caches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which Keystone's [cache] expiration_time and cache_time are about."""
+    one, other, another = worker(), worker(), worker()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    with one.request():
+        one.get(PROJECT, "project:p", value="old")
+    monkeypatch.setattr(time, "time", lambda: now + 11)
+    with other.request():
+        assert other.region.get(PROJECT, 10) is api.NO_VALUE
+        assert other.region.get(PROJECT, 12) == "old"
+    another.region.expiration_time = 10
+    with another.request():
+        assert another.get(PROJECT, "project:p", value="new") == "new"
+
+
+def test_a_proxy_of_the_operators_is_asked(caches: Caches) -> None:
+    seen = []
+
+    class Proxy(ProxyBackend):
+        def get(self, key: Any) -> Any:
+            seen.append(key)
+            return self.proxied.get(key)
+
+    caches.region.wrap(Proxy)
+    for _ in range(2):
+        with caches.request():
+            caches.get(PROJECT, "project:p")
+    assert seen == [PROJECT, PROJECT]
 
 
 def test_what_workers_share_ends_with_what_it_was_made_of(
