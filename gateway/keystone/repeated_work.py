@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -48,6 +48,7 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
         of_keystone = [one for name, one in sys.modules.items() if name.startswith("keystone.")]
         look_up_expiration_once(of_keystone)
     read_times_once(importlib.import_module("oslo_utils.timeutils"))
+    write_times_once(import_keystone("keystone.common.utils"))
     for module in ("oslo_middleware.base", "oslo_policy._checks"):
         look_at_signatures_once(importlib.import_module(module))
     sql = import_keystone("keystone.common.sql")
@@ -285,6 +286,37 @@ def read_times_once(timeutils: Any) -> None:
 
     parse_isotime.keyfront = True  # type: ignore[attr-defined]
     timeutils.parse_isotime = parse_isotime
+
+
+# All names that Keystone's function uses.
+_WRITES_TIMES = frozenset(
+    {
+        *("timeutils", "utcnow", "replace", "strftime", "_ISO8601_TIME_FORMAT"),
+        *("_ISO8601_TIME_FORMAT_SUBSECOND", "tzinfo", "tzname"),
+    }
+)
+
+
+def write_times_once(utils: Any) -> None:
+    """Make ``isotime`` keep its last results.
+
+    :param utils: the module ``keystone.common.utils``; one that uses other names than the known
+        ones is left alone
+    """
+    write = getattr(utils, "isotime", None)
+    code = getattr(write, "__code__", None)
+    if code is None or not _WRITES_TIMES.issuperset(code.co_names):
+        return
+    kept = functools.lru_cache(maxsize=256)(write)
+
+    @functools.wraps(write)
+    def isotime(at: Any = None, subsecond: bool = False) -> Any:
+        # Equal times of other zones are written otherwise, and no time is the present.
+        if type(at) is datetime and (at.tzinfo is None or at.tzinfo is UTC):
+            return kept(at, bool(subsecond))
+        return write(at, subsecond)
+
+    utils.isotime = isotime
 
 
 # For each check of a policy, and twice for each request, the arguments of a method are looked up.

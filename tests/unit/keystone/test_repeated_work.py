@@ -961,6 +961,36 @@ def test_a_token_is_known_to_be_younger_in_the_state_that_was_asked_for_alone(
         assert not younger(one, THEN + 3 * SECOND)
 
 
+def test_times_are_written_once() -> None:
+    """As Keystone writes them, which keeps the zone of each."""
+    utils: Any = pytest.importorskip("keystone.common.utils")
+    write = inspect.unwrap(utils.isotime)
+    asked = []
+
+    def isotime(at: Any = None, subsecond: bool = False) -> Any:
+        asked.append(at)
+        return write(at, subsecond)
+
+    of_another = SimpleNamespace(isotime=isotime)
+    repeated_work.write_times_once(of_another)
+    assert of_another.isotime is isotime, "it uses names that are not known"
+    ours = SimpleNamespace(isotime=write)
+    repeated_work.write_times_once(ours)
+    once = ours.isotime
+    repeated_work.write_times_once(ours)
+    assert ours.isotime is once
+    there = datetime.timezone(datetime.timedelta(hours=2), "THERE")
+    times = [
+        *(THEN, THEN.replace(microsecond=7), THEN.replace(tzinfo=datetime.UTC)),
+        *(THEN.replace(tzinfo=datetime.UTC).astimezone(there), THEN + SECOND),
+        THEN.replace(tzinfo=datetime.timezone(datetime.timedelta(0), "ZERO")),
+    ]
+    for at in [*times, *reversed(times)]:
+        for subsecond in (False, True):
+            assert once(at, subsecond=subsecond) == write(at, subsecond)
+    assert once() >= once(datetime.datetime(2026, 11, 28)), "the present"
+
+
 class Traced:
     """As much of Keystone's module of managers as traces its calls."""
 
