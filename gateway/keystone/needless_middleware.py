@@ -173,7 +173,7 @@ def pass_by(application: Any) -> list[str]:
     for holder, name in reversed(chain):  # what is behind one is as it will be
         middleware = getattr(holder, name)
         needed = _when_needed(middleware)
-        behind = getattr(middleware, "application", None)
+        behind: Any = getattr(middleware, "application", None)
         is_by_webob = isinstance(inspect.getattr_static(behind, "__call__", None), by_webob)
         if needed is not None and (is_by_webob or isinstance(behind, PassedBy)):
             setattr(holder, name, PassedBy(middleware, behind, needed))

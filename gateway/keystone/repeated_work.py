@@ -303,7 +303,7 @@ def write_times_once(utils: Any) -> None:
     :param utils: the module ``keystone.common.utils``; one that uses other names than the known
         ones is left alone
     """
-    write = getattr(utils, "isotime", None)
+    write: Any = getattr(utils, "isotime", None)
     code = getattr(write, "__code__", None)
     if code is None or not _WRITES_TIMES.issuperset(code.co_names):
         return
