@@ -163,7 +163,7 @@ def pass_by(application: Any) -> list[str]:
     chain: list[tuple[Any, str]] = []
     holder, name = application, "wsgi_app"
     while True:
-        middleware = getattr(holder, name)
+        middleware = getattr(holder, name, None)
         leads = next((x for x in ("application", "app") if x in _own(middleware)), None)
         if leads is None:
             break

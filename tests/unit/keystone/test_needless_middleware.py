@@ -172,6 +172,7 @@ def test_what_is_not_known_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
     site = Site()
     first = site.flask.wsgi_app.app
     site.flask.wsgi_app.app = Other(first.application, cfg.ConfigOpts())
+    assert pass_by(lambda environ, start_response: []) == []
     assert pass_by(site.flask) == NAMES[1:]
     assert type(site.flask.wsgi_app.app) is Other
 
