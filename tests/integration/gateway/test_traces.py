@@ -170,7 +170,8 @@ def _check_keystone(receiver: Receiver) -> None:
         keystone = receiver.children(cache)["keystone"]
         assert keystone.attributes["keyfront.hash.count"] == 1
         assert keystone.attributes["keyfront.hash.duration"] > 0
-        assert keystone.attributes["keyfront.statements.count"] > 3
+        # the second login of a user's day needs few
+        assert keystone.attributes["keyfront.statements.count"] > 0
         assert 0 < keystone.attributes["keyfront.statements.duration"] < keystone.seconds
 
 
