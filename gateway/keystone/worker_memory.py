@@ -191,7 +191,11 @@ class _Value:
 
     @classmethod
     def unpack(cls, packed: bytes) -> _Value:
-        """Return the value that another worker has packed."""
+        """Return the value that another worker has packed.
+
+        :raises ValueError: a worker of another build has packed it in another form; so do EOFError,
+            LookupError and TypeError
+        """
         data, metadata, deadline, epoch, reads, slots = marshal.loads(packed)
         return cls(data, metadata, deadline, Epoch(*epoch), Reads(*reads), Slots(slots))
 
@@ -338,8 +342,14 @@ class KeystoneMemory(CacheBackend):
             return None
         node = self._node()
         packed = None if node is None else node.value(self._form + key)
-        found = None if packed is None else _Value.unpack(packed)
-        return None if found is None or time.monotonic() > found.deadline else found
+        if packed is None:
+            return None
+        try:
+            found = _Value.unpack(packed)
+        except (EOFError, LookupError, TypeError, ValueError):
+            # Of another form under the same number: it is computed anew, and so replaced.
+            return None
+        return None if time.monotonic() > found.deadline else found
 
     def of_state(self, what: str, state: str) -> Any:
         """Return what a worker keeps of a state of the database; ``None`` if nobody does.

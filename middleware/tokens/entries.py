@@ -95,8 +95,9 @@ _CALLER = CORE.index("HTTP_X_AUTH_TOKEN")
 #: Bytes of a key.
 KEY_BYTES = 16
 
-#: Version of keys, packed entries and the division of the files; raised when one of them changes.
-FORM = 4
+#: Version of keys, packed entries and values, and the division of the files; raised when one of
+#: them changes, as builds with one version of keyfront may use the files one after the other.
+FORM = 5
 
 # Bytes of an ETag's hash: two bodies of one token must differ in it; nobody can choose them.
 _ETAG_BYTES = 12

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import marshal
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +30,7 @@ from keyfront.gateway.keystone.worker_memory import (
     KeystoneMemory,
     NotKept,
 )
-from keyfront.middleware.tokens import epochs
+from keyfront.middleware.tokens import entries, epochs
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation import rules
@@ -597,6 +599,48 @@ def test_what_workers_share_may_be_damaged(
         file.write(b"junk")
     assert not other.is_kept(PROJECT)
     assert one.is_kept(PROJECT)
+
+
+# A value as the commit before this test packed it, whose number of the version was the same.
+FORMER = pickle.dumps((b"x", 1e9, (1, 2), ({"projects"}, {"project:p"}, set()), (0, 9)))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [FORMER, b"", marshal.dumps(None), marshal.dumps((b"x", {}, 1e9)), marshal.dumps(("",) * 6)],
+    ids=["pickled", "nothing", "none", "short", "strings"],
+)
+def test_what_another_build_has_shared_is_computed_anew(
+    worker: Callable[..., Caches], packed: bytes
+) -> None:
+    one, other = worker(), worker()
+    node = one.memory._node()
+    assert node is not None
+    node.keep_value(PROJECT, packed)
+    with one.request():
+        assert one.get(PROJECT, "project:p", value="own") == "own"
+    assert other.is_kept(PROJECT), "as it has replaced it"
+
+
+# As processes of form 5 pack it. A change by which this cannot be read, or is read otherwise, needs
+# a new ``entries.FORM``, which names the files: builds of one version may run beside each other.
+OF_FORM = (
+    "5",
+    "a906f30100000078fbda026374e7000000000000f83fda0176e90100000030e70000000000004a40"
+    "29027206000000e9020000002903be01000000da0870726f6a65637473be01000000fa0970726f6a"
+    "6563743a70be000000002902e900000000e909000000",
+)  # fmt: skip
+
+
+def test_a_new_form_of_values_has_a_new_number() -> None:
+    form, packed = OF_FORM
+    assert str(entries.FORM) == form
+    value = worker_memory._Value.unpack(bytes.fromhex(packed))
+    reads = Reads(frozenset({"projects"}), frozenset({"project:p"}))
+    expected = (b"x", {"ct": 1.5, "v": 1}, 52.0, (1, 2), reads, (0, 9))
+    found = value.data, value.metadata, value.deadline, value.epoch, value.reads, value.slots
+    assert found == expected
+    assert marshal.loads(value.pack()) == marshal.loads(bytes.fromhex(packed))
 
 
 def test_a_value_ends(caches: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
