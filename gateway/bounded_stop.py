@@ -16,16 +16,16 @@ The ini file needs the line ``hook-post-fork = unix_signal:40 gracefully_kill`` 
 
 from __future__ import annotations
 
-import _thread
 import faulthandler
 import logging
 import os
 import signal
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import uwsgi
+
+from keyfront.common import interpreter
 
 if TYPE_CHECKING:
     from keyfront.common.fork import ForkRegistry
@@ -127,7 +127,9 @@ def _bound_stop() -> None:
     """Start the thread that waits for the master's SIGHUP. Runs in the worker's main thread."""
     # every thread started from here on inherits the mask, so the signal can only reach sigwait
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    _thread.start_new_thread(_wait, (threading.get_ident(),))
+    # The interpreter's own, whatever has patched the application: a green thread that waits for a
+    # signal stops all others, and the number of a greenlet is no thread's.
+    interpreter.start_new_thread(_wait, (interpreter.get_ident(),))
 
 
 def _wait(main_thread: int) -> None:

@@ -40,6 +40,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from keyfront.errors import ServerError
@@ -383,11 +384,30 @@ def _reinit_gevent() -> None:
         gevent.reinit()
 
 
+def _renew_eventlet() -> None:
+    """Give a child an epoll of its own for eventlet's hub: monkey patching makes one.
+
+    Of one that is shared each worker hears what all others wait for, and never sleeps while one of
+    them has something to read and no request in which it would.
+    """
+    local: Any = getattr(sys.modules.get("eventlet.hubs"), "_threadlocal", None)
+    epolls: Any = sys.modules.get("eventlet.hubs.epolls")
+    hub: Any = getattr(local, "hub", None)
+    if epolls is None or type(hub) is not epolls.Hub:
+        return  # eventlet is not used here, or does not keep what it waits for in the kernel
+    hub.poll.close()  # this process's descriptor of it, no more
+    hub.poll = epolls.select.epoll()
+    for number in {*hub.listeners[hub.READ], *hub.listeners[hub.WRITE]}:
+        with suppress(OSError, ValueError):  # closed before the fork
+            hub.register(number, new=True)
+
+
 registry = ForkRegistry()
 """The registry of this process: entrypoints install it, parts of the gateway register in it."""
 
 _connections = _Connections()
 registry.register("gevent", after=_reinit_gevent)
+registry.register("eventlet", after=_renew_eventlet)
 registry.register("connections", before=_connections.release, after=_connections.forget)
 registry.register("keystone ldap pools", before=_release_ldap_pools)
 registry.register("random", after=random.seed)

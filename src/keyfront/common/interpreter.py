@@ -29,5 +29,7 @@ _thread = fresh("_thread")
 
 #: ``_thread.allocate_lock`` of the interpreter.
 allocate_lock = _thread.allocate_lock
+#: ``_thread.get_ident`` of the interpreter: the number of the native thread that calls it.
+get_ident = _thread.get_ident
 #: ``_thread.start_new_thread`` of the interpreter: never joined, not even at exit.
 start_new_thread = _thread.start_new_thread

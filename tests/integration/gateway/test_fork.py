@@ -224,3 +224,96 @@ def test_an_application_loaded_by_each_worker_is_started_there(tmp_path: Path) -
         assert forked.first["pid"] != forked.second["pid"]
         assert len(tcp_connections(forked.first["pid"])) == 3
         assert forked.shared() == set()
+
+
+PATCHED = '''
+import {library}
+
+{patch}
+import json, os, socket, time
+
+held = []
+
+
+def application(environ, start_response):
+    start_response("200 OK", [])
+    return hold() if environ["PATH_INFO"] == "/hold" else [see().encode()]
+
+
+def hold():
+    """Have a green thread wait for what never comes, and go on for longer than a stop may take."""
+    ours, other = socket.socketpair()
+    held.extend((ours, other, {spawn}(ours.recv, 1)))
+    time.sleep(0.01)
+    yield json.dumps([os.getpid(), os.fstat(ours.fileno()).st_ino]).encode()
+    time.sleep(3600)
+
+
+def see():
+    """Tell for which inodes the kernel wakes this process."""
+    time.sleep(0.01)
+    waits_for = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            with open(f"/proc/self/fdinfo/{{number}}") as file:
+                lines = [line.split() for line in file if line.startswith("tfd:")]
+        except FileNotFoundError:
+            continue  # it listed the folder
+        waits_for += [int(word[4:], 16) for words in lines for word in words if word[:4] == "ino:"]
+    return json.dumps([os.getpid(), waits_for])
+'''
+PATCHES = {
+    "eventlet": ("eventlet.monkey_patch()", "eventlet.spawn"),
+    "gevent": ("import gevent.monkey; gevent.monkey.patch_all()", "gevent.spawn"),
+}
+MERCY = 2
+
+
+@pytest.mark.parametrize("library", PATCHES)
+def test_an_application_that_patches_itself_answers_and_stops(
+    library: str, tmp_path: Path
+) -> None:
+    """It has patched what our thread for the stop is made of, and made the hub of all workers."""
+    pytest.importorskip(library)
+    patch, spawn = PATCHES[library]
+    (tmp_path / "patched.py").write_text(
+        PATCHED.format(library=library, patch=patch, spawn=spawn)
+    )
+    port, log = free_port(), tmp_path / "log"
+    hooks = (
+        *("master-start=unix_signal:15 gracefully_kill_them_all", "asap=callint:sighold 15"),
+        *("master-start=callint:sigrelse 15", "post-fork=callint:sigrelse 15"),
+        *("post-fork=callint:sighold 1", "post-fork=unix_signal:40 gracefully_kill"),
+    )
+    command = [
+        str(UWSGI), "--http-socket", f"127.0.0.1:{port}", "--master", "--processes", "2",
+        "--need-app", "--die-on-term", "--virtualenv", sys.prefix, "--enable-threads",
+        "--py-call-uwsgi-fork-hooks", "--worker-reload-mercy", str(MERCY), "--pythonpath", ".",
+        "--module", "keyfront.gateway.uwsgi:application",
+        *(f"--hook-{hook}" for hook in hooks),
+    ]  # fmt: skip
+    environment = {**os.environ, "KEYFRONT_APP": "patched:application"}
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=out, stderr=out, process_group=0
+        )
+    try:
+        wait_for(lambda: "spawned uWSGI worker 2" in log.read_text(), server, log)
+        url = f"http://127.0.0.1:{port}"
+        with urllib.request.urlopen(f"{url}/hold", timeout=PATIENCE) as held:
+            busy, inode = json.loads(held.read1())
+            # the other one answers, is no part of what the first waits for, and waits for itself
+            with urllib.request.urlopen(f"{url}/see", timeout=PATIENCE) as seen:
+                free, waits_for = json.loads(seen.read())
+            assert free != busy
+            assert inode not in waits_for
+            server.terminate()
+            assert server.wait(PATIENCE) == 0
+        assert "Timeout (" in log.read_text()  # the worker that was cut off tells where it was
+        assert "Traceback" not in log.read_text()
+    finally:
+        try:
+            os.killpg(server.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        server.wait()
