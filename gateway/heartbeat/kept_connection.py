@@ -32,8 +32,10 @@ _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 # The part of an interval by which a beat may be early, so that several are sent at one waking.
 _EARLY: Final = 0.1
-# Seconds: how long whoever ends a connection waits for a beat that is being sent.
-_LONGEST_BEAT: Final = 0.1
+# How often whoever ends a connection looks whether a beat is over that is being sent, and seconds
+# between two looks. No time in all: of a process that was stopped it would be over at once, and the
+# beat of a TLS connection be written to whatever has the number of its descriptor by then.
+_LOOKS: Final = 2000
 _BEAT: Final = 0.00005
 # The part of an interval by which a beat may be late before somebody else has to send it.
 _SLACK: Final = 0.5
@@ -243,10 +245,11 @@ class KeptConnection:
             self._shut()
             return
         # A beat that has begun takes microseconds. A writer may take longer: he closes it himself.
-        deadline = monotonic() + _LONGEST_BEAT
+        looks = 0
         while not self.lock.acquire():
-            if not self.beating or monotonic() > deadline:
+            if not self.beating or looks == _LOOKS:
                 return
+            looks += 1
             sleep(_BEAT)
         try:
             self._shut()

@@ -30,6 +30,9 @@ _PATIENCE = ("max_retries", "interval_start", "interval_stepping")
 
 # Methods that are read at borrowing: a connection for sending is told little.
 _MOST = 100
+# Seconds to wait for the rest of a frame that has come in part. With none py-amqp asks for it again
+# and again, and lets no green thread run meanwhile.
+_REST = 0.001
 
 LOG = logging.getLogger("keyfront.gateway.heartbeat")
 
@@ -234,23 +237,26 @@ class BorrowHooks:
     def _is_quiet(self, item: Any, connection: Any) -> bool:
         """Read what lies unread, which may be the broker's goodbye; returns false if it was."""
         writer = writer_of(connection._transport)
-        state = writer.kept.state() if writer is not None else None
-        if state is None or not state.unread:
+        if writer is None:
+            return True
+        kept = writer.kept
+        if not _has_unread(connection.transport, kept):
             return True
         failure = None
         with item._connection_lock:
             try:
-                for _ in range(_MOST):  # each reads one method, and the heartbeats before it
-                    connection.drain_events(timeout=0)
+                methods = 0
+                while methods < _MOST and _has_unread(connection.transport, kept):
+                    methods += bool(connection.blocking_read(timeout=_REST))
             except TimeoutError:
-                pass  # that was all
+                pass  # the rest of a frame is still on its way; what came of it is kept
             except Exception as error:
                 failure = error
         if failure is None:
             return True
         LOG.debug("heartbeat: %s", type(failure).__name__)
-        if writer is not None and connection._transport is not None:
-            self._registry.sever(connection._transport, writer.kept)
+        if connection._transport is not None:
+            self._registry.sever(connection._transport, kept)
         return False
 
     def _replace(self, item: Any, *, hung_up: bool) -> None:
@@ -291,6 +297,15 @@ class BorrowHooks:
                     f" {around.patching}: the whole process stands still while the broker is away;"
                     " set it to false, it is not needed any more"
                 )
+
+
+def _has_unread(transport: Any, kept: KeptConnection) -> bool:
+    """Return whether something has come that was not read: to the kernel, or to OpenSSL."""
+    state = kept.state()
+    if state is not None and state.unread:
+        return True
+    pending = getattr(transport.sock, "pending", None)  # only of TLS
+    return pending is not None and pending() > 0
 
 
 def _items(pool: Any) -> list[Any]:

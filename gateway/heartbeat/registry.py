@@ -103,7 +103,7 @@ class ConnectionRegistry:
     def _let_go_of_parents(self) -> None:
         """Close this process's copies; hang up if the parent runs no Python any more."""
         orphaned = concurrency.parent_is_idle()
-        for kept in self._kept:
+        for kept in list(self._kept):  # the end of one may be the end of others
             if orphaned:
                 try:
                     kept.sock.shutdown(socket.SHUT_RDWR)

@@ -21,7 +21,7 @@ from oslo_config import cfg
 from keyfront.gateway import heartbeat
 from keyfront.gateway.heartbeat import amqp_hooks, installation
 from keyfront.gateway.heartbeat import counters as names
-from keyfront.gateway.heartbeat.kept_connection import FRAME
+from keyfront.gateway.heartbeat.kept_connection import FRAME, KeptConnection
 from keyfront.gateway.heartbeat.pool_hooks import BorrowHooks
 from keyfront.gateway.heartbeat.registry import ConnectionRegistry, writer_of
 from support.served import PATIENCE, wait_for
@@ -221,6 +221,36 @@ def test_unread_bytes_count_as_heard(registry: ConnectionRegistry, opened: Opene
         opened.peer.recv(1)
 
 
+def test_half_a_frame_is_not_waited_for(registry: ConnectionRegistry, opened: Opened) -> None:
+    """A broker that stopped, or a network that lost the rest, holds up nobody who borrows."""
+    connection = opened.connection
+    registry.keep(connection)
+    connection.on_inbound_frame = amqp.method_framing.frame_handler(
+        connection, connection.on_inbound_method
+    )
+    hooks = BorrowHooks(registry)
+    item = SimpleNamespace(_connection_lock=threading.Lock())
+    quiet: list[bool] = []
+    looking = threading.Thread(target=lambda: quiet.append(hooks._is_quiet(item, connection)))
+    read = connection.bytes_recv
+    opened.peer.sendall(FRAME + FRAME[:7])
+    state = writer_of(opened.transport).kept.state  # type: ignore[union-attr]
+    wait_for(lambda: state().unread == 15, "it is there")
+    looking.start()
+    try:
+        looking.join(PATIENCE)
+        assert quiet == [True]
+    finally:
+        opened.peer.sendall(FRAME[7:] + FRAME)
+        looking.join(PATIENCE)
+    assert connection.bytes_recv == read + 1
+    # what had come of it was not lost
+    wait_for(lambda: state().unread == 9, "the rest is there")
+    assert hooks._is_quiet(item, connection)
+    assert connection.bytes_recv == read + 3
+    assert state().unread == 0
+
+
 @pytest.mark.usefixtures("hooks")
 def test_a_silent_peer_is_given_up(
     registry: ConnectionRegistry, opened: Opened, monkeypatch: pytest.MonkeyPatch
@@ -303,6 +333,27 @@ def test_before_a_fork_all_say_goodbye(registry: ConnectionRegistry, opened: Ope
     assert said[7:11] == b"\x00\x0a\x00\x32"  # connection.close
     assert opened.peer.recv(1) == b""
     assert not opened.connection.connected
+
+
+def test_a_child_begins_anew_whatever_is_collected_meanwhile(
+    registry: ConnectionRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = [Opened() for _ in range(3)]
+    for one in three:
+        registry.keep(one.connection)
+    kept = list(registry._kept)
+    close = KeptConnection.close
+
+    def close_and_collect(one: KeptConnection) -> None:
+        monkeypatch.setattr(KeptConnection, "close", close)
+        one.close()
+        registry.let_go(kept[1])  # as the collector has it done for a transport
+
+    monkeypatch.setattr(KeptConnection, "close", close_and_collect)
+    registry._let_go_of_parents()
+    assert all(one.closed for one in kept)
+    for one in three:
+        one.close()
 
 
 def test_connections_of_other_transports_are_lent_as_they_are(registry: ConnectionRegistry) -> None:

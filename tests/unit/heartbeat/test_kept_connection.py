@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import socket
 import struct
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from keyfront.gateway.heartbeat import counters as names
+from keyfront.gateway.heartbeat import kept_connection as kept_connection_module
 from keyfront.gateway.heartbeat.counters import Counts
 from keyfront.gateway.heartbeat.kept_connection import FRAME, GOODBYE, KeptConnection
 from keyfront.gateway.heartbeat.pooled import Pooled, PoolRecord
@@ -246,6 +248,38 @@ def test_the_duplicate_is_closed_by_whoever_has_it_last(pair: Pair, counts: Coun
     third.lock.give(None)
     assert third.beat(third.written + 10.0) is None
     assert third.sock.fileno() == -1
+
+
+def test_a_beat_is_waited_for_however_late_it_is(
+    pair: Pair, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was stopped in the midst of one; over TLS it is written to a number."""
+    kept = kept_connection(pair, counts)
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 10:
+            kept.beating = False
+            kept.lock.give(None)
+
+    monkeypatch.setattr(kept_connection_module, "monotonic", itertools.count(step=1000).__next__)
+    monkeypatch.setattr(kept_connection_module, "sleep", sleep)
+    kept.lock.acquire()
+    kept.beating = True
+    kept.close()
+    assert len(looks) == 10
+    assert kept.sock.fileno() == -1
+    # but not for ever: this may be the thread that is to end it
+    second = kept_connection(pair, counts)
+    second.lock.acquire()
+    second.beating = True
+    second.close()
+    assert second.closed
+    assert second.sock.fileno() != -1
+    second.lock.give(None)
+    second.beating = False
+    second.close()
 
 
 def test_a_forked_process_does_not_write(pair: Pair, counts: Counts) -> None:
