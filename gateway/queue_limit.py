@@ -122,8 +122,9 @@ def limit_queue(
         if not began:
             return application(environ, start_response)
         now = clock()
-        if not first:
-            first = memory[0] = memory[0] or now
+        if not first or first > now:  # the latter: the clock was set back
+            known = memory[0]
+            first = memory[0] = known if 0.0 < known <= now else now
         came = since_1970(began)
         turn = now - (came if came > first else first)
         waited(turn)

@@ -53,11 +53,15 @@ class _Part:
             fresh = self.finding is not None and now - self.found_at < KEPT
             if self.answered is not None or fresh:
                 return
-            self.answered, self.asked_at = threading.Event(), now
+            answered = self.answered = threading.Event()
+            self.asked_at = now
             asking = threading.Thread(
-                target=self._ask, args=(now, self.answered), name="keyfront-check", daemon=True
+                target=self._ask, args=(now, answered), name="keyfront-check", daemon=True
             )
-        asking.start()
+        try:
+            asking.start()
+        except RuntimeError as raised:  # there are too many; it is tried again
+            self._found(self.described(raised), now, answered)
 
     def end(self) -> Finding:
         """Return what it says, or that it does not within its time."""
@@ -77,6 +81,9 @@ class _Part:
             self.ask()
         except BaseException as raised:
             error = self.described(raised)
+        self._found(error, began, answered)
+
+    def _found(self, error: str, began: float, answered: threading.Event) -> None:
         with self.lock:
             now = self.clock()
             self.finding, self.found_at = Finding(not error, now - began, error), now

@@ -110,6 +110,21 @@ def test_a_part_that_is_away() -> None:
     assert told["parts"]["keys"]["ok"]
 
 
+def test_a_part_is_asked_again_after_no_thread_could_be_had() -> None:
+    clock, part = Clock(), Part()
+    checks = _checks(clock, database=part)
+    before = threading.stack_size(1 << 46)  # more than there is room for
+    try:
+        found = checks.findings()["database"]
+    finally:
+        threading.stack_size(before)
+    assert not found.ok
+    assert "thread" in found.error
+    assert part.asked == 0
+    clock.now += KEPT
+    assert checks.findings()["database"].ok
+
+
 def test_an_answer_is_kept_for_a_second() -> None:
     clock, part = Clock(), Part()
     checks = _checks(clock, database=part)

@@ -73,6 +73,19 @@ def test_counts_from_the_first_request_of_any_worker() -> None:
     assert _ask(limited, HTTP_X_REQUEST_START=f"t={NOW - 100}")[0].startswith("503 ")
 
 
+def test_a_clock_that_is_set_back() -> None:
+    """What waited counts at once, not when the clock has come to the time of the first request."""
+    times = [NOW]
+    limited = limit_queue(_application, seconds=5, clock=lambda: times[-1])
+    assert _ask(limited, HTTP_X_REQUEST_START=f"t={NOW - 1}")[0] == "200 OK"
+    times.append(NOW - 7200)
+    # one that came before that, by the clock of then
+    assert _ask(limited, HTTP_X_REQUEST_START=f"t={NOW}")[0] == "200 OK"
+    times.append(NOW - 7100)
+    assert _ask(limited, HTTP_X_REQUEST_START=f"t={NOW - 7104}")[0] == "200 OK"
+    assert _ask(limited, HTTP_X_REQUEST_START=f"t={NOW - 7106}")[0].startswith("503 ")
+
+
 @pytest.mark.parametrize("began", (None, "", "t=", "soon", "t=nan", "t=inf", "t=1e999", "-"))
 def test_serves_what_says_nothing(began: str | None) -> None:
     limited = _limited(5)
