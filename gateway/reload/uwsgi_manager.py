@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -116,11 +115,12 @@ class Manager:
     def _step(self) -> int | None:
         """Do what is due; returns the exit status if uWSGI has ended by itself."""
         now = time.monotonic()
-        if self._received & {signal.SIGTERM, signal.SIGINT}:
+        # Not cleared: a signal that comes in between would be forgotten.
+        received, self._received = self._received, set()
+        if received & {signal.SIGTERM, signal.SIGINT}:
             self._stop()
-        if signal.SIGHUP in self._received and not self._stopping:
+        if signal.SIGHUP in received and not self._stopping:
             self._wanted = True
-        self._received.clear()
         if self._leaving and self._is_over(self._leaving, now):
             self._leaving = None
         if self._coming:
@@ -158,7 +158,10 @@ class Manager:
 
     def _take_over(self, coming: _Uwsgi, seconds: float) -> None:
         self._coming, self._leaving, self._serving = None, self._serving, coming
-        self._show(coming.slot)
+        try:
+            self._show(coming.slot)
+        except OSError as error:  # no reason to serve nobody
+            self._say(f"{self._stats}: leads to the former statistics: {error.strerror}")
         self._notify("READY=1\nSTATUS=serving")
         if self._leaving is not None:
             self._leaving.end()
@@ -304,8 +307,10 @@ class Manager:
 
     @staticmethod
     def _say(text: str) -> None:
-        sys.stderr.write(f"keyfront uwsgi: {text}\n")
-        sys.stderr.flush()
+        # Nobody is to go unserved over a line, as on a full disk; and what could not be written is
+        # not to lie in a buffer that fails again at the end.
+        with suppress(OSError):
+            os.write(2, f"keyfront uwsgi: {text}\n".encode(errors="replace"))
 
 
 class _EndedError(Exception):

@@ -266,7 +266,7 @@ PATCHES = {
     "eventlet": ("eventlet.monkey_patch()", "eventlet.spawn"),
     "gevent": ("import gevent.monkey; gevent.monkey.patch_all()", "gevent.spawn"),
 }
-MERCY = 2
+MERCY = 1
 
 
 @pytest.mark.parametrize("library", PATCHES)
