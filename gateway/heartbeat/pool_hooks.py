@@ -30,9 +30,8 @@ _PATIENCE = ("max_retries", "interval_start", "interval_stepping")
 
 # Methods that are read at borrowing: a connection for sending is told little.
 _MOST = 100
-# Seconds to wait for the rest of a frame that has come in part. With none py-amqp asks for it again
-# and again, and lets no green thread run meanwhile.
-_REST = 0.001
+# Seconds to wait for the rest of a frame that has come in part.
+_REST = 0.1
 
 LOG = logging.getLogger("keyfront.gateway.heartbeat")
 
@@ -235,21 +234,25 @@ class BorrowHooks:
             self._registry.sever(transport, writer.kept)
 
     def _is_quiet(self, item: Any, connection: Any) -> bool:
-        """Read what lies unread, which may be the broker's goodbye; returns false if it was."""
+        """Read what lies unread, which may be the broker's goodbye; returns false if it was, or
+        ends within a frame."""
         writer = writer_of(connection._transport)
         if writer is None:
             return True
         kept = writer.kept
         if not _has_unread(connection.transport, kept):
             return True
-        failure = None
+        failure: Exception | None = None
         with item._connection_lock:
             try:
                 methods = 0
                 while methods < _MOST and _has_unread(connection.transport, kept):
                     methods += bool(connection.blocking_read(timeout=_REST))
-            except TimeoutError:
-                pass  # the rest of a frame is still on its way; what came of it is kept
+            except TimeoutError as error:
+                # Who has sent a part and no more has stopped, or is gone. Before it publishes,
+                # py-amqp would ask for the rest again and again, and let no green thread run.
+                if _part_of_frame(connection.transport):
+                    failure = error
             except Exception as error:
                 failure = error
         if failure is None:
@@ -300,12 +303,19 @@ class BorrowHooks:
 
 
 def _has_unread(transport: Any, kept: KeptConnection) -> bool:
-    """Return whether something has come that was not read: to the kernel, or to OpenSSL."""
+    """Return whether something has come that was not read, or a part of a frame that was."""
+    if _part_of_frame(transport):
+        return True
     state = kept.state()
     if state is not None and state.unread:
         return True
     pending = getattr(transport.sock, "pending", None)  # only of TLS
     return pending is not None and pending() > 0
+
+
+def _part_of_frame(transport: Any) -> bool:
+    """Return whether py-amqp has read a part of a frame."""
+    return bool(getattr(transport, "_read_buffer", b""))
 
 
 def _items(pool: Any) -> list[Any]:
