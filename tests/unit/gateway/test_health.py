@@ -113,7 +113,7 @@ def test_a_part_that_is_away() -> None:
 def test_a_part_is_asked_again_after_no_thread_could_be_had() -> None:
     clock, part = Clock(), Part()
     checks = _checks(clock, database=part)
-    before = threading.stack_size(1 << 46)  # more than there is room for
+    before = threading.stack_size(1 << 47)  # more than a process has addresses for
     try:
         found = checks.findings()["database"]
     finally:
