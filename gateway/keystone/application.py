@@ -164,7 +164,7 @@ class KeystoneApplication:
             reason = f"The change was not completed because {request.refused}. Try again."
             return _unavailable(reason, given, body, start_response)
         # Keystone also answers 403 where it could not read what a change would be made to.
-        if request.lost and (not given or given[0] >= "4"):
+        if request.lost and (not given or given[0].startswith(("5", "403"))):
             self._loss.tell(request)
             reason, again = "The database cannot be reached. Try again.", 1
             if request.disk_failed:

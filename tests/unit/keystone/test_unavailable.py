@@ -36,7 +36,7 @@ def answer(
     return given[0], dict(given[1]), b"".join(body)
 
 
-@pytest.mark.parametrize("status", ["500 INTERNAL SERVER ERROR", None])
+@pytest.mark.parametrize("status", ["500 INTERNAL SERVER ERROR", "403 FORBIDDEN", None])
 def test_who_lost_the_database_may_try_again(status: str | None) -> None:
     given, headers, body = answer(status, lost="refused")
     assert given == "503 Service Unavailable"
