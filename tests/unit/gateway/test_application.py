@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -387,3 +389,44 @@ def test_no_garbage_is_looked_for_while_it_is_loaded(
     finally:
         gc.freeze()  # as it is for all other tests
         (gc.enable if before else gc.disable)()
+
+
+# In a cycle, as all that Keystone leaves is.
+LEFT = """
+import atexit, gc
+
+class Left:
+    def __del__(self):
+        print("freed")
+
+left = Left()
+left.cycle = left
+atexit.register(lambda: print("ended, frozen:", gc.get_freeze_count() > 0))
+def app(*_): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "looks"),
+    [
+        ((), {}, False),
+        (("-X", "dev"), {}, True),
+        (("-W", "error"), {}, True),
+        ((), {"PYTHONWARNINGS": "default"}, True),
+    ],
+)
+def test_what_was_loaded_is_not_taken_apart_at_the_end(
+    module: Callable[..., str],
+    tmp_path: Path,
+    options: tuple[str, ...],
+    variables: dict[str, str],
+    looks: bool,
+) -> None:
+    name = module(LEFT)
+    load = "from keyfront.gateway.application import load_or_fail; load_or_fail(raising=True)"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONWARNINGS"}
+    environment |= {"KEYFRONT_APP": f"{name}:app", "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, *options, "-c", load]
+    ended = subprocess.run(command, env=environment | variables, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == ["ended, frozen: False", *(["freed"] if looks else [])]
