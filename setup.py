@@ -110,6 +110,7 @@ EXTRAS = {
         "WebTest",  # sends the requests of those without a server
         "gevent>=24.2",  # the greenlet workers are tested for real
         "keystone>=27",  # the service under test; tests/series pins the others than the newest
+        "grafana-foundation-sdk",  # Grafana's own types, which read the dashboard
         "gunicorn",  # one more server, with a command line that Keystone would choke on
         "hypothesis>=6.100",  # tries the epoch protocol in every order
         "kombu>=5",  # what oslo.messaging uses of it; the heartbeat covers its own pools, too
