@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keyfront import __version__
+from keyfront.gateway.keystone import series
 
 from . import advice
 from .checks.keystone import node_part
@@ -56,9 +57,11 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
         f"{made.count(level)} {_PLURALS[level]}{'s' * (made.count(level) != 1)}" for level in LEVELS
     )
     files = len(found.files.read)
+    keystone = _keystone(found)
+    served = f" for Keystone {keystone}" if keystone else ""
     page.wrapped(
-        f"keyfront doctor {__version__}: {counts}; {len(made.right)} checks found nothing wrong, "
-        f"{files} file{'s' * (files != 1)} read",
+        f"keyfront doctor {__version__}{served}: {counts}; "
+        f"{len(made.right)} checks found nothing wrong, {files} file{'s' * (files != 1)} read",
         "",
         "",
         _BOLD,
@@ -90,6 +93,12 @@ def text(made: Diagnosis, found: Found, *, colour: bool = False) -> str:
     if made.results:
         page.lines += ["", "Why, and where that is said: keyfront doctor --explain CODE"]
     return "\n".join(page.lines) + "\n"
+
+
+def _keystone(found: Found) -> str | None:
+    """Return the version of the Keystone found, with its series."""
+    version = found.versions.get("keystone")
+    return series.described(".".join(map(str, version))) if version else None
 
 
 # Processes that are printed.
@@ -307,6 +316,7 @@ def as_json(made: Diagnosis, found: Found) -> str:
     """Return the report for programs; keys are only ever added."""
     content: dict[str, Any] = {
         "keyfront": __version__,
+        "keystone": _keystone(found),
         "status": made.status,
         "counts": {level: made.count(level) for level in LEVELS},
         "findings": [

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,30 @@ def test_what_is_clean_ends_with_0(
 ) -> None:
     assert doctor(CLEAN[name], tmp_path) == 0
     assert "0 errors, 0 warnings, 0 notes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("30.0.0", "30.0.0 (OpenStack 2026.2)"), ("25.1.0", "25.1.0 (of no tested series)")],
+)
+def test_the_series_of_the_keystone_found_is_named(
+    version: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed = f"/opt/keystone/lib/python3.12/site-packages/keystone-{version}.dist-info/METADATA"
+    machine = DEBIAN_NGINX.put(installed, "Name: keystone\n").put(
+        _INI, f"{DEBIAN_NGINX.files[_INI]}virtualenv = /opt/keystone\n"
+    )
+    machine = replace(machine, assumed={})
+    doctor(machine, tmp_path)
+    page = " ".join(capsys.readouterr().out.split())
+    assert f" for Keystone {said}: " in page
+    doctor(machine, tmp_path, "--json")
+    assert json.loads(capsys.readouterr().out)["keystone"] == said
+
+
+def test_no_keystone_found_names_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor(DEBIAN_NGINX, tmp_path)
+    assert "for Keystone" not in capsys.readouterr().out
 
 
 def test_warnings_alone_end_with_0(tmp_path: Path) -> None:
