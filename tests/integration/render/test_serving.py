@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -154,6 +154,28 @@ def test_issues_and_validates(site: Deployment, running: Running) -> None:
     # a token of one line-up is every other one's
     for other in running.by_name.values():
         assert _validate(other, token, source) == 200
+
+
+def test_head_comes_as_head(site: Deployment, running: Running) -> None:
+    """Keystone asks for another right to check a token than to read it."""
+    source = _address()
+    token, gone = (_log_in(site, running, source) for _ in range(2))
+    with closing(site.connect(source)) as connection:
+
+        def ask(method: str, about: str, path: str = "/v3/auth/tokens") -> HTTPResponse:
+            headers = {"X-Auth-Token": token, "X-Subject-Token": about}
+            answer, body = in_turn(connection, method, path, headers=headers)
+            assert bool(body) == (method == "GET")
+            return answer
+
+        observed_head = ask("HEAD", token, "/observed/environ")
+        assert observed_head.headers["X-Observed-Method"] == "HEAD"
+        assert ask("DELETE", gone).status == 204
+        for about, status in ((token, 200), (gone, 404), (f"{token[:-4]}AAAA", 404)):
+            by_get, by_head = ask("GET", about), ask("HEAD", about)
+            assert by_get.status == by_head.status == status
+            for name in ("Content-Type", "X-Subject-Token"):
+                assert by_get.headers[name] == by_head.headers[name], name
 
 
 def test_check_by_variables_and_tls(site: Deployment, running: Running) -> None:

@@ -44,6 +44,7 @@ def test_serves_keystone(oddly_named_state: tuple[Path, int], server: str) -> No
     with serve(state, server, port=port, environment=environment, alone=alone) as served:
         _come_late(served, _issue_and_validate(served))
         _see_where_the_time_went(served)
+        _ask_by_head(served)
         _send_deep_bodies(served)
         _send_what_is_refused(served, server)
         command = [sys.executable, "-m", "keyfront", "check", "--state", str(state)]
@@ -80,6 +81,41 @@ def _see_where_the_time_went(served: Served) -> None:
         text,
     )
     assert asked is not None, text[-2000:]
+
+
+def _ask_by_head(served: Served) -> None:
+    """Keystone is asked by HEAD and answers as to GET, without a body."""
+    subject, caller = (_issue_and_validate(served) for _ in range(2))
+
+    def ask(method: str, about: str) -> tuple[int, dict[str, str], bytes]:
+        lines = [
+            f"{method} /v3/auth/tokens HTTP/1.1", "Host: localhost", "Connection: close",
+            f"X-Auth-Token: {caller}", f"X-Subject-Token: {about}",
+        ]  # fmt: skip
+        with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as client:
+            client.sendall("\r\n".join([*lines, "", ""]).encode())
+            head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
+        status, *headers = head.decode().split("\r\n")
+        return int(status.split()[1]), dict(x.lower().split(": ", 1) for x in headers), body
+
+    def same(about: str) -> int:
+        by_get, by_head = ask("GET", about), ask("HEAD", about)
+        assert by_get[0] == by_head[0]
+        assert by_get[2] and not by_head[2]
+        for name in ("content-type", "x-subject-token"):
+            assert by_get[1].get(name) == by_head[1].get(name), name
+        return by_head[0]
+
+    assert same(subject) == 200
+    assert same(f"{subject[:-4]}AAAA") == 404
+    connection = served.connect()
+    connection.request(
+        "DELETE", "/v3/auth/tokens", headers={"X-Auth-Token": caller, "X-Subject-Token": subject}
+    )
+    assert connection.getresponse().status == 204
+    connection.close()
+    assert same(subject) == 404
+    assert "slow request: HEAD /v3/auth/tokens" in served.log("keystone.log")
 
 
 def _come_late(served: Served, token: str) -> None:

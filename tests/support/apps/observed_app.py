@@ -34,7 +34,8 @@ def application(environ, start_response):
         time.sleep(float(path.rpartition("/")[2]))
     seen = {name: value for name, value in environ.items() if isinstance(value, str)}
     body = json.dumps({"body": length, "pid": os.getpid(), "environ": seen}).encode()
-    start_response(
-        "200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-    )
-    return [body]
+    method = environ["REQUEST_METHOD"]
+    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    # of an answer to HEAD there is nothing else to see
+    start_response("200 OK", [*headers, ("X-Observed-Method", method)])
+    return [] if method == "HEAD" else [body]
