@@ -28,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
 
 from ..worlds.memcached import memcached_at
@@ -212,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.disable(logging.WARNING)
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="authtoken-hit-") as folder,
+            tempfile.TemporaryDirectory(prefix="authtoken-hit-", dir=temporary_parent()) as folder,
             memcached_at(Path(folder, "socket")) as memcached,
         ):
             samples = measure(options.rounds, options.calls, memcached)

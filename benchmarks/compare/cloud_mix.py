@@ -44,6 +44,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from keyfront.cli.credentials import Credentials
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import ServerError
 
 from ..experiments.judging import Change, chance, in_words
@@ -172,9 +173,9 @@ def measure(
     names = NAMES if servings.stock else NAMES[1:]
     found: dict[str, list[Round]] = {name: [] for name in names}
     with (
-        tempfile.TemporaryDirectory(prefix="cloud-mix-") as folder,
+        tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=temporary_parent()) as folder,
         tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=memory_folder()) as shared,
-        tempfile.TemporaryDirectory(prefix="cloud-mix-") as data,
+        tempfile.TemporaryDirectory(prefix="cloud-mix-", dir=temporary_parent()) as data,
         database(servings.database, Path(data), delay=servings.delay / 1000) as url,
         ExitStack() as stack,
     ):

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import KeyfrontError, ServerError
 from keyfront.gateway.serve import lineups as serve_lineups
 
@@ -126,7 +127,7 @@ def measure(app: str, workers: int, requests: int) -> dict[str, Memory]:
     """
     serve_lineups.check("uwsgi")
     results = {}
-    with tempfile.TemporaryDirectory(prefix="fork-memory-") as name:
+    with tempfile.TemporaryDirectory(prefix="fork-memory-", dir=temporary_parent()) as name:
         folder = Path(name)
         keystone = Keystone(folder / "state")
         keystone.make()

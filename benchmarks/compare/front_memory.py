@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keyfront.common import programs
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import KeyfrontError, ServerError
 from keyfront.gateway.render import certificates
 from keyfront.gateway.serve.lineups import Program
@@ -157,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     print(f"{'':<20} processes  idle MiB  clients  with them  KiB a client")
     try:
-        with tempfile.TemporaryDirectory(prefix="front-memory-") as name:
+        with tempfile.TemporaryDirectory(prefix="front-memory-", dir=temporary_parent()) as name:
             # a web server's own user has to reach its files
             os.chmod(name, 0o711)
             for label, program, port, clients in candidates(Path(name), options.clients):

@@ -50,6 +50,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import ServerError
 
 from ..lineups.keystone import Keystone
@@ -413,7 +414,7 @@ def measure(given: Namespace) -> dict[str, Found]:
     check()
     found = {}
     with (
-        tempfile.TemporaryDirectory(prefix="keystone-cpu-") as folder,
+        tempfile.TemporaryDirectory(prefix="keystone-cpu-", dir=temporary_parent()) as folder,
         tempfile.TemporaryDirectory(prefix="keystone-cpu-", dir=memory_folder()) as shared,
         memcached() as cache,
     ):

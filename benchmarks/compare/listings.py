@@ -33,6 +33,7 @@ from contextlib import closing
 from pathlib import Path
 
 from keyfront.cli.credentials import Credentials
+from keyfront.common.unix_sockets import temporary_parent
 
 from ..lineups.keystone import PROJECTS, ask
 from ..lineups.lineup import memory_folder
@@ -94,9 +95,9 @@ def measure(
     check()
     samples: dict[str, list[Sample]] = {name: [] for name in NAMES}
     with (
-        tempfile.TemporaryDirectory(prefix="listings-") as folder,
+        tempfile.TemporaryDirectory(prefix="listings-", dir=temporary_parent()) as folder,
         tempfile.TemporaryDirectory(prefix="listings-", dir=memory_folder()) as shared,
-        tempfile.TemporaryDirectory(prefix="listings-") as data,
+        tempfile.TemporaryDirectory(prefix="listings-", dir=temporary_parent()) as data,
         token_servers.database(database, Path(data), delay=delay) as url,
     ):
         servers = Servers(Path(folder), Path(shared), extra=cloud_mix.EXTRA, url=url)

@@ -50,6 +50,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from keyfront.common.counters import VARIABLE as NODE
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import KeyfrontError, ServerError
 from keyfront.gateway.login_limit import VARIABLE as LIMIT
 from keyfront.gateway.serve import lineups as serve_lineups
@@ -436,7 +437,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     try:
         serve_lineups.check("uwsgi")
-        with tempfile.TemporaryDirectory(prefix="login-flood-") as name:
+        with tempfile.TemporaryDirectory(prefix="login-flood-", dir=temporary_parent()) as name:
             folder = Path(name)
             keystone = Keystone(folder / "state")
             keystone.make()

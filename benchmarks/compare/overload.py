@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import KeyfrontError
 
 from ..lineups.keystone import VALIDATION, Keystone, ask
@@ -150,7 +151,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=4.0, help="other requests a second")
     given = parser.parse_args(arguments)
     try:
-        with tempfile.TemporaryDirectory(prefix="keyfront-overload-") as folder:
+        place = temporary_parent()
+        with tempfile.TemporaryDirectory(prefix="keyfront-overload-", dir=place) as folder:
             keystone = Keystone(Path(folder, "state"))
             keystone.make(say)
             _, loads = measure(

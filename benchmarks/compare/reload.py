@@ -31,6 +31,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT, run
 from typing import NamedTuple
 
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import KeyfrontError, OptionError, ServerError
 
 from ..lineups import lineup
@@ -248,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     verdicts = {}
     try:
-        with tempfile.TemporaryDirectory(prefix="keyfront-reload-") as name:
+        with tempfile.TemporaryDirectory(prefix="keyfront-reload-", dir=temporary_parent()) as name:
             keystone = Keystone(Path(name, "state"))
             keystone.make()
             print(f"GET {VERSION}, {options.clients} clients, medians of {options.reloads} reloads")

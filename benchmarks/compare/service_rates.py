@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keyfront.common import programs
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import ServerError
 
 from .. import results
@@ -127,7 +128,7 @@ def measure(settings: Settings) -> Samples:
     programs.require_module("redis", "redis")
     programs.require_module("keystonemiddleware", "keystone")
     with (
-        tempfile.TemporaryDirectory(prefix="service-rates-") as folder,
+        tempfile.TemporaryDirectory(prefix="service-rates-", dir=temporary_parent()) as folder,
         tempfile.TemporaryDirectory(
             prefix="service-rates-", dir=memory_folder()
         ) as shared,

@@ -44,6 +44,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import ServerError
 
 from .. import results
@@ -166,7 +167,7 @@ def measure(settings: Settings) -> Samples:
     check()
     cases = CASES | (TOKEN_CACHING_CASES if settings.token_caching else {})
     with (
-        tempfile.TemporaryDirectory(prefix="token-validation-") as folder,
+        tempfile.TemporaryDirectory(prefix="token-validation-", dir=temporary_parent()) as folder,
         tempfile.TemporaryDirectory(
             prefix="token-validation-", dir=memory_folder()
         ) as shared,

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import KeyfrontError, OptionError
 
 from .. import results, surroundings
@@ -79,7 +80,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     folder: Path = arguments.results
     if folder.exists() and not folder.is_dir():
         raise OptionError("--results", folder, "a folder, or a path where one can be made")
-    with ended_in_order(), tempfile.TemporaryDirectory(prefix="keyfront-") as name:
+    place = temporary_parent()
+    with ended_in_order(), tempfile.TemporaryDirectory(prefix="keyfront-", dir=place) as name:
         # a server that has dropped root passes through; what is inside is guarded itself
         os.chmod(name, 0o711)
         task: dict[str, Any] = {

@@ -25,6 +25,7 @@ from pathlib import Path
 from keyfront.common import machine, programs
 from keyfront.common.machine import somaxconn
 from keyfront.common.programs import first_error
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import OptionError, ServerError
 from keyfront.gateway import application
 from keyfront.gateway.plan.compute import plan
@@ -581,7 +582,7 @@ def served(
 
 @contextmanager
 def _folder(parent: Path | None) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="keyfront-bench-", dir=parent))
+    path = Path(tempfile.mkdtemp(prefix="keyfront-bench-", dir=parent or temporary_parent()))
     try:
         # a web server's own user has to reach the sockets inside
         path.chmod(0o711 if parent is None else 0o700)

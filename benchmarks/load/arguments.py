@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from keyfront.common import unix_sockets
 from keyfront.errors import OptionError
 
 from ..lineups.keystone import Keystone
@@ -66,8 +67,9 @@ def keystone(arguments: Namespace, say: Callable[[str], None]) -> Iterator[Keyst
     with ExitStack() as stack:
         path = arguments.state
         if path is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="keyfront-bench-"))
-            path = Path(folder, "state")
+            parent = unix_sockets.temporary_parent()
+            made = tempfile.TemporaryDirectory(prefix="keyfront-bench-", dir=parent)
+            path = Path(stack.enter_context(made), "state")
         found = Keystone(path)
         stack.enter_context(found.state.locked())
         found.make(say)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from keyfront.benchmarks.compare import ldap_worker, token_hit
 from keyfront.benchmarks.compare.token_stand_in import Answers, request, validation
 from keyfront.benchmarks.lineups.keystone import Keystone
+from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import ServerError
 from keyfront.middleware.tokens.cache import TokenCache
 
@@ -82,7 +83,7 @@ def stock_validation() -> Iterator[Step]:
 
     :raises ServerError: it cannot be set up, or does not validate its own token
     """
-    with tempfile.TemporaryDirectory(prefix="bench-micro-") as name:
+    with tempfile.TemporaryDirectory(prefix="bench-micro-", dir=temporary_parent()) as name:
         folder = Path(name)
         keystone = Keystone(folder / "state")
         keystone.make(lambda step: None)

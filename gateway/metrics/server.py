@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from keyfront.common import unix_sockets
 from keyfront.common.programs import parse_listen
 from keyfront.errors import OptionError, ServerError
 
@@ -81,8 +82,9 @@ def listen(text: str, registry: CollectorRegistry) -> BaseServer:
 
 
 def _listen_unix(path: Path, handler: type[Handler]) -> BaseServer:
-    if not path.is_absolute() or len(os.fsencode(path)) > 107:
-        raise OptionError("--listen", f"{_UNIX}{path}", "unix:/PATH of at most 107 bytes")
+    if not path.is_absolute():
+        raise OptionError("--listen", f"{_UNIX}{path}", "unix:/PATH")
+    unix_sockets.check("--listen", path)
     if path.is_socket():
         path.unlink()
     before = os.umask(0o117)

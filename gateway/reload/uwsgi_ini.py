@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from keyfront.common import unix_sockets
 from keyfront.errors import OptionError, ServerError
 
 _OPTION = re.compile(r"^(?P<name>[a-z0-9-]+)[ \t]*=[ \t]*(?P<value>.*?)[ \t]*$", re.MULTILINE)
@@ -118,6 +119,8 @@ class IniFile:
 
     def _open_unix(self, address: str) -> socket.socket:
         path = Path(address)
+        # a web server that connects to it has no other way there
+        unix_sockets.check("socket", path)
         opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with suppress(FileNotFoundError):

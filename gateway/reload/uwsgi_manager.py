@@ -18,12 +18,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from json import loads
 from pathlib import Path
 
+from keyfront.common import unix_sockets
 from keyfront.common.programs import stop_with_parent
 from keyfront.common.signals import taken
 from keyfront.errors import KeyfrontError, ServerError
@@ -232,19 +232,27 @@ class Manager:
         copy = self._file(f"{slot}.ini")
         copy.unlink(missing_ok=True)
         descriptors = [opened.fileno() for opened in self._sockets]
-        made = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(made, "w", encoding="utf-8") as file:
-            file.write(ini.with_sockets(descriptors, self._file(slot)))
-        try:
-            process = subprocess.Popen(
-                [self._program, "--ini", str(copy)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                start_new_session=True,
-                preexec_fn=stop_with_parent(),
-            )
-        except OSError as error:
-            raise ServerError(f"{self._program}: cannot be run: {error.strerror}") from None
+        stats = self._file(slot)
+        with ExitStack() as stack:
+            inherited = list(descriptors)
+            if unix_sockets.length(stats) > unix_sockets.UWSGI_LIMIT:
+                folder = os.open(stats.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, folder)
+                inherited.append(folder)
+                stats = Path(f"/proc/self/fd/{folder}", stats.name)
+            made = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(made, "w", encoding="utf-8") as file:
+                file.write(ini.with_sockets(descriptors, stats))
+            try:
+                process = subprocess.Popen(
+                    [self._program, "--ini", str(copy)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=inherited,
+                    start_new_session=True,
+                    preexec_fn=stop_with_parent(),
+                )
+            except OSError as error:
+                raise ServerError(f"{self._program}: cannot be run: {error.strerror}") from None
         return _Uwsgi(process, slot, ini.mercy)
 
     def _file(self, name: object) -> Path:
@@ -343,7 +351,7 @@ def reload(ini: Path) -> str:
     path = uwsgi_ini.read(ini).stats.with_suffix(".reload")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         try:
-            _connect(asking, path)
+            unix_sockets.connect(asking, path)
         except OSError as error:
             raise ServerError(
                 f"{ini}: no keyfront uwsgi runs it ({path}: {error.strerror})"
@@ -384,8 +392,7 @@ def _listening(path: Path) -> socket.socket:
         path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
-            with _short(path) as short:
-                listening.bind(short)
+            unix_sockets.bind(listening, path)
         finally:
             os.umask(before)
         listening.listen()
@@ -396,28 +403,13 @@ def _listening(path: Path) -> socket.socket:
     return listening
 
 
-def _connect(client: socket.socket, path: Path) -> None:
-    with _short(path) as short:
-        client.connect(short)
-
-
-@contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """Give a path of at most 107 bytes that leads to the same file, as sockets need it."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
 def _accepting(stats: Path) -> list[bool]:
     """Return of each worker of a uWSGI whether it accepts; ``[False]`` if uWSGI is silent."""
     told = b""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(1)
-            _connect(client, stats)
+            unix_sockets.connect(client, stats)
             while part := client.recv(65536):
                 told += part
         return [bool(worker["accepting"]) for worker in loads(told)["workers"]] or [False]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from keyfront.common import unix_sockets
 from keyfront.common.programs import parse_listen
 from keyfront.errors import OptionError
 
@@ -20,6 +21,8 @@ HSTS_MAX = 63072000
 _WEB_USERS = ("www-data", "nginx", "apache")
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _ENDPOINT = re.compile(r"https?://[\w.-]+(:[0-9]{1,5})?(/[\w./-]*)?(?<!/v3)/?", re.ASCII)
+# Bytes; sockets' names are added, mod_wsgi's with process numbers, and uWSGI takes 102 in all.
+_RUN_LIMIT = 80
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -144,6 +147,12 @@ class Settings:
                 raise OptionError(
                     option, path, "an absolute path of letters, digits and @ + , . : _ / -"
                 )
+        if unix_sockets.length(self.run_directory) > _RUN_LIMIT:
+            allowed = (
+                f"a path of at most {_RUN_LIMIT} bytes, for those of the sockets in it have at "
+                f"most {unix_sockets.LIMIT}"
+            )
+            raise OptionError("--run-directory", self.run_directory, allowed)
         if not re.fullmatch(r"/[ -~]*", str(self.virtualenv)):
             # uWSGI takes no others
             allowed = "an absolute path of ASCII characters; make a link to it (ln -s)"

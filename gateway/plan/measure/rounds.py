@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from keyfront.common import unix_sockets
 from keyfront.common.machine import cores
 from keyfront.common.signals import held_back
 from keyfront.errors import ServerError
@@ -81,7 +82,8 @@ def measure(
             with held_back(signal.SIGINT, signal.SIGTERM):
                 return stack.enter_context(what)
 
-        folder = Path(begun(tempfile.TemporaryDirectory(prefix="keyfront-plan-")))
+        parent = unix_sockets.temporary_parent()
+        folder = Path(begun(tempfile.TemporaryDirectory(prefix="keyfront-plan-", dir=parent)))
         servers: list[Running] = []
         for number, candidate in enumerate(tried):
             progress((time.monotonic() - begin) / seconds, f"start {candidate}")

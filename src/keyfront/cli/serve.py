@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from keyfront import __version__
-from keyfront.common import ranges
+from keyfront.common import ranges, unix_sockets
 from keyfront.common.programs import claim, front_user, parse_listen
 from keyfront.errors import OptionError
 from keyfront.gateway import application
@@ -109,7 +109,7 @@ def _serve(
             folder.remove()
         # looked at again: another one may have made it just now
         _prepare(folder, folder.check(), endpoint, chosen, progress)
-        runtime = Path(tempfile.mkdtemp(prefix="keyfront-"))
+        runtime = Path(tempfile.mkdtemp(prefix="keyfront-", dir=unix_sockets.temporary_parent()))
         try:
             # a web server's own user has to reach the socket inside
             runtime.chmod(0o711 if front_user() else 0o700)

@@ -5,8 +5,8 @@ a child must not share), :mod:`.process` (whether another one lives), :mod:`.mac
 and the kernel's limits), :mod:`.programs` (servers installed on this machine), :mod:`.ranges` (of
 options), :mod:`.options` (values of oslo.config and of paste files), :mod:`.json_text` (what others
 wrote), :mod:`.templates` (Jinja), :mod:`.request_phases` (where a request's time goes),
-:mod:`.late_requests` (which came too late for their turn),
-:mod:`.interpreter` (what monkey patching replaces). Each is imported by itself: some need a
+:mod:`.late_requests` (which came too late for their turn), :mod:`.unix_sockets` (in folders of long
+paths), :mod:`.interpreter` (what monkey patching replaces). Each is imported by itself: some need a
 library that others do without.
 """
 
@@ -27,4 +27,5 @@ __all__ = [
     "request_phases",
     "signals",
     "templates",
+    "unix_sockets",
 ]

@@ -46,6 +46,12 @@ def test_a_socket() -> None:
     assert str(address) == "unix:///run/redis/redis.sock?db=3"
 
 
+def test_a_socket_whose_path_is_too_long() -> None:
+    with pytest.raises(OptionError, match=r"coordinator = /run/x+: must be .* 107 bytes") as caught:
+        Address.of(values(f"unix://user:secret@/run/{'x' * 103}"))
+    assert "secret" not in str(caught.value)
+
+
 def test_sentinels() -> None:
     named = values(
         "redis://keystone:secret@s1,s2:1,[::2]:3/1",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from keyfront.common import unix_sockets
 from keyfront.errors import OptionError
 
 _PORT = 6379
@@ -63,6 +64,7 @@ class Address:
             raise wrong
         if path and master:
             raise wrong
+        unix_sockets.check("coordinator", path)
         user, password = _who(parts.netloc)
         files = {name: values[f"coordinator_{name}"] or "" for name in _FILES}
         for name, file in files.items():
