@@ -20,6 +20,7 @@ from keyfront.middleware.tokens.coordinator.redis import coordinator as module
 from keyfront.middleware.tokens.coordinator.redis.contact import SETTLE_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.coordinator.redis.scripts import CHANGES, STEP_SECONDS
+from keyfront.middleware.tokens.coordinator.redis.server import Link
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
 from support.redis_epochs import KEY, SLOTS, TIMEOUT, RedisClock, address, head, set_head
 from support.redis_servers import RedisServer, redis_server
@@ -253,6 +254,106 @@ def test_an_answer_that_comes_late_is_no_reason(
         thread.join()
     assert len(generations) == 1
     assert not complaints(caplog)
+
+
+class Late:
+    """Holds an answer that Redis has given, as if the network had, for one question.
+
+    :param coordinator: the coordinator whose next question it is
+    :param how: the name of the method of links that asks
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, how: str, deed: Callable[[], Any]) -> None:
+        self._comes = threading.Event()
+        answered = threading.Event()
+        real = getattr(Link, how)
+
+        def held(link: Link, *command: Any) -> Any:
+            answer = real(link, *command)
+            if threading.current_thread() is self._thread and not answered.is_set():
+                answered.set()
+                assert self._comes.wait(PATIENCE)
+            return answer
+
+        monkeypatch.setattr(Link, how, held)
+        self.said: Any = None
+
+        def ask() -> None:
+            self.said = deed()
+
+        self._thread = threading.Thread(target=ask)
+        self._thread.start()
+        assert answered.wait(PATIENCE)
+
+    def comes(self) -> Any:
+        """Let it come, and return what was made of it."""
+        self._comes.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.said
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_an_answer_of_an_older_generation_that_comes_late_is_no_reason(
+    server: RedisServer, make: Make, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, lost: int,
+) -> None:
+    """It was asked for before another thread heard of the newest, and says nothing of that."""
+    keystone, service = make(), make(create=False)
+    change(keystone)
+    service.now()
+    if lost == 2:
+        server.client.flushall()
+        change(keystone)  # of which the service has not heard when it asks
+    late = Late(monkeypatch, "read", service.now)
+    server.client.flushall()
+    change(keystone)
+    filled = service.now()
+    assert late.comes() == filled  # it is asked anew
+    for _ in range(3):
+        assert service.fresh(filled, ENTRY)
+        assert service.now() == filled
+    assert not complaints(caplog)
+
+
+def test_a_writers_answer_that_comes_late_is_no_reason(
+    server: RedisServer, make: Make, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keystone, other = make(), make()
+    change(keystone)
+    late = Late(monkeypatch, "run", lambda: keystone.touch(CHANGED))
+    server.client.flushall()
+    change(other)
+    filled = keystone.now()
+    late.comes()
+    for _ in range(3):
+        assert keystone.fresh(filled, ENTRY)
+        change(keystone, Slots((102,)))
+        assert keystone.now().generation == filled.generation
+    assert not complaints(caplog)
+
+
+def test_a_late_answer_that_went_back_ends_nothing_that_was_begun_since(
+    server: RedisServer, make: Make, raw: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not believed, and what was heard since it was asked for is remembered."""
+    keystone, service = make(), make(create=False)
+    change(keystone)
+    filled = service.now()
+    set_back = snapshot(server)
+    change(keystone)
+    service.now()
+    set_back(server)
+    late = Late(monkeypatch, "read", lambda: service.fresh(filled, ENTRY))
+    change(keystone)  # which begins another generation
+    filled = service.now()
+    set_back = snapshot(server)
+    change(keystone)
+    service.now()
+    assert late.comes() is False
+    set_back(server)
+    assert not service.fresh(filled, ENTRY)
 
 
 def test_a_number_that_is_too_high_is_none(server: RedisServer, make: Make) -> None:

@@ -20,7 +20,7 @@ from keyfront.errors import CoordinatorError
 
 from ...epochs import ALL_SLOT, MARK_SECONDS, Mark, Slots
 from .address import Address
-from .history import History
+from .history import History, Seen
 from .lease import Poller
 from .scripts import PROGRAM, SHA1
 from .sentinels import TRUST_SECONDS, Fixed, NoMajority, Sentinels
@@ -138,8 +138,7 @@ class Contact:
         :param arguments: the arguments of the action
         :param confirm: true to make sure afterwards that it was the master that ran it
         :returns: the generation in hexadecimal, the slot count, the number of the last change,
-            microseconds until changes may begin, the name of that change (with a ``-`` before it:
-            the table was made anew, as it had been set back), and the answer of the action
+            microseconds until changes may begin, and the answer of the action
         :raises CoordinatorError: Redis did not answer, or refused; it may have run it
         """
         answer: list[bytes] = self.do(
@@ -173,10 +172,13 @@ class Contact:
     def after_fork(self) -> None:
         """Replace locks and threads that belong to the parent process."""
         self._outage.after_fork()
+        self.history.after_fork()
         self._paying = threading.Lock()
         self._payer.after_fork()
 
-    def _evaluated(self, link: Link, deed: str, *arguments: Any) -> Any:
+    def _evaluated(self, link: Link, deed: str, *arguments: Any) -> list[bytes]:
+        history = self.history
+        before = history.seen
         fixed = (
             self._key,
             self._digests,
@@ -185,12 +187,22 @@ class Contact:
             self._slot_count,
             int(SETTLE_SECONDS * 1e6),
             int(MARK_SECONDS * 1e6),
-            self.history.seen.words,
+            before.words,
         )
         try:
-            return link.run("EVALSHA", SHA1, 2, *fixed, *arguments)
+            answer = link.run("EVALSHA", SHA1, 2, *fixed, *arguments)
         except redis.exceptions.NoScriptError:
-            return link.run("EVAL", PROGRAM, 2, *fixed, *arguments)
+            answer = link.run("EVAL", PROGRAM, 2, *fixed, *arguments)
+        # With a - before it: the table was made anew, as it had been set back.
+        change = answer.pop(4).decode("ascii", "replace")
+        now = Seen(int(answer[0], 16), int(answer[2]), change.lstrip("-"))
+        if change.startswith("-"):
+            history.complain(before, before.generation)
+        if now.generation in before.past:
+            history.complain(before, now.generation)  # the next call begins another one
+        else:
+            history.note(before, now, int(answer[1]))
+        return answer
 
     def _pay(self, link: Link) -> None:
         """Tell Redis of the changes that are owed.

@@ -58,6 +58,8 @@ LOG = logging.getLogger(__name__)
 _RECOVER_SECONDS = 0.1
 # Changes that a poll asks for in its first question.
 _AHEAD = 16
+# How often a table is looked at, or begun, before it counts as lost.
+_TRIES = 3
 # Seconds between looks at a new table, few enough that all of them count.
 _STEP = STEP_SECONDS / 2
 # Seconds that a change waits until a new table has settled, at most: those steps take longer than
@@ -229,14 +231,7 @@ class Redis:
 
         :raises CoordinatorError: Redis cannot be reached, or no Keystone has made a table there
         """
-        found = self._look()
-        if found is None:
-            if not self._create:
-                raise CoordinatorError(
-                    f"{self.address}: no Keystone has begun a table {self._key} there"
-                )
-            answer = self._run("look")
-            return Epoch(int(answer[0], 16), int(answer[2]))
+        found = self._found()
         return Epoch(found.generation, found.sequence)
 
     def fresh(self, epoch: Epoch, slots: Slots) -> bool:
@@ -465,6 +460,17 @@ class Redis:
 
         :raises CoordinatorError: Redis did not answer
         """
+        history = self._here().history
+        for _ in range(_TRIES):
+            before = history.seen.generation
+            found = self._look_once(slots)
+            now = history.seen.generation
+            if now == before or (found is not None and found.generation == now):
+                break
+            # Another thread has heard of another generation meanwhile, which may be a newer one.
+        return found
+
+    def _look_once(self, slots: Slots | None) -> _Look | None:
         contact = self._here()
         history = contact.history
         # The answer must still hold all that was seen before the question.
@@ -482,15 +488,18 @@ class Redis:
         # anew by its own, and not ended by others, in between.
         return link.read(self._register, "HMGET", self._key, *fields)
 
-    def _found(self, slots: Slots) -> _Look:
+    def _found(self, slots: Slots | None = None) -> _Look:
         """Return values of the table as :meth:`_look`; make a table if there is none."""
-        found = self._look(slots)
-        if found is None:
-            self.now()
+        for _ in range(_TRIES):
             found = self._look(slots)
-            if found is None:
-                raise CoordinatorError(f"{self.address}: the table was lost again and again")
-        return found
+            if found is not None:
+                return found
+            if not self._create:
+                raise CoordinatorError(
+                    f"{self.address}: no Keystone has begun a table {self._key} there"
+                )
+            self._run("look")
+        raise CoordinatorError(f"{self.address}: the table was lost again and again")
 
     def _parsed(
         self,
@@ -525,12 +534,12 @@ class Redis:
         if now.generation != seen.generation:
             before = ()
         if not (history.holds(seen, now, told) and history.grew(before, numbers)):
-            history.complain(now.generation)
+            history.complain(seen, now.generation)
             return None
         if history.is_new(now) or before != tuple(numbers):
-            history.note(now, head.slot_count, slots or (), numbers)
+            history.note(seen, now, head.slot_count, slots or (), numbers)
         self._head = head
-        self._known = now.generation, head.slot_count
+        self._know(now.generation, head.slot_count)
         return _Look(now.generation, now.sequence, head.slot_count, numbers)
 
     # Writing
@@ -576,20 +585,13 @@ class Redis:
                 self.recover()
 
     def _run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
-        contact = self._here()
-        history = contact.history
-        before = history.seen
-        answer = contact.run(deed, *arguments, confirm=confirm)
-        change = answer.pop(4).decode("ascii", "replace")
-        seen = Seen(int(answer[0], 16), int(answer[2]), change.lstrip("-"))
-        if change.startswith("-"):
-            history.complain(before.generation)
-        if seen.generation in before.past:
-            history.complain(seen.generation)  # the next call begins another one
-        else:
-            history.note(seen, int(answer[1]), (), ())
-        self._known = int(answer[0], 16), int(answer[1])
+        answer = self._here().run(deed, *arguments, confirm=confirm)
+        self._know(int(answer[0], 16), int(answer[1]))
         return answer
+
+    def _know(self, generation: int, slot_count: int) -> None:
+        if generation == self._contact.history.seen.generation:  # not one that came late
+            self._known = generation, slot_count
 
     def _owe(self, mark: Mark) -> None:
         self._here().owe(mark)

@@ -6,11 +6,16 @@ anybody who may write to Redis may put an older number in the place of a newer o
 remembers the last change that it has seen, with a name that tells it from another one of the same
 number, the generations before, and the number of each slot that it was told. An answer must still
 hold all that was remembered before it was asked for.
+
+Threads hear answers in another order than the table was read in. An answer that was asked for
+before another generation was heard of may be older or newer than that: it shows nothing of the
+memory to be wrong, and is not remembered.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -46,6 +51,11 @@ class Seen(NamedTuple):
         return f"{self.generation:x} {self.sequence} {self.change}" if self.generation else ""
 
     @property
+    def way(self) -> tuple[int, tuple[int, ...]]:
+        """The generation, and those before."""
+        return self.generation, self.past
+
+    @property
     def field(self) -> str:
         """The name of the table's field with the slots and the name of the change."""
         return f"c{self.sequence}"
@@ -67,7 +77,12 @@ class History:
         self._where = where
         # Replaced as a whole: the numbers are those of that generation.
         self._state = _State(Seen(), array("Q"))
+        self._lock = threading.Lock()
         self._told = 0
+
+    def after_fork(self) -> None:
+        """Replace the lock, which a thread of the parent may have held."""
+        self._lock = threading.Lock()
 
     @property
     def seen(self) -> Seen:
@@ -117,40 +132,60 @@ class History:
         return now[:3] != self._state.seen[:3]
 
     def note(
-        self, seen: Seen, slot_count: int, slots: Iterable[int], numbers: Sequence[int]
+        self,
+        before: Seen,
+        now: Seen,
+        slot_count: int,
+        slots: Iterable[int] = (),
+        numbers: Sequence[int] = (),
     ) -> None:
         """Remember the last change of a table, and the numbers of slots.
 
-        :param seen: the last change of the table
+        :param before: :attr:`seen` from before the question
+        :param now: the last change of the table
         :param slot_count: number of slots of the table
         :param slots: the slots that were read
         :param numbers: their numbers, in the same order; below zero: under a mark
         """
-        state = self._state
-        last = state.seen
-        if seen.generation != last.generation:
-            past = last.past
-            if last.generation and last.generation not in past:
-                past = (*past, last.generation)[-_GENERATIONS:]
-            seen = seen._replace(past=past)
-            size = slot_count if slot_count <= _SLOTS else 0
-            state = self._state = _State(seen, array("Q", bytes(8 * size)))
-        elif seen.sequence > last.sequence:
-            state = self._state = _State(seen._replace(past=last.past), state.numbers)
-        highest = state.numbers
-        for slot, number in zip(slots, numbers, strict=True):
-            # No change has a larger one; nothing is fresh in such a slot anyway.
-            if 0 < number < LAST_NUMBER and slot < len(highest) and highest[slot] < number:
-                highest[slot] = number
+        with self._lock:
+            state = self._state
+            last = state.seen
+            if now.generation != last.generation:
+                if before.way != last.way:
+                    return  # which of the two is the newer one the next answer tells
+                size = slot_count if slot_count <= _SLOTS else 0
+                now = now._replace(past=_and(last.past, last.generation))
+                state = self._state = _State(now, array("Q", bytes(8 * size)))
+            elif now.sequence > last.sequence:
+                state = self._state = _State(now._replace(past=last.past), state.numbers)
+            highest = state.numbers
+            for slot, number in zip(slots, numbers, strict=True):
+                # No change has a larger one; nothing is fresh in such a slot anyway.
+                if 0 < number < LAST_NUMBER and slot < len(highest) and highest[slot] < number:
+                    highest[slot] = number
 
-    def complain(self, generation: int) -> None:
-        """Trust nothing any more in a generation that was set back, and log it once."""
-        numbers, past = self._state.numbers, self._state.seen.past
-        self._state = _State(Seen(generation, LAST_NUMBER, "0", past), numbers)
-        if generation != self._told:
-            self._told = generation
+    def complain(self, before: Seen, generation: int) -> None:
+        """Trust nothing any more in a generation that was set back, and log it once.
+
+        :param before: :attr:`seen` from before the question whose answer shows it
+        :param generation: the generation
+        """
+        with self._lock:
+            last = self._state.seen
+            if before.way == last.way:
+                past = last.past
+                if generation != last.generation:
+                    past = _and(past, last.generation)
+                self._state = _State(Seen(generation, LAST_NUMBER, "0", past), array("Q"))
+            told, self._told = self._told, generation
+        if generation != told:
             LOG.error(
                 "%s: its numbers went back, so nothing that is kept stands: the server was set "
                 "back to a snapshot, or somebody else writes there",
                 self._where,
             )
+
+
+def _and(past: tuple[int, ...], generation: int) -> tuple[int, ...]:
+    """Return former generations with one more, the last ones of them."""
+    return (*past, generation)[-_GENERATIONS:] if generation not in (0, *past) else past
