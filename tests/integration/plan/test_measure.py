@@ -58,9 +58,13 @@ class Measuring:
         return process.returncode, out, err
 
     def left(self) -> list[object]:
-        """Processes and files of a measurement."""
+        """Return the processes and files of a measurement."""
+        return [*(self.folder / "tmp").iterdir(), *self.processes()]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes of a measurement."""
         mine = str(self.folder)
-        found: list[object] = list((self.folder / "tmp").iterdir())
+        found = []
         for process in psutil.process_iter():
             try:
                 if process.pid != os.getpid() and mine in " ".join(process.cmdline()):
@@ -165,11 +169,11 @@ def test_its_servers_end_with_it_however_it_ends(measuring: Measuring, tmp_path:
     measuring.environment["TELL"] = str(told)
     process = measuring.start("sleeping_app:sleeping", "--headers-file", str(measuring.headers))
     wait_for(told.exists, "it was asked")
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 2
+    assert len(psutil.Process(process.pid).children(recursive=True)) >= 2
     process.kill()
     process.communicate(timeout=PATIENCE)
-    wait_for(lambda: not any(map(runs, family)), "its servers have ended")
+    # those, too, that were forked after that look
+    wait_for(lambda: not any(map(runs, measuring.processes())), "its servers have ended")
     # only the folder stays, which nobody was left to remove
     shutil.rmtree(tmp_path / "tmp")
     (tmp_path / "tmp").mkdir()
