@@ -7,6 +7,8 @@ a second, and Keystone's records of it are not logged.
 
 SQLAlchemy cleans up after a lost connection: the first error empties the pool, so that the next
 request after the database is back gets a new connection.
+
+No engine waits for the database either, see :func:`connect_once`.
 """
 
 from __future__ import annotations
@@ -69,6 +71,18 @@ class DatabaseLoss:
         if request.disk_failed:
             text = "the database's disk is full or fails, a request was answered 503%s: %s"
         LOG.error(text, more, request.lost)
+
+
+def connect_once(context: Any) -> None:
+    """Have Keystone's engines made without waiting for the database, whatever the options say.
+
+    oslo.db tries to connect while it makes an engine, by default ten times and ten seconds apart.
+    It does so when a worker first needs the database, for a request, ``/readyz`` or the follower
+    of directories, and under a lock for which all other requests of the worker wait.
+
+    :param context: oslo.db's transaction context, whose engines are not made yet
+    """
+    context.configure(max_retries=0)
 
 
 def note_error(context: Any) -> None:

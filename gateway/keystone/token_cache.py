@@ -26,6 +26,7 @@ from keyfront.middleware.tokens.node_cache import registry as nodes
 from keyfront.middleware.tokens.request import Request, basis_end, current
 from keyfront.middleware.tokens.watched_files import WatchedFiles, of_keystone
 
+from .database_loss import connect_once
 from .directories import Directories
 from .first_request import load_driver
 from .imports import import_keystone, incompatible
@@ -99,6 +100,8 @@ class Database:
 def watch_database() -> Database:
     """Make every database engine that Keystone makes from now on announce its changes.
 
+    None of them waits for a database that is away, see :func:`.connect_once`.
+
     :returns: Keystone's database
     :raises IncompatibleError: Keystone does not get its engines as expected
     """
@@ -109,6 +112,8 @@ def watch_database() -> Database:
         context = sql._get_main_context_manager()
         database = Database(context._factory)
         context.append_on_engine_create(database.watch)
+        if not context._factory._started:
+            connect_once(context)
         mark_writers(context._factory)
     except AttributeError as error:
         raise incompatible(f"its database engines are not made as expected ({error})") from None

@@ -17,6 +17,7 @@ from support import servers
 from support.fault_proxy import FaultProxy
 from support.keystone_world import VALIDATE, Answer, Client, World
 from support.keystones import keystone_state, serve_as_is
+from support.processes import kill, runs
 from support.served import Served, free_port, wait_for
 
 pytest.importorskip("keystone")
@@ -105,6 +106,47 @@ def test_it_is_said_in_a_line_and_answered_with_503(tmp_path: Path) -> None:
             assert ask(served, "POST", VALIDATE, {}, login(served)).status == 201
 
 
+@pytest.mark.slow
+def test_workers_that_never_reached_it_keep_nobody_waiting(tmp_path: Path) -> None:
+    """Not even where /readyz is the first to want an engine of oslo.db's.
+
+    By its defaults that one would try ten times, ten seconds apart, under a lock: until harakiri
+    ends the worker, whose clients get no answer at all, and so would those of the next worker.
+    """
+    port = free_port()
+    with servers.mariadb(tmp_path, port=port) as database, FaultProxy(port) as proxy:
+        database.fresh_database("keystone")
+        url = f"mysql+pymysql://root@127.0.0.1:{proxy.port}/keystone?{TIMEOUTS}"
+        state = keystone_state(tmp_path / "state", database_url=url, extra=EXTRA)
+        with serve_as_is(state, "uwsgi") as served:
+            token = World(served.url, served.password).admin
+
+            def look_up(number: int) -> Answer:
+                return ask(served, "GET", f"/users/{number}", {"X-Auth-Token": token})
+
+            proxy.cut()
+            size = len(served.log("keystone.log"))
+            before = served.masters("uwsgi").children()
+            for process in before:
+                kill(process)
+            wait_for(lambda: not any(map(runs, before)), "the workers are gone")
+            told = [ready(served) for _ in range(4 * WORKERS)]
+            assert {(x.status, x.body["parts"]["database"]["ok"]) for x in told} == {(503, False)}
+            with ThreadPoolExecutor(4) as pool:
+                answers = list(pool.map(look_up, range(4 * WORKERS)))
+            answers.append(ask(served, "POST", VALIDATE, {}, login(served)))
+            _assert_told(answers)
+            assert "attempts left" not in served.log("keystone.log")[size:]
+            after = served.masters("uwsgi").children()
+            assert len(after) == len(before) and not set(after) & set(before)
+
+            proxy.forward()
+            wait_for(lambda: look_up(0).status == 404, "the database is back")
+            assert ask(served, "POST", VALIDATE, {}, login(served)).status == 201
+            wait_for(lambda: ready(served).status == 200, "it is ready again")
+            assert set(served.masters("uwsgi").children()) == set(after)
+
+
 def _assert_told(answers: list[Answer]) -> None:
     """All are refused for now."""
     assert {answer.status for answer in answers} == {503}
@@ -125,6 +167,11 @@ def ask(
 ) -> Answer:
     with closing(Client(served.url)) as client:
         return client.request(method, path, headers, body)
+
+
+def ready(served: Served) -> Answer:
+    with closing(Client(served.url.removesuffix("/v3"))) as client:
+        return client.request("GET", "/readyz", {})
 
 
 def login(served: Served) -> dict[str, object]:

@@ -11,9 +11,15 @@ from typing import Any
 import pymysql
 import pytest
 
-from keyfront.gateway.keystone.database_loss import DatabaseLoss, is_worth_logging, note_error
+from keyfront.gateway.keystone.database_loss import (
+    DatabaseLoss,
+    connect_once,
+    is_worth_logging,
+    note_error,
+)
 from keyfront.gateway.line_limit import LineLimit
 from keyfront.middleware.tokens.request import Request, current
+from support.served import free_port
 
 
 @pytest.fixture
@@ -74,6 +80,22 @@ def sqlite_error(code: int) -> sqlite3.Error:
 def test_a_disk_that_is_full_or_fails(request_: Request, error: Exception, of_disk: bool) -> None:
     note_error(failure(error))
     assert (bool(request_.lost), request_.disk_failed) == (of_disk, of_disk)
+
+
+def test_no_engine_waits_for_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    enginefacade = pytest.importorskip("oslo_db.sqlalchemy.enginefacade")
+    engines = pytest.importorskip("oslo_db.sqlalchemy.engines")
+    cfg = pytest.importorskip("oslo_config.cfg")
+    monkeypatch.setattr(engines.time, "sleep", lambda _: pytest.fail("it waits"))
+    conf = cfg.ConfigOpts()
+    conf.register_opts(enginefacade.options.database_opts, "database")
+    conf.set_override("max_retries", -1, "database")
+    nowhere = f"mysql+pymysql://root@127.0.0.1:{free_port()}/none"
+    conf.set_override("connection", nowhere, "database")
+    context = enginefacade.transaction_context()
+    connect_once(context)
+    context._factory._start(conf)
+    assert context._factory.get_writer_engine().url.database == "none"
 
 
 def test_outside_of_a_request_nothing_is_noted() -> None:
