@@ -53,7 +53,7 @@ from . import (
     saml_schemas,
     token_cache,
 )
-from .database_loss import DatabaseLoss
+from .database_loss import AWAY, DatabaseLoss
 from .imports import import_keystone as _import
 from .imports import incompatible as _incompatible
 
@@ -97,8 +97,8 @@ class KeystoneApplication:
     """A WSGI application that drops the thread's previous request, then calls Keystone.
 
     A change that its database hooks refused is answered 503 with ``Retry-After``, and so is a
-    request that fails because the database is away or its disk is full; without ``Retry-After`` if
-    a commit may have been made. An error in HTML or plain text, of flask or oslo.middleware, gets
+    request that the database fails for now (``database_loss.py``); without ``Retry-After`` if a
+    commit may have been made. An error in HTML or plain text, of flask or oslo.middleware, gets
     the JSON form of Keystone's.
 
     :param application: Keystone's WSGI application, middleware included
@@ -166,9 +166,8 @@ class KeystoneApplication:
         # Keystone also answers 403 where it could not read what a change would be made to.
         if request.lost and (not given or given[0].startswith(("5", "403"))):
             self._loss.tell(request)
-            reason, again = "The database cannot be reached. Try again.", 1
-            if request.disk_failed:
-                reason, again = "The database's disk is full or fails. Try again later.", 10
+            loss = request.loss or AWAY
+            reason, again = loss.reason, loss.again
             if request.unknown_commit:
                 reason, again = (
                     "The database was lost while it made the change. Look whether it is made "

@@ -1,4 +1,4 @@
-"""Notes on requests that fail because the database is away, or its disk is full or fails.
+"""Notes on requests that the database fails: it is away, refuses for now, or its disk is full.
 
 Keystone takes a database that cannot be used for an error of its own: it answers 500 and logs a
 traceback of 35 kB for each request. Here SQLAlchemy's event of a failed statement or connect tells
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from keyfront.middleware.tokens.request import Request, current
 
@@ -29,11 +30,64 @@ _LOGGERS = (
     "keystone.server.flask.request_processing.middleware.auth_context",
 )
 
-# Errors of a disk that is full or fails. SQLite's are result codes; those of MariaDB and MySQL are
-# ER_DISK_FULL, ER_ERROR_ON_WRITE and ER_RECORD_FILE_FULL; PostgreSQL's are disk_full and io_error.
-_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-_MYSQL = (1021, 1026, 1114)
-_POSTGRESQL = ("53100", "58030")
+
+class Loss(NamedTuple):
+    """A way in which a database fails a request.
+
+    :param text: the line of the log, with the number of others and the driver's message to come
+    :param reason: the message for the client
+    :param again: seconds after which the client may try again
+    :param ends: true if the connections to this server are given up: another one may be the right
+        one by now, as behind HAProxy
+    """
+
+    text: str
+    reason: str
+    again: int = 1
+    ends: bool = False
+
+
+AWAY = Loss(
+    "the database cannot be reached, a request was answered 503%s: %s",
+    "The database cannot be reached. Try again.",
+    ends=True,
+)
+DISK = Loss(
+    "the database's disk is full or fails, a request was answered 503%s: %s",
+    "The database's disk is full or fails. Try again later.",
+    again=10,
+)
+READ_ONLY = Loss(
+    "the database takes no changes, a request was answered 503%s: %s",
+    "The database takes no changes for now. Try again.",
+    ends=True,
+)
+BUSY = Loss(
+    "the database was busy with other changes, a request was answered 503%s: %s",
+    "The database was busy with other changes. Try again.",
+)
+
+# By what the driver says: result codes of SQLite, which are below 256, error numbers of MariaDB and
+# MySQL, and states of PostgreSQL.
+_LOST: Mapping[object, Loss] = {
+    # A node of Galera that is in no cluster, or out of step; a server that is shutting down; a
+    # connection that it has ended.
+    **dict.fromkeys((1047, 1053, 1927), AWAY),
+    # admin_shutdown, crash_shutdown, cannot_connect_now
+    **dict.fromkeys(("57P01", "57P02", "57P03"), AWAY),
+    **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN), DISK),
+    # ER_DISK_FULL, ER_ERROR_ON_WRITE, ER_RECORD_FILE_FULL; disk_full, io_error
+    **dict.fromkeys((1021, 1026, 1114, "53100", "58030"), DISK),
+    # Of a table, by --read-only, in such a transaction, by innodb_read_only;
+    # read_only_sql_transaction
+    **dict.fromkeys((1036, 1290, 1792, 1836, "25006", sqlite3.SQLITE_READONLY), READ_ONLY),
+    # A record that has changed since (MariaDB's snapshots), a lock that was waited for too long, a
+    # deadlock, which is also Galera's refused certification, and that of group replication.
+    **dict.fromkeys((1020, 1205, 1213, 3101), BUSY),
+    # serialization_failure, deadlock_detected, lock_not_available
+    **dict.fromkeys(("40001", "40P01", "55P03"), BUSY),
+    **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL), BUSY),
+}
 
 
 class DatabaseLoss:
@@ -61,16 +115,14 @@ class DatabaseLoss:
     def tell(self, request: Request) -> None:
         """Log that a request was answered 503; of many in one second, the first and their number.
 
-        :param request: the notes on the request, with the driver's message in ``lost``
+        :param request: the notes on the request, with the driver's message in ``lost``, and which
+            :class:`Loss` it is
         """
         untold = self._lines.admit()
         if untold is None:
             return
         more = f"; so were {untold} others since the last such line" if untold else ""
-        text = "the database cannot be reached, a request was answered 503%s: %s"
-        if request.disk_failed:
-            text = "the database's disk is full or fails, a request was answered 503%s: %s"
-        LOG.error(text, more, request.lost)
+        LOG.error((request.loss or AWAY).text, more, request.lost)
 
 
 def connect_once(context: Any) -> None:
@@ -90,24 +142,33 @@ def note_error(context: Any) -> None:
 
     :param context: SQLAlchemy's ``ExceptionContext``
     """
-    disk_failed = is_of_disk(context.original_exception)
-    lost = context.is_disconnect or context.connection is None
-    if context.is_pre_ping or not (lost or disk_failed):
+    if context.is_pre_ping:
         return
+    loss = lost_for(context.original_exception)
+    if loss is None and (context.is_disconnect or context.connection is None):
+        loss = AWAY
+    if loss is None:
+        return
+    if loss.ends:
+        context.is_disconnect = True
     request = current.get()
     if request is not None:
-        request.disk_failed = disk_failed
+        request.loss = loss
         lines = str(context.original_exception).strip().splitlines()
         request.lost = lines[0] if lines else type(context.original_exception).__name__
 
 
-def is_of_disk(error: BaseException) -> bool:
-    """Return whether a driver's error says that the database's disk is full or fails."""
+def lost_for(error: BaseException) -> Loss | None:
+    """Return how the database fails by a driver's error; ``None`` if the error is another.
+
+    :param error: the error, which says by a code what it is
+    """
     if isinstance(error, sqlite3.Error):
         # Errors that the module sqlite3 itself raises have no code.
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE
+        return _LOST.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    return state in _POSTGRESQL or (bool(error.args) and error.args[0] in _MYSQL)
+    number = error.args[0] if error.args else None
+    return _LOST.get(state) or (_LOST.get(number) if isinstance(number, int) else None)
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:

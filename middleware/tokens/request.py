@@ -56,9 +56,8 @@ class Request:
 
     __slots__ = (
         *("accepted", "accepting", "active", "as_it_is", "checked", "connections", "created"),
-        "disk_failed",
         *("enforced", "families", "fills", "followed", "found", "garbage", "issued", "issuing"),
-        *("kept", "last_active", "lost", "memory", "newcomers", "of_here", "own_name"),
+        *("kept", "last_active", "loss", "lost", "memory", "newcomers", "of_here", "own_name"),
         *("packed", "recorded", "recording", "reading", "reads", "refused", "row", "rows", "since"),
         *("unknown_commit", "unsure", "until", "unvouched", "users", "values", "view", "windows"),
     )
@@ -149,8 +148,8 @@ class Request:
         self.refused = ""
         #: The driver's message when the database could not be used for it.
         self.lost = ""
-        #: Whether that is because the database's disk is full or fails.
-        self.disk_failed = False
+        #: What is said of that to the client and in the log; ``None``: that it is away.
+        self.loss: Any = None
         #: Whether the connection was lost in a commit, which may have been made.
         self.unknown_commit = False
 

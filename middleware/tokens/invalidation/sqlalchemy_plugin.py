@@ -43,6 +43,8 @@ LOG = logging.getLogger(__name__)
 _TAGS = "keyfront.tags"
 # whether others may be told of it late,
 _LATENESS = "keyfront.lateness"
+# whether it has written at all,
+_WROTE = "keyfront.wrote"
 # and its session, as the server knows it.
 _SESSION = "keyfront.session"
 # Seconds to wait for another server of a cluster, and for each answer to a question about commits:
@@ -188,6 +190,7 @@ def _before_execute(
         if request is not None and noting and not context.execution_options.get(UNNOTED):
             request.note(reads(statement, parameters, partial(find, connection, request)))
         return
+    connection.info[_WROTE] = True
     # Whose rows they are can only be seen as long as they are there.
     setattr(context, _WRITE, look_up(connection, write, context))
 
@@ -276,11 +279,17 @@ def _commit(
 ) -> None:
     tags: set[str] | None = connection.info.pop(_TAGS, None)
     lateness: _Lateness = connection.info.pop(_LATENESS, None) or _Lateness(allowed=False)
-    if not tags:
-        commit(connection)
-        return
+    wrote = connection.info.pop(_WROTE, False)
     request = current.get()
     here = dialect == "sqlite"  # the process itself commits
+    if not tags:
+        try:
+            commit(connection)
+        except BaseException as error:
+            if request is not None:
+                request.unknown_commit = wrote and not (here or _is_answer(dialect, error))
+            raise
+        return
     session = mark_owners.HERE if here else connection.info.get(_SESSION, mark_owners.UNKNOWN)
     if session == mark_owners.UNKNOWN:
         session = mark_owners.transaction_of(dialect, connection)
@@ -313,9 +322,10 @@ def _commit(
 
 
 # Errors by which a server says that it has not carried out a COMMIT: MariaDB's and MySQL's numbers
-# of a deadlock, a lock that was not to be had and a refused certification; PostgreSQL's classes of
-# rollbacks (but for one whose outcome is not known) and of constraints that are checked at the end.
-_MYSQL_ANSWERS = frozenset({1205, 1213, 3101})
+# of a deadlock, a lock that was not to be had, a refused certification, a node of Galera that takes
+# no statement and a server that takes no changes; PostgreSQL's classes of rollbacks (but for one
+# whose outcome is not known) and of constraints that are checked at the end.
+_MYSQL_ANSWERS = frozenset({1047, 1205, 1213, 1290, 1836, 3101})
 _POSTGRESQL_ANSWERS = ("40", "23")
 _POSTGRESQL_UNKNOWN = "40003"
 
@@ -352,6 +362,7 @@ def _forget_record(dbapi_connection: Any, record: Any) -> None:
 def _forget_info(info: dict[Any, Any]) -> None:
     info.pop(_TAGS, None)
     info.pop(_LATENESS, None)
+    info.pop(_WROTE, None)
 
 
 # Statements of Keystone, its libraries and drivers that change no rows, as their first word.

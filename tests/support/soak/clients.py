@@ -46,7 +46,8 @@ class Seen:
 
     :param moment: when the request was sent, in seconds of the monotonic clock
     :param status: of HTTP; 0 if the connection ended without an answer
-    :param judged: "good", "refused" (503 with Retry-After or 429, of a server that cannot for now),
+    :param judged: "good", "refused" (503 with Retry-After or 429, of a server that cannot for now,
+        and without it where nobody knows whether a change is made, which is said),
         "late" (502 and 504, of a front whose server did not answer), "none", or "wrong"
     """
 
@@ -65,7 +66,8 @@ def judge(answer: Answer | None, good: tuple[int, ...]) -> str:
     if answer.status in good:
         return "good"
     if answer.status in (429, 503):
-        return "refused" if answer.headers["Retry-After"] else "wrong"
+        knows = answer.headers["Retry-After"] or "Look whether it is made" in str(answer.body)
+        return "refused" if knows else "wrong"
     return "late" if answer.status in (502, 504) else "wrong"
 
 

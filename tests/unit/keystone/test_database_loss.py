@@ -12,7 +12,12 @@ import pymysql
 import pytest
 
 from keyfront.gateway.keystone.database_loss import (
+    AWAY,
+    BUSY,
+    DISK,
+    READ_ONLY,
     DatabaseLoss,
+    Loss,
     connect_once,
     is_worth_logging,
     note_error,
@@ -47,7 +52,7 @@ def failure(error: Exception, **facts: Any) -> Any:
 )
 def test_a_lost_connection_or_none(request_: Request, facts: dict[str, Any], lost: str) -> None:
     note_error(failure(OSError("gone\nand more"), **facts))
-    assert request_.lost == lost
+    assert (request_.lost, request_.loss) == (lost, AWAY if lost else None)
 
 
 class _PostgreSQLError(Exception):
@@ -62,24 +67,40 @@ def sqlite_error(code: int) -> sqlite3.Error:
 
 
 @pytest.mark.parametrize(
-    ("error", "of_disk"),
+    ("error", "loss"),
     [
-        (sqlite_error(sqlite3.SQLITE_FULL), True),
-        (sqlite_error(sqlite3.SQLITE_IOERR_SHMSIZE), True),
-        (sqlite_error(sqlite3.SQLITE_BUSY), False),
-        (sqlite3.ProgrammingError("without a code"), False),
-        (pymysql.err.OperationalError(1021, "Disk full"), True),
-        (pymysql.err.OperationalError(1114, "The table 'user' is full"), True),
-        (pymysql.err.OperationalError(1213, "Deadlock found"), False),
-        (_PostgreSQLError("53100"), True),
-        (_PostgreSQLError("53300"), False),
-        (ValueError(), False),
-        (ValueError([1021]), False),
+        (sqlite_error(sqlite3.SQLITE_FULL), DISK),
+        (sqlite_error(sqlite3.SQLITE_IOERR_SHMSIZE), DISK),
+        (sqlite_error(sqlite3.SQLITE_BUSY_SNAPSHOT), BUSY),
+        (sqlite_error(sqlite3.SQLITE_READONLY_DIRECTORY), READ_ONLY),
+        (sqlite_error(sqlite3.SQLITE_CONSTRAINT), None),
+        (sqlite3.ProgrammingError("without a code"), None),
+        (pymysql.err.OperationalError(1021, "Disk full"), DISK),
+        (pymysql.err.OperationalError(1114, "The table 'user' is full"), DISK),
+        (pymysql.err.OperationalError(1213, "Deadlock found"), BUSY),
+        (pymysql.err.OperationalError(1205, "Lock wait timeout exceeded"), BUSY),
+        (pymysql.err.OperationalError(1047, "WSREP has not yet prepared node"), AWAY),
+        (pymysql.err.OperationalError(1290, "--read-only"), READ_ONLY),
+        (pymysql.err.OperationalError(1836, "Running in read-only mode"), READ_ONLY),
+        (pymysql.err.IntegrityError(1062, "Duplicate entry"), None),
+        (_PostgreSQLError("53100"), DISK),
+        (_PostgreSQLError("25006"), READ_ONLY),
+        (_PostgreSQLError("57P01"), AWAY),
+        (_PostgreSQLError("40001"), BUSY),
+        (_PostgreSQLError("40P01"), BUSY),
+        (_PostgreSQLError("55P03"), BUSY),
+        (_PostgreSQLError("23505"), None),
+        (ValueError(), None),
+        (ValueError([1021]), None),
     ],
 )
-def test_a_disk_that_is_full_or_fails(request_: Request, error: Exception, of_disk: bool) -> None:
-    note_error(failure(error))
-    assert (bool(request_.lost), request_.disk_failed) == (of_disk, of_disk)
+def test_what_a_database_refuses_for_now(
+    request_: Request, error: Exception, loss: Loss | None
+) -> None:
+    context = failure(error)
+    note_error(context)
+    assert (bool(request_.lost), request_.loss) == (bool(loss), loss)
+    assert context.is_disconnect == (loss in (AWAY, READ_ONLY))
 
 
 def test_no_engine_waits_for_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +144,9 @@ def test_a_line_a_second(request_: Request, caplog: pytest.LogCaptureFixture) ->
     times = iter((10.0, 10.2, 10.9, 11.0, 12.0))
     loss = DatabaseLoss(LineLimit(clock=lambda: next(times)))
     for _ in range(4):
-        request_.lost, request_.disk_failed = "refused", False
+        request_.lost, request_.loss = "refused", None
         loss.tell(request_)
-    request_.lost, request_.disk_failed = "no room", True
+    request_.lost, request_.loss = "no room", DISK
     loss.tell(request_)
     first, second, third = caplog.messages
     assert third == "the database's disk is full or fails, a request was answered 503: no room"

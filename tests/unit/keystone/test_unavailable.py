@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from keyfront.gateway.keystone.application import KeystoneApplication
+from keyfront.gateway.keystone.database_loss import BUSY, DISK
 from keyfront.middleware.tokens.request import current
 
 
@@ -47,10 +48,17 @@ def test_who_lost_the_database_may_try_again(status: str | None) -> None:
 
 
 def test_a_full_disk_takes_longer() -> None:
-    given, headers, body = answer("500 ERROR", lost="database or disk is full", disk_failed=True)
+    given, headers, body = answer("500 ERROR", lost="database or disk is full", loss=DISK)
     assert given == "503 Service Unavailable"
     assert int(headers["Retry-After"]) > 1
     assert "disk is full" in json.loads(body)["error"]["message"]
+
+
+def test_a_database_that_was_busy_is_named_so() -> None:
+    given, headers, body = answer("500 ERROR", lost="Deadlock found", loss=BUSY)
+    assert given == "503 Service Unavailable"
+    assert headers["Retry-After"] == "1"
+    assert json.loads(body)["error"]["message"] == BUSY.reason
 
 
 def test_who_lost_it_in_a_commit_has_to_look_first() -> None:

@@ -530,16 +530,23 @@ class Error(Exception):
         self.sqlstate = sqlstate
 
 
-def failed_commit(tmp_path: Path, dialect: str, error: BaseException) -> bool:
-    """Let a commit fail; whether its connection was closed."""
+def failed_commit(
+    tmp_path: Path, dialect: str, error: BaseException, **info: object
+) -> tuple[bool, bool]:
+    """Let a commit fail; whether its connection was closed, and what became of it is unknown.
+
+    :param info: what is noted of the transaction; by default a change that is told of
+    """
     closed = threading.Event()
 
     def commit(connection: Any) -> None:
         raise error
 
-    info = {"keyfront.tags": {"catalog"}, "keyfront.session": "server/5"}
+    noted = info or {"tags": {"catalog"}, "session": "server/5", "wrote": True}
     driver = SimpleNamespace(close=closed.set)
-    connection = SimpleNamespace(info=info, dbapi_connection=driver)
+    connection = SimpleNamespace(
+        info={f"keyfront.{name}": value for name, value in noted.items()}, dbapi_connection=driver
+    )
     told_of = change_log.Changes(lambda: tmp_path)
     request = Request()
     before = current.set(request)
@@ -548,14 +555,14 @@ def failed_commit(tmp_path: Path, dialect: str, error: BaseException) -> bool:
             sqlalchemy_plugin._commit(connection, commit, told_of, dialect)
     finally:
         current.reset(before)
-    assert request.unknown_commit == closed.is_set()
-    return closed.is_set()
+    assert connection.info.keys() <= {"keyfront.session"}
+    return closed.is_set(), request.unknown_commit
 
 
 @pytest.mark.parametrize(
     ("dialect", "error"),
     [
-        *(("mysql", Error(number, "...")) for number in (1213, 1205, 3101)),
+        *(("mysql", Error(number, "...")) for number in (1213, 1205, 3101, 1290, 1836, 1047)),
         ("mariadb", Error(1213, "Deadlock found")),
         *(("postgresql", Error("...", sqlstate=x)) for x in ("40001", "40P01", "23505")),
     ],
@@ -563,7 +570,7 @@ def failed_commit(tmp_path: Path, dialect: str, error: BaseException) -> bool:
 def test_what_a_server_refused_to_commit_is_stamped_at_once(
     recorder: Recorder, tmp_path: Path, dialect: str, error: BaseException
 ) -> None:
-    assert not failed_commit(tmp_path, dialect, error)
+    assert failed_commit(tmp_path, dialect, error) == (False, False)
     assert recorder.told == told("catalog")
 
 
@@ -583,13 +590,24 @@ def test_a_commit_of_which_nothing_is_known_is_left_to_its_session(
     recorder: Recorder, tmp_path: Path, dialect: str, error: BaseException
 ) -> None:
     """In which nothing comes any more."""
-    assert failed_commit(tmp_path, dialect, error)
+    assert failed_commit(tmp_path, dialect, error) == (True, True)
     found = slots(["catalog"], Recorder.slot_count)
     assert [what for what, _ in recorder.told] == ["mark", "mark", "stamp"]
     assert recorder.owners[0].startswith(f"{name_of(os.getpid())} server/5#")
     assert recorder.owners[1:] == [mark_owners.left("server/5")]
     assert not mark_owners.under_way
     assert {tuple(getattr(x, "slots", x)) for _, x in recorder.told} == {tuple(found)}
+
+
+@pytest.mark.parametrize(
+    ("wrote", "error", "unknown"),
+    [(True, OSError("gone"), True), (True, Error(1213), False), (False, OSError("gone"), False)],
+)
+def test_of_a_commit_that_nobody_has_to_be_told_of_it_is_known_as_well_whether_it_is_made(
+    recorder: Recorder, tmp_path: Path, wrote: bool, error: Exception, unknown: bool
+) -> None:
+    assert failed_commit(tmp_path, "mysql", error, wrote=wrote) == (False, unknown)
+    assert recorder.told == []
 
 
 def test_nothing_is_asked_in_a_transaction_that_is_to_be_committed(
