@@ -21,7 +21,7 @@ from keyfront.middleware.tokens.coordinator.redis.contact import SETTLE_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.coordinator.redis.scripts import CHANGES, STEP_SECONDS
 from keyfront.middleware.tokens.coordinator.redis.server import Link
-from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
+from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Slots
 from support.redis_epochs import KEY, SLOTS, TIMEOUT, RedisClock, address, head, set_head
 from support.redis_servers import RedisServer, redis_server
 from support.served import PATIENCE, wait_for
@@ -354,6 +354,47 @@ def test_a_late_answer_that_went_back_ends_nothing_that_was_begun_since(
     assert late.comes() is False
     set_back(server)
     assert not service.fresh(filled, ENTRY)
+
+
+def test_two_versions_of_a_table_are_two_histories(
+    server: RedisServer, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While nodes of both run, Keystone names now the one and now the other to a service."""
+    digests = ("0123456789ab", DIGEST)
+    nodes = [make(digest=digest) for digest in digests]
+    service = make(create=False)
+    for _ in range(3):
+        for node, digest in zip(nodes, digests, strict=True):
+            change(node)  # which takes the other's table away
+            service.follow(digest)
+            epoch = service.now()
+            assert epoch.generation == node.now().generation
+            assert service.fresh(epoch, ENTRY)
+    # Both there, as after one has looked and before it changes anything.
+    epochs = [node.now() for node in nodes]
+    for _ in range(3):
+        for epoch, digest in zip(epochs, digests, strict=True):
+            service.follow(digest)
+            assert service.now().generation == epoch.generation
+    assert not complaints(caplog)
+
+
+def test_what_was_seen_of_a_table_is_remembered_while_another_is_followed(
+    server: RedisServer, make: Make, raw: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    keystone, service = make(), make(create=False)
+    change(keystone)
+    filled = service.now()
+    set_back = snapshot(server)
+    change(keystone)
+    assert not service.fresh(filled, ENTRY)
+    service.follow("0123456789ab")
+    with pytest.raises(CoordinatorError):
+        service.now()
+    set_back(server)
+    service.follow(DIGEST)
+    assert not service.fresh(filled, ENTRY)
+    assert complaints(caplog) == 1
 
 
 def test_a_number_that_is_too_high_is_none(server: RedisServer, make: Make) -> None:

@@ -52,6 +52,7 @@ class Contact:
     :param address: the address of the server or of its sentinels
     :param key: the key of the table in Redis
     :param digests: the key in Redis that lists all tables
+    :param history: the memory of this process of the table
     :param timeout: seconds to wait for each answer, above 0
     :param meanwhile: a clause for the log that says what is done without Redis
     :param slot_count: number of slots of a new table
@@ -63,6 +64,7 @@ class Contact:
         key: str,
         digests: str,
         *,
+        history: History,
         timeout: float,
         meanwhile: str,
         slot_count: int,
@@ -71,8 +73,7 @@ class Contact:
         self._key = key
         self._digests = digests
         self._slot_count = slot_count
-        #: The last change and the numbers that this process has seen of the table.
-        self.history = History(f"{address} {key}")
+        self._history = history
         self._server = Server(address, timeout=timeout)
         self._masters: Fixed | Sentinels = Fixed(address)
         if address.master:
@@ -172,12 +173,11 @@ class Contact:
     def after_fork(self) -> None:
         """Replace locks and threads that belong to the parent process."""
         self._outage.after_fork()
-        self.history.after_fork()
         self._paying = threading.Lock()
         self._payer.after_fork()
 
     def _evaluated(self, link: Link, deed: str, *arguments: Any) -> list[bytes]:
-        history = self.history
+        history = self._history
         before = history.seen
         fixed = (
             self._key,

@@ -47,7 +47,7 @@ from ..local import SLOTS
 from ..mark_owners import beginning
 from .address import Address
 from .contact import LEASE_SECONDS, UNTOLD, Contact
-from .history import LAST_NUMBER, Seen
+from .history import LAST_NUMBER, History, Seen
 from .lease import Mirror, Poller
 from .scripts import CHANGES, FIRST_MARK, STEP_SECONDS
 from .server import Link
@@ -60,6 +60,8 @@ _RECOVER_SECONDS = 0.1
 _AHEAD = 16
 # How often a table is looked at, or begun, before it counts as lost.
 _TRIES = 3
+# Tables that are remembered, of as many versions.
+_TABLES = 4
 # Seconds between looks at a new table, few enough that all of them count.
 _STEP = STEP_SECONDS / 2
 # Seconds that a change waits until a new table has settled, at most: those steps take longer than
@@ -105,6 +107,31 @@ class _Head(NamedTuple):
         return cls(text, life, last, count)
 
 
+class _Table:
+    """A table, and what this process remembers of it: no version's numbers are another's.
+
+    :param address: the address of the server
+    :param prefix: the beginning of its key
+    :param digest: the digest of tags and slots, the end of its key
+    """
+
+    __slots__ = ("digest", "head", "history", "key", "known")
+
+    def __init__(self, address: Address, prefix: str, digest: str) -> None:
+        self.digest = digest.encode()
+        self.key = f"{prefix}epochs:{digest}"
+        self.history = History(f"{address} {self.key}")
+        #: The field ``head`` that was last taken apart.
+        self.head = _Head(b"", b"", Seen(), 0)
+        #: The newest generation, and its number of slots.
+        self.known: tuple[int, int] | None = None
+
+    def know(self, generation: int, slot_count: int) -> None:
+        """Note the newest generation; one that came late is none."""
+        if generation == self.history.seen.generation:
+            self.known = generation, slot_count
+
+
 class Redis:
     """The coordinator of many nodes: an epoch table in Redis.
 
@@ -144,8 +171,9 @@ class Redis:
         self.address = address
         self._create = create
         self._prefix = prefix
-        self._digest_bytes = digest.encode()
-        self._key = f"{prefix}epochs:{digest}"
+        # By digest: those that were followed.
+        self._tables = {digest: _Table(address, prefix, digest)}
+        self._table = self._tables[digest]
         # The command that reads the list of tables that count.
         self._register = ("HMGET", f"{prefix}digests", "digests")
         self.settled: Callable[[str, float], bool] = settled_by_age
@@ -153,19 +181,18 @@ class Redis:
         self._bound = bound
         self._folder = folder
         self._node_secret: bytes | None = None
-        self._known: tuple[int, int] | None = None
         changes = "changes are made" if allow else "changes are refused"
         self._contact = Contact(
             address,
-            self._key,
+            self._table.key,
             f"{prefix}digests",
+            history=self._table.history,
             timeout=timeout,
             meanwhile=f"Keystone is asked{f' and {changes}' if create else ''}",
             slot_count=slot_count,
         )
         self._mirror = None if lease is None else Mirror(min(lease, LEASE_SECONDS))
         self._poller = None if lease is None else Poller(self._poll, min(lease, LEASE_SECONDS) / 2)
-        self._head = _Head(b"", b"", Seen(), 0)
         self._recovered = 0.0
         # The last generation in which this process has completed a change.
         self._begun = b""
@@ -176,7 +203,7 @@ class Redis:
         self._forks: dict[int, threading.Lock] = {}
 
     def __repr__(self) -> str:
-        return f"<Redis {self.address} {self._key}>"
+        return f"<Redis {self.address} {self._table.key}>"
 
     @property
     def slot_count(self) -> int:
@@ -184,10 +211,8 @@ class Redis:
 
         :raises CoordinatorError: the table cannot be reached
         """
-        if self._known is None:
-            self.now()
-        assert self._known is not None
-        return self._known[1]
+        known = self._table.known
+        return self._found().slot_count if known is None else known[1]
 
     @property
     def secret(self) -> bytes:
@@ -199,7 +224,8 @@ class Redis:
             if self._folder is None:
                 raise CoordinatorError("this coordinator was given no folder for a secret")
             self._node_secret = node_secret(self._folder)
-        generation = self._known[0] if self._known else 0
+        known = self._table.known
+        generation = known[0] if known else 0
         return hashlib.blake2b(
             generation.to_bytes(8, "little"), key=self._node_secret, digest_size=32
         ).digest()
@@ -215,11 +241,17 @@ class Redis:
         :param digest: the digest that Keystone's cache named with an answer: the slots of that
             answer are those of the table with this digest in its name
         """
-        key = f"{self._prefix}epochs:{digest}"
-        if key != self._key and not self._create:
-            self._digest_bytes, self._key = digest.encode(), key
-            if self._mirror is not None:
-                self._mirror.clear()
+        table = self._tables.get(digest)
+        if self._create or table is self._table:
+            return
+        if table is None:
+            new = _Table(self.address, self._prefix, digest)
+            table = self._tables.setdefault(digest, new)  # another thread may be first
+            for other in list(self._tables)[:-_TABLES]:
+                self._tables.pop(other, None)
+        self._table = table
+        if self._mirror is not None:
+            self._mirror.clear()
 
     @property
     def losses(self) -> int:
@@ -414,7 +446,9 @@ class Redis:
             return
         generation, base = mirror.position
         asked = time.monotonic()
-        seen = self._here().history.seen
+        self._here()
+        table = self._table
+        seen = table.history.seen
         changes: dict[int, list[int]] = {}
         marked: set[int] = set()
 
@@ -423,29 +457,29 @@ class Redis:
             marked.clear()
             numbers = range(base + 1, base + 1 + _AHEAD)
             more = ("marks", *(f"c{number}" for number in numbers))
-            registered, values = self._read(link, "head", seen.field, *more)
-            found = self._parsed(link, registered, values[:2], seen)
+            registered, values = self._read(link, table, "head", seen.field, *more)
+            found = self._parsed(link, table, registered, values[:2], seen)
             if found is None:
                 return None
             marks = values[2]
             if marks:
                 serials = (b"m" + serial for serial in marks.split(b","))
                 # One that is no longer there was stamped after this was asked.
-                for line in filter(None, self._read(link, *serials)[1]):
+                for line in filter(None, self._read(link, table, *serials)[1]):
                     marked.update(map(int, line.partition(b":")[2].split(b",")))
             if found.generation != generation:
                 return found
             lines = values[3:]
             if numbers.stop <= found.sequence <= base + CHANGES:
                 rest = range(numbers.stop, found.sequence + 1)
-                lines += self._read(link, *(f"c{one}" for one in rest))[1]
+                lines += self._read(link, table, *(f"c{one}" for one in rest))[1]
             for number, line in enumerate(lines, base + 1):
                 if line is not None and number <= found.sequence:
                     changes[number] = [int(n) for n in line.partition(b":")[0].split(b",")]
             return found
 
         try:
-            found = self._here().do(ask, reading=True)
+            found = self._contact.do(ask, reading=True)
         except ValueError:
             found = None
         if found is None:
@@ -460,33 +494,34 @@ class Redis:
 
         :raises CoordinatorError: Redis did not answer
         """
-        history = self._here().history
+        self._here()
+        table = self._table
+        history = table.history
         for _ in range(_TRIES):
             before = history.seen.generation
-            found = self._look_once(slots)
+            found = self._look_once(table, slots)
             now = history.seen.generation
             if now == before or (found is not None and found.generation == now):
                 break
             # Another thread has heard of another generation meanwhile, which may be a newer one.
         return found
 
-    def _look_once(self, slots: Slots | None) -> _Look | None:
-        contact = self._here()
-        history = contact.history
+    def _look_once(self, table: _Table, slots: Slots | None) -> _Look | None:
         # The answer must still hold all that was seen before the question.
-        seen = history.seen
-        before = () if slots is None else history.numbers(seen.generation, slots)
+        seen = table.history.seen
+        before = () if slots is None else table.history.numbers(seen.generation, slots)
         fields = ("head", seen.field, *(slots or ()))
 
         def ask(link: Link) -> _Look | None:
-            return self._parsed(link, *self._read(link, *fields), seen, slots, before)
+            registered, values = self._read(link, table, *fields)
+            return self._parsed(link, table, registered, values, seen, slots, before)
 
-        return contact.do(ask, reading=True)
+        return self._contact.do(ask, reading=True)
 
-    def _read(self, link: Link, *fields: Any) -> tuple[list[Any], list[Any]]:
+    def _read(self, link: Link, table: _Table, *fields: Any) -> tuple[list[Any], list[Any]]:
         # The register first: a table that is named in it, and is there after that, was not begun
         # anew by its own, and not ended by others, in between.
-        return link.read(self._register, "HMGET", self._key, *fields)
+        return link.read(self._register, "HMGET", table.key, *fields)
 
     def _found(self, slots: Slots | None = None) -> _Look:
         """Return values of the table as :meth:`_look`; make a table if there is none."""
@@ -496,7 +531,7 @@ class Redis:
                 return found
             if not self._create:
                 raise CoordinatorError(
-                    f"{self.address}: no Keystone has begun a table {self._key} there"
+                    f"{self.address}: no Keystone has begun a table {self._table.key} there"
                 )
             self._run("look")
         raise CoordinatorError(f"{self.address}: the table was lost again and again")
@@ -504,6 +539,7 @@ class Redis:
     def _parsed(
         self,
         link: Link,
+        table: _Table,
         registered: list[bytes | None],
         values: list[bytes | None],
         seen: Seen,
@@ -519,10 +555,10 @@ class Redis:
         :param before: the numbers of the slots then, if they were seen
         """
         text, line = values[:2]
-        if text is None or self._digest_bytes not in (registered[0] or b""):
+        if text is None or table.digest not in (registered[0] or b""):
             return None
         try:
-            head = self._head if self._head.text == text else _Head.of(text)
+            head = table.head if table.head.text == text else _Head.of(text)
             numbers = [int(value) if value else 0 for value in values[2:]]
             told = line.decode("ascii") if line else None
         except ValueError:
@@ -530,7 +566,7 @@ class Redis:
         now = head.last
         if head.life != link.life or now.sequence >= LAST_NUMBER:
             return None
-        history = self._contact.history
+        history = table.history
         if now.generation != seen.generation:
             before = ()
         if not (history.holds(seen, now, told) and history.grew(before, numbers)):
@@ -538,8 +574,8 @@ class Redis:
             return None
         if history.is_new(now) or before != tuple(numbers):
             history.note(seen, now, head.slot_count, slots or (), numbers)
-        self._head = head
-        self._know(now.generation, head.slot_count)
+        table.head = head
+        table.know(now.generation, head.slot_count)
         return _Look(now.generation, now.sequence, head.slot_count, numbers)
 
     # Writing
@@ -586,12 +622,8 @@ class Redis:
 
     def _run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
         answer = self._here().run(deed, *arguments, confirm=confirm)
-        self._know(int(answer[0], 16), int(answer[1]))
+        self._table.know(int(answer[0], 16), int(answer[1]))
         return answer
-
-    def _know(self, generation: int, slot_count: int) -> None:
-        if generation == self._contact.history.seen.generation:  # not one that came late
-            self._known = generation, slot_count
 
     def _owe(self, mark: Mark) -> None:
         self._here().owe(mark)
@@ -606,6 +638,8 @@ class Redis:
             with self._forks.setdefault(pid, threading.Lock()):
                 if self._pid != pid:
                     self._contact.after_fork()
+                    for table in list(self._tables.values()):
+                        table.history.after_fork()
                     if self._poller is not None and self._mirror is not None:
                         self._poller.after_fork()
                         self._mirror.after_fork()
