@@ -33,7 +33,7 @@ from keyfront.middleware.tokens.coordinator.redis.contact import (
     UNTOLD,
 )
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
-from keyfront.middleware.tokens.coordinator.redis.server import Link
+from keyfront.middleware.tokens.coordinator.redis.server import REST_SECONDS, Link
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Slots
 from keyfront.middleware.tokens.invalidation.change_log import Changes, registry
 from keyfront.middleware.tokens.node_cache import Node
@@ -435,6 +435,90 @@ def test_a_connection_that_was_cut_is_made_anew(make: Make, proxy: FaultProxy) -
         proxy.wait_for_connections(0)
         assert deed() is not False
     assert keystone.losses == 0
+
+
+def shorten(coordinator: Redis, seconds: float) -> None:
+    """Have it wait for so long by the connections that it has."""
+    for link in coordinator._contact._server._idle:
+        link._connection._sock.settimeout(seconds)
+
+
+def asks_no_dead_one(coordinator: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have it fail where it asks by a connection that does not answer."""
+
+    def fail(*_: Any) -> bool:
+        pytest.fail("a dead connection was asked")
+
+    monkeypatch.setattr(coordinator._contact, "_tries_again", fail)
+
+
+@pytest.mark.parametrize("rested", [REST_SECONDS + 1, 0.0])
+@pytest.mark.parametrize("deed", ["fresh", "now", "change", "lease"])
+def test_a_connection_that_a_firewall_forgot_is_made_anew(
+    make: Make,
+    proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    deed: str,
+    rested: float,
+) -> None:
+    """Nobody says that it is gone: one that rested is not used, and one that did not is tried."""
+    clock = Clock(runs=True)
+    monkeypatch.setattr(redis_server_module, "time", clock)
+    keystone = make(proxy.port, lease=1.0 if deed == "lease" else None)
+    change(keystone, 1)
+    filled = keystone.now()
+    accepted = proxy.accepted
+    proxy.half_open()
+    clock.later(rested)
+    shorten(keystone, 0.2)
+    if rested:
+        asks_no_dead_one(keystone, monkeypatch)
+    if deed == "change":
+        change(keystone, 2)
+    else:
+        assert keystone.now() == filled if deed == "now" else keystone.fresh(filled, entry(1))
+    assert keystone.losses == 0
+    assert proxy.accepted == accepted + 1
+
+
+def test_a_connection_that_was_closed_as_it_rested_is_not_asked(
+    make: Make, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a change is marked once."""
+    clock = Clock(runs=True)
+    monkeypatch.setattr(redis_server_module, "time", clock)
+    keystone = make(proxy.port)
+    change(keystone, 1)
+    before = keystone.statistics()["changes"]
+    for _ in range(2):
+        proxy.reset()
+        proxy.wait_for_connections(0)
+        clock.later(2.0)
+        asks_no_dead_one(keystone, monkeypatch)
+        change(keystone, 1)
+    assert keystone.statistics()["changes"] == before + 2
+    assert keystone.losses == 0
+
+
+def test_a_question_is_asked_anew_once(
+    make: Make, proxy: FaultProxy, retries: Clock
+) -> None:
+    """Where a new connection is not answered either, Redis is lost."""
+    keystone = make(proxy.port)
+    change(keystone, 1)
+    filled = keystone.now()
+    accepted = proxy.accepted
+    proxy.stall()
+    keystone._contact._server._timeout = 0.2
+    shorten(keystone, 0.2)
+    assert not keystone.fresh(filled, entry(1))
+    assert keystone.losses == 1
+    proxy.wait_for_accepted(accepted + 1)
+    assert proxy.accepted == accepted + 1
+    proxy.forward()
+    keystone._contact._server._timeout = TIMEOUT
+    retries.later(RETRY_SECONDS)
+    assert keystone.fresh(filled, entry(1))
 
 
 def test_a_mark_whose_answer_is_lost_is_refused_and_stays(

@@ -14,9 +14,12 @@ pytest.importorskip("redis")
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.redis import contact
 from keyfront.middleware.tokens.coordinator.redis import sentinels as redis_sentinels
+from keyfront.middleware.tokens.coordinator.redis import server as redis_server_module
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
+from keyfront.middleware.tokens.coordinator.redis.server import REST_SECONDS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, Slots
 from support.clocks import Clock
+from support.fault_proxy import FaultProxy
 from support.redis_epochs import SLOTS, TIMEOUT, RedisClock, address, head
 from support.redis_servers import RedisServer, fail_over, redis_server, sentinels
 from support.served import PATIENCE
@@ -181,6 +184,90 @@ def test_a_minority_is_not_believed(shared: Deployment) -> None:
         keystone.now()
     shared.sentinels[0].start()
     shared.sentinels[1].start()
+    retry(keystone)
+    assert keystone.now() == epoch
+
+
+@pytest.fixture
+def reached(shared: Deployment) -> Iterator[tuple[Redis, list[FaultProxy]]]:
+    """A coordinator with connections to all sentinels, by proxies."""
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(FaultProxy(one.port)) for one in shared.sentinels]
+        url = "redis://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+        where = address(url, coordinator_sentinel_master="keyfront")
+        coordinator = Redis(where, slot_count=SLOTS, timeout=TIMEOUT)
+        stack.callback(coordinator.close)
+        masters: Any = coordinator._contact._masters
+        for one in where.hosts:  # two others are asked, which is most of them
+            masters._found, masters._failed = None, {one: 1.0}
+            coordinator.now()
+        assert len(masters._connections) == 3
+        yield coordinator, proxies
+
+
+@pytest.mark.parametrize("gone", ["reset", "forgotten", "reset in rest", "forgotten in rest"])
+def test_connections_to_sentinels_that_are_gone_are_made_anew(
+    reached: tuple[Redis, list[FaultProxy]], monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """All of them at once, as by a firewall: no outage comes of it."""
+    keystone, proxies = reached
+    clock = Clock(runs=True)
+    for module in (redis_sentinels, redis_server_module):
+        monkeypatch.setattr(module, "time", clock)
+    masters: Any = keystone._contact._masters
+    masters._found = None
+    masters._connections = {
+        one: (connection, clock.monotonic())
+        for one, (connection, _) in masters._connections.items()
+    }
+    epoch = keystone.now()
+    assert len(masters._connections) == 3
+    for proxy in proxies:
+        proxy.reset() if gone.startswith("reset") else proxy.half_open()
+    for connection, _ in masters._connections.values():
+        connection._sock.settimeout(0.2)
+    masters._found = None
+    with monkeypatch.context() as patch:
+        if gone.endswith("rest"):
+            clock.later(2.0 if gone.startswith("reset") else REST_SECONDS + 1)
+            patch.setattr(masters, "_forget_all", lambda: pytest.fail("a dead one was asked"))
+        assert keystone.now() == epoch
+    assert keystone.losses == 0
+
+
+@pytest.mark.parametrize("hang", [1, 2])
+def test_a_sentinel_that_hangs_is_asked_last(
+    reached: tuple[Redis, list[FaultProxy]], hang: int
+) -> None:
+    """Once it has not answered, until it is needed and does."""
+    keystone, proxies = reached
+    masters: Any = keystone._contact._masters
+    masters._failed.clear()
+    epoch = keystone.now()
+    first = "127.0.0.1", proxies[0].port
+    masters._connections[first][0]._sock.settimeout(0.2)
+    if hang == 2:
+        masters._timeout, masters._patience = 0.2, 0.4
+    for proxy in proxies[:hang]:
+        proxy.stall()
+    for number in range(3):
+        masters._found = None
+        retry(keystone)
+        if hang == 1:
+            assert keystone.now() == epoch
+            assert masters._failed.keys() == {first}
+        else:
+            with pytest.raises(CoordinatorError, match="too few sentinels answer"):
+                keystone.now()
+        if number == 0:
+            accepted = proxies[0].accepted
+    assert keystone.losses == hang - 1
+    if hang == 1:
+        assert proxies[0].accepted == accepted
+    for proxy in proxies:
+        proxy.forward()
+    masters._timeout = masters._patience = TIMEOUT
+    masters._found = None
     retry(keystone)
     assert keystone.now() == epoch
 

@@ -100,7 +100,8 @@ class Contact:
         """Return the result of ``ask`` with a link to the master.
 
         It is called twice if the first link turns out to be dead, or to lead elsewhere; so its
-        effect may come about twice. A question that is not answered in time is not asked again.
+        effect may come about twice. A question that is not answered in time is asked again only
+        where the link had been used before: a firewall may have forgotten it.
 
         :param ask: the function that asks by a link
         :param reading: true if it only reads
@@ -123,7 +124,7 @@ class Contact:
             except BaseException as error:
                 if link is not None:
                     link.close()
-                if not self._tries_again(error, since is None, reading):
+                if not self._tries_again(error, since is None, reading, link):
                     raise
                 since = time.monotonic()
             else:
@@ -226,19 +227,24 @@ class Contact:
         if self._owed:
             self.do(lambda link: None)
 
-    def _tries_again(self, error: BaseException, first: bool, reading: bool) -> bool:
+    def _tries_again(
+        self, error: BaseException, first: bool, reading: bool, link: Link | None
+    ) -> bool:
         """Return whether to ask once more after ``error``; false for errors that are not of Redis.
 
         :param error: the error
         :param first: true for the first attempt
         :param reading: true if the question only reads
+        :param link: the link that was asked, if there was one
         :raises CoordinatorError: Redis is lost, or refuses
         """
         if isinstance(error, redis.RedisError | OSError | UnicodeError):
             said = str(error).partition(" script: ")[0] or type(error).__name__
             moved = isinstance(error, redis.ConnectionError | redis.ReadOnlyError)
             final = redis.BusyLoadingError | redis.AuthenticationError | NoMajority
-            if moved and first and not isinstance(error, final):
+            used = link is not None and link.rests_since is not None
+            dead = moved or (isinstance(error, redis.TimeoutError) and used)
+            if dead and first and not isinstance(error, final):
                 self._server.end()
                 return True
             if isinstance(error, redis.ResponseError) and not (moved or reading):

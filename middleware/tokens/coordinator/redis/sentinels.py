@@ -4,6 +4,9 @@ A server that was cut off or stopped while another took its place still calls it
 comes back. So with sentinels a server is trusted only for :data:`TRUST_SECONDS` after most of them
 have named it. Two majorities share a sentinel, and a sentinel that names the new master does not
 go back to the old one: once anybody was told of the new, nobody is told of the old any more.
+
+Where a connection to one of them turns out to be dead, they are all made anew: whatever ended that
+one, a firewall or a restart, has mostly ended the others as well.
 """
 
 from __future__ import annotations
@@ -11,18 +14,16 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from typing import Any
 
 import redis
 
 from .address import Address
-from .server import LifeEnded, connect
+from .server import LifeEnded, connect, is_usable
 
 #: Seconds for which a server is taken for the master without asking the sentinels again.
 TRUST_SECONDS = 0.5
-
-# Seconds for which a sentinel that did not answer is asked last.
-_AVOID_SECONDS = 5.0
 
 Where = tuple[str, int]
 
@@ -63,9 +64,13 @@ class Sentinels:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._found: tuple[float, Where] | None = None
-        self._connections: dict[Where, Any] = {}
+        # With the monotonic time since when each rests.
+        self._connections: dict[Where, tuple[Any, float]] = {}
         self._known: dict[Where, int] = {}
-        self._avoided: dict[Where, float] = {}
+        # When one last did not answer, until it does: it is asked last.
+        self._failed: dict[Where, float] = {}
+        # Seconds to wait for them at most: so long the fewer ones may be silent, one by one.
+        self._patience = timeout * max(2, (len(address.hosts) + 1) // 2)
         self._pid = os.getpid()
 
     def master(self, *, since: float | None = None) -> Where:
@@ -80,13 +85,13 @@ class Sentinels:
         found = self._newer(since)
         if found is not None:
             return found
-        if not self._lock.acquire(timeout=2 * self._timeout):
+        if not self._lock.acquire(timeout=self._patience):
             raise NoMajority("the sentinels are being asked, and do not answer")
         try:
             found = self._newer(since)  # somebody may have asked meanwhile
             if found is None:
                 begun = time.monotonic()
-                found = self._ask(begun + 2 * self._timeout)
+                found = self._ask(begun + self._patience)
                 self._found = begun, found
             return found
         finally:
@@ -106,8 +111,7 @@ class Sentinels:
         """Close the connections to the sentinels; they are made again if needed."""
         if self._lock.acquire(timeout=self._timeout):
             try:
-                for sentinel in list(self._connections):
-                    self._forget(sentinel)
+                self._forget_all()
             finally:
                 self._lock.release()
 
@@ -120,35 +124,45 @@ class Sentinels:
 
     def _ask(self, deadline: float) -> Where:
         votes: dict[Where, int] = {}
-        silent: list[str] = []
-        now = time.monotonic()
-        order = sorted(self._address.hosts, key=lambda one: self._avoided.get(one, 0.0) > now)
-        for sentinel in order:
-            if time.monotonic() > deadline:
-                break
+        silent: dict[Where, str] = {}
+        hosts = sorted(self._address.hosts, key=lambda one: self._failed.get(one, 0.0))
+        order = deque(hosts)
+        # Only who has waited for one in vain looks at the time: the process may have stood still.
+        while order and not (silent and time.monotonic() > deadline):
+            sentinel = order.popleft()
+            kept = self._kept(sentinel)
             try:
-                named = self._named_by(sentinel)
+                named = self._named_by(sentinel, kept)
             except (redis.RedisError, OSError, ValueError) as error:
-                self._forget(sentinel)
-                self._avoided[sentinel] = time.monotonic() + _AVOID_SECONDS
-                silent.append(f"{sentinel[0]}:{sentinel[1]}: {error}")
+                self._failed[sentinel] = time.monotonic()
+                silent[sentinel] = f"{sentinel[0]}:{sentinel[1]}: {error}"
+                if kept is not None:
+                    self._forget_all()
+                    order.append(sentinel)
                 continue
+            self._failed.pop(sentinel, None)
+            silent.pop(sentinel, None)
             votes[named] = votes.get(named, 0) + 1
             # Those that are not in the option count, or two halves could name two masters.
-            if votes[named] > max(len(order), *self._known.values()) // 2:
+            if votes[named] > max([len(hosts), *self._known.values()]) // 2:
                 return named
         if silent:
-            raise NoMajority(f"too few sentinels answer: {'; '.join(silent)}")
-        if max(self._known.values()) > len(order):
+            raise NoMajority(f"too few sentinels answer: {'; '.join(silent.values())}")
+        most = max(self._known.values(), default=0)
+        if most > len(hosts):
             raise NoMajority(
-                f"there are {max(self._known.values())} sentinels, coordinator names only "
-                f"{len(order)}; name them all"
+                f"there are {most} sentinels, coordinator names only {len(hosts)}; name them all"
             )
         raise NoMajority(f"the sentinels do not agree who is the master: {votes}")
 
-    def _named_by(self, sentinel: Where) -> Where:
-        connection = self._connections.get(sentinel)
-        if connection is None:
+    def _named_by(self, sentinel: Where, connection: Any) -> Where:
+        """Return the master that a sentinel names.
+
+        :param sentinel: host and port
+        :param connection: a connection to it; ``None`` to make one
+        """
+        made = connection is None
+        if made:
             connection = connect(
                 self._address,
                 sentinel,
@@ -157,22 +171,38 @@ class Sentinels:
                 username=self._address.sentinel_user or None,
                 password=self._address.sentinel_password or None,
             )
-            connection.connect()
-            self._connections[sentinel] = connection
-            said = self._say(connection, "SENTINEL", "MASTER", self._address.master)
-            facts = dict(zip(said[::2], said[1::2], strict=True))
-            self._known[sentinel] = int(facts[b"num-other-sentinels"]) + 1
-        name = self._address.master
-        host, port = self._say(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name) or (b"", 0)
-        if not host:
-            raise redis.ResponseError(f"it knows no master {name}")
-        return host.decode(), int(port)
+        try:
+            if made:
+                connection.connect()
+                said = self._say(connection, "SENTINEL", "MASTER", self._address.master)
+                facts = dict(zip(said[::2], said[1::2], strict=True))
+                self._known[sentinel] = int(facts[b"num-other-sentinels"]) + 1
+            name = self._address.master
+            host, port = self._say(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name) or (
+                b"",
+                0,
+            )
+            if not host:
+                raise redis.ResponseError(f"it knows no master {name}")
+            named = host.decode(), int(port)
+        except BaseException:
+            connection.disconnect()
+            raise
+        self._connections[sentinel] = connection, time.monotonic()
+        return named
+
+    def _kept(self, sentinel: Where) -> Any:
+        """Return the connection to a sentinel, no longer kept; ``None`` if none can be used."""
+        connection, since = self._connections.pop(sentinel, (None, 0.0))
+        if connection is None or is_usable(connection, since):
+            return connection
+        connection.disconnect()
+        return None
 
     def _say(self, connection: Any, *command: str) -> Any:
         connection.send_packed_command(connection.pack_command(*command), check_health=False)
         return connection.read_response()
 
-    def _forget(self, sentinel: Where) -> None:
-        connection = self._connections.pop(sentinel, None)
-        if connection is not None:
-            connection.disconnect()
+    def _forget_all(self) -> None:
+        while self._connections:
+            self._connections.popitem()[1][0].disconnect()

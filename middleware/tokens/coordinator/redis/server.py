@@ -5,6 +5,9 @@ names it by ``run_id`` and ``master_replid``. Its numbers only grow within one l
 knows the life it belongs to, and each answer is taken only if, after it, the server was still
 master in that life.
 
+A connection that rested may be none any more: the server may have closed it, and a firewall have
+forgotten it, which then drops what is sent. It is looked at, or replaced, before it is used.
+
 Nothing is tried twice here: only the caller knows whether a question may be asked again.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +37,12 @@ else:
 
 #: Connections that are kept open while nobody uses them, in each process.
 IDLE = 64
+
+#: Seconds that a connection may rest; firewalls forget some after a minute.
+REST_SECONDS = 30.0
+
+# Seconds after which it is looked at whether the server has closed it.
+_LOOK_SECONDS = 1.0
 
 _RUN = re.compile(rb"run_id:([0-9a-f]+)")
 _HISTORY = re.compile(rb"master_replid:([0-9a-f]+)")
@@ -59,11 +69,13 @@ class Link:
     :raises redis.RedisError: it cannot be reached, or does not answer as Redis does
     """
 
-    __slots__ = ("_connection", "_packed", "_proof", "address", "life")
+    __slots__ = ("_connection", "_packed", "_proof", "address", "life", "rests_since")
 
     def __init__(self, connection: Any, address: tuple[str, int]) -> None:
         #: Host and port that it leads to, as :meth:`Server.take` was given them.
         self.address = address
+        #: The monotonic time when it was last given back; ``None``: it is new.
+        self.rests_since: float | None = None
         self._connection = connection
         # Commands that are sent again and again, packed.
         self._packed: dict[Command, bytes] = {}
@@ -113,6 +125,11 @@ class Link:
         answer = self._ask(self._connection.pack_command(*command), 1)[0]
         _check(answer, list)
         return answer  # type: ignore[no-any-return]
+
+    @property
+    def is_usable(self) -> bool:
+        """False if it rested for too long, or was closed meanwhile."""
+        return self.rests_since is None or is_usable(self._connection, self.rests_since)
 
     def close(self) -> None:
         """Close the connection in this process; a parent that made it can go on using it."""
@@ -164,7 +181,8 @@ class Server:
                 link = self._idle.pop()
             except IndexError:
                 break
-            if link.address == where and (link.address, link.life) == self._life:
+            known = link.address == where and (link.address, link.life) == self._life
+            if known and link.is_usable:
                 return link
             link.close()
         link = Link(connect(self._address, where, self._timeout), where)
@@ -175,6 +193,7 @@ class Server:
         """Keep a link for the next caller, if it is still usable; else close it."""
         usable = (link.address, link.life) == self._life and self._pid == os.getpid()
         if usable and len(self._idle) < IDLE:
+            link.rests_since = time.monotonic()
             self._idle.append(link)
         else:
             link.close()
@@ -187,6 +206,21 @@ class Server:
                 self._idle.pop().close()
             except IndexError:
                 return
+
+
+def is_usable(connection: Any, rests_since: float) -> bool:
+    """Return whether a connection that rests may be used again.
+
+    :param connection: the connection of redis-py, of which nothing has been asked since
+    :param rests_since: the monotonic time since when it rests
+    """
+    rested = time.monotonic() - rests_since
+    if rested > REST_SECONDS:
+        return False
+    try:
+        return rested < _LOOK_SECONDS or not connection.can_read(0)
+    except (redis.RedisError, OSError):
+        return False
 
 
 def connect(address: Address, where: tuple[str, int], timeout: float, **instead: Any) -> Any:
