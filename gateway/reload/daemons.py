@@ -6,7 +6,8 @@ successor has loaded the application: a process that has done so is named ``keyf
 one whose application failed to load ``keyfront-failed`` (:data:`LOADED`, :data:`FAILED`).
 
 Before the first one is ended, a process of its own loads the application: what does not load ends
-the reload, and nobody is replaced.
+the reload, and nobody is replaced. A reload that is asked for meanwhile begins when this one is
+over: two at once would end all daemons, and each would take the other's for its own.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import shlex
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from keyfront.errors import OptionError, ServerError
+from keyfront.common.file_lock import FileLock
+from keyfront.errors import CoordinatorError, OptionError, ServerError
 
 from .uwsgi_manager import LOAD_SECONDS
 
@@ -48,11 +51,13 @@ class Apache:
     """A running Apache with one group of daemons, by its configuration.
 
     :param pid: its first process
+    :param pid_file: the file that says so, which a reload locks
     :param script: the file of the application that its daemons serve
     :param options: the options of ``WSGIDaemonProcess``, by name
     """
 
     pid: int
+    pid_file: Path
     script: str
     options: dict[str, str]
 
@@ -100,7 +105,7 @@ def read(path: Path) -> Apache:
         os.stat(f"/proc/{pid}")
     except (OSError, ValueError):
         raise ServerError(f"{path}: no Apache runs with it ({pid_file})") from None
-    return Apache(pid, script, options)
+    return Apache(pid, Path(pid_file), script, options)
 
 
 def reload(path: Path) -> str:
@@ -110,8 +115,42 @@ def reload(path: Path) -> str:
     :raises OptionError: the file cannot be used
     :raises ServerError: the application does not load, and the former goes on, or not everywhere
     """
-    began = time.monotonic()
-    apache = read(path)
+    asked = time.monotonic()
+    with _alone(read(path)):
+        began = time.monotonic()
+        # read again: the reload before this one may have taken long
+        _replace(path, read(path))
+    waited = began - asked
+    after = f", after {waited:.1f} s of another reload" if waited >= 0.1 else ""
+    return f"reloaded in {time.monotonic() - began:.1f} s{after}"
+
+
+@contextmanager
+def _alone(apache: Apache) -> Iterator[None]:
+    """Let no other reload of this Apache begin while the block runs.
+
+    :raises ServerError: another one does not end
+    """
+    lock = FileLock(apache.pid_file, create=False)
+    deadline = time.monotonic() + LOAD_SECONDS
+    try:
+        while not lock.attempt():
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"not reloaded: another reload of Apache {apache.pid} has not ended in "
+                    f"{LOAD_SECONDS:.0f} s; try again when it has"
+                )
+            time.sleep(_LOOK)
+    except CoordinatorError as error:
+        raise ServerError(f"not reloaded: {error}") from None
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+        lock.close()
+
+
+def _replace(path: Path, apache: Apache) -> None:
     former = apache.daemons()
     if not former:
         raise ServerError(f"{path}: Apache {apache.pid} has no daemons")
@@ -122,7 +161,6 @@ def reload(path: Path) -> str:
             # documented by mod_wsgi ("Restarting Daemon Processes"): SIGINT lets requests finish
             os.kill(pid, signal.SIGINT)
         known.add(_successor(apache, known, pid, f"{position} of {len(former)} are replaced"))
-    return f"reloaded in {time.monotonic() - began:.1f} s"
 
 
 def _try(apache: Apache) -> None:

@@ -7,6 +7,7 @@ two of them. Every test comes from loopback addresses of its own: logins are lim
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -564,6 +565,18 @@ def small() -> Iterator[tuple[Deployment, dict[str, str]]]:
             yield site, environment
 
 
+def _wait_for_all(site: Deployment, processes: int) -> None:
+    """One answers as soon as it can; what another loads then is not of the reload."""
+    loaded: set[object] = set()
+
+    def all_have_loaded() -> bool:
+        with closing(site.connect(_address())) as connection:
+            loaded.add(observed(connection)["pid"])
+        return len(loaded) == processes
+
+    wait_for(all_have_loaded, "each of them has answered")
+
+
 def test_a_reload_of_mod_wsgi_keeps_nobody_waiting(
     small: tuple[Deployment, dict[str, str]]
 ) -> None:
@@ -571,16 +584,7 @@ def test_a_reload_of_mod_wsgi_keeps_nobody_waiting(
     site, environment = small
     processes = int(site.plan["mod_wsgi.processes"].value)
     assert processes > 1
-    loaded: set[object] = set()
-
-    def all_have_loaded() -> bool:
-        connection = site.connect(_address())
-        loaded.add(observed(connection)["pid"])
-        connection.close()
-        return len(loaded) == processes
-
-    # One answers as soon as it can; what another loads then is not of the reload.
-    wait_for(all_have_loaded, "each of them has answered")
+    _wait_for_all(site, processes)
     descriptors = site.descriptors()
     loads = site.folder / "loads"
     loads.mkdir()
@@ -639,6 +643,60 @@ def test_a_reload_of_mod_wsgi_keeps_nobody_waiting(
     assert len(held) == 1 + processes
     settled(site, descriptors + ROOM)
     assert not any("Traceback" in text for text in site.logs().values())
+
+
+def test_two_reloads_of_mod_wsgi_go_one_after_the_other(
+    small: tuple[Deployment, dict[str, str]]
+) -> None:
+    """Together they would end all daemons at once, and take each other's for their own."""
+    site, environment = small
+    processes = int(site.plan["mod_wsgi.processes"].value)
+    _wait_for_all(site, processes)
+    pid_file = next(site.folder.rglob("*apache.pid"))
+    loads = site.folder / "loads"
+    loads.mkdir()
+    reloads: list[subprocess.Popen[str]] = []
+    held: set[str] = set()
+
+    def begun() -> set[str]:
+        return {path.name for path in loads.iterdir() if path.name.isdigit()} - held
+
+    def waits(pid: int) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            opened = Path(f"/proc/{pid}/fd").iterdir()
+            return any(os.path.samefile(x, pid_file) for x in opened if x.exists())
+        return False
+
+    try:
+        for _ in range(2):
+            reloads.append(
+                subprocess.Popen(
+                    [
+                        *as_ordinary_user(), sys.executable, "-m", "keyfront", "reload",
+                        str(site.folder / "apache.conf"),
+                    ],
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                    env={**os.environ, **environment},
+                )
+            )
+            wait_for(lambda: waits(reloads[-1].pid), "it comes to the lock")
+            wait_for(begun, "the first one tries the application")
+        while any(one.poll() is None for one in reloads):
+            wait_for(
+                lambda: begun() or all(one.poll() is not None for one in reloads), "they go on"
+            )
+            new = begun()
+            assert len(new) <= 1, "two load at once"
+            held |= new
+            for name in new:
+                (loads / f"{name}.go").touch()
+    finally:
+        shutil.rmtree(loads)
+        told = [one.communicate(timeout=PATIENCE)[0] for one in reloads]
+    assert [one.returncode for one in reloads] == [0, 0], told
+    assert " s of another reload\n" in told[1] and "another" not in told[0]
+    # of each a trial and each of the daemons
+    assert len(held) == 2 * (1 + processes)
 
 
 def test_leaves_nothing_behind(running: Running) -> None:
