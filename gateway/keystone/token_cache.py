@@ -9,6 +9,7 @@ announces its changes to that one.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keyfront.common import fork
+from keyfront.common.options import unread
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
@@ -30,6 +32,8 @@ from .database_loss import connect_once
 from .directories import Directories
 from .first_request import load_driver
 from .imports import import_keystone, incompatible
+
+LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from .cache_regions import CacheViews
@@ -129,6 +133,7 @@ def connect(database: Database) -> CacheViews:
     :raises IncompatibleError: this Keystone does not look as needed
     """
     from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import is_attached
+    from keyfront.middleware.tokens.options import TOKEN_CACHE, TOKEN_CACHE_GROUP
 
     from .cache_regions import CacheViews
     from .repeated_work import leave_out
@@ -145,6 +150,8 @@ def connect(database: Database) -> CacheViews:
     let_all_in()
     regions = list(_cache_regions())
     values = _options()
+    if found := unread(import_keystone("keystone.conf").CONF, {TOKEN_CACHE_GROUP: TOKEN_CACHE}):
+        LOG.warning("nothing reads %s", "; ".join(found))
     memory = _keep_in_memory(regions, database, values)
     views = CacheViews(regions, database.coordinator, values["settle"])
     if values["reuse"]:

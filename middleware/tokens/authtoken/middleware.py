@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from keyfront.common.options import unread
 from keyfront.errors import MissingPartError
 
 from .. import options
@@ -46,6 +47,8 @@ from .identity import IdentityServer
 from .memcached import guarded
 from .validation import TokenInfo, Validation
 from .validations import Prepared, Validations
+
+LOG = logging.getLogger(__name__)
 
 WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -77,7 +80,8 @@ class AuthProtocol(_Stock):
         prefix = options.AUTHTOKEN_PREFIX
         local = {name: value for name, value in conf.items() if name.startswith(prefix)}
         super().__init__(app, {name: conf[name] for name in conf.keys() - local.keys()})
-        values = options.authtoken(self._conf.oslo_conf_obj, local)
+        service = self._conf.oslo_conf_obj
+        values = options.authtoken(service, local)
         self.validations = Validations(
             self._prepare,
             memory=values["memory"] << 20,
@@ -86,6 +90,15 @@ class AuthProtocol(_Stock):
             revalidate=values["revalidate"],
             coordinator=coordinator or coordinator_of(values, create=False),
         )
+        self._tell(values)
+        own = {option.dest for option in options.AUTHTOKEN}
+        found = [
+            f"{name} in the filter's section, did you mean {prefix}{name}?"
+            for name in sorted(conf.keys() & own)
+        ]
+        found += unread(service, {options.AUTHTOKEN_GROUP: options.AUTHTOKEN})
+        if found:
+            LOG.warning("nothing reads %s", "; ".join(found))
         self._token_cache = guarded(self._token_cache, self.validations)
         self._identity_server = IdentityServer(
             self._identity_server,
@@ -95,6 +108,33 @@ class AuthProtocol(_Stock):
         )
         self._is_plain = all(
             getattr(type(self), name) is getattr(AuthProtocol, name) for name in _HOOKS
+        )
+
+    def _tell(self, values: Mapping[str, Any]) -> None:
+        """Log by what this middleware goes, and what it cannot go by; once, at the start."""
+        url = getattr(self._auth, "auth_url", None) or getattr(self._auth, "endpoint", None) or ""
+        if self._auth is None:
+            LOG.warning("authtoken: Keystone cannot be asked: auth_type is not set")
+        elif url and "://" not in url:
+            LOG.warning("authtoken: Keystone cannot be asked: its URL has no http:// or https://")
+        coordinator = self.validations.coordinator
+        if coordinator is None:
+            bound = f"for {values['revalidate']:g} s, and on if Keystone says that it stands"
+        else:
+            where = getattr(coordinator, "address", coordinator)
+            bound = (
+                f"while Redis at {where} (prefix {values['coordinator_prefix']}, "
+                f"{values['consistency']}) says that it stands"
+            )
+        seconds = int(self._conf.get("token_cache_time"))
+        LOG.info(
+            "authtoken: Keystone at %s validates; a validation is used %s, %s; a refusal for %g s; "
+            "%d MiB",
+            _without_user(url) or "no URL",
+            bound if seconds >= 0 else "once",
+            f"at most {seconds} s" if seconds > 0 else f"with token_cache_time = {seconds}",
+            values["negative_ttl"],
+            values["memory"],
         )
 
     def __call__(
@@ -200,6 +240,13 @@ class AuthProtocol(_Stock):
         if wanted == modes.DISABLED:
             return True
         return not auth_ref.bind and wanted in (modes.PERMISSIVE, modes.STRICT)
+
+
+def _without_user(url: str) -> str:
+    """Return a URL without the user and password that it may have."""
+    scheme, slashes, rest = url.rpartition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{place.rpartition('@')[2]}{slash}{path}"
 
 
 def _absolute(

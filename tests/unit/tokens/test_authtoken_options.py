@@ -16,6 +16,8 @@ from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.options import list_opts
 from support.authtoken_world import Epochs, World, configuration, environ
 
+NAME = authtoken.__name__
+
 PASTE = """\
 [pipeline:main]
 pipeline = authtoken service
@@ -82,6 +84,73 @@ def test_a_value_out_of_its_range(tmp_path: Path, name: str, value: str, allowed
         World(conf=conf)
     assert str(caught.value).startswith(f"[keyfront_authtoken] {name} = (as set in {tmp_path}")
     assert str(caught.value).endswith(f"must be {allowed}")
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (
+            {},
+            "Keystone at http://keystone.example/v3 validates; a validation is used for 1 s, and "
+            "on if Keystone says that it stands, at most 300 s; a refusal for 5 s; 64 MiB",
+        ),
+        (
+            {
+                "keyfront_coordinator": "redis://reader:opensesame@127.0.0.1:1/0",
+                "endpoint": "http://nova:opensesame@keystone.example/v3",
+            },
+            "Keystone at http://keystone.example/v3 validates; a validation is used while Redis at "
+            "redis://127.0.0.1:1/0 (prefix keyfront:, strict) says that it stands, at most 300 s; "
+            "a refusal for 5 s; 64 MiB",
+        ),
+        (
+            {"token_cache_time": "-1"},
+            "Keystone at http://keystone.example/v3 validates; a validation is used once, with "
+            "token_cache_time = -1; a refusal for 5 s; 64 MiB",
+        ),
+    ],
+)
+def test_it_says_by_what_it_goes(
+    section: dict[str, str], expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", NAME):
+        world = World(**section)
+    assert [one.message for one in caplog.records if one.name == NAME] == [f"authtoken: {expected}"]
+    assert "opensesame" not in caplog.text
+    if world.middleware.validations.coordinator:
+        world.middleware.validations.coordinator.close()
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "section", "expected"),
+    [
+        (
+            "[keyfront_autotoken]\nmemory = 3\n[keyfront_authtoken]\nmemry = 3\n",
+            {"revalidate": "3"},
+            "nothing reads revalidate in the filter's section, did you mean keyfront_revalidate?; "
+            "[keyfront_autotoken] (FILE:1), did you mean [keyfront_authtoken]?; "
+            "memry in [keyfront_authtoken] (FILE:4), did you mean memory?",
+        ),
+        ("", {"auth_type": None}, "authtoken: Keystone cannot be asked: auth_type is not set"),
+        (
+            "",
+            {"endpoint": "keystone.example/v3"},
+            "authtoken: Keystone cannot be asked: its URL has no http:// or https://",
+        ),
+    ],
+)
+def test_it_warns_once_of_what_is_misspelt_or_missing(
+    text: str,
+    section: dict[str, Any],
+    expected: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(conf=configuration(tmp_path, text), **section)
+    (found,) = [one.message for one in caplog.records if one.name == NAME]
+    assert found.replace(str(tmp_path / "service.conf"), "FILE") == expected
+    world.close()
 
 
 def test_an_unknown_option() -> None:

@@ -99,8 +99,9 @@ def test_what_cannot_be_meant(url: str) -> None:
 def test_files(tmp_path: Path, name: str) -> None:
     file = tmp_path / "file"
     option = {f"coordinator_{name}": str(file)}
-    with pytest.raises(OptionError, match=r"must be a file that can be read"):
-        Address.of(values("rediss://h", **option))
+    for wrong in (option, {f"coordinator_{name}": str(tmp_path)}):
+        with pytest.raises(OptionError, match=r"must be a file that can be read"):
+            Address.of(values("rediss://h", **wrong))
     file.write_text("")
     with pytest.raises(OptionError, match=r"must be used with rediss://, or left out"):
         Address.of(values("redis://h", **option))

@@ -70,7 +70,7 @@ class Address:
         for name, file in files.items():
             if file and parts.scheme != "rediss":
                 raise OptionError(f"coordinator_{name}", file, "used with rediss://, or left out")
-            if file and not os.access(file, os.R_OK):
+            if file and not (os.path.isfile(file) and os.access(file, os.R_OK)):
                 raise OptionError(f"coordinator_{name}", file, "a file that can be read")
         if files["key_file"] and not files["cert_file"]:
             raise OptionError("coordinator_cert_file", "(not set)", "set, as its key is")
