@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import os
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,9 @@ ONCE = tuple(
     )
 )  # fmt: skip
 STARTS_SERVERS = (TESTS / "integration", TESTS / "conformance")
+
+# It is .ci/test's for this process: one that a test starts is to find the plugins there are.
+os.environ.pop("PYTEST_DISABLE_PLUGIN_AUTOLOAD", None)
 
 if not sys.prefix.isascii():
     # uWSGI takes no other path of a Python environment, and tests name this one to it.
