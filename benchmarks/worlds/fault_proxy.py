@@ -70,7 +70,7 @@ class _Flow:
 
     def flush(self) -> None:
         pair, proxy = self.pair, self.proxy
-        while self.queue and not proxy._hold and not self.blocked and not pair.closed:
+        while self.queue and not (self.blocked or proxy._hold or pair.is_held or pair.closed):
             sink = pair.client if self.answers else pair.server
             due, item = self.queue[0]
             if sink is None:
@@ -130,6 +130,8 @@ class _Pair:
         self.server_open = True
         self.closed = False
         self.reset_after = proxy._reset_after
+        # What has become of it by lose_at().
+        self.lost = ""
         self.up = _Flow(proxy, self, answers=False)
         self.down = _Flow(proxy, self, answers=True)
         # The kernel lets clients in without delay: the round trip of their connect is put before
@@ -145,6 +147,11 @@ class _Pair:
             server.close()
             self.down.put(_RESET)
         self.watch()
+
+    @property
+    def is_held(self) -> bool:
+        """True if nothing of it is passed on any more."""
+        return self.lost in ("silent", "held")
 
     def watch(self) -> None:
         """Ask the selector for what can be dealt with now."""
@@ -196,6 +203,8 @@ class _Pair:
         at = self.proxy._stall_at
         if at and flow is self.up and isinstance(item, bytes) and at in item:
             self.proxy._hold = True
+        if isinstance(item, bytes) and self._is_lost(item, flow):
+            return
         garbage = self.proxy._garbage
         if garbage is not None and isinstance(item, bytes):
             if flow is self.up:
@@ -204,6 +213,22 @@ class _Pair:
                     self.down.put(part)
             return
         flow.put(item)
+
+    def _is_lost(self, item: bytes, flow: _Flow) -> bool:
+        """Do what :meth:`FaultProxy.lose_at` says with a part; return whether that is all."""
+        data, fate = self.proxy._lose_at
+        if flow is self.up and data and data in item and not self.lost:
+            if fate not in ("unsent", "held"):
+                flow.put(item)
+            self.lost = fate
+            if fate in ("unsent", "sent"):
+                self.reset()
+            self.proxy._note_loss()
+            return True
+        if flow is self.down and self.lost == "unanswered":
+            self.reset()
+            return True
+        return False
 
     def flush(self) -> None:
         """Pass on what is due, both ways."""
@@ -297,6 +322,8 @@ class FaultProxy:
         self._numbers = itertools.count()
         self._hold = False
         self._stall_at = b""
+        self._lose_at = (b"", "")
+        self._losses = 0
         self._garbage: tuple[bytes, bool] | None = None
         self._reset_after: int | None = None
         self._trickle = (0, 0.0)
@@ -362,6 +389,18 @@ class FaultProxy:
         """Pass nothing on any more as soon as a part of a request holds `data`; before, all."""
         self._mode(stall_at=data)
 
+    def lose_at(self, data: bytes, fate: str) -> None:
+        """Lose each connection of whose request a part holds `data`, and no other.
+
+        :param fate: a word for what becomes of it. "unsent": it is reset, and the server gets nothing of that
+            part; "sent": it is reset when the server was given the part; "unanswered": when the
+            server answers the part, of which the client gets nothing; "silent": the server is given
+            the part, and then nothing passes any more, as if the client's machine were lost;
+            "held": the same, and the server is not given the part
+        """
+        assert fate in ("unsent", "sent", "unanswered", "silent", "held"), fate
+        self._mode(lose_at=(data, fate))
+
     def black_hole(self) -> None:
         """Behave as a host that vanished: new connects get no answer, the old pass nothing on."""
         self._mode(hold=True, listen="full")
@@ -420,6 +459,16 @@ class FaultProxy:
         """Wait until there ever were so many clients, or more."""
         self._wait(lambda: self._accepted >= number, f"{number} accepted")
 
+    @property
+    def losses(self) -> int:
+        """Return how many connections :meth:`lose_at` has lost."""
+        with self._changed:
+            return self._losses
+
+    def wait_for_losses(self, number: int) -> None:
+        """Wait until so many connections were lost by :meth:`lose_at`, or more."""
+        self._wait(lambda: self._losses >= number, f"{number} losses")
+
     def wait_for_bytes(self, direction: str, number: int) -> None:
         """Wait until so many bytes came, or more; counted from the beginning."""
         self._wait(lambda: self._bytes[direction] >= number, f"{number} bytes of {direction}")
@@ -443,18 +492,23 @@ class FaultProxy:
             self._bytes[direction] += number
             self._changed.notify_all()
 
+    def _note_loss(self) -> None:
+        with self._changed:
+            self._losses += 1
+            self._changed.notify_all()
+
     # Its thread
 
     def _mode(
         self, *, delay: float | None = None, hold: bool = False, listen: str = "open",
         garbage: tuple[bytes, bool] | None = None, reset_after: int | None = None,
         trickle: tuple[int, float] = (0, 0.0), stall_at: bytes = b"",
-        then: Callable[[], None] = lambda: None,
+        lose_at: tuple[bytes, str] = (b"", ""), then: Callable[[], None] = lambda: None,
     ) -> None:
         def change() -> None:
             self.delay = self.delay if delay is None else delay
             self._hold, self._garbage, self._trickle = hold, garbage, trickle
-            self._reset_after, self._stall_at = reset_after, stall_at
+            self._reset_after, self._stall_at, self._lose_at = reset_after, stall_at, lose_at
             for pair in self._pairs:
                 pair.reset_after = reset_after
             self._listen(listen)

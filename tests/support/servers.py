@@ -47,10 +47,17 @@ class PostgreSQL:
 
     folder: Path
     log: Path
+    #: In the name of its socket, and on 127.0.0.1 if it was asked to listen there.
+    port: int = 5432
 
-    def url(self, name: str) -> str:
-        """What SQLAlchemy, and so Keystone's ``[database] connection``, connects to."""
-        return f"postgresql+psycopg2://{_USER}@/{name}?host={self.folder}"
+    def url(self, name: str, *, port: int = 0) -> str:
+        """What SQLAlchemy, and so Keystone's ``[database] connection``, connects to.
+
+        :param port: that of a proxy before it; 0: none
+        """
+        if port:
+            return f"postgresql+psycopg2://{_USER}@127.0.0.1:{port}/{name}"
+        return f"postgresql+psycopg2://{_USER}@/{name}?host={self.folder}&port={self.port}"
 
     def fresh_database(self, name: str) -> str:
         """Make an empty database, in place of one of that name; returns its URL."""
@@ -74,7 +81,9 @@ class PostgreSQL:
                 return list(cursor.fetchall()) if cursor.description else []
 
     def _connect(self, database: str = "postgres") -> psycopg2.extensions.connection:
-        return psycopg2.connect(host=str(self.folder), user=_USER, dbname=database)
+        return psycopg2.connect(
+            host=str(self.folder), port=self.port, user=_USER, dbname=database
+        )
 
 
 @contextlib.contextmanager
@@ -165,7 +174,7 @@ class Restarts:
 
 @contextlib.contextmanager
 def postgresql(
-    folder: Path, *, replicated: bool = False, standby_of: PostgreSQL | None = None
+    folder: Path, *, replicated: bool = False, standby_of: PostgreSQL | None = None, port: int = 0
 ) -> Iterator[PostgreSQL]:
     """Run a PostgreSQL until the block ends.
 
@@ -174,6 +183,7 @@ def postgresql(
     :param folder: where its log is left, ``postgresql.log``
     :param replicated: whether it can have standbys and subscribers
     :param standby_of: what it follows, from a copy of it that is made now
+    :param port: where it listens on 127.0.0.1 as well, to whoever is on this machine; 0: nowhere
     """
     program = _program("postgres", "postgresql")
     user: list[str] = []
@@ -192,9 +202,13 @@ def postgresql(
             copy = ["pg_basebackup", f"--host={standby_of.folder}", f"--username={_USER}"]
             copy += [f"--pgdata={data}", "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
             _run(user, [str(program.with_name(copy[0])), *copy[1:]])
-        server = PostgreSQL(own, log)
+        server = PostgreSQL(own, log, port or PostgreSQL.port)
+        if port:
+            with (data / "pg_hba.conf").open("a", encoding="ascii") as rules:
+                rules.write("host all all 127.0.0.1/32 trust\n")
         options = {
-            "listen_addresses": "",
+            "listen_addresses": "127.0.0.1" if port else "",
+            "port": server.port,
             "unix_socket_directories": own,
             "max_connections": _CONNECTIONS,
             "shared_buffers": "32MB",

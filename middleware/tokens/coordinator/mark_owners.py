@@ -3,6 +3,8 @@
 A mark may be taken away from a writer only when his commit cannot become visible any more. A writer
 that was killed may have sent it: the server may be waiting for a standby, and show it later. So a
 mark names the process and the database session, and is taken away when neither is there any more.
+A session that is in no transaction counts as gone: the server keeps one for hours whose machine was
+lost, and it was in the transaction when the mark was made.
 
 An owner is text: ``PROCESS SESSION#CHANGE``. The process is named as in ``common/process.py``. The
 session is ``SERVER/NUMBER``, with a digest of the server's identity; ``-`` where the process itself
@@ -71,8 +73,11 @@ _POSTGRESQL_SESSION = (
     "SELECT pg_backend_pid(), extract(epoch FROM pg_postmaster_start_time()), "
     "current_setting('port')"
 )
-_MYSQL_LOOK = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = %s"
-_POSTGRESQL_LOOK = "SELECT COUNT(*) FROM pg_stat_activity WHERE pid = %s"
+_MYSQL_LOOK = "SELECT command, time FROM information_schema.processlist WHERE id = %s"
+# The state of others' sessions is not shown; then it counts.
+_POSTGRESQL_LOOK = """\
+SELECT COUNT(*) FROM pg_stat_activity
+WHERE pid = %s AND (state IS DISTINCT FROM 'idle' OR xact_start IS NOT NULL)"""
 # A standby may have applied what its primary does not show yet, and knows of nobody who writes.
 _POSTGRESQL_TRANSACTION = "SELECT pg_is_in_recovery(), txid_status(%s)"
 # The sessions that write, visible to every user: a transaction that writes has a number, and is a
@@ -129,6 +134,9 @@ _SESSIONS = {
 
 #: The owners of the changes that this process is making.
 under_way: set[str] = set()
+#: Those of its changes whose commits failed, and may still come about while their sessions last;
+#: the coordinator was away when it should have been told of that.
+given_up: set[str] = set()
 _changes = itertools.count(1)
 
 
@@ -262,8 +270,26 @@ def _session_is_there(dialect: str, connection: Any, session: str) -> bool | Non
         return None if behind else status == "in progress"
     if session_of(dialect, connection).partition("/")[0] != server:
         return None
-    look = _POSTGRESQL_LOOK if dialect == "postgresql" else _MYSQL_LOOK
-    return bool(_row(connection, look, int(number))[0])
+    if dialect == "postgresql":
+        return bool(_row(connection, _POSTGRESQL_LOOK, int(number))[0])
+    return _is_in_transaction(connection, int(number))
+
+
+def _is_in_transaction(connection: Any, number: int) -> bool:
+    """Return whether MySQL or MariaDB has a session, which is in a transaction or may be.
+
+    :param connection: a DBAPI connection, in no transaction
+    :param number: the session's number
+    """
+    for command, seconds in _rows(connection, _MYSQL_LOOK, number):
+        if command != "Sleep":
+            return True
+        listed = _transactions(connection)
+        if listed is not None:
+            return any(name.startswith(f"{number} ") for name, _, _ in listed)
+        # Without the right: MariaDB ends who waits for his client in a transaction for longer.
+        return float(seconds) < _idle_seconds(connection) + _ARRIVAL_SECONDS
+    return False
 
 
 # Sessions that may have been writing since before a time, by server and by the list they are in.
@@ -333,16 +359,34 @@ def _galera_node(connection: Any) -> dict[str, str]:
     return {str(row[0]).lower(): str(row[1]) for row in _rows(connection, _GALERA_NODE)}
 
 
-def _writers_here(connection: Any, age: float) -> _Writers:
-    listed: list[tuple[Any, ...]] = []
-    with suppress(Exception):  # without the right
+def _transactions(connection: Any) -> list[tuple[Any, ...]] | None:
+    """Return the rows of :data:`_MYSQL_TRANSACTIONS`; ``None`` without the right, or of before.
+
+    The list may stay an older one for as long as anybody keeps asking.
+    """
+    with suppress(Exception):
         _do(connection, _MYSQL_BEGIN)
         listed = _rows(connection, _MYSQL_TRANSACTIONS)
-    if any(own for _, own, _ in listed):
+        if any(own for _, own, _ in listed):
+            return listed
+    return None
+
+
+def _idle_seconds(connection: Any) -> float:
+    """Return the seconds that a transaction which has written may wait for its client."""
+    try:
+        _row(connection, _MARIADB_IDLE_SECONDS)
+    except Exception:  # MySQL
+        return math.inf
+    return IDLE_SECONDS
+
+
+def _writers_here(connection: Any, age: float) -> _Writers:
+    listed = _transactions(connection)
+    if listed is not None:
         writers = _of_sessions(connection, _MYSQL_WRITERS, _ARRIVAL_SECONDS, age)
         writers.update(str(name) for name, _, writes in listed if writes)
         return {"transactions": writers}
-    # The list is an older one, and may stay so as long as anybody keeps asking.
     return {"sessions": _sessions_at_it(connection, age)}
 
 
@@ -356,11 +400,7 @@ def _sessions_at_it(connection: Any, age: float) -> set[str]:
     :param connection: a DBAPI connection
     :param age: seconds since that time
     """
-    bound: float = IDLE_SECONDS + _ARRIVAL_SECONDS
-    try:
-        _row(connection, _MARIADB_IDLE_SECONDS)
-    except Exception:  # MySQL
-        bound = math.inf
+    bound = _idle_seconds(connection) + _ARRIVAL_SECONDS
     # A commit may have been sent after that time, by whoever had waited until then.
     late = min(bound, age)
     writers = _of_sessions(connection, _MYSQL_WRITERS, late, age)
@@ -417,9 +457,10 @@ class Settled:
         session = session.partition("#")[0]
         if not begins(owner):
             alive = named_lives(name)
-            if alive:
-                # It stamps the mark itself, unless the answer to its mark was lost.
-                return name == name_of(os.getpid()) and owner not in under_way
+            if alive and (name != name_of(os.getpid()) or owner in under_way):
+                return False  # it stamps the mark itself
+            if alive and owner not in given_up:
+                return True  # the answer to its mark or its stamp was lost
             if not owner or (alive is False and session == HERE):
                 return True
         if not self.connections or not self._lock.acquire(blocking=False):
@@ -447,6 +488,8 @@ class Settled:
                 f"{self.timeout:g} s have passed" if there is None else "that is over",
                 "it was asked before" if begins(owner) else "it changes",
             )
+        if there is False:
+            given_up.discard(owner)
         return there is False
 
     def _is_next(self, owner: str) -> bool:

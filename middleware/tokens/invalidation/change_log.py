@@ -22,7 +22,15 @@ from keyfront.errors import CoordinatorError
 
 from ..coordinator.factory import coordinator_of
 from ..coordinator.local import LEASE_SECONDS, NAME, SharedMemory, end_others
-from ..coordinator.mark_owners import HERE, UNKNOWN, Settled, left, owner, under_way
+from ..coordinator.mark_owners import (
+    HERE,
+    UNKNOWN,
+    Settled,
+    given_up,
+    left,
+    owner,
+    under_way,
+)
 from ..counters import CHANGES_REFUSED
 from ..epochs import ALL_SLOT, Coordinator, Mark, Slots, slots
 from ..folder import check_folder, is_by_database
@@ -234,7 +242,8 @@ class Changes:
     def leave(self, mark: Mark, session: str) -> None:
         """Leave a mark to the end of a session: its commit failed, and may still come about.
 
-        An error of the coordinator is logged, and the mark left again with the next change.
+        An error of the coordinator is logged. This process then takes the mark away when it meets
+        it and the session is over; or it completes it with the next change, if only that failed.
 
         :param mark: the result of :meth:`begin`
         :param session: the session, which nobody uses any more; ``-``: the commit is over
@@ -245,11 +254,18 @@ class Changes:
         try:
             if session != HERE:
                 coordinator.mark(mark.slots, left(session))
+        except CoordinatorError as error:
+            LOG.error("a change could not be completed: %s", error)
+            # In this order: in between it would count as made by whoever meets the mark.
+            given_up.update(self._owners.get(mark, ())[-1:])
             self._is_over(mark)
+            return
+        self._is_over(mark)
+        try:
             coordinator.stamp(mark)
         except CoordinatorError as error:
             LOG.error("a change could not be completed: %s", error)
-            self._unstamped.append((mark, session))
+            self._unstamped.append((mark, HERE))
 
     def _end_others(self) -> bool:
         """Remove the tables of other versions; return whether there were any."""

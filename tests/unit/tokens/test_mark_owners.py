@@ -54,7 +54,11 @@ class Server:
         self.number = number
         self.greeted = number
         self.name = name
-        self.sessions = {5}
+        #: What it shows of sessions: what they are at, and for how many seconds.
+        self.sessions = {5: ("Query", 1)}
+        #: What it lists of transactions: sessions; ``None``: the user may not see them.
+        self.transactions: list[int] | None = None
+        self.bounds_idleness = True
         self.asked: list[str] = []
         self.away = False
         self.info = SimpleNamespace(backend_pid=self.greeted)
@@ -71,12 +75,20 @@ class Server:
 
     def cursor(self) -> Any:
         return SimpleNamespace(
-            execute=self.execute, fetchall=lambda: [self._row], close=lambda: None
+            execute=self.execute, fetchall=lambda: self._found, close=lambda: None
         )
 
-    def execute(self, statement: str, values: Any) -> None:
+    def execute(self, statement: str, values: Any = None) -> None:
         self.asked.append(statement)
-        self._row = (int(values[0] in self.sessions),) if values else (self.number, self.name, 1)
+        self._found: list[tuple[object, ...]] = [(self.number, self.name, 1)]
+        if "processlist" in statement and values:
+            self._found = [seen for number, seen in self.sessions.items() if number == values[0]]
+        elif "innodb_trx" in statement:
+            if self.transactions is None:
+                raise PermissionError
+            self._found = [(f"{x} 421", x == self.number, 0) for x in self.transactions]
+        elif "idle_write_transaction_timeout" in statement and not self.bounds_idleness:
+            raise LookupError
 
     def rollback(self) -> None:
         pass
@@ -139,6 +151,34 @@ def test_a_session_that_is_there_may_still_commit(clock: Clock, dead: str) -> No
     assert server.open == 0
 
 
+@pytest.mark.parametrize(
+    ("seen", "transactions", "is_mariadb", "over"),
+    [
+        # The commit is over, and who has sent it is gone without the server knowing.
+        (("Sleep", 9), [7], False, True),
+        (("Sleep", 9), [5, 7], False, False),
+        # At a statement, which may be the commit.
+        (("Query", 9000), [7], False, False),
+        # An older list, or none: MariaDB ends transactions that wait for long.
+        (("Sleep", 31), [6], True, False),
+        (("Sleep", 32), [6], True, True),
+        (("Sleep", 31), None, True, False),
+        (("Sleep", 32), None, True, True),
+        (("Sleep", 9000), None, False, False),
+    ],
+)
+def test_a_session_in_no_transaction_commits_no_more(
+    clock: Clock, dead: str, seen: tuple[str, int], transactions: list[int] | None,
+    is_mariadb: bool, over: bool,
+) -> None:  # fmt: skip
+    server = Server()
+    server.sessions[5] = seen
+    server.transactions, server.bounds_idleness = transactions, is_mariadb
+    session = mark_owners.session_of("mysql", Server(number=5))
+    assert settled(server)(f"{dead} {session}", LONG) == over
+    assert server.open == 0
+
+
 def test_of_a_writer_elsewhere_the_session_counts(clock: Clock) -> None:
     server = Server()
     session = mark_owners.session_of("mysql", Server(number=5))
@@ -147,6 +187,18 @@ def test_of_a_writer_elsewhere_the_session_counts(clock: Clock) -> None:
     server.sessions.clear()
     clock.later(2)
     assert judge(f"0123456789ab:1:5 {session}", MARK_SECONDS)
+
+
+def test_what_a_process_has_given_up_is_over_with_its_session(clock: Clock) -> None:
+    server = Server()
+    me = mark_owners.owner(mark_owners.session_of("mysql", Server(number=5)))
+    mark_owners.given_up.add(me)
+    judge = settled(server)
+    assert not judge(me, LONG)
+    server.sessions.clear()
+    clock.later(2)
+    assert judge(me, MARK_SECONDS)
+    assert me not in mark_owners.given_up
 
 
 def test_a_commit_that_failed_is_over_with_its_session(clock: Clock) -> None:
@@ -213,7 +265,7 @@ def test_each_is_asked_about_in_turn(clock: Clock, dead: str) -> None:
         found += [x for x in (stays, ends) if judge(f"{dead} {x}", LONG)]
         clock.later(0.1)
     assert set(found) == {ends}
-    assert 3 <= len([x for x in server.asked if "COUNT" in x]) <= 5
+    assert 3 <= len([x for x in server.asked if "processlist" in x]) <= 5
 
 
 def sqlite(path: Path) -> Settled:

@@ -656,6 +656,25 @@ def test_a_mark_that_could_not_be_stamped_is_with_the_next_change(
     assert not mark_owners.under_way
 
 
+def test_a_commit_that_fails_with_the_coordinator_is_given_up(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    """This process then takes the mark away itself, when the session is over."""
+    told_of = change_log.Changes(lambda: tmp_path)
+    mark = told_of.begin(["catalog"], "server/5")
+    assert mark is not None
+    (me,) = mark_owners.under_way
+    recorder.failing = "mark"
+    told_of.leave(mark, "server/5")
+    assert not mark_owners.under_way
+    assert mark_owners.given_up == {me}
+    mark_owners.given_up.clear()
+    recorder.failing = ""
+    recorder.told.clear()
+    told_of.end(told_of.begin(["users"], "server/5"), ["users"])
+    assert recorder.told == told("users"), "it is not made complete by the next change"
+
+
 def test_a_change_that_is_under_way_is_known_to_be(recorder: Recorder, tmp_path: Path) -> None:
     told_of = change_log.Changes(lambda: tmp_path)
     one, other = told_of.begin(["catalog"]), told_of.begin(["catalog"])
