@@ -11,8 +11,8 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import redis
 
@@ -24,7 +24,7 @@ from .history import History, Seen
 from .lease import Poller
 from .scripts import PROGRAM, SHA1
 from .sentinels import TRUST_SECONDS, Fixed, NoMajority, Sentinels
-from .server import Link, Server
+from .server import Link, Server, not_of_redis
 
 LOG = logging.getLogger(__name__)
 
@@ -44,6 +44,53 @@ _ALL = Slots((ALL_SLOT,))
 
 #: The mark of a change that Redis was not told of: of no generation, and of everything.
 UNTOLD = Mark(0, 0, _ALL)
+
+
+class Answer(NamedTuple):
+    """The answer of the program."""
+
+    #: The last change of the table.
+    last: Seen
+    slot_count: int
+    #: Seconds until changes may begin.
+    wait: float
+    #: True if the table was made anew, as it had been set back.
+    went_back: bool
+    #: The serial number of the mark that was made; 0 or below: none was.
+    serial: int = 0
+    #: Its slots.
+    slots: tuple[int, ...] = ()
+    #: Number of marks that were completed, and the old ones: serial number, owner, microseconds.
+    found: int = 0
+    old: tuple[tuple[int, str, int], ...] = ()
+    #: The counts.
+    counts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, deed: str, said: Sequence[bytes]) -> Answer:
+        """Return the answer to an action.
+
+        :param deed: the action
+        :param said: the values that Redis returned
+        :raises ValueError: the program returns no such values; so does IndexError
+        """
+        generation, slot_count, sequence, wait, change = said[:5]
+        name = change.decode("ascii")
+        last = Seen(int(generation, 16), int(sequence), name.lstrip("-"))
+        answer = cls(last, int(slot_count), int(wait) / 1e6, name.startswith("-"))
+        more = said[5:]
+        if deed == "mark":
+            serial = int(more[0])
+            slots = tuple(map(int, more[1].split(b","))) if serial > 0 else ()
+            return answer._replace(serial=serial, slots=slots)
+        if deed == "recover":
+            marks = zip(more[1::3], more[2::3], more[3::3], strict=True)
+            old = tuple((int(x), owner.decode("ascii", "replace"), int(y)) for x, owner, y in marks)
+            return answer._replace(found=int(more[0]), old=old)
+        if deed == "count":
+            under_way, changes, recovered, flushes = map(int, more)
+            return answer._replace(counts=(under_way, changes, recovered, flushes))
+        return answer
 
 
 class Contact:
@@ -132,21 +179,16 @@ class Contact:
                 self._outage.end()
                 return answer
 
-    def run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
+    def run(self, deed: str, *arguments: Any, confirm: bool = False) -> Answer:
         """Call the program of ``scripts.py`` in Redis.
 
         :param deed: the program's action: ``look``, ``mark``, ``stamp``, ``touch``, ``recover`` or
             ``count``
         :param arguments: the arguments of the action
         :param confirm: true to make sure afterwards that it was the master that ran it
-        :returns: the generation in hexadecimal, the slot count, the number of the last change,
-            microseconds until changes may begin, and the answer of the action
         :raises CoordinatorError: Redis did not answer, or refused; it may have run it
         """
-        answer: list[bytes] = self.do(
-            lambda link: self._evaluated(link, deed, *arguments), confirm=confirm
-        )
-        return answer
+        return self.do(lambda link: self._evaluated(link, deed, *arguments), confirm=confirm)
 
     def owe(self, mark: Mark) -> None:
         """Tell Redis of a change as soon as it is back, before anything else is asked of it.
@@ -177,7 +219,7 @@ class Contact:
         self._paying = threading.Lock()
         self._payer.after_fork()
 
-    def _evaluated(self, link: Link, deed: str, *arguments: Any) -> list[bytes]:
+    def _evaluated(self, link: Link, deed: str, *arguments: Any) -> Answer:
         history = self._history
         before = history.seen
         fixed = (
@@ -191,18 +233,20 @@ class Contact:
             before.words,
         )
         try:
-            answer = link.run("EVALSHA", SHA1, 2, *fixed, *arguments)
+            said = link.run("EVALSHA", SHA1, 2, *fixed, *arguments)
         except redis.exceptions.NoScriptError:
-            answer = link.run("EVAL", PROGRAM, 2, *fixed, *arguments)
-        # With a - before it: the table was made anew, as it had been set back.
-        change = answer.pop(4).decode("ascii", "replace")
-        now = Seen(int(answer[0], 16), int(answer[2]), change.lstrip("-"))
-        if change.startswith("-"):
+            said = link.run("EVAL", PROGRAM, 2, *fixed, *arguments)
+        try:
+            answer = Answer.of(deed, said)
+        except (ValueError, IndexError) as error:
+            raise not_of_redis(error) from None
+        now = answer.last
+        if answer.went_back:
             history.complain(before, before.generation)
         if now.generation in before.past:
             history.complain(before, now.generation)  # the next call begins another one
         else:
-            history.note(before, now, int(answer[1]))
+            history.note(before, now, answer.slot_count)
         return answer
 
     def _pay(self, link: Link) -> None:

@@ -46,7 +46,7 @@ from ...invalidation.rules import FIXED
 from ..local import SLOTS
 from ..mark_owners import beginning
 from .address import Address
-from .contact import LEASE_SECONDS, UNTOLD, Contact
+from .contact import LEASE_SECONDS, UNTOLD, Answer, Contact
 from .history import LAST_NUMBER, History, Seen
 from .lease import Mirror, Poller
 from .scripts import CHANGES, FIRST_MARK, STEP_SECONDS
@@ -69,7 +69,6 @@ _STEP = STEP_SECONDS / 2
 _BEGIN_SECONDS = 15.0
 _ALL = Slots((ALL_SLOT,))
 _FIXED = Slots(range(len(FIXED)))
-_FIRST = str(FIRST_MARK).encode()
 # Slots of a table.
 _FEWEST, _MOST = 2 * len(FIXED) + 1, 2**24
 
@@ -195,9 +194,9 @@ class Redis:
         self._poller = None if lease is None else Poller(self._poll, min(lease, LEASE_SECONDS) / 2)
         self._recovered = 0.0
         # The last generation in which this process has completed a change.
-        self._begun = b""
+        self._begun = 0
         # Monotonic times when old marks were first seen here, by generation and serial number.
-        self._met: dict[tuple[bytes, bytes], float] = {}
+        self._met: dict[tuple[int, int], float] = {}
         self._closed = False
         self._pid = os.getpid()
         self._forks: dict[int, threading.Lock] = {}
@@ -355,25 +354,23 @@ class Redis:
         :raises CoordinatorError: Redis cannot be reached
         """
         answer = self._run("recover")
-        old = answer[5:]
-        marks = list(zip(old[::3], old[1::3], old[2::3], strict=True))
+        generation, marks = answer.last.generation, answer.old
         # Redis' clock may have been set: of a mark's age counts what has passed here as well.
         now, before = time.monotonic(), self._met
-        met = {(answer[0], one[0]): before.get((answer[0], one[0]), now) for one in marks}
+        met = {(generation, one[0]): before.get((generation, one[0]), now) for one in marks}
         self._met = met  # another thread may do so as well
         serials = []
         for serial, owner, age in marks:
-            here = now - met[answer[0], serial]
+            here = now - met[generation, serial]
             # For the mark with which the table begins only this counts.
-            name, seconds = beginning(answer[0].decode("ascii")), here
-            if serial != _FIRST:
-                name = owner.decode("ascii", "replace")
-                seconds = min(int(age) / 1e6, MARK_SECONDS + here)
+            name, seconds = beginning(f"{generation:x}"), here
+            if serial != FIRST_MARK:
+                name, seconds = owner, min(age / 1e6, MARK_SECONDS + here)
             if self.settled(name, seconds):
-                serials.append(serial)
+                serials.append(str(serial))
         if not serials:
             return 0
-        found = int(self._run("recover", b",".join(serials), answer[0])[4])
+        found = self._run("recover", ",".join(serials), f"{generation:x}").found
         if found:
             LOG.warning("%s: completed %d change(s) of writers that died", self.address, found)
         return found
@@ -383,14 +380,15 @@ class Redis:
 
         :raises CoordinatorError: Redis cannot be reached
         """
-        answer = [int(value) for value in self._run("count")[1:]]
+        answer = self._run("count")
+        under_way, changes, recovered, flushes = answer.counts
         return {
-            "changes": answer[4],
-            "changes_under_way": answer[3],
-            "changes_recovered": answer[5],
-            "flushes": answer[6],
-            "sequence": answer[1],
-            "slots": answer[0],
+            "changes": changes,
+            "changes_under_way": under_way,
+            "changes_recovered": recovered,
+            "flushes": flushes,
+            "sequence": answer.last.sequence,
+            "slots": answer.slot_count,
         }
 
     def close(self) -> None:
@@ -584,10 +582,9 @@ class Redis:
         begun = time.monotonic()
         while True:
             answer = self._run("mark", ",".join(map(str, slots)), owner)
-            serial, wait = int(answer[4]), int(answer[3]) / 1e6
+            serial, wait = answer.serial, answer.wait
             if serial > 0:
-                marked = Slots(map(int, answer[5].split(b",")))
-                return Mark(int(answer[0], 16), serial, marked)
+                return Mark(answer.last.generation, serial, Slots(answer.slots))
             limit, why = _BEGIN_SECONDS, "it was made anew, again and again"
             if serial < 0:
                 wait, limit, why = 0.05, LOCK_SECONDS, "too many changes are under way at once"
@@ -600,17 +597,17 @@ class Redis:
     def _complete(self, deed: str, slots: Slots, *arguments: Any) -> None:
         """Give slots a new number, and return when nobody trusts an older table any more."""
         answer = self._run(deed, ",".join(map(str, slots)), *arguments, confirm=True)
-        wait = int(answer[3]) / 1e6
+        wait = answer.wait
         while wait > 0:
             time.sleep(min(wait, _STEP))
             try:
-                wait = int(self._run("recover")[3]) / 1e6
+                wait = self._run("recover").wait
             except CoordinatorError:
                 time.sleep(wait)
                 return
-        if answer[0] != self._begun:
+        if answer.last.generation != self._begun:
             # As a rule nobody writes, and a new table can be used at once.
-            self._begun = answer[0]
+            self._begun = answer.last.generation
             self._recover_sometimes()
 
     def _recover_sometimes(self) -> None:
@@ -620,9 +617,9 @@ class Redis:
             with suppress(CoordinatorError):
                 self.recover()
 
-    def _run(self, deed: str, *arguments: Any, confirm: bool = False) -> list[bytes]:
+    def _run(self, deed: str, *arguments: Any, confirm: bool = False) -> Answer:
         answer = self._here().run(deed, *arguments, confirm=confirm)
-        self._table.know(int(answer[0], 16), int(answer[1]))
+        self._table.know(answer.last.generation, answer.slot_count)
         return answer
 
     def _owe(self, mark: Mark) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import redis
 
 from .address import Address
-from .server import LifeEnded, connect, is_usable
+from .server import LifeEnded, connect, is_usable, not_of_redis
 
 #: Seconds for which a server is taken for the master without asking the sentinels again.
 TRUST_SECONDS = 0.5
@@ -133,9 +133,9 @@ class Sentinels:
             kept = self._kept(sentinel)
             try:
                 named = self._named_by(sentinel, kept)
-            except (redis.RedisError, OSError, ValueError) as error:
+            except Exception as error:
                 self._failed[sentinel] = time.monotonic()
-                silent[sentinel] = f"{sentinel[0]}:{sentinel[1]}: {error}"
+                silent[sentinel] = f"{sentinel[0]}:{sentinel[1]}: {not_of_redis(error)}"
                 if kept is not None:
                     self._forget_all()
                     order.append(sentinel)
@@ -184,7 +184,9 @@ class Sentinels:
             )
             if not host:
                 raise redis.ResponseError(f"it knows no master {name}")
-            named = host.decode(), int(port)
+            named = host.decode("ascii"), int(port)
+            if not 0 < named[1] < 65536:
+                raise ValueError("port")
         except BaseException:
             connection.disconnect()
             raise

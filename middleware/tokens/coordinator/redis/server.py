@@ -79,7 +79,10 @@ class Link:
         self._connection = connection
         # Commands that are sent again and again, packed.
         self._packed: dict[Command, bytes] = {}
-        connection.connect()
+        try:
+            connection.connect()
+        except Exception as error:
+            raise not_of_redis(error) from None
         # Once closed, it would connect again by itself, to whatever server is there then.
         connection.redis_connect_func = _refuse
         try:
@@ -99,18 +102,19 @@ class Link:
             raise
 
     def read(self, first: Command, *command: Any) -> tuple[list[Any], list[Any]]:
-        """Return the answers to two commands that read, the second one later than the first.
+        """Return the answers to two commands HMGET, the second one later than the first.
 
         :param first: the first command, one of few, as its packed form is kept
         :param command: the second command
+        :returns: of each command the value of each field, ``None`` for one that is not there
         :raises LifeEnded: the server may have been another one, or a replica, when it answered
         :raises redis.RedisError: no answer, or an error as the answer; close the link
         """
         pack = self._connection.pack_command
         packed = [self._constant(first), *pack(*command), self._constant(_INFO)]
         earlier, answer, proof = self._ask(packed, 3)
-        _check(earlier, list)
-        _check(answer, list)
+        _check_values(earlier, len(first) - 2)
+        _check_values(answer, len(command) - 2)
         _check(proof, bytes)
         if _IS_MASTER not in proof or self._proof not in proof:
             raise LifeEnded("it was made a replica, or a master anew")
@@ -119,12 +123,14 @@ class Link:
     def run(self, *command: Any) -> list[Any]:
         """Return the answer to a command that checks by itself that it runs on the master.
 
-        :param command: the command, whose answer is a list
+        :param command: the command, whose answer is a list of strings
         :raises redis.RedisError: no answer, or an error as the answer; close the link
         """
-        answer = self._ask(self._connection.pack_command(*command), 1)[0]
+        answer: list[bytes] = self._ask(self._connection.pack_command(*command), 1)[0]
         _check(answer, list)
-        return answer  # type: ignore[no-any-return]
+        for value in answer:
+            _check(value, bytes)
+        return answer
 
     @property
     def is_usable(self) -> bool:
@@ -143,13 +149,35 @@ class Link:
 
     def _ask(self, packed: Sequence[bytes], answers: int = 2) -> list[Any]:
         connection = self._connection
-        connection.send_packed_command([b"".join(packed)], check_health=False)
-        return [connection.read_response() for _ in range(answers)]
+        try:
+            connection.send_packed_command([b"".join(packed)], check_health=False)
+            return [connection.read_response() for _ in range(answers)]
+        except Exception as error:
+            raise not_of_redis(error) from None
+
+
+def not_of_redis(error: Exception) -> Exception:
+    """Return the error for an answer that is none of Redis; its own errors as they are.
+
+    :param error: the error of the client, or of whoever took the answer apart
+    """
+    if isinstance(error, redis.RedisError | OSError | UnicodeError):
+        return error
+    return redis.InvalidResponse("it answers as Redis would not")
 
 
 def _check(answer: object, kind: type) -> None:
     if not isinstance(answer, kind):
-        raise redis.InvalidResponse("it answers as Redis would not")
+        raise not_of_redis(TypeError())
+
+
+_VALUES = {bytes, type(None)}
+
+
+def _check_values(answer: list[object], count: int) -> None:
+    _check(answer, list)
+    if len(answer) != count or not _VALUES.issuperset(map(type, answer)):
+        raise not_of_redis(TypeError())
 
 
 class Server:
