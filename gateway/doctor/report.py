@@ -206,7 +206,7 @@ def _finding(page: _Page, group: list[Result]) -> None:
                 page.lines.append(f"           {shown(place)}")
         following = group[number + 1].finding.lines if number + 1 < len(group) else ()
         if result.finding.lines != following:
-            page.lines += [f"             + {shown_line(line)}" for line in result.finding.lines]
+            page.lines += [f"           + {shown_line(line)}" for line in result.finding.lines]
     page.wrapped(group[0].harm, " " * 11, " " * 11)
     page.lines.append(f"           {check.link}")
 

@@ -10,7 +10,7 @@ from ..advice import around, for_tree, instead
 from ..found import Found
 from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
 from ..settings import Directive, Place, Tree, seconds
-from .cross_layer import _mpm, _of_host, _quoted, _without, daemon_line
+from .cross_layer import _mpm, _of_host, _quoted, _without, daemon_lines, folded
 from .nginx import remote_ids
 from .uwsgi import DEAD
 
@@ -213,7 +213,7 @@ def timeouts(found: Found) -> Iterator[Finding]:
             yield Finding(
                 what=f"WSGIDaemonProcess {directive.args[0]} without {', '.join(missing)}",
                 where=(directive.place,),
-                lines=instead(directive, daemon_line(found, directive, options)),
+                lines=instead(directive, *daemon_lines(found, directive, options)),
             )
 
 
@@ -271,7 +271,7 @@ def more_than_one(found: Found) -> Iterator[Finding]:
             yield Finding(
                 what=f"WSGIDaemonProcess {directive.args[0]} with one process of one thread",
                 where=(directive.place,),
-                lines=instead(directive, daemon_line(found, directive, options)),
+                lines=instead(directive, *daemon_lines(found, directive, options)),
             )
 
 
@@ -280,7 +280,7 @@ def more_than_one(found: Found) -> Iterator[Finding]:
     WARNING,
     "mod_wsgi",
     holds="A graceful restart of Apache keeps mod_wsgi's socket",
-    harm="After each log rotation kept connections are answered 503.",
+    harm="After a graceful restart, as log rotation makes one, kept connections are answered 503.",
     source="https://bugs.launchpad.net/charm-keystone/+bug/1863232; mod_wsgi, WSGISocketRotation",
 )
 def socket_rotation(found: Found) -> Iterator[Finding]:
@@ -294,7 +294,8 @@ def socket_rotation(found: Found) -> Iterator[Finding]:
         if found.daemons and long and (rotation is None or rotation.value.lower() == "on"):
             assert keepalive is not None
             yield Finding(
-                what=f"WSGISocketRotation On with KeepAliveTimeout {keepalive.value}",
+                what=f"WSGISocketRotation On{'' if rotation else ', the default,'} with "
+                f"KeepAliveTimeout {keepalive.value}",
                 where=(rotation.place if rotation else keepalive.place,),
                 lines=for_tree(tree, rotation, "WSGISocketRotation Off"),
             )
@@ -321,7 +322,7 @@ def truncated_bodies(found: Found) -> Iterator[Finding]:
             yield Finding(
                 what=f"mod_wsgi {'.'.join(map(str, version))} without queue-timeout",
                 where=(directive.place, reloading.place),
-                lines=instead(directive, daemon_line(found, directive, options)),
+                lines=instead(directive, *daemon_lines(found, directive, options)),
             )
 
 
@@ -345,7 +346,7 @@ def retry(found: Found) -> Iterator[Finding]:
             yield Finding(
                 what=f"{directive} without retry=0",
                 where=(directive.place,),
-                lines=instead(directive, f"{_without(directive, 'retry')} retry=0"),
+                lines=instead(directive, *folded([*_without(directive, "retry"), "retry=0"])),
             )
     yield from _retry_in_vain(found)
 
@@ -369,7 +370,7 @@ def _retry_in_vain(found: Found) -> Iterator[Finding]:
             yield Finding(
                 what="retry=0 does nothing without a balancer",
                 where=(directive.place,),
-                lines=instead(directive, _without(directive, "retry")),
+                lines=instead(directive, *folded(_without(directive, "retry"))),
                 level=INFO,
                 harm="None: httpd never leaves out the only server of a plain ProxyPass.",
             )

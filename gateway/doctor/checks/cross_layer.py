@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .. import routes
@@ -27,6 +27,8 @@ from ..settings import Directive, Place, Setting, Tree, seconds, size
 _RESEARCH = "uWSGI 2.0.31, core/socket.c and core/init.c"
 # Seconds that nginx, Apache and HAProxy wait where nothing is set.
 _NGINX_READ, _APACHE_TIMEOUT = 60, 60
+# Columns of a line of advice, so that a report of 80 has room for it and its mark.
+_ADVICE = 63
 _READ = ("uwsgi_read_timeout", "proxy_read_timeout")
 # What event and worker hold without another ServerLimit: 16 processes of 25 threads.
 _EVENT = 400
@@ -138,11 +140,11 @@ def proxy_waits_longer(found: Found) -> Iterator[Finding]:
         if wait <= bound.wait:
             yield Finding(
                 what=f"request-timeout {bound.wait:g} is not below the {wait:g} s that Apache "
-                f"waits for the daemon ({known.name if known else 'Timeout 60, the default'})",
+                f"waits for the daemon ({_named(known)})",
                 where=(bound.directive.place, *((known.place,) if known else ())),
                 lines=instead(
                     bound.directive,
-                    daemon_line(found, bound.directive, bound.options),
+                    *daemon_lines(found, bound.directive, bound.options),
                 ),
             )
 
@@ -165,6 +167,13 @@ def _request_timeouts(found: Found) -> list[_Bound]:
     return bounds
 
 
+def _named(known: Directive | None) -> str:
+    """Return the name of what says how long Apache waits for a daemon."""
+    if known is None:
+        return "Timeout 60, the default"
+    return "socket-timeout" if known.name.lower() == "wsgidaemonprocess" else known.name
+
+
 def before_daemon(
     found: Found, daemon: Directive, options: dict[str, str]
 ) -> tuple[float, Directive | None]:
@@ -180,8 +189,10 @@ def before_daemon(
     return (wait, known) if wait is not None else (_APACHE_TIMEOUT, None)
 
 
-def daemon_line(found: Found, directive: Directive, options: dict[str, str]) -> str:
-    """Return a WSGIDaemonProcess with all that it lacks: one line for all checks of it."""
+def daemon_lines(
+    found: Found, directive: Directive, options: dict[str, str]
+) -> tuple[str, ...]:
+    """Return a WSGIDaemonProcess with all that it lacks: the same for all checks of it."""
     wait, _ = before_daemon(found, directive, options)
     own = seconds(options.get("request-timeout", "0")) or 0
     more = {
@@ -197,15 +208,25 @@ def daemon_line(found: Found, directive: Directive, options: dict[str, str]) -> 
         kept = [f"{name}={options[name]}" for name in more if options.get(name)]
         missing = ["processes=4", "threads=2", *kept, *missing]
     if own and wait <= own:
-        line = re.sub(r" socket-timeout=\S*", "", line)
+        line = [word for word in line if not word.lower().startswith("socket-timeout=")]
         missing.append(f"socket-timeout={int(own) + 10}")
-    return " ".join((line, *missing))
+    return folded([*line, *missing])
 
 
-def _without(directive: Directive, *options: str) -> str:
-    """Return a directive without some of its options."""
+def folded(words: Iterable[str]) -> tuple[str, ...]:
+    """Return a directive of Apache in lines that fit into a report, continued by a backslash."""
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) > _ADVICE:
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return (*(f"{line} \\" for line in lines[:-1]), lines[-1])
+
+
+def _without(directive: Directive, *options: str) -> list[str]:
+    """Return the words of a directive without some of its options."""
     kept = [x for x in directive.args if x.partition("=")[0].lower() not in options]
-    return " ".join([directive.name, *(_quoted(x) for x in kept)])
+    return [directive.name, *(_quoted(x) for x in kept)]
 
 
 def _quoted(word: str) -> str:
@@ -252,10 +273,10 @@ class _Front:
                 else within(self.handed.around[-1], line)
             )
         if self.name == "timeout":
-            line = f"{_without(self.handed, 'timeout')} timeout={value}"
-            return instead(self.handed, line)
+            words = [*_without(self.handed, "timeout"), f"timeout={value}"]
+            return instead(self.handed, *folded(words))
         if self.known is None:
-            return instead(self.handed, f"{_without(self.handed)} timeout={value}")
+            return instead(self.handed, *folded([*_without(self.handed), f"timeout={value}"]))
         return instead(self.known, f"{self.known.name} {value}")
 
 
@@ -598,7 +619,8 @@ def memory_fits(found: Found) -> Iterator[Finding]:
             if found.uwsgi or daemon is None:
                 lines: tuple[str, ...] = (f"processes = {fits}",)
             else:
-                lines = instead(daemon, f"{_without(daemon, 'processes')} processes={fits}")
+                words = [*_without(daemon, "processes"), f"processes={fits}"]
+                lines = instead(daemon, *folded(words))
             yield Finding(
                 what=f"{found.workers[0]} workers need {need} MiB, the control group has "
                 f"{most >> 20}",
@@ -1078,7 +1100,7 @@ def probed_by_kubelet(found: Found) -> Iterator[Finding]:
                 what="kube-probe asks the workers" + (f", {rule.name} says so" if rule else ""),
                 where=(place,),
                 lines=(
-                    "(livenessProbe: tcpSocket, or keyfront's /livez; readinessProbe: "
-                    "timeoutSeconds 10, failureThreshold 5)",
+                    "(livenessProbe: tcpSocket, or keyfront's /livez)",
+                    "(readinessProbe: timeoutSeconds 10, failureThreshold 5)",
                 ),
             )

@@ -242,8 +242,9 @@ def pool_timeout(found: Found) -> Iterator[Finding]:
     WARNING,
     "schema",
     holds="The database has the indexes of this Keystone",
-    harm="Logins and lists read whole tables, and are slower with each user.",
-    source="keystone's own models; the migrations of 30.0.0 leave ix_system_actor_id out",
+    harm="What is looked up by these columns alone reads the whole table, slower with each row.",
+    source="keystone's own models; the migrations of 30.0.0 leave ix_system_actor_id out, which "
+    "matters where a user or group with a role in the system is deleted",
 )
 def indexes(found: Found) -> Iterator[Finding]:
     """Compared with the models of the Keystone that is installed here, by --live."""
@@ -254,7 +255,8 @@ def indexes(found: Found) -> Iterator[Finding]:
         yield Finding(
             what=f"{table} has no index of ({', '.join(columns)})",
             lines=(
-                f"CREATE INDEX ix_{table}_{'_'.join(columns)} ON {table} ({', '.join(columns)});",
+                f"CREATE INDEX ix_{table}_{'_'.join(columns)}",
+                f"    ON {table} ({', '.join(columns)});",
             ),
         )
 

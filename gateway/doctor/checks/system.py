@@ -399,8 +399,8 @@ def changed_by_hand(found: Found) -> Iterator[Finding]:
     "R02",
     WARNING,
     "rendered",
-    holds="Rendered files that go elsewhere lie there as they were rendered",
-    harm="systemd and the kernel go by older numbers than the servers.",
+    holds="What was rendered for other folders is installed there, as it was rendered",
+    harm="systemd, the kernel and logrotate go by other numbers than the servers, or by none.",
     source="docs/render.md: cp -r DIR/system/. /",
 )
 def in_their_places(found: Found) -> Iterator[Finding]:
@@ -412,9 +412,12 @@ def in_their_places(found: Found) -> Iterator[Finding]:
                 continue
             here, there = (found.files.text(x, wanted=False) for x in (path, place))
             if here is not None and here != there:
-                said = "is not in its place" if there is None else "is older or newer in its place"
+                said = "is not there" if there is None else "is another than was rendered"
                 yield Finding(
-                    what=f"{path} {said}", where=(Place(place),), lines=(f"cp {path} {place}",)
+                    what=f"{place} {said} ({path})",
+                    where=(Place(place),),
+                    # makes the folders of drop-ins as well
+                    lines=(f"install -D -m 644 {path} \\", f"    {place}"),
                 )
 
 

@@ -101,7 +101,7 @@ def test_the_page_is_80_columns_wide_with_and_without_colour(
     assert "\x1b[1;31m" in coloured
     assert _ESCAPES.sub("", coloured) == plain
     # Lines to be written are whole, however long.
-    told = [x for x in plain.splitlines() if not x.startswith(("             + ", "        "))]
+    told = [x for x in plain.splitlines() if not x.startswith(("           + ", "        "))]
     assert max(map(len, told)) <= 80
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from keyfront.gateway.doctor import diagnosis  # noqa: F401  (fills the registry)
 from keyfront.gateway.doctor.registry import CHECKS, LEVELS
-from support.doctor.cases import _DOMAIN, CASES, LDAP_GALERA
+from support.doctor.cases import _DOMAIN, _PUPPET, CASES, LDAP_GALERA, RDO_PUPPET
 
 
 def test_each_check_has_its_cases() -> None:
@@ -35,6 +35,29 @@ def test_does_not_fire(code: str, tmp_path: Path) -> None:
     assert [x.finding.what for x in made.results] == []
     # It was looked at, and not left out for want of something.
     assert [x.code for x in made.right] == [code], made.unread
+
+
+def test_advice_on_a_daemon_fits_into_a_report(tmp_path: Path) -> None:
+    """Apache reads a line that ends with a backslash on."""
+    long = RDO_PUPPET.swap(_PUPPET, "request-timeout=45", "request-timeout=300 socket-timeout=60")
+    (result,) = long.diagnosis(tmp_path, "X03").results
+    assert result.finding.what.endswith("that Apache waits for the daemon (socket-timeout)")
+    _, *lines = result.finding.lines
+    assert len(lines) > 1
+    assert all(len(line) <= 67 for line in lines)
+    assert all(line.endswith(" \\") for line in lines[:-1])
+    words = "".join(line.removesuffix("\\") for line in lines).split()
+    assert words[0] == "WSGIDaemonProcess"
+    assert {"request-timeout=300", "socket-timeout=310"} <= set(words)
+
+
+def test_what_is_rendered_is_installed_by_one_command(tmp_path: Path) -> None:
+    fires, _ = CASES["R02"]
+    (result,) = fires.diagnosis(tmp_path, "R02").results
+    place = "/etc/sysctl.d/60-keyfront.conf"
+    rendered = f"/etc/keyfront/system{place}"
+    assert result.finding.what == f"{place} is another than was rendered ({rendered})"
+    assert result.finding.lines == (f"install -D -m 644 {rendered} \\", f"    {place}")
 
 
 @pytest.mark.parametrize("code", CHECKS)
