@@ -25,6 +25,7 @@ from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import inactivity
 from keyfront.middleware.tokens.request import Request, current
 
 from . import kept_grants, user_reads
+from .body_schemas import keep_validators
 from .cache_regions import name_of
 from .fernet_keys import keep_keys
 from .imports import import_keystone, incompatible
@@ -83,42 +84,6 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
             look_for_new_tokens_at_once(manager, is_younger)
     except AttributeError as error:
         raise incompatible(f"it does not look as expected ({error})") from None
-
-
-# The schemas of bodies are constants of modules, and for each body Keystone makes a validator of
-# its schema anew, a class of its own included.
-
-# Validators that are kept; with one more all are dropped, as some schemas are of one request only.
-_SCHEMAS = 256
-
-
-def keep_validators(validation: Any) -> None:
-    """Make Keystone build the validator of each schema once.
-
-    :param validation: the module ``keystone.common.validation``
-    :raises IncompatibleError: it has no class of validators
-    """
-    module: Any = getattr(validation, "validators", None)
-    make = getattr(module, "SchemaValidator", None)
-    if not callable(make):
-        raise incompatible("keystone.common.validation has no validators.SchemaValidator")
-    if hasattr(make, "keyfront"):
-        return
-    # By the object, which is held here so that no other takes its place; what is changed in it is
-    # seen by the validator, whose schema it is.
-    kept: dict[int, tuple[Any, Any]] = {}
-
-    @functools.wraps(make, updated=())
-    def schema_validator(schema: Any) -> Any:
-        found = kept.get(id(schema))
-        if found is None:
-            if len(kept) >= _SCHEMAS:
-                kept.clear()
-            found = kept[id(schema)] = (schema, make(schema))
-        return found[1]
-
-    schema_validator.keyfront = True  # type: ignore[attr-defined]
-    module.SchemaValidator = schema_validator
 
 
 # Around each function whose values are cached there is one of the package decorator, which binds

@@ -25,7 +25,6 @@ import sqlalchemy
 from dogpile.cache import make_region
 from sqlalchemy import event, orm
 
-from keyfront.errors import IncompatibleError
 from keyfront.gateway.keystone import repeated_work, worker_memory
 from keyfront.gateway.keystone.worker_memory import KeystoneMemory
 from keyfront.middleware.tokens.epochs import Epoch, View
@@ -58,34 +57,6 @@ def request(number: int | None = SHARED) -> Iterator[Request]:
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-
-
-def test_a_validator_is_made_once_for_a_schema() -> None:
-    made = []
-
-    def make(schema: Any) -> Any:
-        made.append(schema)
-        return SimpleNamespace(schema=schema)
-
-    validation = SimpleNamespace(validators=SimpleNamespace(SchemaValidator=make))
-    repeated_work.keep_validators(validation)
-    kept = validation.validators.SchemaValidator
-    repeated_work.keep_validators(validation)
-    assert validation.validators.SchemaValidator is kept
-    schema, equal = {"type": "object"}, {"type": "object"}
-    assert kept(schema) is kept(schema)
-    assert kept(equal).schema is equal
-    assert len(made) == 2
-    for number in range(1000):
-        kept({"maximum": number})
-    # each of those was asked for by its own object, whatever its address
-    assert len(made) == 1002
-    assert [kept({"maximum": n}).schema for n in range(3)] == [{"maximum": n} for n in range(3)]
-
-
-def test_a_keystone_without_validators_is_refused() -> None:
-    with pytest.raises(IncompatibleError, match="no validators"):
-        repeated_work.keep_validators(SimpleNamespace())
 
 
 class Users:
