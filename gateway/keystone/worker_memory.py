@@ -334,7 +334,14 @@ class KeystoneMemory(CacheBackend):
         self._values.put(self._digest(key), kept)
         node = self._node()
         if node is not None and function not in _OF_EACH:
-            node.keep_value(self._form + key, kept.pack())
+            self._share(request, node, self._form + key, kept.pack())
+
+    @staticmethod
+    def _share(request: Request | None, node: Node, name: str, packed: bytes) -> None:
+        if request is None or request.shared is None:
+            node.keep_value(name, packed)
+        else:
+            request.shared.append((name, packed))
 
     def _of_another(self, key: str) -> _Value | None:
         """Return the value that another worker has shared; ``None`` without one."""
@@ -370,7 +377,7 @@ class KeystoneMemory(CacheBackend):
         node = self._node()
         if node is not None:
             packed = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-            node.keep_value(f"{self._form}{what} {state}", packed)
+            self._share(current.get(), node, f"{self._form}{what} {state}", packed)
 
     def computed(self, function: str, argument: object, compute: Callable[[], Any]) -> Any:
         """Return the kept value of a driver's function, or compute and keep it.

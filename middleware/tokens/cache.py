@@ -221,13 +221,16 @@ class TokenCache:
             return self.application(environ, start_response)
         settled = self._settling.settled(epoch)
         request = environ[ENVIRON_KEY] = self._begun(Request(since=epoch, issuing=True))
+        request.shared = []
         answer = _Answer(start_response)
         body = answer.read(self.application(environ, answer.start))
+        facts = None
         if answer.status.startswith("201 "):
             with suppress(CoordinatorError):
                 if epoch.generation != self._generation:
                     self._start_generation(epoch.generation)
-                first.issued(environ, request, answer.headers, body, settled, self._keys)
+                facts = first.issued(environ, request, answer.headers, body, settled, self._keys)
+        self._node.keep_together(request.shared, facts)
         return [body]
 
     def _begun(self, request: Request) -> Request:
@@ -336,10 +339,12 @@ class TokenCache:
         # Of what a replica may not have yet, the answer will not be said to be made.
         settled = self._settling.settled(epoch)
         request = environ[ENVIRON_KEY] = self._begun(Request(recording=True, since=epoch))
+        request.shared = []
         # Who asks how long the answer stands is told at its beginning: it waits for its end.
         asked = tags_header.ENVIRON_KEY in environ
         answer = _Answer(None if asked else start_response)
         body = answer.read(self.application(environ, answer.start))
+        self._node.keep_together(request.shared)
         entry = self._entry(environ, request, answer, body, settled, listing)
         if entry is None:
             self._count(NOT_KEPT)

@@ -302,8 +302,8 @@ class FirstValidations:
     def issued(
         self, environ: Mapping[str, Any], request: Request, headers: Headers, body: bytes,
         epoch: Epoch, keys: Keys,
-    ) -> None:  # fmt: skip
-        """Keep the facts about a token that was just issued.
+    ) -> tuple[bytes, bytes] | None:  # fmt: skip
+        """Return the facts about a token that was just issued, for the workers to keep.
 
         :param environ: the WSGI environment of the login
         :param request: the notes that were made while Keystone answered it
@@ -311,27 +311,28 @@ class FirstValidations:
         :param body: the body of the answer
         :param epoch: the epoch from before anything was read for it
         :param keys: the maker of keys of the present epoch table
+        :returns: their key, and the facts as bytes; ``None`` if they are not to be kept
         :raises CoordinatorError: the epoch table cannot be reached
         """
         issued = request.issued
         shown = _SHOWN.get(environ.get("QUERY_STRING", ""))
         if issued is None or shown is None or request.unvouched:
-            return
+            return None
         token = issued.model.id
         told = [value for name, value in headers if name.lower() == SUBJECT_TOKEN]
         beginning = (_BEGINNING % json.dumps(issued.model.methods)).encode()
         if told != [token] or token.encode() in body or not body.startswith(beginning):
-            return
+            return None
         life = self._life(request, token)
         if life is None or not self._coordinator.fresh(epoch, life[0]):
-            return
+            return None
         body = (_BEGINNING % json.dumps(issued.methods)).encode() + body[len(beginning) :]
         subject = Subject(dict(issued.target), body, epoch, *life)
         packed = _exactly(subject)
-        if packed is not None:
-            name = keys.named("subject", shown, token)
-            self._node.keep_packed(name, packed, subject=True)
-            self._node.counters.count(ISSUED)
+        if packed is None:
+            return None
+        self._node.counters.count(ISSUED)
+        return keys.named("subject", shown, token), packed
 
     def _life(self, request: Request, token: str) -> tuple[Slots, Lifetime] | None:
         """Return slots and lifetime of a fact about a token; ``None`` if it must not be kept."""

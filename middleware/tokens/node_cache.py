@@ -10,7 +10,7 @@ import re
 import struct
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -294,16 +294,39 @@ class Node:
             kept as a keyed hash
         :param value: the value, which is kept as it is and must hold no secret
         """
+        self.keep_together([(name, value)])
+
+    def keep_together(
+        self, values: Sequence[tuple[str, bytes]], subject: tuple[bytes, bytes] | None = None
+    ) -> None:
+        """Store what one request shares, under one lock.
+
+        :param values: the names and values, as :meth:`keep_value` takes them
+        :param subject: a fact about a token, as :meth:`keep_packed` takes it
+        """
+        if not values and subject is None:
+            return
         self.check()
         ring, now = self._values, time.monotonic()
-        if ring is None or now < self._values_pause:
+        named = []
+        if ring is not None and now >= self._values_pause:
+            named = [(self._value_key(name), value) for name, value in values]
+        subjects = None if subject is None else self._rings.get(_SUBJECTS)
+        if not named and subjects is None:
             return
         try:
             with self._lock:
-                ring.put(self._value_key(name), value)
+                if ring is not None:
+                    for key, value in named:
+                        ring.put(key, value)
+                if subjects is not None and subject is not None:
+                    subjects.put(*subject)
         except CoordinatorError as error:
             self._values_pause = now + _PAUSE_SECONDS
-            LOG.warning("token cache: what Keystone computes is not shared: %s", error)
+            if subjects is not None:
+                LOG.warning("token cache: what is known of a token is not shared: %s", error)
+            if named:
+                LOG.warning("token cache: what Keystone computes is not shared: %s", error)
         except _DAMAGE:
             self._checked = 0.0
 

@@ -59,6 +59,7 @@ class Request:
         *("enforced", "families", "fills", "followed", "found", "garbage", "issued", "issuing"),
         *("kept", "last_active", "loss", "lost", "memory", "newcomers", "of_here", "own_name"),
         *("packed", "recorded", "recording", "reading", "reads", "refused", "row", "rows", "since"),
+        "shared",
         *("unknown_commit", "unsure", "until", "unvouched", "users", "values", "view", "windows"),
     )
 
@@ -119,6 +120,9 @@ class Request:
         #: Seconds of the monotonic clock at which the first of the kept values ends that its answer
         #: was made of.
         self.until = math.inf
+        #: The names and values that it has for the other workers, which the filter keeps together
+        #: after its answer; ``None`` where each is kept at once.
+        self.shared: list[tuple[str, bytes]] | None = None
         #: Whether it was given a database connection that may answer from the past: from then on
         #: nothing of it is kept for others.
         self.unvouched = False

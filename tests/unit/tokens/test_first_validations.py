@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
+from keyfront.common.file_lock import FileLock
 from keyfront.middleware.tokens import tags_header
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import Table
@@ -218,6 +219,39 @@ def test_a_change_during_the_login_is_not_lost(cloud: Cloud) -> None:
     assert cloud.counts["issued"] == 0
     cloud.known()
     assert cloud.asked("nova", token)[0] == 1
+
+
+@pytest.mark.parametrize("status", ["201 CREATED", "401 UNAUTHORIZED"])
+def test_what_a_login_shares_is_kept_under_one_lock(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """Also by a login that is refused, which has read as much."""
+    taken: list[object] = []
+    kept: list[Any] = []
+    shared = [("one", b"1"), ("two", b"2")]
+    attempt, keep = FileLock.attempt, cloud.cache._node.keep_together
+
+    def noted(lock: FileLock) -> bool:
+        taken.append(lock)
+        return attempt(lock)
+
+    def kept_together(*given: Any) -> None:
+        kept.append(given)
+        keep(*given)
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        environ[ENVIRON_KEY].shared.extend(shared)
+        monkeypatch.setattr(FileLock, "attempt", noted)
+        monkeypatch.setattr(cloud.cache._node, "keep_together", kept_together)
+        return cloud.keystone(environ, lambda _, headers: start_response(status, headers))
+
+    cloud.cache.application = application
+    cloud.keystone.body = cloud.keystone.body.format("")
+    cloud.cache({"REQUEST_METHOD": "POST", "PATH_INFO": "/v3/auth/tokens"}, lambda *_: None)
+    ((values, subject),) = kept
+    assert values == shared
+    assert (subject is not None) == (status == "201 CREATED")
+    assert len(taken) <= 1
 
 
 def test_a_caller_of_before_a_change_is_not_one_of_after(cloud: Cloud) -> None:

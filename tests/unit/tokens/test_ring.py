@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import node_cache as module
 from keyfront.middleware.tokens.entries import Entry, Lifetime
@@ -445,6 +446,47 @@ def test_workers_with_other_parts_do_not_make_each_others_files_anew(
         node.check()
     assert [node.packed(key(1)) for node in nodes] == [packed(1)] * len(nodes)
     assert not caplog.records
+
+
+def test_what_one_request_shares_is_kept_under_one_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, other = (
+        Node(tmp_path, size=SIZE, flight_timeout=1, values=SIZE) for _ in range(2)
+    )  # fmt: skip
+    node.start(SECRET)
+    other.start(SECRET)
+    taken: list[object] = []
+    attempt = FileLock.attempt
+    monkeypatch.setattr(FileLock, "attempt", lambda self: taken.append(self) or attempt(self))
+    node.keep_together([("one", b"1"), ("two", b"2")], (key(1), packed(1)))
+    assert len(taken) == 1
+    assert (other.value("one"), other.value("two")) == (b"1", b"2")
+    assert other.packed(key(1), subject=True) == packed(1)
+    node.keep_together([])
+    assert len(taken) == 1
+
+
+def test_nothing_is_shared_while_the_lock_is_not_to_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path, size=SIZE, flight_timeout=1, values=SIZE)
+    node.start(SECRET)
+
+    def stuck(lock: FileLock) -> None:
+        raise CoordinatorError(f"{tmp_path}: stuck")
+
+    monkeypatch.setattr(FileLock, "__enter__", stuck)
+    node.keep_together([("one", b"1")], (key(1), packed(1)))
+    assert [record.message for record in caplog.records] == [
+        f"token cache: what is known of a token is not shared: {tmp_path}: stuck",
+        f"token cache: what Keystone computes is not shared: {tmp_path}: stuck",
+    ]
+    # for a while values are not tried again; facts are, as one request has one
+    node.keep_together([("one", b"1")])
+    assert len(caplog.records) == 2
+    assert node.value("one") is None
+    assert node.packed(key(1), subject=True) is None
 
 
 def test_workers_of_two_configurations_have_entries_of_their_own(
