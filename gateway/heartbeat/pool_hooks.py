@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from . import concurrency, native
@@ -73,51 +72,74 @@ class BorrowHooks:
         for item in [thing for thing in gc.get_objects() if type(thing) is kind]:
             _end_heartbeat(item)
 
+    # Each message of the service goes through these two: where all is as it mostly is, no function
+    # of Python is called, and each attribute is looked at once.
+
     def _get(self, original: Any) -> Any:
-        registry = self._registry
+        registry, monotonic = self._registry, native.monotonic
+        to_heed = registry.to_heed
 
         def get(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            if registry.has_inherited:
-                for inherited in _inherited(pool):
-                    _disown(inherited)
-            if registry.has_hung_up(pool):
-                self._drop_expired(pool)
+            if to_heed:
+                self._heed(pool)
             item = original(pool, *args, **kwargs)
-            if not hasattr(item, "_connection_lock"):
-                return item  # another driver's
-            connection = getattr(item.connection, "_connection", None)
-            transport: Any = getattr(connection, "_transport", None)
-            writer = writer_of(transport)
-            kept = None if writer is None else writer.kept
-            there = registry.take_out_of_pool(item, kept)
+            kept: KeptConnection | None = None
+            try:
+                transport = item.connection._connection._transport
+                kept = transport._write.kept
+                pooled: Any = kept.pooled
+                pooled.there.pop()
+                pooled.until = None
+                there = True
+            except (AttributeError, IndexError):
+                # It is not kept, was never in a pool, or was hung up or closed in it.
+                if not hasattr(item, "_connection_lock"):
+                    return item  # another driver's
+                there = registry.take_out_of_pool(item, kept)
             if (
                 there
                 and kept is not None
-                and native.monotonic() - kept.written < _RECENT
+                and monotonic() - kept.written < _RECENT
                 and transport.connected
-                and not kept.inherited()
+                and kept.mark[0]
             ):
                 return item
-            return self._looked_at(item, there, lambda: pool.create(**_retry(args, kwargs)))
+            return self._looked_at(item, there, pool, args, kwargs)
 
         return get
 
     def _put(self, original: Any) -> Any:
-        registry = self._registry
+        monotonic = native.monotonic
 
         def put(pool: Any, item: Any) -> Any:
             # Before it lies there: after that, another thread may have borrowed it.
             try:
-                if hasattr(item, "_connection_lock") and pool._item_ttl is not None:
-                    registry.put_into_pool(pool, item, ttl=pool._item_ttl, keep=pool._min_size)
-            except Exception as error:
-                registry.say(
-                    f"a pool's connections are kept without an end: {type(error).__name__}:"
-                    f" {error}; use a keyfront that knows this oslo.messaging"
-                )
+                pooled = item.keyfront_pooled
+                pooled.until = monotonic() + pooled.record.ttl
+                pooled.there.append(None)
+            except AttributeError:
+                self._note_return(pool, item)
             return original(pool, item)
 
         return put
+
+    def _heed(self, pool: Any) -> None:
+        """Drop what was made before this process was forked, and what the thread has hung up."""
+        if self._registry.has_inherited:
+            for inherited in _inherited(pool):
+                _disown(inherited)
+        for each in self._registry.pools_with_expired():
+            self._drop_expired(each)
+
+    def _note_return(self, pool: Any, item: Any) -> None:
+        try:
+            if hasattr(item, "_connection_lock") and pool._item_ttl is not None:
+                self._registry.put_into_pool(pool, item, ttl=pool._item_ttl, keep=pool._min_size)
+        except Exception as error:
+            self._registry.say(
+                f"a pool's connections are kept without an end: {type(error).__name__}: {error};"
+                " use a keyfront that knows this oslo.messaging"
+            )
 
     def expire(self, kept: KeptConnection) -> None:
         """Make a pool close overdue connections, in a thread of the kind that the process uses."""
@@ -161,10 +183,13 @@ class BorrowHooks:
                 _end_heartbeat(item)
         pool.expire()
 
-    def _looked_at(self, item: Any, there: bool, create: Callable[[], Any]) -> Any:
+    def _looked_at(
+        self, item: Any, there: bool, pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Return an item of oslo.messaging's pool that may be used, repaired or new if need be.
 
         :param there: false if it was hung up, even if that is still on its way
+        :param args: arguments of the pool's ``get``
         """
         self._registry.watch_thread()
         self._warn_of_native_heartbeats(item)
@@ -172,7 +197,7 @@ class BorrowHooks:
         if getattr(item, "_initial_pid", None) not in (None, os.getpid()):
             # The parent's: what is left of it here falls silent.
             _disown(item)
-            return create()
+            return pool.create(**_retry(args, kwargs))
         if not self._is_amqp(connection):
             return item
         try:

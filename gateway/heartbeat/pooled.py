@@ -3,12 +3,13 @@
 oslo.messaging looks for connections that lay for longer than ``conn_pool_ttl`` whenever one is
 borrowed, and keeps the ``conn_pool_min_size`` that came back last. Where nobody borrows, nobody
 looks. So their owners note here what lies in the pool, and the native thread hangs up what has lain
-there for too long. Nothing here is green, and nothing here is waited for: whoever takes a
-connection out of the dictionary has it, which is one step of the interpreter.
+there for too long. Nothing here is green, and nothing here is waited for: whoever takes the one
+element out of the list of a place has its connection, which is one step of the interpreter.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,18 +21,21 @@ class PoolRecord:
     :param keep: number of connections that are kept for longer, of those that came back last
     :param pool: a function that returns the pool, or ``None`` if it has gone; not for the native
         thread
+    :param to_heed: the records of pools in which the native thread has hung something up, to which
+        it adds this one
     """
 
-    __slots__ = ("being_expired", "hung_up", "idle", "keep", "pool", "ttl")
+    __slots__ = ("being_expired", "keep", "places", "pool", "to_heed", "ttl")
 
-    def __init__(self, ttl: float, keep: int, pool: Callable[[], Any]) -> None:
+    def __init__(
+        self, ttl: float, keep: int, pool: Callable[[], Any], to_heed: deque[PoolRecord | None]
+    ) -> None:
         self.ttl = ttl
         self.keep = keep
         self.pool = pool
-        #: What lies there, and until when it may (``time.monotonic``).
-        self.idle: dict[Pooled, float] = {}
-        #: The native thread has hung something up that still lies there.
-        self.hung_up = False
+        self.to_heed = to_heed
+        #: The places of all its open connections, lent ones included.
+        self.places: dict[Pooled, None] = {}
         #: Somebody is closing what has expired.
         self.being_expired = False
 
@@ -43,45 +47,60 @@ class Pooled:
     :param item: a function that returns oslo.messaging's connection; not for the native thread
     """
 
-    __slots__ = ("__weakref__", "item", "record", "until")
+    __slots__ = ("__weakref__", "item", "record", "there", "until")
 
     def __init__(self, record: PoolRecord, item: Callable[[], Any]) -> None:
         self.record = record
         self.item = item
-        #: Until when it may lie there; ``None`` while it is lent.
+        #: Holds one element while it lies there, and has neither been hung up nor closed.
+        self.there: list[None] = []
+        #: Until when it may lie there (``time.monotonic``); ``None`` while it is lent.
         self.until: float | None = None
 
     def put(self, now: float) -> None:
         """Note that it is about to lie in the pool."""
+        self.record.places[self] = None
         self.until = now + self.record.ttl
-        self.record.idle[self] = self.until
+        self.there[:] = (None,)
 
     def lend(self) -> bool:
         """Note that it has been borrowed; returns false if it was hung up or closed before."""
-        there = self.record.idle.pop(self, None) is not None
+        there = self._take()
         lay, self.until = self.until is not None, None
         return there or not lay
 
     def leave(self) -> None:
         """Note that its connection was closed."""
-        self.record.idle.pop(self, None)
+        self.record.places.pop(self, None)
+        self._take()
 
     def come_back(self) -> None:
         """Note that it was connected again; it may lie there no longer for that."""
+        self.record.places[self] = None
         if self.until is not None:
-            self.record.idle[self] = self.until
+            self.there[:] = (None,)
 
     def is_overdue(self, now: float) -> bool:
         """Return whether it has lain there for too long, and enough others came back after it."""
-        until = self.record.idle.get(self)
-        if until is None or now <= until:
+        until = self.until
+        if until is None or now <= until or not self.there:
             return False
-        newer = sum(other > until for other in list(self.record.idle.values()))
+        newer = sum(
+            bool(other.there) and (other.until or 0.0) > until
+            for other in list(self.record.places)
+        )
         return newer >= self.record.keep
 
     def claim(self, now: float) -> bool:
         """Take it out if it is overdue; then it is not lent as it is. For the native thread."""
-        if not self.is_overdue(now) or self.record.idle.pop(self, None) is None:
+        if not self.is_overdue(now) or not self._take():
             return False
-        self.record.hung_up = True
+        self.record.to_heed.append(self.record)
+        return True
+
+    def _take(self) -> bool:
+        try:
+            self.there.pop()
+        except IndexError:
+            return False
         return True

@@ -5,11 +5,14 @@ A process that was forked from this one keeps none of them: its registry begins 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import sys
 import weakref
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,10 @@ class ConnectionRegistry:
         self._said: set[str] = set()
         #: True if connections were open when this process was forked.
         self.has_inherited = False
+        #: What is looked at before a connection is borrowed: the records of pools in which the
+        #: native thread has hung up something that still lies there, and ``None`` for good where
+        #: connections of the parent may lie in any.
+        self.to_heed: deque[PoolRecord | None] = deque()
         self._begin()
         self._show()
 
@@ -68,6 +75,9 @@ class ConnectionRegistry:
         )
         self._pooled: weakref.WeakKeyDictionary[Any, Pooled] = weakref.WeakKeyDictionary()
         self._records: weakref.WeakKeyDictionary[Any, PoolRecord] = weakref.WeakKeyDictionary()
+        self.to_heed.clear()
+        if self.has_inherited:
+            self.to_heed.append(None)
         self._around: concurrency.Surroundings | None = None
         self._shown = False
         self.counts = Counts(None)
@@ -353,6 +363,7 @@ class ConnectionRegistry:
         if pooled is None or pooled.record.pool() is not pool:
             pooled = Pooled(self._record(pool, ttl, keep), weakref.ref(item))
             self._pooled[item.connection] = kept.pooled = pooled
+        item.keyfront_pooled = pooled
         pooled.put(native.monotonic())
 
     def take_out_of_pool(self, item: Any, kept: KeptConnection | None) -> bool:
@@ -361,16 +372,21 @@ class ConnectionRegistry:
         :param item: oslo.messaging's connection
         :param kept: the kept connection, if it is connected and kept
         """
-        pooled = kept.pooled if kept is not None else self._pooled.get(item.connection)
-        return pooled is None or pooled.lend()
+        pooled: Pooled | None = getattr(item, "keyfront_pooled", None)
+        if pooled is None:
+            return True
+        if kept is not None and kept.pooled is not pooled:
+            item.keyfront_pooled = None  # noted by a heartbeat that was removed since
+        return pooled.lend()
 
-    def has_hung_up(self, pool: Any) -> bool:
-        """Tell, once, whether the native thread has hung up what still lies in a pool."""
-        record = self._records.get(pool)
-        if record is None or not record.hung_up:
-            return False
-        record.hung_up = False
-        return True
+    def pools_with_expired(self) -> Iterator[Any]:
+        """Return, once, each pool in which the native thread has hung something up."""
+        for record in [one for one in list(self.to_heed) if one is not None]:
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                self.to_heed.remove(record)
+                pool = record.pool()
+                if pool is not None:
+                    yield pool
 
     def _record(self, pool: Any, ttl: float, keep: int) -> PoolRecord:
         record = self._records.get(pool)
@@ -379,7 +395,7 @@ class ConnectionRegistry:
             def gone(_: object) -> None:
                 made.keep = 0  # nobody will borrow from it again
 
-            record = made = PoolRecord(ttl, keep, weakref.ref(pool, gone))
+            record = made = PoolRecord(ttl, keep, weakref.ref(pool, gone), self.to_heed)
             self._records[pool] = record
         return record
 

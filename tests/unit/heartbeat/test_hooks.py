@@ -19,7 +19,7 @@ import pytest
 from oslo_config import cfg
 
 from keyfront.gateway import heartbeat
-from keyfront.gateway.heartbeat import amqp_hooks, installation
+from keyfront.gateway.heartbeat import amqp_hooks, installation, pool_hooks
 from keyfront.gateway.heartbeat import counters as names
 from keyfront.gateway.heartbeat.kept_connection import FRAME, KeptConnection
 from keyfront.gateway.heartbeat.pool_hooks import BorrowHooks
@@ -384,6 +384,83 @@ def test_connections_of_other_transports_are_lent_as_they_are(registry: Connecti
             pool.force_close_all()
     finally:
         put.take_out()
+
+
+class Item:
+    """What a pool of oslo.messaging lends, as far as the hooks look at it, connected already."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection_lock = threading.Lock()
+        self.connection = Client(connection)
+
+
+class Client:
+    """kombu's connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.alt: list[str] = []
+
+
+@pytest.fixture
+def oslo_pool(registry: ConnectionRegistry, opened: Opened) -> Iterator[Any]:
+    """A pool of oslo.messaging with the hooks, and one connection to lend."""
+    from oslo_messaging._drivers.pool import ConnectionPool
+
+    registry.keep(opened.connection)
+    put = BorrowHooks(registry)
+    put.put_in()
+    yield ConnectionPool(
+        None, 4, 2, 1200, None, lambda conf, url, purpose, retry: Item(opened.connection)
+    )
+    put.take_out()
+
+
+def test_a_message_takes_three_functions_of_the_heartbeat(
+    oslo_pool: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may cost a message one percent of its instructions: one more is a tenth of that."""
+    monkeypatch.setattr(pool_hooks, "_RECENT", 3600.0)  # however busy the machine
+    called: list[str] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_globals["__name__"].startswith("keyfront."):
+            called.append(frame.f_code.co_name)
+
+    def publish() -> None:
+        item = oslo_pool.get(retry=1)
+        opened.transport.write(memoryview(FRAME))
+        oslo_pool.put(item)
+
+    publish()
+    sys.setprofile(note)
+    try:
+        publish()
+    finally:
+        sys.setprofile(None)
+    assert called == ["get", "write", "put"]
+
+
+def test_a_connection_of_a_pool_is_noted_by_each_heartbeat(
+    oslo_pool: Any, registry: ConnectionRegistry, opened: Opened
+) -> None:
+    """One that was noted by a heartbeat that was removed since is noted anew, and expires."""
+    kept = kept_by_writer(opened.transport)
+    item = oslo_pool.get()
+    oslo_pool.put(item)
+    first = kept.pooled
+    assert oslo_pool.get() is item
+    assert (first.there, first.until) == ([], None)
+    kept.pooled = None
+    oslo_pool.put(item)
+    assert oslo_pool.get() is item
+    oslo_pool.put(item)
+    assert kept.pooled is not first
+    assert len(kept.pooled.there) == 1
+    kept.pooled.record.keep = 0
+    assert kept.pooled.claim(kept.pooled.until + 1)
+    assert list(registry.pools_with_expired()) == [oslo_pool]
+    assert list(registry.pools_with_expired()) == []
 
 
 def test_a_dead_connection_of_a_kombu_pool_is_not_lent(

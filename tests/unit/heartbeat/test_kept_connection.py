@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -178,7 +179,7 @@ def test_after_a_goodbye_it_hangs_up_once_that_is_answered_or_long_ago(
 
     monkeypatch.setattr(KeptConnection, "state", state)
     counts.row[names.CONNECTIONS] = 1
-    kept.pooled = Pooled(PoolRecord(1.0, 0, lambda: None), lambda: None)
+    kept.pooled = Pooled(PoolRecord(1.0, 0, lambda: None, deque()), lambda: None)
     kept.pooled.put(kept.written - 100.0)
     assert kept.beat(kept.written + 1.0) == kept.written + 2.0
     assert read(pair[1], len(GOODBYE)) == GOODBYE
