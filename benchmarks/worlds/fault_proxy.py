@@ -392,11 +392,11 @@ class FaultProxy:
     def lose_at(self, data: bytes, fate: str) -> None:
         """Lose each connection of whose request a part holds `data`, and no other.
 
-        :param fate: a word for what becomes of it. "unsent": it is reset, and the server gets nothing of that
-            part; "sent": it is reset when the server was given the part; "unanswered": when the
-            server answers the part, of which the client gets nothing; "silent": the server is given
-            the part, and then nothing passes any more, as if the client's machine were lost;
-            "held": the same, and the server is not given the part
+        :param fate: a word for what becomes of it. "unsent": it is reset, and the server gets
+            nothing of that part; "sent": it is reset when the server was given the part;
+            "unanswered": when the server answers the part, of which the client gets nothing;
+            "silent": the server is given the part, and then nothing passes any more, as if the
+            client's machine were lost; "held": the same, and the server is not given the part
         """
         assert fate in ("unsent", "sent", "unanswered", "silent", "held"), fate
         self._mode(lose_at=(data, fate))
