@@ -21,8 +21,8 @@ HSTS_MAX = 63072000
 _WEB_USERS = ("www-data", "nginx", "apache")
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _ENDPOINT = re.compile(r"https?://[\w.-]+(:[0-9]{1,5})?(/[\w./-]*)?(?<!/v3)/?", re.ASCII)
-# Bytes; sockets' names are added, mod_wsgi's with process numbers, and uWSGI takes 102 in all.
-_RUN_LIMIT = 80
+# Bytes; sockets' names are added, the longest of which is mod_wsgi's (wsgi.4194304.65.1.sock).
+_RUN_LIMIT = 84
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from keyfront.benchmarks.lineups import lineup, servers
 from keyfront.benchmarks.lineups.keystone import Keystone
 from keyfront.benchmarks.lineups.lineup import TOPOLOGIES, TUNED, TUNINGS, Lineup
 from keyfront.common import programs as machine
+from keyfront.common import unix_sockets
 from keyfront.errors import MissingPartError, OptionError
 
 
@@ -25,6 +28,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "require_module", lambda module, extra: None)
     monkeypatch.setattr(lineup, "somaxconn", lambda: 4096)
     monkeypatch.setattr(servers, "as_ordinary_user", lambda: ())
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder with a path that is short enough for the sockets of servers."""
+    with tempfile.TemporaryDirectory(dir=unix_sockets.temporary_parent()) as folder:
+        yield Path(folder)
 
 
 def made(

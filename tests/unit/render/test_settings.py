@@ -65,7 +65,7 @@ def test_balancers_are_where_the_nodes_are_unless_told() -> None:
         ("--app", {"target": "a b"}),
         ("--app", {"target": "config:/x\nuid = root"}),
         ("--run-directory", {"run_directory": Path("run")}),
-        ("--run-directory", {"run_directory": Path("/run/" + "x" * 76)}),
+        ("--run-directory", {"run_directory": Path("/run/" + "x" * 80)}),
         ("--log-directory", {"log_directory": Path("/var/log/a b")}),
         ("--config", {"config": Path('/etc/"')}),
         ("--virtualenv", {"virtualenv": Path("/opt/\n")}),
