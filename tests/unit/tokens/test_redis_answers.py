@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.epochs import DIGEST, Epoch, Mark, Slots
 from support.clocks import Clock
 from support.redis_epochs import TIMEOUT, address
+from support.served import PATIENCE
 
 SLOTS = Slots((0, 100))
 EPOCH = Epoch(7, 10)
@@ -44,7 +46,7 @@ class Scripted(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Client)
+        super().__init__(("0.0.0.0", 0), _Client)
         self.answers: dict[str, bytes | Callable[[list[str]], bytes]] = {
             "INFO server": text(f"run_id:{RUN}\r\n"),
             "INFO replication": text(f"role:master\r\nmaster_replid:{LIFE}\r\n"),
@@ -256,3 +258,106 @@ def test_what_sentinels_answer_is_none(
     retries.later(contact.RETRY_SECONDS)
     assert node.now() == EPOCH
     node.close()
+
+
+# A process that stands still, or ends, while it asks the sentinels
+
+
+@pytest.fixture
+def three(scripted: Scripted) -> Any:
+    """The address of three sentinels, which are one server by three names."""
+    scripted.answers.update(
+        {
+            "HMGET": table,
+            "SENTINEL MASTER": bulk("num-other-sentinels", "2"),
+            "SENTINEL GET-MASTER-ADDR-BY-NAME": bulk("127.0.0.1", str(scripted.port)),
+        }
+    )
+    hosts = ",".join(f"127.0.0.{number}:{scripted.port}" for number in (1, 2, 3))
+    return address(f"redis://{hosts}", coordinator_sentinel_master="m")
+
+
+def test_a_process_that_stood_still_asks_all_the_same(
+    scripted: Scripted, three: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP in its first look at them: nobody has failed, however much time has passed."""
+
+    class Halting(Clock):
+        """By which an hour passes before each look at it."""
+
+        def monotonic(self) -> float:
+            self.later(3600)
+            return super().monotonic()
+
+    monkeypatch.setattr(sentinels, "time", Halting())
+    node = Redis(three, create=False, timeout=TIMEOUT)
+    assert node.now() == EPOCH
+    assert node.fresh(EPOCH, SLOTS)
+    assert node.losses == 0
+    node.close()
+
+
+def test_an_answer_that_nobody_waited_for_is_not_read_later(
+    scripted: Scripted, three: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A greenlet that is ended between question and answer: the next one must not be given it."""
+
+    class Ended(BaseException):
+        """As GreenletExit and gevent's Timeout are."""
+
+    scripted.answers["SENTINEL MASTER"] = bulk("num-other-sentinels", "0")
+    where = dataclasses.replace(three, hosts=three.hosts[:1])
+    node = Redis(where, create=False, timeout=TIMEOUT)
+    assert node.now() == EPOCH
+    masters: Any = node._contact._masters
+    masters._found = None
+    with monkeypatch.context() as patch:
+
+        def say(connection: Any, *command: str) -> None:
+            connection.send_packed_command(connection.pack_command(*command))
+            raise Ended
+
+        patch.setattr(masters, "_say", say)
+        with pytest.raises(Ended):
+            node.now()
+    elsewhere = bulk("127.0.0.1", "1")
+    scripted.answers["SENTINEL GET-MASTER-ADDR-BY-NAME"] = elsewhere
+    assert masters.master() == ("127.0.0.1", 1)
+    node.close()
+
+
+@pytest.mark.parametrize("silent", ["SENTINEL MASTER", "SENTINEL GET-MASTER-ADDR-BY-NAME"])
+def test_an_end_in_the_first_look_at_the_sentinels(
+    scripted: Scripted, three: Any, caplog: pytest.LogCaptureFixture, silent: str
+) -> None:
+    """It waits for nobody, the request is told that this is closed, and no connection stays."""
+    asked, goes_on = threading.Event(), threading.Event()
+    answer: Any = scripted.answers[silent]
+
+    def slow(command: list[str]) -> bytes:
+        asked.set()
+        assert goes_on.wait(PATIENCE)
+        return bytes(answer)
+
+    scripted.answers[silent] = slow
+    node = Redis(three, create=False, timeout=TIMEOUT)
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            node.now()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert asked.wait(PATIENCE)
+    node.close()  # while that one holds the lock
+    assert thread.is_alive()
+    goes_on.set()
+    thread.join(PATIENCE)
+    assert [str(error) for error in raised] == [f"{node.address}: this coordinator is closed"]
+    assert isinstance(raised[0], CoordinatorError)
+    masters: Any = node._contact._masters
+    assert not masters._connections and not node._contact._server._idle
+    assert not caplog.records

@@ -156,7 +156,7 @@ class Contact:
         :raises CoordinatorError: Redis did not answer, or refused
         """
         if self._closed:
-            raise CoordinatorError(f"{self._address}: this coordinator is closed")
+            raise self._is_closed()
         self._outage.check()
         since: float | None = None
         while True:
@@ -177,6 +177,8 @@ class Contact:
             else:
                 self._server.give_back(link)
                 self._outage.end()
+                if self._closed:
+                    self._server.end()
                 return answer
 
     def run(self, deed: str, *arguments: Any, confirm: bool = False) -> Answer:
@@ -209,9 +211,12 @@ class Contact:
         self.release()
 
     def release(self) -> None:
-        """Close the connections; they are made again when they are needed."""
+        """Close the connections that nobody uses."""
         self._server.end()
         self._masters.close()
+
+    def _is_closed(self) -> CoordinatorError:
+        return CoordinatorError(f"{self._address}: this coordinator is closed")
 
     def after_fork(self) -> None:
         """Replace locks and threads that belong to the parent process."""
@@ -283,6 +288,8 @@ class Contact:
         :raises CoordinatorError: Redis is lost, or refuses
         """
         if isinstance(error, redis.RedisError | OSError | UnicodeError):
+            if self._closed:
+                raise self._is_closed() from None
             said = str(error).partition(" script: ")[0] or type(error).__name__
             moved = isinstance(error, redis.ConnectionError | redis.ReadOnlyError)
             final = redis.BusyLoadingError | redis.AuthenticationError | NoMajority

@@ -72,6 +72,7 @@ class Sentinels:
         # Seconds to wait for them at most: so long the fewer ones may be silent, one by one.
         self._patience = timeout * max(2, (len(address.hosts) + 1) // 2)
         self._pid = os.getpid()
+        self._closed = False
 
     def master(self, *, since: float | None = None) -> Where:
         """Return host and port of the master.
@@ -96,6 +97,8 @@ class Sentinels:
             return found
         finally:
             self._lock.release()
+            if self._closed:
+                self.close()
 
     def confirm(self, where: Where) -> None:
         """Make sure that no other server had been named master when this was called.
@@ -108,8 +111,9 @@ class Sentinels:
             raise LifeEnded("the sentinels name another master")
 
     def close(self) -> None:
-        """Close the connections to the sentinels; they are made again if needed."""
-        if self._lock.acquire(timeout=self._timeout):
+        """Close the connections to the sentinels; who is just asking them does so when he ends."""
+        self._closed = True
+        if self._lock.acquire(blocking=False):
             try:
                 self._forget_all()
             finally:
@@ -128,7 +132,7 @@ class Sentinels:
         hosts = sorted(self._address.hosts, key=lambda one: self._failed.get(one, 0.0))
         order = deque(hosts)
         # Only who has waited for one in vain looks at the time: the process may have stood still.
-        while order and not (silent and time.monotonic() > deadline):
+        while order and not (silent and time.monotonic() > deadline) and not self._closed:
             sentinel = order.popleft()
             kept = self._kept(sentinel)
             try:
@@ -146,6 +150,8 @@ class Sentinels:
             # Those that are not in the option count, or two halves could name two masters.
             if votes[named] > max([len(hosts), *self._known.values()]) // 2:
                 return named
+        if self._closed:
+            raise NoMajority("this coordinator is closed")
         if silent:
             raise NoMajority(f"too few sentinels answer: {'; '.join(silent.values())}")
         most = max(self._known.values(), default=0)
