@@ -73,6 +73,10 @@ class CoordinatorError(KeyfrontError):
     """The epochs of the token cache cannot be reached: changes are refused, nothing is cached."""
 
 
+class NoEpochTableError(CoordinatorError):
+    """No Keystone keeps its epochs where a service looks for them."""
+
+
 class HeartbeatError(KeyfrontError):
     """The heartbeat's counts cannot be kept in their folder, or no process keeps any there."""
 

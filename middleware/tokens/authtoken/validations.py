@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from keyfront.errors import CoordinatorError
+from keyfront.errors import CoordinatorError, NoEpochTableError
 
 from .. import tags_header
 from ..epochs import Coordinator, Epoch, Slots
@@ -278,6 +278,7 @@ class Validations:
 
     def _note_silence(self) -> None:
         """Log once that Keystone tells no epoch, and what that means."""
+        first, self.stock = not self.stock, True
         if self.tells and not self._silent:
             self._silent = True
             LOG.warning(
@@ -285,31 +286,39 @@ class Validations:
                 "asked about each request: a node has no token_cache, or a proxy takes the header "
                 "%s away", tags_header.NAME,
             )  # fmt: skip
-        elif not self.stock and not self.tells and self.coordinator is not None:
+        elif first and not self.tells and self.coordinator is not None:
+            why = f"it has no token_cache, or a proxy takes the header {tags_header.NAME} away"
+            try:
+                self.coordinator.now()
+            except NoEpochTableError as error:
+                why = f"no Keystone with keyfront's token_cache is there ({error})"
+            except CoordinatorError:
+                pass  # it says so itself
             LOG.warning(
                 "authtoken: Keystone does not say how long an answer stands, so a revoked token "
-                "works for up to token_cache_time: it has no token_cache, or a proxy takes the "
-                "header %s away", tags_header.NAME,
+                "works for up to token_cache_time, as with keystonemiddleware alone: %s", why,
             )  # fmt: skip
-        self.stock = True
 
     def _compare(self, epoch: Epoch, slots: Slots) -> None:
-        """Log once that Keystone uses another epoch table than this service's coordinator."""
+        """Log once that Keystone's epochs are not where this service's coordinator looks."""
         coordinator = self.coordinator
         if coordinator is None or self._warned:
             return
         if coordinator.fresh(epoch, slots):
             self._strangers = 0
             return
+        why = "Keystone's token_cache has its epochs elsewhere"
         try:
             same = coordinator.now().generation == epoch.generation
+        except NoEpochTableError as error:
+            same, why = False, f"{why}, {error}"
         except CoordinatorError:
             return  # it says so itself
         self._strangers = 0 if same else self._strangers + 1
         if self._strangers >= _STRANGERS:
             self._warned = True
             LOG.warning(
-                "authtoken asks Keystone about each request: Keystone's token_cache has its epochs "
-                "elsewhere; name the same coordinator and coordinator_prefix in [keyfront_"
-                "authtoken] here and in [keyfront_token_cache] in keystone.conf"
-            )
+                "authtoken asks Keystone about each request: %s; name the same coordinator and "
+                "coordinator_prefix in [keyfront_authtoken] here and in [keyfront_token_cache] in "
+                "keystone.conf", why,
+            )  # fmt: skip

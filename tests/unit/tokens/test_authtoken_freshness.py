@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import requests
 
+from keyfront.errors import NoEpochTableError
 from keyfront.middleware.tokens.authtoken import validations
+from keyfront.middleware.tokens.epochs import Epoch, Slots
 from support.authtoken_world import (
     NONE,
     STOCK,
@@ -154,6 +156,53 @@ def test_another_coordinator_is_told_once(
     assert keystone.statuses == [200] + [304] * 29
     told = [x.message for x in caplog.records if "same coordinator" in x.message]
     assert len(told) == 1
+
+
+class NoTable(Epochs):
+    """Where no Keystone keeps any."""
+
+    def now(self) -> Epoch:
+        raise NoEpochTableError("redis://r:6379/0: no Keystone has begun a table T there")
+
+    def fresh(self, epoch: Epoch, slots: Slots) -> bool:
+        return False
+
+
+def test_a_table_that_no_keystone_keeps_is_told_once(
+    worlds: list[World], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keystone keeps its epochs on its node, or in another Redis: each request is asked about."""
+    keystone = Keystone(Epochs())
+    keystone.says = TAGS
+    worlds.append(World(keystone, coordinator=NoTable()))
+    for _ in range(30):
+        assert worlds[0].get().status == 200
+    assert keystone.statuses == [200] + [304] * 29
+    told = [x.message for x in caplog.records if "about each request" in x.message]
+    assert len(told) == 1
+    assert "elsewhere, redis://r:6379/0: no Keystone has begun a table T there" in told[0]
+    assert "name the same coordinator" in told[0]
+    keystone.tokens.clear()
+    assert worlds[0].get().status == 401
+
+
+def test_no_table_and_a_stock_keystone_are_told_once(
+    worlds: list[World], clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It validates as keystonemiddleware does, and says that nobody there has keyfront."""
+    keystone = Keystone(Epochs())
+    keystone.says = STOCK
+    worlds.append(World(keystone, coordinator=NoTable()))
+    for _ in range(30):
+        assert worlds[0].get().status == 200
+    assert len(keystone.asked) == 1
+    told = [x.message for x in caplog.records if x.message.startswith("authtoken")]
+    assert len(told) == 1
+    assert "no Keystone with keyfront's token_cache is there (redis://r:6379/0" in told[0]
+    assert "up to token_cache_time, as with keystonemiddleware alone" in told[0]
+    clock.later(301)
+    known = worlds[0].middleware.validations
+    assert known.find(known.key("t")) is None
 
 
 def test_a_new_generation_alone_is_not_told(

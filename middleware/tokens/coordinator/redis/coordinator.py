@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from keyfront.common.file_lock import LOCK_SECONDS
-from keyfront.errors import CoordinatorError
+from keyfront.errors import CoordinatorError, NoEpochTableError
 
 from ...epochs import (
     ALL_SLOT,
@@ -260,7 +260,8 @@ class Redis:
     def now(self) -> Epoch:
         """Return the present epoch.
 
-        :raises CoordinatorError: Redis cannot be reached, or no Keystone has made a table there
+        :raises NoEpochTableError: no Keystone has made a table there
+        :raises CoordinatorError: Redis cannot be reached
         """
         found = self._found()
         return Epoch(found.generation, found.sequence)
@@ -528,7 +529,7 @@ class Redis:
             if found is not None:
                 return found
             if not self._create:
-                raise CoordinatorError(
+                raise NoEpochTableError(
                     f"{self.address}: no Keystone has begun a table {self._table.key} there"
                 )
             self._run("look")
