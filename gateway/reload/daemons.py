@@ -194,7 +194,8 @@ def _try(apache: Apache) -> None:
         ) from None
     except (OSError, KeyError, subprocess.SubprocessError) as error:
         raise ServerError(
-            f"not reloaded, the former goes on: the application cannot be tried: {error}"
+            "not reloaded, the former goes on: the application cannot be tried"
+            f"{f' as {user}' if drops else ''}: {error}"
         ) from None
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]

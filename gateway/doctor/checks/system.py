@@ -414,8 +414,8 @@ def in_their_places(found: Found) -> Iterator[Finding]:
             if here is not None and here != there:
                 said = "is not there" if there is None else "is another than was rendered"
                 yield Finding(
-                    what=f"{place} {said} ({path})",
-                    where=(Place(place),),
+                    what=f"{place} {said}",
+                    where=(Place(str(path)),),
                     # makes the folders of drop-ins as well
                     lines=(f"install -D -m 644 {path} \\", f"    {place}"),
                 )

@@ -56,7 +56,8 @@ def test_what_is_rendered_is_installed_by_one_command(tmp_path: Path) -> None:
     (result,) = fires.diagnosis(tmp_path, "R02").results
     place = "/etc/sysctl.d/60-keyfront.conf"
     rendered = f"/etc/keyfront/system{place}"
-    assert result.finding.what == f"{place} is another than was rendered ({rendered})"
+    assert result.finding.what == f"{place} is another than was rendered"
+    assert [str(one) for one in result.finding.where] == [rendered]
     assert result.finding.lines == (f"install -D -m 644 {rendered} \\", f"    {place}")
 
 
