@@ -15,7 +15,7 @@ import re
 import tempfile
 import textwrap
 from argparse import ArgumentParser
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,6 +127,12 @@ def add_argument(parser: ArgumentParser) -> None:
     )
 
 
+#: Columns of a terminal.
+WIDTH = 80
+# Columns that the first cells have at least.
+_FIRST = 20
+
+
 def markdown(table: Table) -> str:
     """Return a table in Markdown, with its caption below."""
     numeric = [
@@ -144,17 +150,62 @@ def markdown(table: Table) -> str:
 
 
 def plain(table: Table) -> str:
-    """Return a table for a terminal, with its caption below."""
-    rows = [table.columns]
-    rows += [["-" if cell is None else str(cell) for cell in row] for row in table.rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([f"{first:<{widths[0]}}", *cells]))
-    if table.caption:
-        lines += ["", *textwrap.wrap(table.caption, 80)]
-    return "\n".join(lines)
+    """Return a table for a terminal, with its caption below.
+
+    Where it is wider than that, names of columns are broken at blanks, then the first cells, and
+    then the columns follow in parts that each begin with the first.
+    """
+    rows = [["-" if cell is None else str(cell) for cell in row] for row in table.rows]
+    columns = list(zip(table.columns, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if _together(widths) > WIDTH:
+        widths = [max(map(len, [*name.split(), *cells])) for name, *cells in columns]
+        widths[0] = max(min(widths[0], WIDTH - _together([0, *widths[1:]])), _FIRST)
+    parts: list[list[int]] = [[]]
+    for place in range(1, len(widths)):
+        if _together([widths[x] for x in (0, *parts[-1], place)]) > WIDTH and parts[-1]:
+            parts.append([])
+        parts[-1].append(place)
+    blocks = [
+        "\n".join(
+            line
+            for number, row in enumerate([table.columns, *rows])
+            for line in _plain_row(row, [0, *part], widths, head=not number)
+        )
+        for part in parts
+    ]
+    caption = textwrap.wrap(table.caption or "", WIDTH)
+    return "\n\n".join([*blocks, *(["\n".join(caption)] if caption else [])])
+
+
+def _together(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _plain_row(
+    row: Sequence[str], places: Sequence[int], widths: Sequence[int], *, head: bool
+) -> Iterator[str]:
+    """Yield the lines of a row; names of columns stand at the lowest, other cells at the first."""
+    cells = [
+        textwrap.wrap(row[place], max(widths[place], 1), break_on_hyphens=False) or [""]
+        for place in places
+    ]
+    height = max(map(len, cells))
+    for cell in cells:
+        missing = [""] * (height - len(cell))
+        cell[:] = [*missing, *cell] if head else [*cell, *missing]
+    for first, *others in zip(*cells, strict=True):
+        right = [f"{x:>{widths[place]}}" for x, place in zip(others, places[1:], strict=True)]
+        yield "  ".join([f"{first:<{widths[0]}}", *right]).rstrip()
+
+
+def folded(text: str) -> str:
+    """Return a line for a terminal, in several where it is too long; a path stays whole."""
+    if len(text) <= WIDTH:
+        return text
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _row(cells: Sequence[str]) -> str:

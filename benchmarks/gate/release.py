@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keyfront.errors import BenchmarkError, MissingPartError
+from keyfront.errors import BenchmarkError, MissingPartError, OptionError
 
 from .children import Place
 
@@ -41,6 +41,20 @@ class Release:
         self._root = root
         self._place: Place | None = None
         self._error: BenchmarkError | None = None
+
+    def check(self, option: str) -> None:
+        """Find out, before anything is measured, that the name can be one of a release.
+
+        :param option: the option that gives it
+        :raises OptionError: it cannot
+        :raises MissingPartError: git is not installed
+        """
+        given = Path(self.name)
+        is_file = given.is_file() and self.name.endswith((".whl", *_ARCHIVES))
+        if is_file or given.is_dir() or _REQUIREMENT.fullmatch(self.name):
+            return
+        if self._commit() is None:
+            raise OptionError(option, self.name, self._allowed())
 
     def place(self, session: GateSession) -> Place:
         """Return where tests run with this release; made once.
@@ -77,24 +91,30 @@ class Release:
             self._install(str(self._revision(folder)), target)
         return Place(self.name, sys.executable, target, _tops(target))
 
-    def _revision(self, folder: Path) -> Path:
-        git = shutil.which("git")
-        if git is None:
-            raise MissingPartError("git is not installed: run apt install git")
+    def _allowed(self) -> str:
+        return (
+            "a wheel, a source archive, a folder, NAME==VERSION, or a revision of the git "
+            f"repository {self._root}"
+        )
+
+    def _commit(self) -> str | None:
+        """Return the commit of a revision; ``None`` if it is none."""
         wanted = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{self.name}^{{commit}}"]
-        found = _run([git, "-C", str(self._root), *wanted])
-        if found.returncode != 0:
-            raise BenchmarkError(
-                f"--gate-baseline = {self.name}: must be a wheel, a source archive, a folder, "
-                f"NAME==VERSION, or a revision of the git repository {self._root}"
-            )
+        found = _run([_git(), "-C", str(self._root), *wanted])
+        return found.stdout.strip() if found.returncode == 0 else None
+
+    def _revision(self, folder: Path) -> Path:
+        commit = self._commit()
+        if commit is None:
+            raise BenchmarkError(f"--gate-baseline = {self.name}: must be {self._allowed()}")
+        git = _git()
         # with its history, which some projects take their version from
         sources = folder / "sources"
         top = _run([git, "-C", str(self._root), "rev-parse", "--show-toplevel"]).stdout.strip()
         quiet = ["-c", "advice.detachedHead=false"]
         for command in (
             [git, "clone", "--quiet", "--no-checkout", "--shared", top, str(sources)],
-            [git, *quiet, "-C", str(sources), "checkout", "--quiet", found.stdout.strip()],
+            [git, *quiet, "-C", str(sources), "checkout", "--quiet", commit],
         ):
             done = _run(command)
             if done.returncode != 0:
@@ -120,6 +140,13 @@ class Release:
         raise BenchmarkError(
             f"--gate-baseline = {self.name}: pip cannot install it: {_last(done.stderr)}"
         )
+
+
+def _git() -> str:
+    git = shutil.which("git")
+    if git is None:
+        raise MissingPartError("git is not installed: run apt install git")
+    return git
 
 
 def _project(top: Path, parts: Sequence[str]) -> Path:

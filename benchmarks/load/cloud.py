@@ -272,7 +272,7 @@ def _page(result: Result) -> Iterator[str]:
         if table.name not in ("changes", "words"):
             yield from (results.plain(table), "")
     for text in (*result.notes, results.measured_on(result)):
-        yield from textwrap.wrap(text, 80)
+        yield from textwrap.wrap(text, results.WIDTH)
 
 
 def _asked(settings: Settings) -> str:

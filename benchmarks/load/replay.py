@@ -416,7 +416,7 @@ def run(arguments: Namespace, out: TextIO) -> int:
     todo = job(entries, speed=speed, seconds=seconds)
 
     def say(text: str) -> None:
-        out.write(f"{text}\n")
+        out.write(f"{results.folded(text)}\n")
         out.flush()
 
     for one in targets:
@@ -451,8 +451,8 @@ def run(arguments: Namespace, out: TextIO) -> int:
     path = write(recorded, arguments.results)
     result = results.read(path)
     for found in result.tables:
-        say(f"\n{results.markdown(found)}")
+        out.write(f"\n{results.plain(found)}\n")
     for note in result.notes:
         say(f"note: {note}")
-    say(f"\nwritten to {path}")
+    out.write(f"\nwritten to {path}\n")
     return 0

@@ -239,7 +239,7 @@ class Sweep:
         )
 
     def _say(self, text: str) -> None:
-        self._out.write(f"{text}\n")
+        self._out.write(f"{results.folded(text)}\n")
         self._out.flush()
 
 
@@ -600,9 +600,9 @@ def run(arguments: Namespace, out: TextIO) -> int:
     result = results.read(path)
     for table in result.tables:
         say("")
-        say(results.markdown(table))
+        say(results.plain(table))
     for note in result.notes:
-        say(f"note: {note}")
+        say(results.folded(f"note: {note}"))
     say(f"\nwritten to {path}\nkeyfront bench report makes a page of it")
     return 0
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from keyfront.benchmarks import results
+from keyfront.benchmarks.gate.release import Release
 from keyfront.benchmarks.results import Cell, Record, Table
 from keyfront.errors import BenchmarkError, MissingPartError, OptionError
 
 #: Seconds that a quick run gives each ratio, at most.
 QUICK_SECONDS = 3
+_HERE = Path(__file__).parent
 # pytest's exit status.
 _FAILED, _NOTHING = 1, 5
 _NEEDS = (("pytest", "pytest"), ("pytest_benchmark", "pytest-benchmark"))
@@ -50,7 +52,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """Run the suite; returns 1 if a gate failed.
 
     :raises MissingPartError: pytest is not installed
-    :raises OptionError: ``-k`` chooses nothing
+    :raises OptionError: ``-k`` chooses nothing, or ``--baseline`` is no release
     :raises BenchmarkError: the suite could not be run, or the result not be written
     """
     for module, distribution in _NEEDS:
@@ -58,6 +60,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
             raise MissingPartError(
                 f"{distribution} is not installed: run pip install 'keyfront[bench]'"
             )
+    if arguments.baseline is not None:
+        Release(arguments.baseline, _HERE).check("--baseline")
     conditions = {
         "quick": arguments.quick,
         "expression": arguments.expression,
@@ -96,8 +100,7 @@ def _name(arguments: argparse.Namespace) -> str:
 
 
 def _pytest(arguments: argparse.Namespace, found: Path, folder: Path, out: TextIO) -> int:
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "pytest", str(here), f"--rootdir={here}", "-c", os.devnull]
+    command = [sys.executable, "-m", "pytest", str(_HERE), f"--rootdir={_HERE}", "-c", os.devnull]
     # nothing of the folder it is started in, and nothing left behind
     command += ["--import-mode=importlib", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}"]
     command += ["-q", "-rs", "--no-header", "--benchmark-quiet", "--disable-warnings"]
@@ -127,7 +130,7 @@ def _pytest(arguments: argparse.Namespace, found: Path, folder: Path, out: TextI
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                out.write(line)
+                out.write(f"{results.folded(line.rstrip())}\n")
                 out.flush()
         except BaseException:
             process.kill()

@@ -79,6 +79,21 @@ def test_a_suite_that_does_not_run_is_an_error(
     assert "the micro-benchmarks could not be run: pytest ended 4" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["NONSENSE", "/nowhere/keyfront.whl", "--quiet"])
+def test_a_baseline_that_is_none_is_told_before_anything_runs(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "_pytest", None)
+    results_at = tmp_path / "results"
+    assert cli.main(["bench", "micro", f"--baseline={name}", "--results", str(results_at)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"keyfront: --baseline = {name}: must be a wheel, ")
+    assert said.out == "" and not results_at.exists()
+
+
 def test_a_missing_part_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(

@@ -184,3 +184,44 @@ def test_a_wrong_document_changes_nothing(
     assert tables(document, wrong, "--results", document.parent) == 2
     assert f"{wrong}{says}" in capsys.readouterr().err
     assert document.read_text() == DOCUMENT
+
+
+WIDE = Table(
+    name="wide",
+    columns=["line-up", *(f"requests a second at {count} clients" for count in (1, 8, 64, 512))],
+    rows=[
+        ["nginx+uwsgi:tuned:cached by a name that is long beyond use", 1234.5, 2345.25, 1, None],
+        ["uwsgi", 1, 2, 3, 4],
+    ],
+    caption="Words " * 30,
+)
+
+
+@pytest.mark.parametrize("columns", [2, 3, 5])
+def test_a_table_fits_on_a_terminal(columns: int) -> None:
+    table = replace(
+        WIDE,
+        columns=WIDE.columns[:columns] * 3,
+        rows=[row[:columns] * 3 for row in WIDE.rows],
+    )
+    for made in (WIDE, table):
+        text = results.plain(made)
+        assert max(map(len, text.splitlines())) <= 80
+        for word in {*" ".join(made.columns).split(), "1234.5", "uwsgi", "beyond"}:
+            assert word in text
+
+
+def test_a_table_that_fits_is_in_lines_of_its_rows() -> None:
+    table = Table(name="t", columns=["what", "one way", "b"], rows=[["x", 1, None], ["yy", 10, 2]])
+    assert results.plain(table).splitlines() == [
+        "what  one way  b",
+        "x           1  -",
+        "yy         10  2",
+    ]
+
+
+def test_a_line_is_folded_and_a_path_is_not() -> None:
+    assert results.folded("short") == "short"
+    lines = results.folded(f"{'word ' * 20}/{'path/' * 20}").splitlines()
+    assert [len(line) > 80 for line in lines] == [False, False, True]
+    assert lines[1].startswith("  word")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from keyfront.cli import main as cli
+from keyfront.cli.bench import ACTIONS
 
 IMPORTED = """
 import sys
@@ -62,6 +63,27 @@ def test_each_command_has_a_module_with_its_options(
     assert ended.value.code == 0
     page = capsys.readouterr().out
     assert f"usage: keyfront {name}" in page
+    assert [line for line in page.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("tokens", name) for name in ("stats", "flush", "prune", "check")),
+        *(("ldap", name) for name in ("check", "stats")),
+        ("heartbeat", "status"),
+        *(("bench", name) for name in ACTIONS),
+    ],
+)
+def test_the_help_of_each_action_fits_on_a_terminal(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--help"])
+    assert ended.value.code == 0
+    page = capsys.readouterr().out
+    assert f"usage: keyfront {words[0]} {words[1]}" in page
     assert [line for line in page.splitlines() if len(line) > 80] == []
 
 
