@@ -8,6 +8,7 @@ before it tries again.
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import os
 import sys
@@ -53,8 +54,12 @@ class BorrowHooks:
             ("kombu.connection", "ConnectionPool", "prepare", self._prepare),
         ):
             owner: Any = getattr(sys.modules.get(module), name, None)
-            if hasattr(owner, method):
-                self._replacements.put(owner, method, make)
+            if not hasattr(owner, method):
+                continue
+            if method == "get" and not _takes_retry(owner):
+                self._cannot_look(TypeError("its pool lends by arguments that are not known"))
+                continue
+            self._replacements.put(owner, method, make)
 
     def take_out(self) -> None:
         """Put the originals back."""
@@ -79,10 +84,10 @@ class BorrowHooks:
         registry, monotonic = self._registry, native.monotonic
         to_heed = registry.to_heed
 
-        def get(pool: Any, *args: Any, **kwargs: Any) -> Any:
+        def get(pool: Any, retry: Any = None) -> Any:
             if to_heed:
                 self._heed(pool)
-            item = original(pool, *args, **kwargs)
+            item = original(pool, retry)
             kept: KeptConnection | None = None
             try:
                 transport = item.connection._connection._transport
@@ -104,7 +109,7 @@ class BorrowHooks:
                 and kept.mark[0]
             ):
                 return item
-            return self._looked_at(item, there, pool, args, kwargs)
+            return self._looked_at(pool, item, there, retry)
 
         return get
 
@@ -183,13 +188,11 @@ class BorrowHooks:
                 _end_heartbeat(item)
         pool.expire()
 
-    def _looked_at(
-        self, item: Any, there: bool, pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _looked_at(self, pool: Any, item: Any, there: bool, retry: Any) -> Any:
         """Return an item of oslo.messaging's pool that may be used, repaired or new if need be.
 
         :param there: false if it was hung up, even if that is still on its way
-        :param args: arguments of the pool's ``get``
+        :param retry: the attempts to connect, as the pool's ``get`` takes them
         """
         self._registry.watch_thread()
         self._warn_of_native_heartbeats(item)
@@ -197,7 +200,7 @@ class BorrowHooks:
         if getattr(item, "_initial_pid", None) not in (None, os.getpid()):
             # The parent's: what is left of it here falls silent.
             _disown(item)
-            return pool.create(**_retry(args, kwargs))
+            return pool.create(retry=retry)
         if not self._is_amqp(connection):
             return item
         try:
@@ -389,6 +392,9 @@ def _end_heartbeat(item: Any) -> None:
         ended.set()
 
 
-def _retry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``get`` for ``create``, whose first parameter is another."""
-    return {"retry": args[0]} if args else kwargs
+def _takes_retry(owner: Any) -> bool:
+    """Return whether a pool of oslo.messaging is asked for a connection as it ever was.
+
+    Passing on whatever arguments there are would cost a message as much as all else here.
+    """
+    return list(inspect.signature(owner.get).parameters) == ["self", "retry"]

@@ -441,6 +441,28 @@ def test_a_message_takes_three_functions_of_the_heartbeat(
     assert called == ["get", "write", "put"]
 
 
+def test_a_pool_that_lends_by_other_arguments_is_left_alone_with_one_line(
+    registry: ConnectionRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from oslo_messaging._drivers.pool import ConnectionPool
+
+    def get(self: Any, retry: Any = None, purpose: Any = None) -> Any:
+        return retry, purpose
+
+    monkeypatch.setattr(ConnectionPool, "get", get)
+    put = BorrowHooks(registry)
+    for _ in range(2):
+        put.put_in()
+    try:
+        assert ConnectionPool.get is get
+    finally:
+        put.take_out()
+    (line,) = [one for one in caplog.messages if "without a look" in one]
+    assert "use a keyfront that knows this oslo.messaging" in line
+
+
 def test_a_connection_of_a_pool_is_noted_by_each_heartbeat(
     oslo_pool: Any, registry: ConnectionRegistry, opened: Opened
 ) -> None:
