@@ -64,7 +64,7 @@ def theirs(directory: Slapd) -> Any:
 
 
 def test_checkout_against_ldappool(paired: Any, pool: LDAPPool, theirs: Any) -> None:
-    """To borrow a connection and give it back, which nobody else wants: slower than ldappool."""
+    """To borrow a connection and give it back, which nobody else wants."""
 
     def ours() -> None:
         with pool.connection():
@@ -74,7 +74,7 @@ def test_checkout_against_ldappool(paired: Any, pool: LDAPPool, theirs: Any) -> 
         with theirs.connection(SERVICE_DN, SERVICE_PASSWORD):
             pass
 
-    paired(ours, ldappools, limit=2.5)
+    paired(ours, ldappools, limit=1.5)
 
 
 def test_login_against_ldappool(paired: Any, pool: LDAPPool, theirs: Any) -> None:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Callable
 from typing import Protocol
 
 from keyfront.common import interpreter
+from keyfront.common.process import Mark as Mark
+from keyfront.common.process import mark as mark
 
 
 class Lock(Protocol):
@@ -44,44 +44,6 @@ class TryLock:
         except IndexError:
             return False
         return True
-
-
-class Mark(Protocol):
-    """Tells the process that made it (``mark[0]`` is 1) from those forked from it (0)."""
-
-    def __getitem__(self, place: int, /) -> int: ...
-
-
-class _NumberMark:
-    """A mark by the process's number, which is a system call each time."""
-
-    __slots__ = ("_pid",)
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
-    def __getitem__(self, place: int) -> int:
-        return int(self._pid == os.getpid())
-
-
-def mark() -> Mark:
-    """Make a mark of this process.
-
-    It is a page of memory that the kernel empties in each child (``MADV_WIPEONFORK``, Linux 4.14;
-    madvise(2)), whoever forks and whatever hooks that calls. Where there is none, it is the
-    process's number.
-    """
-    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
-        page.madvise(_WIPE_ON_FORK)
-    except (OSError, AttributeError):
-        page.close()
-        return _NumberMark()
-    page[0] = 1
-    return page
-
-
-_WIPE_ON_FORK = 18  # asm-generic/mman-common.h
 
 
 _time = interpreter.fresh("time")

@@ -96,7 +96,7 @@ class Connector:
     """
 
     def __init__(self, servers: ServerSet, dialer: Dialer, monitor: Monitor) -> None:
-        self._servers = servers
+        self.servers = servers
         self._dialer = dialer
         self._monitor = monitor
         self._check_timeout = min(dialer.connect_timeout, dialer.operation_timeout)
@@ -125,7 +125,7 @@ class Connector:
 
     def close(self, connection: Connection) -> None:
         """Close a connection that was opened here."""
-        self._servers.released(connection.url)
+        self.servers.released(connection.url)
         connection.close()
 
     def abandon(self, connection: Connection) -> None:
@@ -159,7 +159,7 @@ class Connector:
         if connection.readable():
             return True
         avoided = self._monitor.avoided
-        return bool(avoided) and connection.url in avoided
+        return connection.url in avoided if avoided else False
 
     def is_fit(self, connection: Connection) -> bool:
         """Return whether a connection that comes back may be lent again."""
@@ -167,8 +167,8 @@ class Connector:
 
     def answered(self, connection: Connection) -> None:
         """Note that an operation was answered, even if by a refusal."""
-        if self._servers.any_down:
-            self._servers.succeeded(connection.url)
+        if self.servers.any_down:
+            self.servers.succeeded(connection.url)
 
     def failed(
         self, connection: Connection, error: DirectoryUnavailableError, since: float
@@ -207,7 +207,7 @@ class Connector:
     def _note_failure(
         self, connection: Connection, error: DirectoryUnavailableError, since: float
     ) -> None:
-        self._servers.failed(connection.url, error, since=since)
+        self.servers.failed(connection.url, error, since=since)
         self._monitor.update()
 
     def _make_ready(self, made: Connection, deadline: float) -> None:
@@ -222,7 +222,7 @@ class Connector:
         made: Connection | None = None
         try:
             try:
-                made = self._servers.open(self._connect, seconds)
+                made = self.servers.open(self._connect, seconds)
             finally:
                 # Either may start a thread, and a greenlet be killed while it waits for that.
                 self._monitor.update()
@@ -277,7 +277,7 @@ class SearchConnector(Connector):
     def is_fit(self, connection: Connection) -> bool:
         """Return whether a connection that comes back may be lent again: not if it was bound as
         another identity. Results that ldap3 left in it are removed."""
-        connection.forget()
+        connection.shared = None
         return connection.usable and connection.bound_as in self.account.identities
 
     def after_fork(self) -> None:

@@ -101,10 +101,16 @@ class DirectoryLease(Lease[Connection]):
                 told = not connection.usable or isinstance(error, DirectoryBusyError)
                 if told and error.server == connection.server:
                     self._connector.failed(connection, error, self._since)
-            elif connection.usable and (error is None or isinstance(error, DirectoryAnswerError)):
+            elif (
+                self._connector.servers.any_down
+                and connection.usable
+                and (error is None or isinstance(error, DirectoryAnswerError))
+            ):
                 self._connector.answered(connection)
         finally:
-            super().__exit__(kind, error, trace)
+            # A killed greenlet or an interrupt may have left half an answer in the connection.
+            killed = kind is not None and not issubclass(kind, Exception)
+            self._pool.checkin(connection, killed)
 
 
 class LDAPPool:

@@ -34,6 +34,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from keyfront.common import ranges
 from keyfront.common.condition import Condition, raise_if, take_surely
+from keyfront.common.process import mark
 from keyfront.errors import PoolClosedError, PoolFullError, PoolTimeoutError
 
 from . import maintenance
@@ -149,6 +150,8 @@ class State(Generic[C]):
 
     def __init__(self, min_size: int, workers: Workers) -> None:
         self.pid = os.getpid()
+        #: Tells this process (``mark[0]`` is 1) from those forked from it, without a system call.
+        self.mark = mark()
         self.lock = threading.Lock()
         #: Notified of each new connection, and of each one closed once the pool is closed.
         self.changed = Condition(self.lock)
@@ -411,20 +414,34 @@ class ConnectionPool(Generic[C]):
         :raises PoolClosedError: the pool is closed, or becomes closed meanwhile
         """
         state = self._state
-        if state.pid != os.getpid():
+        if not state.mark[0]:
             state = self._begin_in_child()
         now = self.clock()
         member = found = None
         try:
             with state.lock:
                 state.counts.requests += 1
-                if state.idle:
-                    member = state.idle[-1]
+                if idle := state.idle:
+                    member = idle[-1]
                     state.lent[id(member.connection)] = member
-                    state.idle.pop()
+                    idle.pop()
             if member is not None:
                 member.lent_at = now
-                found = self._look(state, member, now, self.check_after, timeout)
+                stale = False
+                if (
+                    now - member.alive_at < self.check_after
+                    and now < member.expires_at
+                    and not member.retired
+                ):
+                    # What `_look` does where all is well, without the call.
+                    connection = member.connection
+                    try:
+                        stale = self._connector.is_stale(connection)
+                    except Exception:
+                        stale = True
+                    if not stale:
+                        return connection
+                found = self._look(state, member, now, self.check_after, timeout, stale=stale)
                 if found is _FIT:
                     return member.connection
             return self._checkout_slowly(state, now, timeout, found)
@@ -445,7 +462,7 @@ class ConnectionPool(Generic[C]):
         state = self._state
         back = False
         try:
-            if state.pid != os.getpid():
+            if not state.mark[0]:
                 state = self._begin_in_child()
             keep = False
             try:
@@ -470,7 +487,11 @@ class ConnectionPool(Generic[C]):
                                 member.idle_since = now
                                 if member.alive_at != _DOUBTED:
                                     member.alive_at = now
-                                state.put(member)
+                                idle = state.idle
+                                if state.waiters or (idle and idle[-1].idle_since > now):
+                                    state.put(member)
+                                else:
+                                    idle.append(member)
                                 member = None
                         elif state.inherited.pop(id(connection), None) is None:
                             raise ValueError(
@@ -703,6 +724,8 @@ class ConnectionPool(Generic[C]):
         now: float,
         check_after: float,
         seconds: float | None,
+        *,
+        stale: bool = False,
     ) -> _Found:
         """Check that a lent connection works; else close it, but leave it counted.
 
@@ -712,6 +735,7 @@ class ConnectionPool(Generic[C]):
         :param check_after: seconds without a sign of life after which the server is asked
         :param seconds: the caller's time, ``None`` for the pool's timeout; half of it is left for
             another connection
+        :param stale: true if it was seen to be dead
         """
         lost = expired = asked = False
         try:
@@ -719,7 +743,7 @@ class ConnectionPool(Generic[C]):
                 pass
             elif now >= member.expires_at:
                 expired = True
-            elif self._connector.is_stale(member.connection):
+            elif stale or self._connector.is_stale(member.connection):
                 lost = True
             elif now - member.alive_at < check_after:
                 return _FIT
@@ -1004,7 +1028,7 @@ class ConnectionPool(Generic[C]):
     def _here(self) -> State[C]:
         """Return the state of this process."""
         state = self._state
-        return state if state.pid == os.getpid() else self._begin_in_child()
+        return state if state.mark[0] else self._begin_in_child()
 
     def _begin_in_child(self) -> State[C]:
         """Return the state of a forked child, empty at first."""

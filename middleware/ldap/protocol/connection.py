@@ -150,12 +150,13 @@ class Connection:
     :ivar binds: BINDs sent
     :ivar searches: searches sent, each page counted
     :ivar heard: true if any part of the answer to the last search has come
+    :ivar shared: the connection of :attr:`ldap3`, once somebody has asked for it
     """
 
     __slots__ = (
-        *("__weakref__", "_abilities", "_decoder", "_fast", "_id", "_ldap3", "_limits", "_timeout"),
-        *("binds", "bound_as", "certificate", "heard", "opened_at", "searches", "server", "source"),
-        *("transport", "url", "usable"),
+        *("__weakref__", "_abilities", "_decoder", "_fast", "_id", "_limits", "_timeout"),
+        *("binds", "bound_as", "certificate", "heard", "opened_at", "searches", "server", "shared"),
+        *("source", "transport", "url", "usable"),
     )
 
     def __init__(
@@ -183,7 +184,7 @@ class Connection:
         self.binds = self.searches = 0
         self._abilities: frozenset[str] | None = None
         self._fast = False
-        self._ldap3: Any = None
+        self.shared: Any = None
 
     @classmethod
     def connect(
@@ -615,21 +616,21 @@ class Connection:
         no schema, takes the default timeout, and cannot bind. Results are ldap3's, in its
         ``result`` and ``response``; where the connection is lost, errors are ours.
         """
-        if self._ldap3 is None:
+        if self.shared is None:
             from .ldap3_strategy import share
 
-            self._ldap3 = share(self)
-        return self._ldap3
+            self.shared = share(self)
+        return self.shared
 
     def forget(self) -> None:
         """Drop what the last user of :attr:`ldap3` left there: requests, answers."""
-        self._ldap3 = None
+        self.shared = None
 
     def close(self) -> None:
         """Say goodbye if that can be done at once, and close. May be repeated; never raises."""
         farewell = messages.unbind_request(self.next_id()) if self.usable else b""
         self.usable = False
-        self.bound_as = self._ldap3 = None
+        self.bound_as = self.shared = None
         self.transport.close(farewell)
 
     def __repr__(self) -> str:

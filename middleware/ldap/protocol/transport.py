@@ -12,8 +12,10 @@ import re
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from typing import Any
 
+from keyfront.common import interpreter
 from keyfront.errors import (
     DirectoryError,
     DirectoryTimeoutError,
@@ -36,6 +38,10 @@ _CLIENT_CERTIFICATE = re.compile(
     r"ALERT_((BAD|UNSUPPORTED)_CERTIFICATE|CERTIFICATE_\w+|UNKNOWN_CA|ACCESS_DENIED)$"
 )
 
+# Of the interpreter: eventlet's module ``select`` has none, and gevent's lets its hub run.
+_select = interpreter.fresh("select")
+_poll, _POLLIN = _select.poll, _select.POLLIN
+
 #: The ``sockaddr`` of ``socket.getaddrinfo``; ``None`` for a socket file, which its URL names.
 Address = tuple[Any, ...] | None
 
@@ -46,7 +52,9 @@ class Transport:
     :param url: URL of the server
     """
 
-    __slots__ = ("_deadline", "_pid", "_seconds", "_socket", "_timeout", "_url")
+    __slots__ = (
+        *("_deadline", "_pending", "_pid", "_poll", "_seconds", "_socket", "_timeout", "_url"),
+    )
 
     def __init__(self, url: ServerURL) -> None:
         self._url = url
@@ -56,6 +64,9 @@ class Transport:
         self._seconds: float | None = None
         self._deadline: float | None = None
         self._timeout: float | None = None
+        # of the socket, once somebody has asked whether it is readable
+        self._poll: Callable[[int], list[Any]] | None = None
+        self._pending: Callable[[], int] | None = None
 
     @property
     def raw(self) -> socket.socket | None:
@@ -163,6 +174,7 @@ class Transport:
                 plain, server_hostname=self._url.tls_name, do_handshake_on_connect=False
             )
             self._socket = secured
+            self._poll = None
             secured.do_handshake()
         except TimeoutError as error:
             failed = self._failure(error, "no TLS handshake")
@@ -213,6 +225,35 @@ class Transport:
 
     def is_readable(self) -> bool:
         """Return whether something has come, or the connection is lost; waits for neither."""
+        poll = self._poll or self._prepare_poll()
+        if poll is None:
+            return True
+        if not poll(0):
+            pending = self._pending
+            return pending is not None and pending() > 0
+        return self._pending is None or self._is_for_us()
+
+    def _prepare_poll(self) -> Callable[[int], list[Any]] | None:
+        """Prepare the look whether something has come, which is taken each time it is lent.
+
+        It is one system call, which never waits and which no hub has to do with.
+
+        :returns: ``None`` if the socket is closed
+        """
+        connected = self._socket
+        if connected is None:
+            return None
+        poller = _poll()
+        try:
+            poller.register(connected.fileno(), _POLLIN)
+        except ValueError:
+            return None
+        self._pending = connected.pending if isinstance(connected, ssl.SSLSocket) else None
+        self._poll = made = poller.poll
+        return made
+
+    def _is_for_us(self) -> bool:
+        """Return whether what has come is not for TLS only, such as session tickets or new keys."""
         connected = self._socket
         if connected is None:
             return True
@@ -220,11 +261,7 @@ class Transport:
             if self._timeout != 0.0:
                 self._timeout = 0.0
                 connected.settimeout(0.0)
-            if isinstance(connected, ssl.SSLSocket):
-                # What has come may be for TLS only: session tickets, new keys.
-                connected.recv(1)
-            else:
-                connected.recv(1, socket.MSG_PEEK)
+            connected.recv(1)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
         except TimeoutError as error:
@@ -241,6 +278,7 @@ class Transport:
         parent's.
         """
         connected, self._socket = self._socket, None
+        self._poll = self._pending = None
         if connected is None:
             return
         if farewell and self._pid == os.getpid():

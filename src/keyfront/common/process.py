@@ -1,4 +1,5 @@
-"""Processes of this machine: whether one lives, and since when, as its number may be used again.
+"""Processes of this machine: whether one lives, and since when, as its number may be used again;
+and whether this one is the one that it was.
 
 Processes of several containers may share files. In these a process is named ``NODE:PID:START``: the
 node is this boot and set of process numbers, the start tells two processes of one number apart.
@@ -8,9 +9,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
+
+_WIPE_ON_FORK = 18  # asm-generic/mman-common.h
 
 
 def started(pid: int | str) -> int | None:
@@ -84,3 +89,38 @@ def named_lives(name: str) -> bool | None:
     if began is None:
         return None if hidden(int(pid)) else False
     return str(began) == start
+
+
+class Mark(Protocol):
+    """Tells the process that made it (``mark[0]`` is 1) from those forked from it (0)."""
+
+    def __getitem__(self, place: int, /) -> int: ...
+
+
+class _NumberMark:
+    """A mark by the process's number, which is a system call each time."""
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def __getitem__(self, place: int) -> int:
+        return int(self._pid == os.getpid())
+
+
+def mark() -> Mark:
+    """Make a mark of this process.
+
+    It is a page of memory that the kernel empties in each child (``MADV_WIPEONFORK``, Linux 4.14;
+    madvise(2)), whoever forks and whatever hooks that calls. Where there is none, it is the
+    process's number.
+    """
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        page.madvise(_WIPE_ON_FORK)
+    except (OSError, AttributeError):
+        page.close()
+        return _NumberMark()
+    page[0] = 1
+    return page

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from keyfront.common import interpreter
+from keyfront.common import interpreter, process
 from keyfront.gateway.heartbeat import concurrency, native, uwsgi_timer
 
 
@@ -45,7 +45,7 @@ def test_a_lock_that_is_tried() -> None:
     lock.take()
 
 
-@pytest.mark.parametrize("make", [native.mark, native._NumberMark])
+@pytest.mark.parametrize("make", [native.mark, process._NumberMark])
 def test_a_mark_tells_a_process_from_its_children(make: Any) -> None:
     mark = make()
     assert mark[0] == 1
@@ -57,8 +57,8 @@ def test_a_mark_tells_a_process_from_its_children(make: Any) -> None:
 
 
 def test_a_mark_where_the_kernel_cannot_empty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_WIPE_ON_FORK", 9999)
-    assert type(native.mark()) is native._NumberMark
+    monkeypatch.setattr(process, "_WIPE_ON_FORK", 9999)
+    assert type(native.mark()) is process._NumberMark
 
 
 def test_a_thread_is_started_that_nobody_joins() -> None:
