@@ -136,3 +136,21 @@ def test_the_runbook_names_rows_and_panels_that_there_are() -> None:
     assert set(named) <= titles
     (rows,) = re.findall(r"a row for each part: ([^.]+)\.", " ".join(OPERATE.split()))
     assert rows.split(", ") == [x["title"] for x in DASHBOARD["panels"] if x["type"] == "row"]
+
+
+def test_prometheus_takes_the_configuration_of_the_runbook(tmp_path: Path) -> None:
+    (lines,) = re.findall(r"\n    # prometheus\.yml\n((?:    .*\n)+)", OPERATE)
+    file = tmp_path / "prometheus.yml"
+    file.write_text(lines.replace("/etc/prometheus/keyfront.yml", str(MONITORING / "alerts.yml")))
+    promtool = str(program("promtool", "prometheus"))
+    done = subprocess.run([promtool, "check", "config", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS: 1 rule files found" in done.stdout
+    assert "job_name: keyfront\n" in lines
+
+
+def test_a_node_without_workers_has_no_time_since_its_load() -> None:
+    """It tells 0 then, and the panel would show half a century."""
+    (panel,) = [panel for panel in PANELS if panel["title"] == "Time since the last load"]
+    (target,) = panel["targets"]
+    assert re.fullmatch(r"time\(\) - \(\w+\{[^}]*\} > 0\)", target["expr"])
