@@ -249,8 +249,8 @@ class Transport:
         except ValueError:
             return None
         self._pending = connected.pending if isinstance(connected, ssl.SSLSocket) else None
-        self._poll = made = poller.poll
-        return made
+        self._poll = poller.poll
+        return self._poll
 
     def _is_for_us(self) -> bool:
         """Return whether what has come is not for TLS only, such as session tickets or new keys."""
