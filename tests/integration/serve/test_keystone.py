@@ -261,7 +261,10 @@ def test_second_run_goes_on_and_fresh_starts_over(tmp_path: Path) -> None:
     """
     own = keystone_state(tmp_path / "own")
     passwords = [(own / "admin-password").read_text().strip()]
-    kept = "\n# of the operator\n[identity]\nmax_password_length = 71\n"
+    kept = (
+        "\n# of the operator\n[identity]\nmax_password_length = 71\n"
+        "[keyfront_token_cache]\nttll = 3\n"
+    )
     with (own / "keystone.conf").open("a") as file:
         file.write(kept)
     for arguments in ((), ("--fresh",)):
@@ -273,6 +276,9 @@ def test_second_run_goes_on_and_fresh_starts_over(tmp_path: Path) -> None:
             for path in (own / "openrc", own / "clouds.yaml", own / "admin-password"):
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600
             _issue_and_validate(served)
+            if again:
+                warned = r"WARNING .* nothing reads ttll in \[keyfront_token_cache\] \(.*:\d+\), "
+                assert re.search(warned + r"did you mean ttl\?", served.log("keystone.log"))
             connection = served.connect()
             connection.request("GET", "/v3", headers={"Host": "evil.example"})
             version = json.loads(connection.getresponse().read())["version"]
