@@ -14,9 +14,12 @@ called as a web server calls it:
     first validation        each service validates each new token for the first time
     repeated                and once more
     asked of Keystone       by a query that keyfront does not know, so that Keystone answers
-    forked process          the same in a process that was just forked, one each
-    fresh worker            the same in one that was forked of a process which has loaded Keystone
-                            and answered nothing, as uWSGI forks its workers
+    issued elsewhere        a service validates a token for the first time that another node has
+                            issued: it has the keys of this one, and has put nothing into caches
+    user new here           the same of a user who was made there, and of whom this process and its
+                            caches know nothing
+    fresh worker            a validation in a process of its own, forked of one which has loaded
+                            Keystone and answered nothing, as uWSGI forks its workers
 
 With ``--changes N`` something else is changed after every N requests: a user is made, or granted a
 role elsewhere, as ``keystone-manage`` would.
@@ -61,10 +64,11 @@ from .cloud_mix import EXTRA, hash_milliseconds
 from .token_servers import CANDIDATES, check
 
 NAMES = {"stock": "keystone", "memcached": "memcached", "keyfront": "keyfront"}
-DAY, LOGIN, RESCOPE, FIRST, REPEATED, ASKED, FORKED, FRESH = PHASES = (
+DAY, LOGIN, RESCOPE, FIRST, REPEATED, ASKED, ELSEWHERE, NEW, FRESH = PHASES = (
     *("first login of a day", "login", "re-scope", "first validation", "repeated"),
-    *("asked of Keystone", "forked process", "fresh worker"),
+    *("asked of Keystone", "issued elsewhere", "user new here", "fresh worker"),
 )
+_MODULE = "keyfront.benchmarks.compare.keystone_cpu"
 _TOKENS = "/v3/auth/tokens"
 _UNKNOWN = "allow_expired=0"
 _PASSWORD = "a password of a usual length"
@@ -166,11 +170,96 @@ class Statements:
             sys.stderr.write(f"    {' '.join(statement.split())}\n")
 
 
+class OtherNode:
+    """Stock Keystone in a process of its own, with the keys and the database of this one.
+
+    :param password: the password of its administrator
+    """
+
+    def __init__(self, password: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="keystone-cpu-")
+        more = Path(self._folder.name) / "more.conf"
+        more.write_text("[cache]\nenabled = false\n", encoding="utf-8")
+        files = os.environ.get("OS_KEYSTONE_CONFIG_FILES") or "keystone.conf"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, "--child", "other"],
+            env={
+                **os.environ,
+                "OS_KEYSTONE_CONFIG_FILES": f"{files};{more}",
+                "KEYFRONT_PASSWORD": password,
+            },
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def tokens(self, names: list[str], *, new: bool = False) -> list[str]:
+        """Return a token that it issues for each user.
+
+        :param names: the names of the users
+        :param new: if true, it makes these users first
+        :raises ServerError: it has ended
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps([names, new]), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise ServerError(f"another Keystone ended with {self._process.wait()}")
+        return list(json.loads(answer))
+
+    def close(self) -> None:
+        """Stop it."""
+        # Processes that were forked have its standard input as well: it does not end by itself.
+        self._process.terminate()
+        self._process.wait()
+        self._folder.cleanup()
+
+    @staticmethod
+    def serve(password: str) -> None:
+        """Be that process: answer what :meth:`tokens` asks until nobody does."""
+        from keystone.server import wsgi
+
+        sys.argv = ["keystone"]
+        client = Client(wsgi.initialize_public_application())
+        admin = client.log_in("admin", password, "admin")
+        for line in sys.stdin:
+            names, new = json.loads(line)
+            if new:
+                make_users(client, admin, dict.fromkeys(names, "member"))
+            tokens = [client.log_in(name, _PASSWORD, "one") for name in names]
+            print(json.dumps(tokens), flush=True)
+
+
+def make_users(client: Client, admin: str, roles: dict[str, str]) -> dict[str, str]:
+    """Make users with roles on two projects, which are made if they are not there.
+
+    :param client: the Keystone that is asked
+    :param admin: a token of an administrator
+    :param roles: the names of the users, each with that of his role
+    :returns: the identifiers of the projects by name
+    """
+    projects = {p["name"]: p["id"] for p in client("GET", "/v3/projects", admin)[1]["projects"]}
+    for name in ("one", "two"):
+        if name not in projects:
+            project = {"project": {"name": name, "domain_id": "default"}}
+            projects[name] = client("POST", "/v3/projects", admin, project)[1]["project"]["id"]
+    known = {r["name"]: r["id"] for r in client("GET", "/v3/roles", admin)[1]["roles"]}
+    for name, role in roles.items():
+        if role not in known:
+            made = client("POST", "/v3/roles", admin, {"role": {"name": role}})[1]
+            known[role] = made["role"]["id"]
+        body = {"user": {"name": name, "password": _PASSWORD, "domain_id": "default"}}
+        user = client("POST", "/v3/users", admin, body)[1]["user"]["id"]
+        for project in ("one", "two"):
+            granted = f"/v3/projects/{projects[project]}/users/{user}/roles/{known[role]}"
+            client("PUT", granted, admin)
+    return projects
+
+
 class Measured:
     """One candidate, loaded in this process."""
 
     def __init__(self, given: Namespace) -> None:
         self._given = given
+        self._other_node = OtherNode(given.password)
         self._client = Client(self._load())
         self._statements = Statements()
         self._master = self._fork_master()
@@ -218,7 +307,17 @@ class Measured:
             with self._phase(ASKED, number):
                 for token in tokens:
                     self._ask(client.validate, callers[0], token, _UNKNOWN)
+            elsewhere = self._other_node.tokens(users)
+            with self._phase(ELSEWHERE, number):
+                for token in elsewhere:
+                    self._ask(client.validate, callers[0], token)
+            strangers = [f"stranger-{os.urandom(4).hex()}" for _ in users]
+            elsewhere = self._other_node.tokens(strangers, new=True)
+            with self._phase(NEW, number):
+                for token in elsewhere:
+                    self._ask(client.validate, callers[0], token)
             self._fresh(callers[0], others, number)
+        self._other_node.close()
         return dict(self._found)
 
     def _ask(self, deed: Callable[..., Any], *values: str) -> Any:
@@ -306,48 +405,22 @@ class Measured:
             return
         order, result = self._master
         with os.fdopen(result, "rb", closefd=False) as file:
-            for phase in (FORKED, FRESH):
-                counts = [0, 0.0, 0, 0]
-                last = self._given.profile == phase and number == self._given.rounds
-                for token in tokens:
-                    asked = caller, token, last and token == tokens[-1]
-                    if phase == FORKED:
-                        one = pickle.loads(self._in_child(*asked))
-                    else:
-                        os.write(order, pickle.dumps(asked))
-                        one = pickle.load(file)
-                    counts = [counts[0] + 1, *map(sum, zip(counts[1:], one, strict=True))]
-                self._found[phase].append(tuple(counts))  # type: ignore[arg-type]
+            counts = [0, 0.0, 0, 0]
+            last = self._given.profile == FRESH and number == self._given.rounds
+            for token in tokens:
+                os.write(order, pickle.dumps((caller, token, last and token == tokens[-1])))
+                one = pickle.load(file)
+                counts = [counts[0] + 1, *map(sum, zip(counts[1:], one, strict=True))]
+            self._found[FRESH].append(tuple(counts))  # type: ignore[arg-type]
 
     def _make(self, admin: str) -> tuple[list[str], list[str]]:
         """Make users and services, with roles on two projects."""
-        client = self._client
         run = os.urandom(4).hex()
-        projects = {}
-        known = {p["name"]: p["id"] for p in client("GET", "/v3/projects", admin)[1]["projects"]}
-        for name in ("one", "two"):
-            if name not in known:
-                body = {"project": {"name": name, "domain_id": "default"}}
-                known[name] = client("POST", "/v3/projects", admin, body)[1]["project"]["id"]
-            projects[name] = known[name]
-        self._other = projects["two"]
-        roles = {r["name"]: r["id"] for r in client("GET", "/v3/roles", admin)[1]["roles"]}
-        if "service" not in roles:
-            made = client("POST", "/v3/roles", admin, {"role": {"name": "service"}})[1]
-            roles["service"] = made["role"]["id"]
-        found: list[list[str]] = [[], []]
-        given = self._given
-        kinds = (("user", given.users, "member"), ("service", given.services, "service"))
-        for place, (kind, count, role) in enumerate(kinds):
-            for number in range(count):
-                name = f"{kind}-{run}-{number}"
-                body = {"user": {"name": name, "password": _PASSWORD, "domain_id": "default"}}
-                user = client("POST", "/v3/users", admin, body)[1]["user"]["id"]
-                for project in projects.values():
-                    path = f"/v3/projects/{project}/users/{user}/roles/{roles[role]}"
-                    client("PUT", path, admin)
-                found[place].append(name)
-        return found[0], found[1]
+        users = [f"user-{run}-{number}" for number in range(self._given.users)]
+        services = [f"service-{run}-{number}" for number in range(self._given.services)]
+        roles = {**dict.fromkeys(users, "member"), **dict.fromkeys(services, "service")}
+        self._other = make_users(self._client, admin, roles)["two"]
+        return users, services
 
     def _yesterday(self) -> None:
         """Have everybody been here for the last time on another day."""
@@ -439,7 +512,7 @@ def measure(given: Namespace) -> dict[str, Found]:
             ]
             comparison.say(f"{candidate.label} is asked")
             done = subprocess.run(
-                [sys.executable, "-m", __spec__.name, *arguments],
+                [sys.executable, "-m", _MODULE, *arguments],
                 env={
                     **os.environ,
                     **keystone.configured(own, text + EXTRA + given.extra.replace("\\n", "\n")),
@@ -497,12 +570,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--profile", help="a phase whose functions are told")
     parser.add_argument("--lines", type=int, default=60, help="of these")
     parser.add_argument("--extra", default="", help="more of keystone.conf")
-    parser.add_argument("--child", choices=NAMES)
+    parser.add_argument("--child", choices=[*NAMES, "other"])
     parser.add_argument("--database")
     parser.add_argument("--url")
     given = parser.parse_args(arguments)
     if given.child:
         given.password = os.environ.pop("KEYFRONT_PASSWORD")
+        if given.child == "other":
+            OtherNode.serve(given.password)
+            return 0
         print(json.dumps(Measured(given).run()))
         return 0
     return comparison.finish("keystone_cpu", lambda: measure(given), table)

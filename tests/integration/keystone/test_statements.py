@@ -70,9 +70,12 @@ def test_little_is_read(tmp_path: Path, imported: Imported) -> None:
     # whose groups and grants are known on each project since he logged in to one
     for phase in (
         keystone_cpu.RESCOPE, keystone_cpu.FIRST, keystone_cpu.REPEATED, keystone_cpu.ASKED,
-        keystone_cpu.FORKED, keystone_cpu.FRESH,
+        keystone_cpu.ELSEWHERE, keystone_cpu.FRESH,
     ):  # fmt: skip
         assert found[phase] == (0, 0), found
+    # of one who was never here, as at his first login
+    assert found[keystone_cpu.NEW].statements <= 6, found
+    assert found[keystone_cpu.NEW].writes == 0, found
 
 
 def test_without_reuse_keystone_does_all_of_its_work(
