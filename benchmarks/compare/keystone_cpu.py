@@ -248,8 +248,8 @@ def make_users(client: Client, admin: str, roles: dict[str, str]) -> dict[str, s
             known[role] = made["role"]["id"]
         body = {"user": {"name": name, "password": _PASSWORD, "domain_id": "default"}}
         user = client("POST", "/v3/users", admin, body)[1]["user"]["id"]
-        for project in ("one", "two"):
-            granted = f"/v3/projects/{projects[project]}/users/{user}/roles/{known[role]}"
+        for place in ("one", "two"):
+            granted = f"/v3/projects/{projects[place]}/users/{user}/roles/{known[role]}"
             client("PUT", granted, admin)
     return projects
 
