@@ -89,6 +89,9 @@ class RequestLocalToken:
         _caller_token.set(value)
 
 
+# Logins and validations ask for what there is of a user several times.
+_READ_ONCE = frozenset({"POST", "GET", "HEAD"})
+
 # Headers of Keystone's answer that are others in the one of a change that was refused.
 _REPLACED = frozenset({"content-type", "content-length", "retry-after"})
 
@@ -136,7 +139,7 @@ class KeystoneApplication:
             request = Request()
             self._begin(request)
         request.recorded = True
-        if environ.get("REQUEST_METHOD") == "POST" and environ.get("PATH_INFO") == TOKENS:
+        if environ.get("PATH_INFO") == TOKENS and environ.get("REQUEST_METHOD") in _READ_ONCE:
             request.users = {}
         request.connections = []
         given: list[Any] = []

@@ -436,11 +436,11 @@ def _today() -> date:
     return import_keystone("oslo_utils.timeutils").utcnow().date()  # type: ignore[no-any-return]
 
 
-# In one login Keystone asks several times what there is of a user, and always for the same: the
-# answer never has the hash of his password.
+# In one login or validation Keystone asks several times what there is of a user, and always for the
+# same: the answer never has the hash of his password.
 
 def tell_of_users_once(identity: Any, shadow_users: Any) -> None:
-    """Make a login read each user once.
+    """Make a login or validation read each user once.
 
     :param identity: the class of Keystone's SQL driver for users
     :param shadow_users: the class of Keystone's SQL driver for users from elsewhere, which reads

@@ -1,9 +1,9 @@
-"""The user of a login, read by fewer statements.
+"""The user of a login or validation, read by fewer statements.
 
 A user who is looked for by name is read with all that belongs to him by one statement, where
 Keystone makes three, and one that asks whose name it is. His password is compared with the row that
 was read for that, which Keystone reads again. And if his row was read without federated identities,
-these are not looked for again.
+or with a password here, neither is looked for again.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def compare_with_known_row(identity: Any) -> None:
 
 
 def tell_who_is_of_here(identity: Any, shadow_users: Any) -> None:
-    """Make a login not look for federated identities of a user whose row it has read without any.
+    """Make a request not look for federated identities of a user whose row it has read without any,
+    nor for the moment since when he is here if he has a password here.
 
     :param identity: the class of Keystone's SQL driver for users
     :param shadow_users: the class of Keystone's SQL driver for users from elsewhere; one that uses
@@ -192,9 +193,13 @@ def tell_who_is_of_here(identity: Any, shadow_users: Any) -> None:
         def _get_user(self: Any, session: Any, user_id: str) -> Any:
             user_ref = read(self, session, user_id)
             request = current.get()
-            # As it was read: nothing is loaded for it.
-            if request is not None and vars(user_ref).get("federated_users") == []:
-                request.of_here.add(user_id)
+            if request is not None:
+                # As it was read: nothing is loaded for it.
+                known = vars(user_ref)
+                if known.get("federated_users") == []:
+                    request.of_here.add(user_id)
+                if known.get("local_user") is not None:
+                    request.newcomers[user_id] = False
             return user_ref
 
         driver._get_user = _get_user

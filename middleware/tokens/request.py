@@ -134,8 +134,8 @@ class Request:
         self.newcomers: dict[object, bool] = {}
         #: The user whose day of the last login it writes, if he is enabled without it as well.
         self.active: object = None
-        #: The users that Keystone's SQL driver has returned in a login, pickled, by their ids;
-        #: ``None`` where it is no login, and from its first write on.
+        #: The users that Keystone's SQL driver has returned in a login or validation, pickled, by
+        #: their ids; ``None`` where it is neither, and from its first write on.
         self.users: dict[str, bytes] | None = None
         #: The rows of those of them whom it has looked for by name, with their passwords' hashes.
         self.rows: dict[str, Any] = {}

@@ -438,3 +438,28 @@ def test_the_middleware_must_be_in_use() -> None:
     del core._get_config_files
     with pytest.raises(IncompatibleError, match=r"_get_config_files\(\)"):
         factory.check_server_core(core, middleware)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "once"),
+    [
+        ("POST", "/v3/auth/tokens", True),
+        ("GET", "/v3/auth/tokens", True),
+        ("HEAD", "/v3/auth/tokens", True),
+        ("DELETE", "/v3/auth/tokens", False),
+        ("GET", "/v3/users", False),
+    ],
+)
+def test_a_login_and_a_validation_read_each_user_once(method: str, path: str, once: bool) -> None:
+    seen: list[bool] = []
+
+    def keystone(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        request = factory.current.get()
+        assert request is not None
+        seen.append(request.users is not None)
+        start_response("200 OK", [])
+        return []
+
+    served = factory.KeystoneApplication(keystone, threading.local())
+    served({"REQUEST_METHOD": method, "PATH_INFO": path}, lambda *_: None)
+    assert seen == [once]

@@ -153,6 +153,19 @@ def keystone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keysto
     one.engine.dispose()
 
 
+def test_who_has_a_password_here_is_known_to_be_no_newcomer(keystone: Keystone) -> None:
+    keystone.user("local", "name")
+    keystone.user("both", "other", federated=True)
+    keystone.user("federated", None, federated=True)
+    for driver in (keystone.kept, keystone.kept_shadow):
+        with login() as one:
+            for user in ("local", "both", "federated"):
+                driver.get_user(user)
+            # who has none is looked at: rows of his may just be written
+            assert one.newcomers == {"local": False, "both": False}
+            assert one.of_here == {"local"}
+
+
 def test_who_is_looked_for_by_name_is_read_by_his_id(keystone: Keystone) -> None:
     keystone.user("u", "name")
     keystone.user("v", "other")
