@@ -131,7 +131,7 @@ class _Pair:
         self.closed = False
         self.reset_after = proxy._reset_after
         # What has become of it by lose_at().
-        self.lost = ""
+        self.lost, self.before = "", b""
         self.up = _Flow(proxy, self, answers=False)
         self.down = _Flow(proxy, self, answers=True)
         # The kernel lets clients in without delay: the round trip of their connect is put before
@@ -216,8 +216,8 @@ class _Pair:
 
     def _is_lost(self, item: bytes, flow: _Flow) -> bool:
         """Do what :meth:`FaultProxy.lose_at` says with a part; return whether that is all."""
-        data, fate = self.proxy._lose_at
-        if flow is self.up and data and data in item and not self.lost:
+        data, fate, after = self.proxy._lose_at
+        if flow is self.up and data and data in item and not self.lost and after in self.before:
             if fate not in ("unsent", "held"):
                 flow.put(item)
             self.lost = fate
@@ -225,6 +225,8 @@ class _Pair:
                 self.reset()
             self.proxy._note_loss()
             return True
+        if flow is self.up and after and after in item:
+            self.before = after
         if flow is self.down and self.lost == "unanswered":
             self.reset()
             return True
@@ -322,7 +324,7 @@ class FaultProxy:
         self._numbers = itertools.count()
         self._hold = False
         self._stall_at = b""
-        self._lose_at = (b"", "")
+        self._lose_at = (b"", "", b"")
         self._losses = 0
         self._garbage: tuple[bytes, bool] | None = None
         self._reset_after: int | None = None
@@ -389,7 +391,7 @@ class FaultProxy:
         """Pass nothing on any more as soon as a part of a request holds `data`; before, all."""
         self._mode(stall_at=data)
 
-    def lose_at(self, data: bytes, fate: str) -> None:
+    def lose_at(self, data: bytes, fate: str, *, after: bytes = b"") -> None:
         """Lose each connection of whose request a part holds `data`, and no other.
 
         :param fate: a word for what becomes of it. "unsent": it is reset, and the server gets
@@ -397,9 +399,10 @@ class FaultProxy:
             "unanswered": when the server answers the part, of which the client gets nothing;
             "silent": the server is given the part, and then nothing passes any more, as if the
             client's machine were lost; "held": the same, and the server is not given the part
+        :param after: bytes that a part of the request before it has to hold; empty: nothing
         """
         assert fate in ("unsent", "sent", "unanswered", "silent", "held"), fate
-        self._mode(lose_at=(data, fate))
+        self._mode(lose_at=(data, fate, after))
 
     def black_hole(self) -> None:
         """Behave as a host that vanished: new connects get no answer, the old pass nothing on."""
@@ -503,7 +506,7 @@ class FaultProxy:
         self, *, delay: float | None = None, hold: bool = False, listen: str = "open",
         garbage: tuple[bytes, bool] | None = None, reset_after: int | None = None,
         trickle: tuple[int, float] = (0, 0.0), stall_at: bytes = b"",
-        lose_at: tuple[bytes, str] = (b"", ""), then: Callable[[], None] = lambda: None,
+        lose_at: tuple[bytes, str, bytes] = (b"", "", b""), then: Callable[[], None] = lambda: None,
     ) -> None:
         def change() -> None:
             self.delay = self.delay if delay is None else delay

@@ -101,8 +101,8 @@ class KeystoneApplication:
 
     A change that its database hooks refused is answered 503 with ``Retry-After``, and so is a
     request that the database fails for now (``database_loss.py``); without ``Retry-After`` if a
-    commit may have been made. An error in HTML or plain text, of flask or oslo.middleware, gets
-    the JSON form of Keystone's.
+    commit was made, or may have been. An error in HTML or plain text, of flask or oslo.middleware,
+    gets the JSON form of Keystone's.
 
     :param application: Keystone's WSGI application, middleware included
     :param request_store: the thread-local in which ``oslo_context`` keeps the request context
@@ -139,7 +139,9 @@ class KeystoneApplication:
             request = Request()
             self._begin(request)
         request.recorded = True
-        if environ.get("PATH_INFO") == TOKENS and environ.get("REQUEST_METHOD") in _READ_ONCE:
+        at_tokens = environ.get("PATH_INFO") == TOKENS
+        login = at_tokens and environ.get("REQUEST_METHOD") == "POST"
+        if at_tokens and environ.get("REQUEST_METHOD") in _READ_ONCE:
             request.users = {}
         request.connections = []
         given: list[Any] = []
@@ -171,10 +173,13 @@ class KeystoneApplication:
             self._loss.tell(request)
             loss = request.loss or AWAY
             reason, again = loss.reason, loss.again
-            if request.unknown_commit:
+            # A login can be repeated whatever it has written.
+            if (request.unknown_commit or request.committed) and not login:
+                what = "while it made the change"
+                if request.committed:
+                    what = "when it had made a part of the change"
                 reason, again = (
-                    "The database was lost while it made the change. Look whether it is made "
-                    "before you try again."
+                    f"The database failed {what}. Look whether it is made before you try again."
                 ), 0
             return _unavailable(reason, given, body, start_response, again=again)
         # Keystone's own 503 tells no time: when the directory of its users is away, for example.

@@ -55,7 +55,8 @@ class Request:
     """
 
     __slots__ = (
-        *("accepted", "accepting", "active", "as_it_is", "checked", "connections", "created"),
+        *("accepted", "accepting", "active", "as_it_is", "checked", "committed", "connections"),
+        "created",
         *("enforced", "families", "fills", "followed", "found", "garbage", "issued", "issuing"),
         *("kept", "last_active", "loss", "lost", "memory", "newcomers", "of_here", "own_name"),
         *("packed", "recorded", "recording", "reading", "reads", "refused", "row", "rows", "since"),
@@ -154,6 +155,8 @@ class Request:
         self.lost = ""
         #: What is said of that to the client and in the log; ``None``: that it is away.
         self.loss: Any = None
+        #: Whether a transaction of it that wrote is committed.
+        self.committed = False
         #: Whether the connection was lost in a commit, which may have been made.
         self.unknown_commit = False
 

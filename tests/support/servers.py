@@ -57,7 +57,8 @@ class PostgreSQL:
         """
         if port:
             return f"postgresql+psycopg2://{_USER}@127.0.0.1:{port}/{name}"
-        return f"postgresql+psycopg2://{_USER}@/{name}?host={self.folder}&port={self.port}"
+        more = "" if self.port == PostgreSQL.port else f"&port={self.port}"
+        return f"postgresql+psycopg2://{_USER}@/{name}?host={self.folder}{more}"
 
     def fresh_database(self, name: str) -> str:
         """Make an empty database, in place of one of that name; returns its URL."""

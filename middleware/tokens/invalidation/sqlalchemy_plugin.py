@@ -289,6 +289,8 @@ def _commit(
             if request is not None:
                 request.unknown_commit = wrote and not (here or _is_answer(dialect, error))
             raise
+        if wrote and request is not None:
+            request.committed = True
         return
     session = mark_owners.HERE if here else connection.info.get(_SESSION, mark_owners.UNKNOWN)
     if session == mark_owners.UNKNOWN:
@@ -317,6 +319,7 @@ def _commit(
         raise
     _end(changes, mark, tags)
     if request is not None:
+        request.committed = True
         request.end_sharing()
         request.created |= lateness.created
 

@@ -11,10 +11,12 @@ import pytest
 from keyfront.gateway.keystone.application import KeystoneApplication
 from keyfront.gateway.keystone.database_loss import BUSY, DISK
 from keyfront.middleware.tokens.request import current
+from keyfront.middleware.tokens.routes import TOKENS
 
 
 def answer(
-    status: str | None, content_type: str = "text/plain", **noted: Any
+    status: str | None, content_type: str = "text/plain",
+    environ: dict[str, Any] | None = None, **noted: Any,
 ) -> tuple[str, dict[str, str], bytes]:
     """Answer a request for which Keystone's hooks note something, and which it then answers.
 
@@ -33,7 +35,7 @@ def answer(
 
     given: list[Any] = []
     application = KeystoneApplication(keystone, threading.local())
-    body = application({}, lambda *values: given.extend(values))
+    body = application(environ or {}, lambda *values: given.extend(values))
     return given[0], dict(given[1]), b"".join(body)
 
 
@@ -61,11 +63,21 @@ def test_a_database_that_was_busy_is_named_so() -> None:
     assert json.loads(body)["error"]["message"] == BUSY.reason
 
 
-def test_who_lost_it_in_a_commit_has_to_look_first() -> None:
-    given, headers, body = answer("500 ERROR", lost="gone", unknown_commit=True)
+@pytest.mark.parametrize(
+    ("noted", "what"),
+    [("unknown_commit", "while it made the change"), ("committed", "a part of the change")],
+)
+def test_who_lost_it_in_a_commit_or_after_one_has_to_look_first(noted: str, what: str) -> None:
+    given, headers, body = answer("500 ERROR", lost="gone", **{noted: True})
     assert given == "503 Service Unavailable"
     assert "Retry-After" not in headers
-    assert "Look whether it is made" in json.loads(body)["error"]["message"]
+    message = json.loads(body)["error"]["message"]
+    assert what in message
+    assert "Look whether it is made" in message
+    # But for a login.
+    login = {"REQUEST_METHOD": "POST", "PATH_INFO": TOKENS}
+    given, headers, _ = answer("500 ERROR", environ=login, lost="gone", **{noted: True})
+    assert (given, headers["Retry-After"]) == ("503 Service Unavailable", "1")
 
 
 @pytest.mark.parametrize("status", ["200 OK", "404 NOT FOUND"])

@@ -491,6 +491,22 @@ def test_a_change_that_nobody_can_be_told_of_does_not_happen(
     assert recorder.told == told(*COMMON, "catalog")
 
 
+def test_a_request_knows_that_a_part_of_its_change_is_made(engine: sa.Engine) -> None:
+    def read() -> None:
+        with engine.begin() as connection:
+            connection.execute(sa.select(SERVICE)).all()
+
+    def change() -> None:
+        with engine.begin() as connection:
+            connection.execute(sa.insert(SERVICE).values(id="s"))
+
+    def fail() -> None:
+        with pytest.raises(sa.exc.IntegrityError):
+            change()
+
+    assert [in_request(x).committed for x in (read, change, fail)] == [False, True, False]
+
+
 def test_a_change_whose_end_cannot_be_told_has_happened_and_stays_marked(
     engine: sa.Engine, recorder: Recorder
 ) -> None:
