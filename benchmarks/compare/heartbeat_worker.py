@@ -9,12 +9,14 @@ the other argument holds is said at :class:`Task`.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from keyfront.errors import MissingPartError, ServerError
@@ -26,6 +28,8 @@ NEGOTIATED = 60
 SMALL, LARGE = 1_000, 100_000
 # Every so many-th body is a large one where they are mixed.
 MIX = 10
+# How often what is counted is counted: the least is meant.
+ROUNDS = 5
 # Seconds; nothing here takes that long, however busy the machine.
 PATIENCE = 300
 
@@ -39,6 +43,7 @@ class Task(NamedTuple):
     :ivar messages: to send, or writes to time
     :ivar interval: seconds between beats, or ``None`` for the default
     :ivar seconds: the time for which an idle process is looked at
+    :ivar thread: ``none`` to have nobody beat, ``idle`` for a thread that waits and does nothing
     """
 
     port: int
@@ -49,6 +54,7 @@ class Task(NamedTuple):
     connections: int = WRITERS
     interval: float | None = None
     seconds: float = 60.0
+    thread: str = ""
 
 
 def patch(name: str) -> None:
@@ -63,13 +69,19 @@ def patch(name: str) -> None:
         eventlet.monkey_patch()
 
 
-def install(interval: float | None = None) -> None:
+def install(interval: float | None = None, *, threaded: bool = True) -> None:
     """Keep this process's connections alive.
 
+    :param threaded: false to go without the thread, as where uWSGI's timer beats
     :raises ServerError: it could not; the log says why
     """
     from keyfront.gateway import heartbeat
+    from keyfront.gateway.heartbeat import uwsgi_timer
 
+    if not threaded:
+        # as in a uWSGI without threads, whose timer never comes
+        for name in ("is_needed", "start"):
+            setattr(uwsgi_timer, name, lambda *_: True)
     if not heartbeat.install(interval=interval):
         raise ServerError("the heartbeat is not in force; see the warning above")
 
@@ -270,16 +282,69 @@ def restart(task: Task) -> None:
         print(json.dumps({"milliseconds": (time.perf_counter() - start) * 1000}), flush=True)
 
 
-ROLES = {"publish": publish, "idle": idle, "writes": writes, "restart": restart}
+def counted(task: Task) -> dict[str, Any]:
+    """Publish from one thread, several times over; gives what it took apart from time.
+
+    Under valgrind ``dumps``, the numbers of callgrind's. Otherwise of each time ``own``, how often
+    this thread waited for something, and ``others``, how often any other of the process did.
+    """
+    import threading
+
+    from ..gate.worker import callgrind
+
+    if task.thread == "idle":
+        wait_for_ever()
+    sends, _ = _oslo_senders(task) if task.over == "oslo" else _amqp_senders(task)
+    send = functools.partial(sends[0], 0)
+    if callgrind.running():
+        return {"dumps": callgrind.measure(send, task.messages, ROUNDS)}
+    send()
+    found: dict[str, list[int]] = {"own": [], "others": []}
+    for _ in range(ROUNDS):
+        before = switches()
+        for _ in range(task.messages):
+            send()
+        waited = {thread: number - before.get(thread, 0) for thread, number in switches().items()}
+        found["own"].append(waited.pop(threading.get_native_id()))
+        found["others"].append(sum(waited.values()))
+    return found
 
 
-def start(role: str, task: Task, log: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+def switches() -> dict[int, int]:
+    """Return how often each thread of this process has waited, by the kernel's ids (proc(5))."""
+    found = {}
+    for thread in threads():
+        text = Path(f"/proc/self/task/{thread}/status").read_text()
+        found[thread] = int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return found
+
+
+def wait_for_ever() -> None:
+    """Start a thread that waits as that of the heartbeat does between two beats, and no more."""
+    from keyfront.gateway.heartbeat import native
+
+    bell = native.allocate_lock()
+    bell.acquire()
+    native.start_new_thread(bell.acquire, ())
+
+
+ROLES = {"counted": counted, "publish": publish, "idle": idle, "writes": writes, "restart": restart}
+
+
+def start(
+    role: str,
+    task: Task,
+    log: IO[str] | int = subprocess.PIPE,
+    *,
+    under: Sequence[str] = (),
+) -> subprocess.Popen[str]:
     """Start a worker.
 
     :param log: a file for what it logs, if it lives long
+    :param under: the command of a program that runs it
     """
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", __name__, role, json.dumps(task._asdict())],
+        [*under, sys.executable, "-W", "ignore", "-m", __name__, role, json.dumps(task._asdict())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -288,12 +353,13 @@ def start(role: str, task: Task, log: IO[str] | int = subprocess.PIPE) -> subpro
     )
 
 
-def run(role: str, task: Task) -> dict[str, Any]:
+def run(role: str, task: Task, *, under: Sequence[str] = ()) -> dict[str, Any]:
     """Run a worker to its end and give what it found.
 
+    :param under: the command of a program that runs it
     :raises ServerError: it failed, or hangs; names the end of what it printed
     """
-    process = start(role, task)
+    process = start(role, task, under=under)
     try:
         out, err = process.communicate(timeout=PATIENCE + task.seconds)
     except subprocess.TimeoutExpired:
@@ -313,7 +379,7 @@ def main(arguments: list[str]) -> int:
     task = Task(**json.loads(text))
     patch(task.patch)
     if task.installed:
-        install(task.interval)
+        install(task.interval, threaded=task.thread != "none")
     found = ROLES[role](task)
     if found is not None:
         print(json.dumps(found), flush=True)

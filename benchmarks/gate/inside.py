@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -134,27 +133,13 @@ class Instructions(Inside):
     kind = "instructions"
 
     def _absent(self) -> str:
-        if platform.machine() != callgrind.MACHINE:
-            return f"instructions are counted on {callgrind.MACHINE} only"
-        return "" if shutil.which("valgrind") else "valgrind is not installed: apt install valgrind"
+        return callgrind.absent()
 
     def _before(self, folder: Path) -> list[str]:
-        return [
-            "valgrind",
-            "--quiet",
-            "--tool=callgrind",
-            "--instr-atstart=no",
-            f"--callgrind-out-file={folder / 'out.%p'}",
-        ]
+        return callgrind.command(folder)
 
     def _read(self, folder: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
-        totals: dict[int, int] = {}
-        for path in folder.glob("out.*"):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            trigger = re.search(r"^desc: Trigger: Client Request: (\d+)$", text, re.MULTILINE)
-            summary = re.search(r"^summary: (\d+)", text, re.MULTILINE)
-            if trigger and summary:
-                totals[int(trigger[1])] = int(summary[1])
+        totals = callgrind.totals(folder)
         found = {}
         for one in told:
             counts = [totals[trigger] for trigger in one["triggers"] if trigger in totals]

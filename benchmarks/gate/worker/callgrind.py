@@ -13,8 +13,11 @@ import gc
 import itertools
 import mmap
 import platform
+import re
+import shutil
 from collections.abc import Callable
 from itertools import repeat
+from pathlib import Path
 
 MACHINE = "x86_64"
 # mov rax, rdi; xor edx, edx; rol rdi by 3, 13, 61, 51; xchg rbx, rbx; mov rax, rdx; ret
@@ -40,6 +43,39 @@ def _request() -> Callable[[int], int]:
 def _ask(code: int, argument: int = 0) -> int:
     words = (ctypes.c_uint64 * 6)(code, argument)
     return _request()(ctypes.addressof(words))
+
+
+def command(folder: Path) -> list[str]:
+    """Return what to put before a command, so that it runs under callgrind.
+
+    :param folder: the folder for what is counted; see :func:`totals`
+    """
+    return [
+        "valgrind",
+        "--quiet",
+        "--tool=callgrind",
+        "--instr-atstart=no",
+        f"--callgrind-out-file={folder / 'out.%p'}",
+    ]
+
+
+def totals(folder: Path) -> dict[int, int]:
+    """Return the instructions of each dump that :func:`measure` has had made, by its number."""
+    found: dict[int, int] = {}
+    for path in folder.glob("out.*"):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        trigger = re.search(r"^desc: Trigger: Client Request: (\d+)$", text, re.MULTILINE)
+        summary = re.search(r"^summary: (\d+)", text, re.MULTILINE)
+        if trigger and summary:
+            found[int(trigger[1])] = int(summary[1])
+    return found
+
+
+def absent() -> str:
+    """Return the reason why instructions cannot be counted on this machine; empty if they can."""
+    if platform.machine() != MACHINE:
+        return f"instructions are counted on {MACHINE} only"
+    return "" if shutil.which("valgrind") else "valgrind is not installed: apt install valgrind"
 
 
 def running() -> bool:

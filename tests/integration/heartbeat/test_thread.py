@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from keyfront.benchmarks.compare import heartbeat_worker
 from support.amqp_worker import MODELS
 from support.broker import Broker
 
@@ -88,3 +89,12 @@ def test_stock_goes_on(
             assert rabbit.missed(name) == 0, model
             assert rabbit.accepted(name) == 1, model
             assert len([x for x in ended.warnings if words in x]) == 1, ended.printed
+
+
+@pytest.mark.parametrize("patch", MODELS)
+def test_the_thread_sleeps_while_messages_are_sent(rabbit: Broker, patch: str) -> None:
+    """Between two beats it takes no processor from those who send: it does not even wake."""
+    task = heartbeat_worker.Task(rabbit.port, patch, installed=True, messages=100)
+    found = heartbeat_worker.run("counted", task)
+    assert min(found["others"]) == 0
+    assert len(found["own"]) == len(found["others"]) == heartbeat_worker.ROUNDS

@@ -17,6 +17,7 @@ import pytest
 from keyfront.benchmarks.compare import (
     goals,
     heartbeat_idle,
+    heartbeat_instructions,
     heartbeat_publish,
     heartbeat_restart,
     heartbeat_worker,
@@ -33,6 +34,7 @@ from keyfront.benchmarks.compare.heartbeat_idle import Idle, Results
 from keyfront.benchmarks.compare.heartbeat_publish import CASES, SIDES, Sample, Samples
 from keyfront.benchmarks.compare.heartbeat_worker import PATCHES, Task
 from keyfront.benchmarks.compare.ratios import ratio
+from keyfront.benchmarks.gate.worker import callgrind
 from keyfront.benchmarks.load.measured import CLOSED, Load
 from keyfront.benchmarks.worlds import rabbitmq
 from keyfront.errors import KeyfrontError, MissingPartError, ServerError
@@ -296,7 +298,7 @@ def test_a_message_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_task_crosses_to_a_worker_and_back() -> None:
-    task = Task(5, "gevent", True, "one", 7, 300, 0.3, 12.5)
+    task = Task(5, "gevent", True, "one", 7, 300, 0.3, 12.5, "none")
     assert Task(**json.loads(json.dumps(task._asdict()))) == task
 
 
@@ -318,10 +320,39 @@ def test_a_publisher_that_ends_is_told_with_its_log(tmp_path: Path) -> None:
         heartbeat_restart.Publisher("kept, gevent", process, log)
 
 
+# Instructions and switches
+
+
+def test_the_table_of_instructions_is_whole() -> None:
+    counts = {
+        case: {
+            side: heartbeat_instructions.Count(1000.0 + number * 10, 500.0, 0)
+            for number, side in enumerate(heartbeat_instructions.SIDES)
+        }
+        for case in heartbeat_instructions.CASES
+    }
+    lines = heartbeat_instructions.table(counts).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) == 1 + 4 * 2 * len(PATCHES)
+    assert lines[1].split() == ["cast,", "none", "stock", "1000", "500", "0"]
+    assert lines[4].split() == ["kept", "1030", "+3.0", "%", "500", "0"]
+
+
+def test_without_valgrind_its_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(callgrind.shutil, "which", lambda _: None)
+    monkeypatch.setattr(callgrind.platform, "machine", lambda: callgrind.MACHINE)
+    assert heartbeat_instructions.main(["--quick"]) == 2
+    assert "apt install valgrind" in capsys.readouterr().err
+
+
 # The commands
 
 
-@pytest.mark.parametrize("module", [heartbeat_publish, heartbeat_idle, heartbeat_restart])
+@pytest.mark.parametrize(
+    "module", [heartbeat_publish, heartbeat_idle, heartbeat_instructions, heartbeat_restart]
+)
 def test_without_rabbitmq_its_package_is_named(
     module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,6 +362,7 @@ def test_without_rabbitmq_its_package_is_named(
         return "/bin/true"
 
     monkeypatch.setattr(rabbitmq, "_DEBIAN", Path("/does/not/exist"))
+    monkeypatch.setattr(callgrind, "absent", lambda: "")
     monkeypatch.setattr("keyfront.common.programs.system_program", find)
     monkeypatch.setattr("keyfront.common.programs.uwsgi_program", lambda: "/bin/true")
     assert module.main([]) == 2
