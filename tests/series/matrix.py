@@ -115,16 +115,16 @@ def table(found: list[Environment], parts: dict[str, list[str]]) -> str:
     return "\n".join(lines)
 
 
-def put_in(text: str, document: Path) -> None:
-    """Write the table between the markers of a document.
+def put_in(text: str, document: Path, start: str = START, end: str = END) -> None:
+    """Write a table between two markers of a document.
 
     :raises SystemExit: it has no such markers
     """
-    before, start, rest = document.read_text(encoding="utf-8").partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise SystemExit(f"{document.name} has no {START} with an {END} behind it")
-    document.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    before, found, rest = document.read_text(encoding="utf-8").partition(start)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise SystemExit(f"{document.name} has no {start} with an {end} behind it")
+    document.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keyfront.gateway.keystone import series
-from series import matrix
+from series import functional, matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "series"
@@ -40,7 +40,7 @@ def test_each_has_its_environments() -> None:
     assert names.split(",") == sorted(one["name"] for one in LISTED)
     wanted = {f"-py{python.replace('.', '')}" for one in LISTED for python in one["pythons"]}
     assert {*pythons.split(",")} == {"", *wanted}
-    assert forms == ",-ci"
+    assert forms == ",-ci,-functional"
     lines = tox[section]["deps"].split("\n")
     for one in LISTED:
         packages = {
@@ -48,6 +48,9 @@ def test_each_has_its_environments() -> None:
             "placement": "openstack-placement",
         }  # fmt: skip
         for service, package in packages.items():
+            if service not in one:
+                assert not any(x.startswith(one["name"]) and package in x for x in lines)
+                continue
             form = "-!ci" if service == "nova" else ""
             assert f"{one['name']}{form}: {package}~={one[service]}.0" in lines
         assert f"{one['name']}: -ctests/series/{one['name']}.txt" in lines
@@ -132,3 +135,46 @@ def test_the_table_is_made_of_reports(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_is_not_listed_is_refused() -> None:
     with pytest.raises(SystemExit, match="lists no such series"):
         matrix.environments(["2019.1"], None)
+
+
+def test_the_table_of_other_suites_is_made_of_results() -> None:
+    passed = {"passed": 138, "skipped": 0, "failed": 0}
+    bad = {"passed": 60, "skipped": 3, "failed": 1}
+    results = {
+        "2026.2": {
+            "uwsgi postgresql": {"identity": passed, "date": "2026-11-29"},
+            "nginx+uwsgi mariadb": {"identity": passed, "image": bad, "date": "2026-11-28"},
+        }
+    }
+    head, _, *rows = functional.table(results).splitlines()
+    names = "| OpenStack | server | database | identity | image | compute | placement | run |"
+    assert head == names
+    assert rows == [
+        "| 2026.2 | `uwsgi` | postgresql | 138 |  |  |  | 2026-11-29 |",
+        "| 2026.2 | `nginx+uwsgi` | mariadb | 138 | **1 failed**, 60, 3 skipped |  |  |"
+        " 2026-11-28 |",
+    ]
+
+
+def test_the_page_has_a_place_for_them_and_shows_only_what_passed() -> None:
+    before, found, rest = DOCUMENT.partition(functional.START)
+    table, ended, _ = rest.partition(functional.END)
+    assert before and found and ended
+    assert "failed" not in table
+
+
+def test_identity_runs_everywhere_and_what_services_ask_once(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functional, "find_spec", lambda name: object())
+    where = [
+        (suite, server, database)
+        for suite in functional.SUITES
+        for server in functional.SHAPES
+        for database in functional.DATABASES
+        if functional.wanted(suite, server, database)
+    ]
+    assert [one[0] for one in where].count("identity") == 10
+    assert where[10:] == [(x, *functional.SERVICES_ON) for x in ("image", "compute", "placement")]
+    monkeypatch.setattr(functional, "find_spec", lambda name: None)
+    assert not functional.wanted("compute", *functional.SERVICES_ON)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,9 +15,7 @@ from support.keystone_world import Client, World
 from support.keystones import serve_as_is
 from support.served import Served, wait_for
 from support.servers import memcached
-
-STOCK = "keystonemiddleware.auth_token:filter_factory"
-OURS = "keyfront.middleware.tokens.authtoken:filter_factory"
+from support.services import authtoken, configure_glance, configure_nova
 
 # What a server of the operator's choice would do.
 PROGRAM = """\
@@ -37,22 +34,6 @@ with open(os.environ["PORT_FILE"] + ".new", "w") as file:
 os.rename(file.name, os.environ["PORT_FILE"])
 server.serve_forever()
 """
-
-AUTHTOKEN = """\
-[keystone_authtoken]
-auth_type = password
-auth_url = {url}
-www_authenticate_uri = {url}
-username = admin
-user_domain_id = default
-password = {password}
-project_name = admin
-project_domain_id = default
-{more}
-[keyfront_authtoken]
-revalidate = 0.1
-"""
-
 
 @pytest.fixture(scope="module")
 def keystone(keystone_state: tuple[Path, int]) -> Iterator[Served]:
@@ -81,17 +62,6 @@ def service(folder: Path, module: str, variable: str, before: str = "") -> Itera
     finally:
         process.kill()
         process.wait()
-
-
-def authtoken(keystone: Served, more: str = "") -> str:
-    return AUTHTOKEN.format(url=keystone.url, password=keystone.password, more=more)
-
-
-def one_line_changed(text: str) -> str:
-    """A paste file in which authtoken is ours."""
-    changed, count = re.subn(re.escape(STOCK), OURS, text)
-    assert count == 1
-    return changed
 
 
 def check(keystone: Served, url: str, path: str, status: int, *roles: str) -> None:
@@ -128,46 +98,22 @@ def check(keystone: Served, url: str, path: str, status: int, *roles: str) -> No
 
 
 def test_glance_with_its_own_paste_file(keystone: Served, tmp_path: Path) -> None:
-    own = Path(sys.prefix, "etc", "glance", "glance-api-paste.ini")
-    paste = tmp_path / "glance-api-paste.ini"
-    paste.write_text(one_line_changed(own.read_text()))
     with memcached() as cache:
         shared = (
             f"memcached_servers = {cache.address}\n"
             "memcache_security_strategy = ENCRYPT\nmemcache_secret_key = secret\n"
         )
-        config = tmp_path / "glance-api.conf"
-        config.write_text(
-            "[DEFAULT]\nenabled_backends = files:file\n"
-            "[glance_store]\ndefault_backend = files\n"
-            f"[files]\nfilesystem_store_datadir = {tmp_path / 'images'}\n"
-            f"[os_glance_staging_store]\nfilesystem_store_datadir = {tmp_path / 'staging'}\n"
-            f"[os_glance_tasks_store]\nfilesystem_store_datadir = {tmp_path / 'tasks'}\n"
-            f"[database]\nconnection = sqlite:///{tmp_path / 'glance.sqlite'}\n"
-            f"[paste_deploy]\nconfig_file = {paste}\nflavor = keystone\n"
-            + authtoken(keystone, shared)
-        )
-        (tmp_path / "images").mkdir()
+        sections = authtoken(keystone.url, keystone.password, shared)
+        configure_glance(tmp_path, f"sqlite:///{tmp_path / 'glance.sqlite'}", sections)
         with service(tmp_path, "glance.wsgi.api", "OS_GLANCE_CONFIG_DIR") as url:
             check(keystone, url, "/v2/schemas/image", 200)
         assert int(cache.stats()["cmd_set"]) > 0
 
 
 def test_nova_with_its_own_paste_file(keystone: Served, tmp_path: Path) -> None:
-    pytest.importorskip("nova", reason="nova is installed by tox -e 2026.2 and its like only")
-    own = Path(sys.prefix, "etc", "nova", "api-paste.ini")
-    (tmp_path / "api-paste.ini").write_text(one_line_changed(own.read_text()))
-    config = tmp_path / "nova.conf"
-    config.write_text(
-        f"[DEFAULT]\nstate_path = {tmp_path}\ntransport_url = fake:/\n"
-        f"[oslo_concurrency]\nlock_path = {tmp_path}\n"
-        f"[api_database]\nconnection = sqlite:///{tmp_path / 'api.sqlite'}\n"
-        f"[database]\nconnection = sqlite:///{tmp_path / 'cell.sqlite'}\n" + authtoken(keystone)
-    )
-    manage = [str(Path(sys.prefix, "bin", "nova-manage")), "--config-file", str(config)]
-    for words in (["api_db", "sync"], ["db", "sync", "--local_cell"]):
-        done = subprocess.run([*manage, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        assert done.returncode == 0, done.stdout.decode(errors="replace")
+    pytest.importorskip("nova", reason="nova is installed by tox -e 2026.1 and its like only")
+    databases = [f"sqlite:///{tmp_path / name}.sqlite" for name in ("api", "cell")]
+    configure_nova(tmp_path, *databases, authtoken(keystone.url, keystone.password))
     with service(tmp_path, "nova.wsgi.osapi_compute", "OS_NOVA_CONFIG_DIR") as url:
         check(keystone, url, "/v2.1/flavors", 200)
 
@@ -177,7 +123,7 @@ def test_placement_which_has_no_paste_file(keystone: Served, tmp_path: Path) -> 
     config.write_text(
         "[placement_database]\n"
         f"connection = sqlite:///{tmp_path / 'placement.sqlite'}\nsync_on_startup = true\n"
-        + authtoken(keystone)
+        + authtoken(keystone.url, keystone.password)
     )
     before = (
         "from keyfront.middleware.tokens.authtoken.install import install\n"

@@ -1,0 +1,87 @@
+"""Configurations of real services with our authtoken, for whoever runs them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+STOCK = "keystonemiddleware.auth_token:filter_factory"
+OURS = "keyfront.middleware.tokens.authtoken:filter_factory"
+
+_AUTHTOKEN = """\
+[keystone_authtoken]
+auth_type = password
+auth_url = {url}
+www_authenticate_uri = {url}
+username = admin
+user_domain_id = default
+password = {password}
+project_name = admin
+project_domain_id = default
+{more}
+[keyfront_authtoken]
+revalidate = 0.1
+"""
+
+
+def authtoken(url: str, password: str, more: str = "") -> str:
+    """The sections of a service that validates at a Keystone as its administrator."""
+    return _AUTHTOKEN.format(url=url, password=password, more=more)
+
+
+def one_line_changed(text: str) -> str:
+    """A paste file in which authtoken is ours."""
+    changed, count = re.subn(re.escape(STOCK), OURS, text)
+    assert count == 1
+    return changed
+
+
+def configure_glance(folder: Path, database: str, sections: str) -> None:
+    """Write glance's configuration, with its own paste file but for one line.
+
+    :param database: the URL of a database; glance makes no tables in one that is not SQLite
+    """
+    own = Path(sys.prefix, "etc", "glance", "glance-api-paste.ini")
+    paste = folder / "glance-api-paste.ini"
+    paste.write_text(one_line_changed(own.read_text()))
+    (folder / "images").mkdir()
+    (folder / "glance-api.conf").write_text(
+        "[DEFAULT]\nenabled_backends = files:file\n"
+        "[glance_store]\ndefault_backend = files\n"
+        f"[files]\nfilesystem_store_datadir = {folder / 'images'}\n"
+        f"[os_glance_staging_store]\nfilesystem_store_datadir = {folder / 'staging'}\n"
+        f"[os_glance_tasks_store]\nfilesystem_store_datadir = {folder / 'tasks'}\n"
+        f"[database]\nconnection = {database}\n"
+        f"[paste_deploy]\nconfig_file = {paste}\nflavor = keystone\n" + sections
+    )
+
+
+def configure_nova(folder: Path, api: str, cell: str, sections: str) -> None:
+    """Write nova's configuration, with its own paste file but for one line, and make its tables.
+
+    :param api: the URL of a database
+    :param cell: the URL of another
+    """
+    own = Path(sys.prefix, "etc", "nova", "api-paste.ini")
+    (folder / "api-paste.ini").write_text(one_line_changed(own.read_text()))
+    config = folder / "nova.conf"
+    config.write_text(
+        f"[DEFAULT]\nstate_path = {folder}\ntransport_url = fake:/\n"
+        f"[oslo_concurrency]\nlock_path = {folder}\n"
+        f"[api_database]\nconnection = {api}\n"
+        f"[database]\nconnection = {cell}\n" + sections
+    )
+    for words in (["api_db", "sync"], ["db", "sync", "--local_cell"]):
+        manage("nova", config, *words)
+
+
+def manage(service: str, config: Path, *words: str) -> None:
+    """Run a service's own management command."""
+    program = str(Path(sys.prefix, "bin", f"{service}-manage"))
+    done = subprocess.run(
+        [program, "--config-file", str(config), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout.decode(errors="replace")
