@@ -7,7 +7,7 @@ import logging
 import sys
 import uuid
 import wsgiref.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ import webob.dec
 import webob.exc
 from keystone.server.flask.request_processing.middleware import auth_context, url_normalize
 from oslo_config import cfg
+from oslo_context import context
 from oslo_middleware import cors, http_proxy_to_wsgi, request_id, sizelimit
 from osprofiler import web
 
@@ -170,13 +171,15 @@ class Site:
 
 
 @pytest.fixture(autouse=True)
-def options(monkeypatch: pytest.MonkeyPatch) -> None:
+def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give Keystone options of its own: others of this process may have set theirs."""
     conf = cfg.ConfigOpts()
     for module in keystone.conf.conf_modules:
         module.register_opts(conf)
     for module in (auth_context, keystone.exception):
         monkeypatch.setattr(module, "CONF", conf)
+    yield
+    vars(context._request_store).pop("context", None)
 
 
 @pytest.fixture(autouse=True)
