@@ -64,17 +64,31 @@ class Samba:
         finally:
             root.unbind_s()
 
-    def add_user(self, name: str) -> str:
-        """Make a user; returns the DN."""
+    def add_user(self, name: str, password: str = "") -> str:
+        """Make a user, who may log in if there is a password; returns the DN."""
         dn = f"CN={name},{self.people}"
         entry = {
             "objectClass": [b"user"],
             "sAMAccountName": [name.encode()],
-            "userAccountControl": [b"546"],
+            "userPrincipalName": [f"{name}@{REALM.lower()}".encode()],
+            "userAccountControl": [b"512" if password else b"546"],
         }
+        if password:
+            entry["unicodePwd"] = [f'"{password}"'.encode("utf-16-le")]
         with self.as_root() as root:
             root.add_s(dn, ldap.modlist.addModlist(entry))
         return dn
+
+    @contextmanager
+    def lockout(self, refused: int) -> Iterator[None]:
+        """Lock accounts after so many refused logins, until the block ends."""
+        with self.as_root() as root:
+            root.modify_s(SUFFIX, [(2, "lockoutThreshold", [str(refused).encode()])])
+        try:
+            yield
+        finally:
+            with self.as_root() as root:
+                root.modify_s(SUFFIX, [(2, "lockoutThreshold", [b"0"])])
 
 
 @contextmanager

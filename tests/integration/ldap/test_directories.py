@@ -1,4 +1,4 @@
-"""Followers of directories that are too slow, or need too much of the machine, for each run.
+"""Directories that are too slow, or need too much of the machine, for each run.
 
 ``tox -e directories`` runs them.
 """
@@ -9,15 +9,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ldap.modlist
 import pytest
 
-from keyfront.middleware.ldap import LDAPPool
+from keyfront.benchmarks.worlds.certificates import certificates
+from keyfront.errors import CredentialsError, Verdict
+from keyfront.middleware.ldap import TLS, LDAPPool
 from keyfront.middleware.ldap.follower import Follower, Method, Terms
 from support import ds389
 from support import samba as samba_dc
+from support import unboundid as in_memory
 from support.following import Heard
 from support.served import wait_for
 
@@ -113,6 +117,115 @@ def test_a_user_of_active_directory(followed: Followed) -> None:
         heard.take()
         root.delete_s(f"CN=jane doe,{server.people}")
         heard.expect(None)
+
+
+PASSWORD = "Correct-Horse-1"
+
+
+@pytest.fixture(scope="module")
+def samba_pool(samba: samba_dc.Samba) -> Iterator[LDAPPool]:
+    with LDAPPool(samba.url, bind_dn=samba.service_dn, bind_password=samba.service_password,
+                  min_size=0) as pool:  # fmt: skip
+        yield pool
+
+
+@pytest.mark.parametrize("name", ["{dn}", "{user}@example.test", "EXAMPLE\\{user}"])
+def test_a_login_at_active_directory(
+    samba: samba_dc.Samba, samba_pool: LDAPPool, name: str
+) -> None:
+    """By DN, by user principal name and by DOMAIN\\user."""
+    user = f"login{len(name)}"
+    who = name.format(dn=samba.add_user(user, PASSWORD), user=user)
+    samba_pool.authenticate(who, PASSWORD)
+    with pytest.raises(CredentialsError) as refused:
+        samba_pool.authenticate(who, "another")
+    assert refused.value.verdict is Verdict.WRONG_PASSWORD
+    assert "data 52e" in refused.value.diagnostic
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "value", "data", "verdict"),
+    [
+        ("no-hours", "logonHours", bytes(21), "530", Verdict.NOT_NOW),
+        ("elsewhere", "userWorkstations", b"elsewhere", "531", Verdict.NOT_NOW),
+        ("off", "userAccountControl", b"514", "533", Verdict.DISABLED),
+        ("gone", "accountExpires", b"1", "701", Verdict.ACCOUNT_EXPIRED),
+        ("new", "pwdLastSet", b"0", "773", Verdict.MUST_CHANGE),
+        ("locked", "", b"", "775", Verdict.LOCKED),
+    ],
+)
+def test_a_refused_login_at_active_directory(
+    samba: samba_dc.Samba, samba_pool: LDAPPool, name: str, attribute: str, value: bytes,
+    data: str, verdict: Verdict,
+) -> None:  # fmt: skip
+    dn = samba.add_user(name, PASSWORD)
+    samba_pool.authenticate(dn, PASSWORD)
+    if attribute:
+        with samba.as_root() as root:
+            root.modify_s(dn, [(2, attribute, [value])])
+    else:
+        with samba.lockout(2):
+            for _ in range(2):
+                with pytest.raises(CredentialsError):
+                    samba_pool.authenticate(dn, "another")
+    with pytest.raises(CredentialsError) as refused:
+        samba_pool.authenticate(dn, PASSWORD)
+    assert refused.value.verdict is verdict
+    assert f"data {data}" in refused.value.diagnostic
+
+
+def test_groups_of_active_directory(samba: samba_dc.Samba, samba_pool: LDAPPool) -> None:
+    """Nested groups by the matching rule, 1100 members, a user by objectGUID."""
+    dn = samba.add_user("nested", PASSWORD)
+    inner, outer = (f"CN={name},{samba.people}" for name in ("inner", "outer"))
+    many = [f"CN=contact{number},{samba.people}" for number in range(1100)]
+    with samba.as_root() as root:
+        for each in many:
+            root.add_s(each, [("objectClass", [b"contact"])])
+        for group, members in ((inner, [dn]), (outer, [inner, *many])):
+            root.add_s(group, [("objectClass", [b"group"]),
+                               ("member", [each.encode() for each in members])])  # fmt: skip
+    chain = f"(&(objectClass=group)(member:1.2.840.113556.1.4.1941:={dn}))"
+    found = samba_pool.search(samba.people, filter=chain, attributes=["cn"])
+    assert {name for name, _ in found.entries} == {inner, outer}
+    ((_, group),) = samba_pool.search(
+        outer, 0, filter="(objectClass=group)", attributes=["member"]
+    ).entries
+    assert {value.decode() for value in group["member"]} == {inner, *many}
+    ((_, user),) = samba_pool.search(
+        dn, 0, filter="(objectClass=*)", attributes=["objectGUID"]
+    ).entries
+    (guid,) = user["objectGUID"]
+    assert len(guid) == 16
+    by_guid = "".join(f"\\{octet:02x}" for octet in guid)
+    found = samba_pool.search(samba.people, filter=f"(objectGUID={by_guid})", attributes=["cn"])
+    assert [name for name, _ in found.entries] == [dn]
+
+
+def test_unboundid(tmp_path: Path) -> None:
+    """Logins, a search in pages and StartTLS at a server of another make, written in Java."""
+    if reason := in_memory.missing():
+        pytest.skip(reason)
+    made = certificates(tmp_path / "certificates")
+    with in_memory.unboundid(tmp_path, made, 250) as port:
+        for tls in (TLS(), TLS(ca_file=str(made.ca_file), start_tls=True)):
+            with LDAPPool(
+                f"ldap://127.0.0.1:{port}", bind_dn=in_memory.SERVICE_DN,
+                bind_password=in_memory.PASSWORD, search_base=in_memory.PEOPLE, tls=tls,
+            ) as pool:  # fmt: skip
+                pool.authenticate("user7", in_memory.PASSWORD)
+                with pytest.raises(CredentialsError) as refused:
+                    pool.authenticate("user7", "another")
+                assert refused.value.verdict is Verdict.WRONG_PASSWORD
+                with pytest.raises(CredentialsError) as refused:
+                    pool.authenticate("nobody", in_memory.PASSWORD)
+                assert refused.value.verdict is Verdict.UNKNOWN_USER
+                found = pool.search(
+                    in_memory.PEOPLE, filter="(uid=*)", attributes=["uid"], page_size=100
+                )
+                assert len(found.entries) == 250
+                (report,) = pool.check()
+                assert all(each.state != "failed" for each in report.checks), report
 
 
 def test_a_member_less_in_active_directory(followed: Followed) -> None:
