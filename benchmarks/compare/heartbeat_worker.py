@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -297,6 +298,11 @@ def counted(task: Task) -> dict[str, Any]:
     sends, _ = _oslo_senders(task) if task.over == "oslo" else _amqp_senders(task)
     send = functools.partial(sends[0], 0)
     if callgrind.running():
+        if task.installed:
+            from keyfront.gateway.heartbeat import pool_hooks
+
+            # So much slower, two messages may be further apart than those of a busy sender are.
+            pool_hooks._RECENT = math.inf
         return {"dumps": callgrind.measure(send, task.messages, ROUNDS)}
     send()
     found: dict[str, list[int]] = {"own": [], "others": []}
