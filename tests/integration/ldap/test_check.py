@@ -80,7 +80,6 @@ def reason(found: dict[str, list[dict[str, Any]]]) -> tuple[str, str]:
     return name, text
 
 
-@pytest.mark.smoke
 def test_all_is_well(d: Directory, secret: Path, check: Check) -> None:
     d.mark()
     status, found = check(

@@ -195,7 +195,6 @@ def service(folder: Path, chosen: dict[str, str]) -> Iterator[Service]:
 # Who is let in
 
 
-@pytest.mark.smoke
 def test_a_login_is_one_bind_and_gets_an_identity(d: Directory, folder: Path) -> None:
     user = d.users[3]
     with service(folder, options(d)) as s:
@@ -531,7 +530,6 @@ def uwsgi(folder: Path, chosen: dict[str, str], target: str = "") -> Iterator[Se
     assert "Traceback" not in text, text
 
 
-@pytest.mark.smoke
 def test_forked_workers_have_connections_of_their_own(d: Directory, folder: Path) -> None:
     chosen = options(d, urls=d.ldaps_url, tls_ca_file=str(d.ca_file), auth_max_size="4")
     both = [(user, right) for user in d.users[14:18] for right in (True, False)]

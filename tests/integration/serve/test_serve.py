@@ -99,7 +99,6 @@ def test_stop_is_bounded(oddly_named_state: tuple[Path, int], tmp_path: Path, se
         assert never.status in (None, 500, 502, 503, 504)
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("server", ("uwsgi", "gevent"))
 def test_uwsgi_bounds_its_own_stop(
     keystone_state: tuple[Path, int], tmp_path: Path, server: str
@@ -306,7 +305,6 @@ def _loaded(daemon: psutil.Process) -> bool:
     return Path(f"/proc/{daemon.pid}/comm").read_text().strip() == daemons.LOADED
 
 
-@pytest.mark.smoke
 def test_a_reload_outlives_what_is_killed(
     keystone_state: tuple[Path, int], tmp_path: Path
 ) -> None:
@@ -391,7 +389,6 @@ def test_pyuwsgi_reloads_with_its_own_python(
         assert uwsgi.poll() is None
 
 
-@pytest.mark.smoke
 def test_statistics_show_no_token(keystone_state: tuple[Path, int], tmp_path: Path) -> None:
     state, port = keystone_state
     with serve(state, "uwsgi", port=port, **_held(tmp_path, "uwsgi", 3)) as served:  # type: ignore[arg-type]
