@@ -326,6 +326,19 @@ def test_an_answer_that_nobody_waited_for_is_not_read_later(
     node.close()
 
 
+def test_connections_that_were_released_are_made_again(scripted: Scripted, three: Any) -> None:
+    """A process does so before it forks, and goes on as its children do."""
+    node = Redis(three, create=False, timeout=TIMEOUT)
+    assert node.now() == EPOCH
+    masters: Any = node._contact._masters
+    node._contact.release()
+    assert not masters._connections and not node._contact._server._idle
+    masters._found = None
+    assert node.now() == EPOCH
+    assert node.losses == 0
+    node.close()
+
+
 @pytest.mark.parametrize("silent", ["SENTINEL MASTER", "SENTINEL GET-MASTER-ADDR-BY-NAME"])
 def test_an_end_in_the_first_look_at_the_sentinels(
     scripted: Scripted, three: Any, caplog: pytest.LogCaptureFixture, silent: str

@@ -208,12 +208,13 @@ class Contact:
         """End the contact; changes that are still owed are not told."""
         self._closed = True
         self._payer.stop()
-        self.release()
-
-    def release(self) -> None:
-        """Close the connections that nobody uses."""
         self._server.end()
         self._masters.close()
+
+    def release(self) -> None:
+        """Close the connections; they are made again when they are needed, as after a fork."""
+        self._server.end()
+        self._masters.release()
 
     def _is_closed(self) -> CoordinatorError:
         return CoordinatorError(f"{self._address}: this coordinator is closed")

@@ -48,6 +48,9 @@ class Fixed:
     def confirm(self, where: Where) -> None:
         """Do nothing: there is nobody else to ask."""
 
+    def release(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing."""
 
@@ -110,8 +113,16 @@ class Sentinels:
         if self.master(since=time.monotonic()) != where:
             raise LifeEnded("the sentinels name another master")
 
+    def release(self) -> None:
+        """Close the connections to the sentinels; they are made again if needed."""
+        if self._lock.acquire(timeout=self._timeout):
+            try:
+                self._forget_all()
+            finally:
+                self._lock.release()
+
     def close(self) -> None:
-        """Close the connections to the sentinels; who is just asking them does so when he ends."""
+        """Ask no more, and close the connections; who is just asking does so when he ends."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             try:
