@@ -64,7 +64,9 @@ def test_an_answer_always_leaves(tmp_path: Path, server: str) -> None:
     with small_disk(tmp_path / "disk") as disk:
         state = keystone_state(disk / "state", extra=EXTRA)
         with serve_as_is(state, server) as served:
-            token = World(served.url, served.password).admin
+            world = World(served.url, served.password)
+            world.wait_until_kept()
+            token = world.admin
             known = {"X-Auth-Token": token, "X-Subject-Token": token}
             own = {"X-Auth-Token": token}
             assert ask(served, "GET", VALIDATE, known).status == 200
