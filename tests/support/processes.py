@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import signal
+from pathlib import Path
 
 import psutil
 
@@ -23,6 +26,12 @@ def kill(process: psutil.Process) -> None:
     """Kill a process that may have ended meanwhile."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.kill()
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler of a signal: uWSGI's master has none before it has forked."""
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def parent(process: psutil.Process) -> int:

@@ -23,7 +23,7 @@ import pytest
 
 from keyfront.gateway.reload import daemons
 from support import APPS
-from support.processes import command_line, parent, runs
+from support.processes import catches, command_line, parent, runs
 from support.served import PATIENCE, SHAPES, WITH_UWSGI, Served, serve, stats, wait_for
 
 CONNECTIONS = 8
@@ -385,6 +385,7 @@ def test_pyuwsgi_reloads_with_its_own_python(
     own = _own_ini(rendered, tmp_path, lazy=False, prefix=home)
     with _alone(own, held, program=home / "bin/uwsgi") as uwsgi:
         wait_for(answered_by, "it answers")
+        wait_for(lambda: catches(uwsgi.pid, signal.SIGHUP), "it takes signals")
         reloads(uwsgi.send_signal)
         assert uwsgi.poll() is None
 
