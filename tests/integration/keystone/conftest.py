@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from support.imported import Imported
 from support.keystones import keystone_state
+from support.served import wait_for
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 # keystone-manage, whether or not its script lies beside this interpreter.
@@ -79,6 +81,9 @@ def play(tmp_path_factory: pytest.TempPathFactory, imported: Imported) -> Play:
 
     # an administrator with the scenarios' password
     run("-c", MANAGE, "--config-file", config, "bootstrap", "--bootstrap-password", PASSWORD)
+    # Tokens of the second in which a password was changed are refused.
+    changed = int(time.time())
+    wait_for(lambda: int(time.time()) > changed, "a second has passed")
 
     def play(script: str, which: str, part: str) -> Any:
         told = run(SCENARIOS / f"{script}.py", which, part, config)
