@@ -243,10 +243,10 @@ class AuthProtocol(_Stock):
 
 
 def _without_user(url: str) -> str:
-    """Return a URL without the user and password that it may have."""
-    scheme, slashes, rest = url.rpartition("://")
-    place, slash, path = rest.partition("/")
-    return f"{scheme}{slashes}{place.rpartition('@')[2]}{slash}{path}"
+    """Return a URL without the user and password that it may have, whatever characters they have."""
+    before, _, rest = url.rpartition("@")
+    scheme, slashes, _ = before.partition("://")
+    return f"{scheme}{slashes}{rest}" if slashes else rest
 
 
 def _absolute(

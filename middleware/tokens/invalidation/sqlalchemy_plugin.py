@@ -287,7 +287,7 @@ def _commit(
             commit(connection)
         except BaseException as error:
             if request is not None:
-                request.unknown_commit = wrote and not (here or _is_answer(dialect, error))
+                request.unknown_commit |= wrote and not (here or _is_answer(dialect, error))
             raise
         if wrote and request is not None:
             request.committed = True
@@ -307,7 +307,7 @@ def _commit(
     except BaseException as error:
         answered = here or _is_answer(dialect, error)
         if request is not None:
-            request.unknown_commit = not answered
+            request.unknown_commit |= not answered
         if answered:
             _end(changes, mark, tags)
         elif mark is not None:

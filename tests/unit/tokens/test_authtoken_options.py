@@ -97,7 +97,8 @@ def test_a_value_out_of_its_range(tmp_path: Path, name: str, value: str, allowed
         (
             {
                 "keyfront_coordinator": "redis://reader:opensesame@127.0.0.1:1/0",
-                "endpoint": "http://nova:opensesame@keystone.example/v3",
+                # not as a URL has to spell them
+                "endpoint": "http://nova:/@://opensesame@keystone.example/v3",
             },
             "Keystone at http://keystone.example/v3 validates; a validation is used while Redis at "
             "redis://127.0.0.1:1/0 (prefix keyfront:, strict) says that it stands, at most 300 s; "

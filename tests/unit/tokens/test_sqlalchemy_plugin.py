@@ -547,10 +547,15 @@ class Error(Exception):
 
 
 def failed_commit(
-    tmp_path: Path, dialect: str, error: BaseException, **info: object
+    tmp_path: Path,
+    dialect: str,
+    error: BaseException,
+    request: Request | None = None,
+    **info: object,
 ) -> tuple[bool, bool]:
     """Let a commit fail; whether its connection was closed, and what became of it is unknown.
 
+    :param request: the request that it is made for; by default a new one
     :param info: what is noted of the transaction; by default a change that is told of
     """
     closed = threading.Event()
@@ -564,7 +569,7 @@ def failed_commit(
         info={f"keyfront.{name}": value for name, value in noted.items()}, dbapi_connection=driver
     )
     told_of = change_log.Changes(lambda: tmp_path)
-    request = Request()
+    request = request or Request()
     before = current.set(request)
     try:
         with pytest.raises(type(error)):
@@ -624,6 +629,16 @@ def test_of_a_commit_that_nobody_has_to_be_told_of_it_is_known_as_well_whether_i
 ) -> None:
     assert failed_commit(tmp_path, "mysql", error, wrote=wrote) == (False, unknown)
     assert recorder.told == []
+
+
+@pytest.mark.parametrize("info", [{}, {"wrote": True}])
+def test_a_later_commit_that_is_refused_tells_nothing_of_the_one_before(
+    recorder: Recorder, tmp_path: Path, info: dict[str, object]
+) -> None:
+    """Keystone repeats some changes by itself."""
+    request = Request()
+    assert failed_commit(tmp_path, "mysql", OSError("gone"), request, **info)[1]
+    assert failed_commit(tmp_path, "mysql", Error(1213), request, **info)[1]
 
 
 def test_nothing_is_asked_in_a_transaction_that_is_to_be_committed(
