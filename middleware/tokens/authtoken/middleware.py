@@ -243,7 +243,7 @@ class AuthProtocol(_Stock):
 
 
 def _without_user(url: str) -> str:
-    """Return a URL without the user and password that it may have, whatever characters they have."""
+    """Return a URL without the user and password that it may have, whatever is in these."""
     before, _, rest = url.rpartition("@")
     scheme, slashes, _ = before.partition("://")
     return f"{scheme}{slashes}{rest}" if slashes else rest
