@@ -5,7 +5,7 @@ from __future__ import annotations
 import flask
 import pytest
 
-from keyfront.gateway.traces.routes import WORDS, route
+from keyfront.gateway.traces.spans import WORDS, route
 
 # Of what answers beside the API, and of a version that clients still ask for.
 BESIDE = {"healthcheck", "v2.0"}
