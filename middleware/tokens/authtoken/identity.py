@@ -18,8 +18,7 @@ from keystonemiddleware.i18n import _
 from .. import tags_header
 from .memcached import TokenCache
 from .single_flight import Flights
-from .validation import Validation
-from .validations import Question, Validations
+from .validations import Question, Validation, Validations
 
 # Errors that say that Keystone is away: those that keystonemiddleware answers with 503, and one
 # that it does not expect.

@@ -19,7 +19,7 @@ from keystonemiddleware.auth_token import _cache
 from oslo_serialization import jsonutils
 from oslo_utils import timeutils
 
-from .validation import without
+from .token_info import without
 from .validations import Validations
 
 LOG = logging.getLogger(__name__)

@@ -42,11 +42,11 @@ from keystonemiddleware.auth_token import _user_plugin
 
 from ..coordinator.factory import coordinator_of
 from ..epochs import Coordinator
-from . import validation
+from . import token_info
 from .identity import IdentityServer
 from .memcached import guarded
-from .validation import TokenInfo, Validation
-from .validations import Prepared, Validations
+from .token_info import TokenInfo
+from .validations import Prepared, Validation, Validations
 
 LOG = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class AuthProtocol(_Stock):
         :param request: keystonemiddleware's request
         :returns: a response that ends the request, or ``None``
         """
-        request.headers.pop(validation.SYSTEM_SCOPE, None)
+        request.headers.pop(token_info.SYSTEM_SCOPE, None)
         return super().process_request(request)
 
     def fetch_token(self, token: str, allow_expired: bool = False) -> Any:
@@ -200,8 +200,8 @@ class AuthProtocol(_Stock):
             for name in found.absent & environ.keys():
                 del environ[name]
         environ.update(found.ready)
-        info = environ[validation.TOKEN_INFO] = TokenInfo(found.packed, token)
-        environ[validation.TOKEN_AUTH] = _user_plugin.UserAuthPlugin(
+        info = environ[token_info.TOKEN_INFO] = TokenInfo(found.packed, token)
+        environ[token_info.TOKEN_AUTH] = _user_plugin.UserAuthPlugin(
             access.AccessInfoV3(info, token), None, session=self._session, auth=self._auth
         )
 
@@ -226,7 +226,7 @@ class AuthProtocol(_Stock):
         :raises Exception: any, for data that are no token's
         """
         auth_ref = access.create(body=data, auth_token=token)
-        ready = validation.ready(auth_ref, catalog=self._include_service_catalog)
+        ready = token_info.ready(auth_ref, catalog=self._include_service_catalog)
         credential = data["token"].get("application_credential")
         ruled = bool(credential) and credential.get("access_rules") is not None
         plain = self._is_plain and not ruled and self._needs_no_bind(auth_ref)

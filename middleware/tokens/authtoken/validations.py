@@ -14,6 +14,7 @@ Three kinds of answers come from Keystone, and are used for different times:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import math
@@ -27,13 +28,89 @@ from keyfront.errors import CoordinatorError, NoEpochTableError
 from .. import tags_header
 from ..epochs import Coordinator, Epoch, Slots
 from ..lru_cache import Memory
-from .validation import Refusal, Standing, Validation, pack
+from .token_info import STRIPPED, TokenInfo, pack
 
 LOG = logging.getLogger(__name__)
 
 # Answers in a row from another epoch table than the coordinator's before that is logged: when a
 # table is made anew, some are on their way.
 _STRANGERS = 10
+
+
+class Standing(NamedTuple):
+    """The end of an answer of Keystone, and the epoch by which it stands."""
+
+    #: Seconds of the monotonic clock.
+    until: float
+    #: Unix time when the token ends: a wall clock that is set forward ends the answer as well.
+    expires: float
+    #: The epoch and slots that the coordinator checks at each use; ``None`` without a coordinator.
+    epoch: Epoch | None = None
+    slots: Slots | None = None
+
+
+@functools.lru_cache(maxsize=16)
+def _without(names: frozenset[str]) -> frozenset[str]:
+    """Return the headers that a token with these headers lacks: one set for all such tokens."""
+    return STRIPPED - names
+
+
+class Validation:
+    """A confirmed token.
+
+    :param ready: the WSGI variables that the service is given of the token, by name
+    :param packed: the packed data of ``keystone.token_info``, from :func:`pack`
+    :param plain: true if the token may be used for any request: it has neither a bind that must be
+        checked nor access rules
+    :param etag: the ETag of the answer, for asking again; ``None`` without one
+    :param ends: Unix time after which the token may not be used, whatever Keystone says
+    :param standing: the end of the answer
+    """
+
+    __slots__ = ("absent", "ends", "etag", "packed", "plain", "ready", "size", "standing")
+
+    def __init__(
+        self,
+        ready: dict[str, str | None],
+        packed: bytes,
+        *,
+        plain: bool,
+        etag: str | None,
+        ends: float,
+        standing: Standing,
+    ) -> None:
+        self.ready = ready
+        #: The WSGI variables to be removed from a request, besides those that ``ready`` replaces.
+        self.absent = _without(frozenset(ready))
+        self.packed = packed
+        self.plain = plain
+        self.etag = etag
+        self.ends = ends
+        #: Replaced as a whole when Keystone says that the answer still stands.
+        self.standing = standing
+        # What Python needs for the rest, measured: objects, dict, strings, slots and the key.
+        self.size = len(packed) + 4200 + sum(len(value or "") for value in ready.values())
+
+    def data(self, token: str) -> TokenInfo:
+        """Return the token's data for one request: ``{"token": {…}}``.
+
+        :param token: the token itself, stripped
+        """
+        return TokenInfo(self.packed, token)
+
+
+class Refusal:
+    """A token that Keystone does not know.
+
+    :param standing: the end of the answer
+    """
+
+    __slots__ = ("size", "standing")
+
+    def __init__(self, standing: Standing) -> None:
+        self.standing = standing
+        # Measured as well.
+        self.size = 350 if standing.slots is None else 700 + 50 * len(standing.slots)
 
 
 class Prepared(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 import webob.exc
 from keystonemiddleware.auth_token import _user_plugin
 
-from keyfront.middleware.tokens.authtoken import validation
+from keyfront.middleware.tokens.authtoken import token_info
 from keyfront.middleware.tokens.authtoken.middleware import AuthProtocol
 from support.authtoken_world import Answer, Keystone, World, environ, token_data
 
@@ -90,7 +90,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # What a client may send; only the middleware may say such things.
-FORGED = dict.fromkeys(validation.STRIPPED, "forged")
+FORGED = dict.fromkeys(token_info.STRIPPED, "forged")
 
 # webob leaves this in the environment; nobody reads it.
 _WEBOB = "webob.adhoc_attrs"
@@ -100,7 +100,7 @@ def comparable(seen: dict[str, Any]) -> dict[str, Any]:
     """The environment of a request, without the objects that are each request's own."""
     plain = {name: value for name, value in seen.items() if not name.startswith("wsgi.")}
     plain.pop(_WEBOB, None)
-    plugin = plain.pop(validation.TOKEN_AUTH, None)
+    plugin = plain.pop(token_info.TOKEN_AUTH, None)
     if plugin is not None:
         assert type(plugin) is _user_plugin.UserAuthPlugin
         user = plugin.user
@@ -111,9 +111,9 @@ def comparable(seen: dict[str, Any]) -> dict[str, Any]:
                 user.trust_id, user.is_federated, user.version, type(user),
                 user.has_service_catalog() and user.service_catalog.catalog,
             )  # fmt: skip
-    if validation.TOKEN_INFO in plain:
+    if token_info.TOKEN_INFO in plain:
         # of whatever kind of dict: by its content
-        plain[validation.TOKEN_INFO] = json.loads(json.dumps(plain[validation.TOKEN_INFO]))
+        plain[token_info.TOKEN_INFO] = json.loads(json.dumps(plain[token_info.TOKEN_INFO]))
     return plain
 
 
@@ -234,13 +234,13 @@ def test_what_a_service_has_of_its_own_is_called() -> None:
 
 def test_hits_share_nothing_that_a_service_may_change(world: World) -> None:
     def meddle(seen: dict[str, Any]) -> None:
-        info = seen[validation.TOKEN_INFO]
+        info = seen[token_info.TOKEN_INFO]
         info["token"]["roles"].append({"id": "x", "name": "admin"})
         info["token"]["catalog"][0]["endpoints"].clear()
         info["token"]["version"] = "v3"
         info["more"] = 1
         seen["HTTP_X_ROLES"] = "admin"
-        seen[validation.TOKEN_AUTH].user._data["token"]["user"]["id"] = "somebody else"
+        seen[token_info.TOKEN_AUTH].user._data["token"]["user"]["id"] = "somebody else"
 
     expected = run(World(), [{}])
     world.get()
@@ -255,7 +255,7 @@ def test_the_plugin_is_of_the_request_and_of_the_service(world: World) -> None:
     world.get()
     world.get()
     world.get()
-    first, second = (x[validation.TOKEN_AUTH] for x in world.service.seen[-2:])
+    first, second = (x[token_info.TOKEN_AUTH] for x in world.service.seen[-2:])
     assert first is not second
     assert first._auth is world.middleware._auth and first._session is world.middleware._session
     headers_sent = first.get_headers(world.middleware._session)
@@ -317,8 +317,8 @@ def test_odd_tokens(token: str) -> None:
     world.keystone.tokens[token] = token_data()
     assert [world.get(token).status for _ in range(3)] == [200] * 3
     assert world.asked == 1
-    assert world.service.seen[-1][validation.TOKEN_AUTH].user.auth_token == token
-    assert world.service.seen[-1][validation.TOKEN_INFO]["token"]["auth_token"] == token
+    assert world.service.seen[-1][token_info.TOKEN_AUTH].user.auth_token == token
+    assert world.service.seen[-1][token_info.TOKEN_INFO]["token"]["auth_token"] == token
     assert world.get(token + "x").status == 401
     # no validation holds the token itself
     (found,) = world.middleware.validations.confirmed._entries.values()

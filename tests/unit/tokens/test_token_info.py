@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from oslo_serialization import jsonutils, msgpackutils
 
-from keyfront.middleware.tokens.authtoken import validation as token_info
-from keyfront.middleware.tokens.authtoken.validation import TokenInfo, pack
+from keyfront.middleware.tokens.authtoken import token_info
+from keyfront.middleware.tokens.authtoken.token_info import TokenInfo, pack
 
 BODY = {"user": {"id": "u"}, "catalog": [{"type": "x"}], "auth_token": "t", "version": "v3"}
 DATA = {"token": BODY}

@@ -1,94 +1,15 @@
-"""A token that Keystone has confirmed or refused, and the end of that answer."""
+"""The forms in which a service is given a token: ``keystone.token_info`` and headers.
+
+Headers are made once for a token; its data are packed, and unpacked for each request that asks.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 from keystonemiddleware.auth_token import _request
-
-from ..epochs import Epoch, Slots
-
-
-class Standing(NamedTuple):
-    """The end of an answer of Keystone, and the epoch by which it stands."""
-
-    #: Seconds of the monotonic clock.
-    until: float
-    #: Unix time when the token ends: a wall clock that is set forward ends the answer as well.
-    expires: float
-    #: The epoch and slots that the coordinator checks at each use; ``None`` without a coordinator.
-    epoch: Epoch | None = None
-    slots: Slots | None = None
-
-
-@functools.lru_cache(maxsize=16)
-def _without(names: frozenset[str]) -> frozenset[str]:
-    """Return the headers that a token with these headers lacks: one set for all such tokens."""
-    return STRIPPED - names
-
-
-class Validation:
-    """A confirmed token.
-
-    :param ready: the WSGI variables that the service is given of the token, by name
-    :param packed: the packed data of ``keystone.token_info``, from :func:`pack`
-    :param plain: true if the token may be used for any request: it has neither a bind that must be
-        checked nor access rules
-    :param etag: the ETag of the answer, for asking again; ``None`` without one
-    :param ends: Unix time after which the token may not be used, whatever Keystone says
-    :param standing: the end of the answer
-    """
-
-    __slots__ = ("absent", "ends", "etag", "packed", "plain", "ready", "size", "standing")
-
-    def __init__(
-        self,
-        ready: dict[str, str | None],
-        packed: bytes,
-        *,
-        plain: bool,
-        etag: str | None,
-        ends: float,
-        standing: Standing,
-    ) -> None:
-        self.ready = ready
-        #: The WSGI variables to be removed from a request, besides those that ``ready`` replaces.
-        self.absent = _without(frozenset(ready))
-        self.packed = packed
-        self.plain = plain
-        self.etag = etag
-        self.ends = ends
-        #: Replaced as a whole when Keystone says that the answer still stands.
-        self.standing = standing
-        # What Python needs for the rest, measured: objects, dict, strings, slots and the key.
-        self.size = len(packed) + 4200 + sum(len(value or "") for value in ready.values())
-
-    def data(self, token: str) -> TokenInfo:
-        """Return the token's data for one request: ``{"token": {…}}``.
-
-        :param token: the token itself, stripped
-        """
-        return TokenInfo(self.packed, token)
-
-
-class Refusal:
-    """A token that Keystone does not know.
-
-    :param standing: the end of the answer
-    """
-
-    __slots__ = ("size", "standing")
-
-    def __init__(self, standing: Standing) -> None:
-        self.standing = standing
-        # Measured as well.
-        self.size = 350 if standing.slots is None else 700 + 50 * len(standing.slots)
-
-
-# The value of ``keystone.token_info``: each request's own dict, made when a service looks into it.
 
 _TOKEN = "token"
 # The name under which Keystone's client adds the token itself, which no validation holds.
@@ -226,8 +147,6 @@ class TokenInfo(dict[str, Any]):
         self._packed = None
         super().clear()
 
-
-# The headers that a service is given of a token, made once and not for each request.
 
 Request = _request._AuthTokenRequest
 
