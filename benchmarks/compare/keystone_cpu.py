@@ -438,7 +438,7 @@ class Measured:
         import sqlite3
 
         from keyfront.middleware.tokens.epochs import slots
-        from keyfront.middleware.tokens.invalidation.change_log import registry
+        from keyfront.middleware.tokens.invalidation.change_log import coordinators
         from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT, name_tag, tag
 
         tags = {ANY, CONTENT, "users", "groups", "members", "grants"}
@@ -447,7 +447,7 @@ class Measured:
                 found = database.execute("SELECT user_id FROM local_user WHERE name = ?", (name,))
                 tags |= {tag("user", found.fetchone()[0]), name_tag(name)}
             database.close()
-        for coordinator in registry.all():
+        for coordinator in coordinators.all():
             coordinator.touch(slots(tags, coordinator.slot_count))
 
     def _change(self, number: int) -> None:

@@ -31,7 +31,7 @@ from keyfront.middleware.tokens.counters import DIRECTORY_CHANGES
 from keyfront.middleware.tokens.epochs import Coordinator, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT, tag
-from keyfront.middleware.tokens.leases import registry as leases
+from keyfront.middleware.tokens.leases import leases
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.request import Request, current
 

@@ -82,7 +82,7 @@ def _ask_redis() -> None:
     :raises CoordinatorError: it does not answer
     """
     change_log: Any = sys.modules.get("keyfront.middleware.tokens.invalidation.change_log")
-    for coordinator in change_log.registry.all() if change_log is not None else ():
+    for coordinator in change_log.coordinators.all() if change_log is not None else ():
         if coordinator.may_be_away:
             coordinator.statistics()
 

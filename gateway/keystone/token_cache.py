@@ -22,9 +22,8 @@ from keyfront.common.options import unread
 from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
-from keyfront.middleware.tokens.first_validations import registry as policies
-from keyfront.middleware.tokens.node_cache import Node
-from keyfront.middleware.tokens.node_cache import registry as nodes
+from keyfront.middleware.tokens.first_validations import policies
+from keyfront.middleware.tokens.node_cache import Node, nodes
 from keyfront.middleware.tokens.request import Request, basis_end, current
 from keyfront.middleware.tokens.watched_files import WatchedFiles, of_keystone
 
@@ -56,9 +55,9 @@ class Database:
         :raises CoordinatorError: there is a table that cannot be used
         :raises OptionError: an option has a value out of its range
         """
-        from keyfront.middleware.tokens.invalidation.change_log import registry
+        from keyfront.middleware.tokens.invalidation.change_log import coordinators
 
-        return registry.get(self.folder())
+        return coordinators.get(self.folder())
 
     def has_no_epochs(self) -> bool:
         """Return whether there is no epoch table, as the token cache is not in use."""

@@ -36,7 +36,7 @@ from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.epochs import Epoch, Slots, View, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT, FIXED
-from keyfront.middleware.tokens.leases import registry as leases
+from keyfront.middleware.tokens.leases import leases
 from keyfront.middleware.tokens.lru_cache import Memory
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.request import Fill, Request, current, token_tags

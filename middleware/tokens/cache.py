@@ -53,15 +53,13 @@ from .entries import (
     entry_of,
 )
 from .epochs import ALL_SLOT, Coordinator, Epoch, Settling, Slots, View, changed, slots
-from .first_validations import Decide, FirstValidations, Question
-from .first_validations import registry as policies
+from .first_validations import Decide, FirstValidations, Question, policies
 from .folder import check_folder, folder_of
-from .invalidation.change_log import registry
+from .invalidation.change_log import coordinators
 from .invalidation.rules import LAPSING
-from .leases import registry as leases
+from .leases import leases
 from .lru_cache import Memory
-from .node_cache import Node
-from .node_cache import registry as nodes
+from .node_cache import Node, nodes
 from .request import ENVIRON_KEY, Request, expiry, tags
 from .routes import TOKENS, Routes
 from .watched_files import WatchedFiles, of_keystone
@@ -629,11 +627,11 @@ def token_cache(
     values = options.token_cache(conf, local)
     folder = folder_of(conf)
     check_folder(folder, make=True)
-    registry.settled.timeout = values["commit_timeout"]
+    coordinators.settled.timeout = values["commit_timeout"]
     coordinator: Coordinator = coordinator_of(values, True, folder=folder) or SharedMemory(
-        folder, settled=registry.settled
+        folder, settled=coordinators.settled
     )
-    registry.set(folder, coordinator)
+    coordinators.set(folder, coordinator)
     leases.make(folder)
     shared = values["node_memory"] << 20
     # Where Keystone's caches have another backend, that is shared already.

@@ -22,7 +22,7 @@ from itertools import product
 from typing import Any, Final, NamedTuple
 
 from .epochs import Epoch, Slots
-from .leases import registry as leases
+from .leases import leases
 
 Headers = list[tuple[str, str]]
 

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from .counters import ISSUED
 from .entries import CORE, REQUEST_ID, SUBJECT_TOKEN, Entry, FollowedEntry, Headers, Keys, Lifetime
 from .epochs import Coordinator, Epoch, Slots, slots
-from .leases import registry as leases
+from .leases import leases
 from .lru_cache import Memory
 from .node_cache import Node
 from .request import Request, ends, tags
@@ -44,7 +44,7 @@ from .routes import TOKENS
 #: looked at, if he may and nobody else was asked; else ``None``.
 Decide = Callable[[Mapping[str, Any], Mapping[str, Any]], frozenset[str] | None]
 
-registry: dict[Path, Decide] = {}
+policies: dict[Path, Decide] = {}
 """The policies of this process by the folder of their caches: the one place that keeps them."""
 
 # Queries by the difference that they make to the answer. allow_expired makes none for a token that

@@ -145,7 +145,7 @@ class Leases:
             return -1
 
 
-class Registry:
+class ProcessLeases:
     """The leases of this process: the one place that keeps them."""
 
     def __init__(self) -> None:
@@ -176,5 +176,5 @@ class Registry:
         return self.leases
 
 
-registry = Registry()
+leases = ProcessLeases()
 """The leases of this process."""

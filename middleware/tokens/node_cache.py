@@ -346,7 +346,7 @@ class Node:
             return False
 
 
-registry: dict[Path, Node] = {}
+nodes: dict[Path, Node] = {}
 """The nodes of this process by folder: the one place that keeps them."""
 
 

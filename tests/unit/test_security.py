@@ -46,14 +46,14 @@ def test_each_promise_has_tests_and_they_exist() -> None:
 def test_what_the_token_cache_leaves_in_its_folder(tmp_path: Path) -> None:
     """Every file of a node that has answered, refused, changed and answered by another worker."""
     pytest.importorskip("sqlalchemy")
-    from keyfront.middleware.tokens.leases import registry
+    from keyfront.middleware.tokens.leases import leases as process_leases
     from support.token_worlds import World, model
 
     folder = tmp_path / "cache"
     before = os.umask(0)
     try:
         world = World(folder)
-        assert registry.make(folder) is not None
+        assert process_leases.make(folder) is not None
         world.keystone.known |= {CALLER: model("caller"), SUBJECT: model("subject")}
         for worker in (world.cache, world.worker()):
             assert world.get(CALLER, SUBJECT, by=worker)[1]["X-Subject-Token"] == SUBJECT
@@ -62,7 +62,7 @@ def test_what_the_token_cache_leaves_in_its_folder(tmp_path: Path) -> None:
         assert world.get(CALLER, SUBJECT)[2] == f"body of {SUBJECT}".encode()
     finally:
         os.umask(before)
-        registry.leases = None
+        process_leases.leases = None
     assert world.counts["node_hits"] > 0, "nothing was shared"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     files = [path for path in folder.rglob("*") if path.is_file()]

@@ -34,7 +34,7 @@ from ..coordinator.mark_owners import (
 from ..counters import CHANGES_REFUSED
 from ..epochs import ALL_SLOT, Coordinator, Mark, Slots, slots
 from ..folder import check_folder, is_by_database
-from ..node_cache import registry as nodes
+from ..node_cache import nodes
 
 LOG = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def _removed(folder: Path) -> bool:
     return not (folder / NAME).exists()
 
 
-class Registry:
+class Coordinators:
     """The coordinators of this process by folder: the one place that keeps them."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Registry:
             coordinator.close()
 
 
-registry = Registry()
+coordinators = Coordinators()
 """The coordinators of this process."""
 
 
@@ -179,7 +179,7 @@ class Changes:
         :raises CoordinatorError: nobody could be told; the change must not be committed
         :raises OptionError: an option has a value out of its range
         """
-        coordinator = registry.get(self.folder, self._trusted)
+        coordinator = coordinators.get(self.folder, self._trusted)
         if coordinator is None:
             self._ended |= self._end_others()
             self._say_that_nobody_hears()
@@ -218,7 +218,7 @@ class Changes:
         """
         if mark is not None:
             self._is_over(mark)
-        coordinator = registry.get(self.folder)
+        coordinator = coordinators.get(self.folder)
         if mark is not None and coordinator is not None:
             try:
                 coordinator.stamp(mark)
@@ -235,7 +235,7 @@ class Changes:
             if not self._known and not self.folder.exists():
                 return
             time.sleep(LEASE_SECONDS)
-        coordinator = registry.get(self.folder)
+        coordinator = coordinators.get(self.folder)
         if coordinator is not None:
             coordinator.touch(slots(tags, coordinator.slot_count))
 
@@ -248,7 +248,7 @@ class Changes:
         :param mark: the result of :meth:`begin`
         :param session: the session, which nobody uses any more; ``-``: the commit is over
         """
-        coordinator = registry.get(self.folder)
+        coordinator = coordinators.get(self.folder)
         if coordinator is None:
             return
         try:
@@ -306,6 +306,6 @@ class Changes:
 
         :raises CoordinatorError: the error being handled, if the table is there or this process's
         """
-        if not (registry.only_takes_part(self.folder) and _removed(self.folder)):
+        if not (coordinators.only_takes_part(self.folder) and _removed(self.folder)):
             raise
-        registry.forget(self.folder)
+        coordinators.forget(self.folder)

@@ -34,7 +34,7 @@ from ..coordinator import mark_owners
 from ..folder import PATH_PARAMETER, folder_here, trusted_users
 from ..request import Request, current
 from . import rules
-from .change_log import Changes, registry
+from .change_log import Changes, coordinators
 from .reads import reads
 
 LOG = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def attach(engine: Engine, folder: Path | None = None) -> None:
     # No event tells that a commit is over, and the answer must not leave before.
     do_commit.keyfront = changes  # type: ignore[attr-defined]
     setattr(engine.dialect, "do_commit", do_commit)  # noqa: B010 - mypy refuses methods
-    registry.settled.connections.append((dialect.name, connect))
+    coordinators.settled.connections.append((dialect.name, connect))
     if dialect.name != "sqlite":
         event.listen(engine, "checkout", note_session)
     event.listen(engine, "before_cursor_execute", _before_execute)

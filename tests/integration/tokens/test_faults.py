@@ -30,7 +30,7 @@ from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens.coordinator.local import NAME, SharedMemory
 from keyfront.middleware.tokens.counters import Counters
 from keyfront.middleware.tokens.epochs import MARK_SECONDS, slots
-from keyfront.middleware.tokens.invalidation.change_log import Changes, registry
+from keyfront.middleware.tokens.invalidation.change_log import Changes, coordinators
 from keyfront.middleware.tokens.node_cache import rings
 from support.keystone_world import VALIDATE, Answer, Client, World, random_name
 from support.keystones import keystone_state, serve_as_is
@@ -501,7 +501,7 @@ def test_folder_removed_beside_another_process(tmp_path: Path) -> None:
     reader.touch(slots(tags, reader.slot_count))  # returns when the new table has settled
     epoch, found = reader.now(), slots(tags, reader.slot_count)
     assert reader.fresh(epoch, found)
-    registry.set(folder, writer)
+    coordinators.set(folder, writer)
     changes = Changes(lambda: folder)
     try:
         shutil.rmtree(folder)
@@ -511,7 +511,7 @@ def test_folder_removed_beside_another_process(tmp_path: Path) -> None:
             return  # refused
         assert not reader.fresh(epoch, found)
     finally:
-        registry.forget(folder)
+        coordinators.forget(folder)
         reader.close()
 
 

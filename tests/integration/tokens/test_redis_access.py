@@ -22,7 +22,7 @@ from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.counters import HITS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Slots, slots
 from keyfront.middleware.tokens.invalidation import change_log
-from keyfront.middleware.tokens.invalidation.change_log import Registry
+from keyfront.middleware.tokens.invalidation.change_log import Coordinators
 from keyfront.middleware.tokens.node_cache import Node
 from support.certificates import Certificates, certificates
 from support.clocks import Clock
@@ -246,8 +246,8 @@ def test_whoever_reads_the_configuration_takes_part(
     database.set_defaults(conf)
     conf([], project="keystone", default_config_files=[str(configured)])
     monkeypatch.setitem(sys.modules, "keystone.conf", SimpleNamespace(CONF=conf))
-    registry = Registry()
-    monkeypatch.setattr(change_log, "registry", registry)
+    coordinators = Coordinators()
+    monkeypatch.setattr(change_log, "coordinators", coordinators)
     one, keystone = attach(server.url, create=False), attach(server.url)
     change(keystone)  # it begins the table, of which this one cannot find out who wrote before
     told = change_log.Changes(lambda: tmp_path / "node")
@@ -263,7 +263,7 @@ def test_whoever_reads_the_configuration_takes_part(
     server.kill()
     with pytest.raises(CoordinatorError):
         told.begin(["user:1"])
-    registry.forget(tmp_path / "node")
+    coordinators.forget(tmp_path / "node")
     for made in (one, keystone):
         made.close()
 

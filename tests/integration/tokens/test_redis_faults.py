@@ -35,7 +35,7 @@ from keyfront.middleware.tokens.coordinator.redis.contact import (
 from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.coordinator.redis.server import REST_SECONDS, Link
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Slots
-from keyfront.middleware.tokens.invalidation.change_log import Changes, registry
+from keyfront.middleware.tokens.invalidation.change_log import Changes, coordinators
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.routes import Routes
 from support.clocks import Clock
@@ -685,7 +685,7 @@ def test_a_process_that_starts_without_redis(
     other = make()
     change(other, 1)
     keystone = make(allow=allow)
-    registry.set(tmp_path, keystone)
+    coordinators.set(tmp_path, keystone)
     changes = Changes(lambda: tmp_path)
     try:
         with hanging(server, keystone):
@@ -695,7 +695,7 @@ def test_a_process_that_starts_without_redis(
                 with pytest.raises(CoordinatorError):
                     changes.begin(["user:u"])
     finally:
-        registry.forget(tmp_path)
+        coordinators.forget(tmp_path)
 
 
 def test_what_is_owed_is_paid_without_being_asked(
@@ -818,7 +818,7 @@ def test_a_mark_whose_answer_was_lost_is_ended_by_its_process(
     """It lives, so nobody else takes the mark away; the change was refused."""
     coordinator = make(folder=tmp_path / "node")
     change(coordinator, 1)
-    registry.set(tmp_path, coordinator)
+    coordinators.set(tmp_path, coordinator)
     told_of = Changes(lambda: tmp_path)
     try:
         with hanging(server, coordinator):
@@ -830,4 +830,4 @@ def test_a_mark_whose_answer_was_lost_is_ended_by_its_process(
         assert coordinator.recover() == 1
         assert coordinator.statistics()["changes_under_way"] == 0
     finally:
-        registry.forget(tmp_path)
+        coordinators.forget(tmp_path)

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from keyfront.middleware.tokens.coordinator import mark_owners
 from keyfront.middleware.tokens.coordinator.mark_owners import Settled
-from keyfront.middleware.tokens.invalidation.change_log import registry
+from keyfront.middleware.tokens.invalidation.change_log import coordinators
 from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import attach
 from support import servers
 from support.replicas import galera_pair
@@ -517,7 +517,7 @@ def test_a_galera_cluster_is_asked_node_by_node(
             _T.create(connection)
         attach(engine)
         judge = Settled()
-        judge.connections.append(registry.settled.connections.pop())
+        judge.connections.append(coordinators.settled.connections.pop())
         pair.let_go()
         for number, url in enumerate((pair.primary.url("keystone"), pair.replica.url("keystone"))):
             new = mark_owners.beginning(80 + number)
@@ -546,7 +546,7 @@ def _idle_bound(url: str) -> int:
     """What a connection of Keystone's has for how long a transaction may wait for it."""
     engine = sa.create_engine(url)
     attach(engine)
-    registry.settled.connections.pop()
+    coordinators.settled.connections.pop()
     try:
         with engine.connect() as connection:
             look = "SELECT @@idle_write_transaction_timeout"

@@ -277,7 +277,7 @@ def test_leases_that_were_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_lease_that_is_no_number_ends_what_is_followed(tmp_path: Path) -> None:
-    made = leases_module.registry.make(tmp_path)
+    made = leases_module.leases.make(tmp_path)
     assert made is not None
     try:
         now = time.monotonic()
@@ -289,7 +289,7 @@ def test_a_lease_that_is_no_number_ends_what_is_followed(tmp_path: Path) -> None
         made.grant("d", now)
         assert entry.deadline > now
     finally:
-        leases_module.registry.leases = None
+        leases_module.leases.leases = None
 
 
 # Of the directory

@@ -364,7 +364,7 @@ def test_what_a_directory_has_said_stands_while_it_is_followed(
     caches = Caches(coordinator)
     stands = True
     known = SimpleNamespace(stand=lambda names: stands and names == {"directory"})
-    monkeypatch.setattr(leases.registry, "leases", known)
+    monkeypatch.setattr(leases.leases, "leases", known)
     with caches.request():
         caches.get(USER, "users", "user:u", followed="directory")
     with caches.request() as request:

@@ -21,7 +21,8 @@ from keyfront.middleware.ldap import directory, follower
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 from keyfront.middleware.tokens.epochs import Epoch, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
-from keyfront.middleware.tokens.leases import SECONDS, Leases, registry
+from keyfront.middleware.tokens.leases import SECONDS, Leases
+from keyfront.middleware.tokens.leases import leases as process_leases
 from keyfront.middleware.tokens.request import Request, current
 
 FOUND = Followed(
@@ -45,10 +46,10 @@ class Coordinator:
 
 @pytest.fixture
 def leases(tmp_path: Path) -> Iterator[Leases]:
-    made = registry.make(tmp_path)
+    made = process_leases.make(tmp_path)
     assert made is not None
     yield made
-    registry.leases = None
+    process_leases.leases = None
 
 
 def made(folder: Path, coordinator: Any = None) -> Directories:
@@ -158,15 +159,15 @@ def test_what_cannot_be_followed_stands_for_a_while_only(
         one.impossible("s", "it offers none")
     assert len(caplog.records) == 1
     names = ("name", "name s")
-    end = registry.until(names)
+    end = process_leases.until(names)
     # If its process is killed, that is over soon; another one that looks goes on.
     assert time.monotonic() + 5 < end < time.monotonic() + 60
     # Now it is followed, and what stood for longer than that ends.
     one.begins("s")
-    assert registry.until(names) == 0.0
+    assert process_leases.until(names) == 0.0
     now = time.monotonic()
     one.alive("s", now)
-    assert registry.until(names) == now + SECONDS
+    assert process_leases.until(names) == now + SECONDS
 
 
 def test_what_was_followed_before_is_not_trusted_unfollowed(
@@ -176,13 +177,13 @@ def test_what_was_followed_before_is_not_trusted_unfollowed(
     monkeypatch.setattr(directories, "changed", lambda found, users: None)
     listener(directories).begins("s")
     # also not by another process, after the first is gone
-    registry.leases = Leases(leases._path.parent)
+    process_leases.leases = Leases(leases._path.parent)
     other = listener(directories)
     with pytest.raises(DirectoryUnavailableError, match="follow = never"):
         other.impossible("s", "its answer: insufficientAccessRights")
-    assert registry.until(("name s",)) == 0.0
+    assert process_leases.until(("name s",)) == 0.0
     other.impossible("another", "it offers none")
-    assert registry.until(("name another",)) > time.monotonic()
+    assert process_leases.until(("name another",)) > time.monotonic()
 
 
 class Pool:

@@ -35,7 +35,7 @@ from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation import rules
 from keyfront.middleware.tokens.invalidation.reads import Reads
-from keyfront.middleware.tokens.leases import registry
+from keyfront.middleware.tokens.leases import leases as process_leases
 from keyfront.middleware.tokens.node_cache import Node
 from keyfront.middleware.tokens.request import Request, current
 
@@ -676,8 +676,8 @@ def test_a_token_that_was_issued_stands_while_its_directory_is_followed(
 ) -> None:
     """Its model holds the user, as the login has read him."""
     monkeypatch.setattr(worker_memory, "token_tags", lambda model: iter(["audit:a"]))
-    monkeypatch.setattr(registry, "leases", None)
-    leases = registry.make(tmp_path)
+    monkeypatch.setattr(process_leases, "leases", None)
+    leases = process_leases.make(tmp_path)
     assert leases is not None
     with caches.request() as request:
         request.note(Reads(frozenset(), frozenset(), frozenset({"directory"})))

@@ -166,11 +166,11 @@ def test_a_refused_change_is_counted(
             """Nothing is open."""
 
     made = counters(tmp_path)
-    monkeypatch.setitem(node_cache.registry, tmp_path, SimpleNamespace(counters=made))
-    change_log.registry.set(tmp_path, Away())  # type: ignore[arg-type]
+    monkeypatch.setitem(node_cache.nodes, tmp_path, SimpleNamespace(counters=made))
+    change_log.coordinators.set(tmp_path, Away())  # type: ignore[arg-type]
     try:
         with pytest.raises(CoordinatorError, match="away"):
             change_log.Changes(lambda: tmp_path).begin(["user-1"])
     finally:
-        change_log.registry.forget(tmp_path)
+        change_log.coordinators.forget(tmp_path)
     assert counted(made) == {"changes_refused": 1}

@@ -13,23 +13,24 @@ import pytest
 from keyfront.middleware.tokens import leases as module
 from keyfront.middleware.tokens.entries import Entry, FollowedEntry, Lifetime
 from keyfront.middleware.tokens.epochs import Epoch, Slots
-from keyfront.middleware.tokens.leases import SECONDS, Leases, registry
+from keyfront.middleware.tokens.leases import SECONDS, Leases
+from keyfront.middleware.tokens.leases import leases as process_leases
 from keyfront.middleware.tokens.tags_header import parse
 from support.token_worlds import World
 
 
 @pytest.fixture
 def leases(tmp_path: Path) -> Iterator[Leases]:
-    made = registry.make(tmp_path)
+    made = process_leases.make(tmp_path)
     assert made is not None
     yield made
-    registry.leases = None
+    process_leases.leases = None
 
 
 def test_nobody_follows_what_nobody_knows(leases: Leases) -> None:
     assert leases.until("a") == 0.0
     assert not leases.stand(frozenset({"a"}))
-    assert registry.until(("a",)) == 0.0
+    assert process_leases.until(("a",)) == 0.0
 
 
 def test_a_moment_up_to_which_all_is_known(leases: Leases, tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_a_moment_up_to_which_all_is_known(leases: Leases, tmp_path: Path) -> No
     assert other.until("a") == now + SECONDS
     assert leases.names() == 1
     leases.grant("b", now - 0.5)
-    assert registry.until(("a", "b")) == now - 0.5 + SECONDS
+    assert process_leases.until(("a", "b")) == now - 0.5 + SECONDS
 
 
 def test_what_need_not_be_followed(leases: Leases) -> None:
@@ -82,8 +83,8 @@ def test_no_more_than_there_is_room_for(leases: Leases) -> None:
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert registry.make(tmp_path / "file") is None
-    assert registry.until(("a",)) == 0.0
+    assert process_leases.make(tmp_path / "file") is None
+    assert process_leases.until(("a",)) == 0.0
 
 
 def entry(followed: tuple[str, ...]) -> Entry:

@@ -122,9 +122,9 @@ class Recorder:
 def recorder(tmp_path: Path) -> Iterator[Recorder]:
     recorder = Recorder()
     (tmp_path / local.NAME).touch()
-    change_log.registry.set(tmp_path, recorder)  # type: ignore[arg-type]
+    change_log.coordinators.set(tmp_path, recorder)  # type: ignore[arg-type]
     yield recorder
-    change_log.registry.forget(tmp_path)
+    change_log.coordinators.forget(tmp_path)
 
 
 @pytest.fixture
@@ -774,7 +774,7 @@ def test_a_server_that_hangs_is_not_asked_for_ever(
         port = hanging.getsockname()[1]
         url = f"mysql+pymysql://k:secret@127.0.0.1:{1 if elsewhere else port}/k"
         sqlalchemy_plugin.attach(sa.create_engine(url))
-        _, connect = change_log.registry.settled.connections.pop()
+        _, connect = change_log.coordinators.settled.connections.pop()
         ended: queue.SimpleQueue[Exception] = queue.SimpleQueue()
 
         def ask() -> None:
@@ -887,7 +887,7 @@ def test_the_plugin_of_a_url(tmp_path: Path, path: bool) -> None:
         assert coordinator.statistics()["changes"] == 1
     finally:
         engine.dispose()
-        change_log.registry.forget(folder)
+        change_log.coordinators.forget(folder)
         if folder.exists():
             for file in folder.iterdir():
                 file.unlink()
@@ -905,7 +905,7 @@ def test_a_table_made_during_a_commit_hears_of_it(tmp_path: Path) -> None:
         source.end(mark, ["catalog"])
         assert not coordinator.fresh(epoch, services)
     finally:
-        change_log.registry.forget(folder)
+        change_log.coordinators.forget(folder)
 
 
 def test_a_table_made_anew_during_a_commit_hears_of_it(
@@ -931,7 +931,7 @@ def test_a_table_made_anew_during_a_commit_hears_of_it(
         (worker,) = made
         assert worker.statistics()["changes"] == 1
     finally:
-        change_log.registry.forget(folder)
+        change_log.coordinators.forget(folder)
 
 
 def test_one_database_has_one_folder_whoever_connects() -> None:
