@@ -32,7 +32,7 @@ from keyfront.middleware.tokens import node_cache as node
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.routes import Routes
 
 from .goals import HIT_MICROSECONDS, MET, MISSED
@@ -72,7 +72,7 @@ def new_filter(application: Pipeline, folder: Path, count: int, *, ttl: float = 
     return TokenCache(
         application,
         SharedMemory(folder),
-        Node(folder, size=NODE_MEMORY, flight_timeout=5.0),
+        NodeCache(folder, size=NODE_MEMORY, flight_timeout=5.0),
         routes=Routes(()),
         ttl=ttl,
         negative_ttl=ttl,

@@ -32,7 +32,7 @@ from keyfront.middleware.tokens.epochs import Coordinator, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT, tag
 from keyfront.middleware.tokens.leases import leases
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Request, current
 
 from .imports import import_keystone
@@ -88,7 +88,7 @@ class Directories:
     def __init__(
         self,
         coordinator: Callable[[], Coordinator | None],
-        node: Callable[[], Node | None],
+        node: Callable[[], NodeCache | None],
         folder: Callable[[], Path],
     ) -> None:
         self.coordinator = coordinator

@@ -23,7 +23,7 @@ from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import counters, entries
 from keyfront.middleware.tokens.epochs import Coordinator
 from keyfront.middleware.tokens.first_validations import policies
-from keyfront.middleware.tokens.node_cache import Node, nodes
+from keyfront.middleware.tokens.node_cache import NodeCache, nodes
 from keyfront.middleware.tokens.request import Request, basis_end, current
 from keyfront.middleware.tokens.watched_files import WatchedFiles, of_keystone
 
@@ -74,7 +74,7 @@ class Database:
             self._folder = folder_of(import_keystone("keystone.conf").CONF)
         return self._folder
 
-    def node(self) -> Node | None:
+    def node(self) -> NodeCache | None:
         """Return the memory that the workers of this node share; ``None`` without a token cache."""
         return None if self._folder is None else nodes.get(self._folder)
 

@@ -11,8 +11,8 @@ long as that is followed (``directories.py``); changes that nothing announces ar
 
 Only values of known functions are kept: none that is a secret, and no token.
 
-The workers share their values in the mapped file of :class:`.Node`. They are signed, as answers
-are, so that only bytes that one of them has pickled are unpickled.
+The workers share their values in the mapped file of :class:`.NodeCache`. They are signed, as
+answers are, so that only bytes that one of them has pickled are unpickled.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from keyfront.middleware.tokens.epochs import Epoch, Slots, View, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT, FIXED
 from keyfront.middleware.tokens.leases import leases
-from keyfront.middleware.tokens.lru_cache import Memory
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.lru_cache import LRUCache
+from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Fill, Request, current, token_tags
 
 from .cache_regions import own_mangler, without_own_name
@@ -236,10 +236,10 @@ class KeystoneMemory(CacheBackend):
         self,
         limit: int,
         ttl: float,
-        node: Callable[[], Node | None] = lambda: None,
+        node: Callable[[], NodeCache | None] = lambda: None,
         form: str = "",
     ) -> None:
-        self._values: Memory[_Value] = Memory(limit)
+        self._values: LRUCache[_Value] = LRUCache(limit)
         self._ttl = ttl
         self._node = node
         self._form = form
@@ -337,7 +337,7 @@ class KeystoneMemory(CacheBackend):
             self._share(request, node, self._form + key, kept.pack())
 
     @staticmethod
-    def _share(request: Request | None, node: Node, name: str, packed: bytes) -> None:
+    def _share(request: Request | None, node: NodeCache, name: str, packed: bytes) -> None:
         if request is None or request.shared is None:
             node.keep_value(name, packed)
         else:

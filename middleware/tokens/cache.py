@@ -58,8 +58,8 @@ from .folder import check_folder, folder_of
 from .invalidation.change_log import coordinators
 from .invalidation.rules import LAPSING
 from .leases import leases
-from .lru_cache import Memory
-from .node_cache import Node, nodes
+from .lru_cache import LRUCache
+from .node_cache import NodeCache, nodes
 from .request import ENVIRON_KEY, Request, expiry, tags
 from .routes import TOKENS, Routes
 from .watched_files import WatchedFiles, of_keystone
@@ -115,7 +115,7 @@ class TokenCache:
         self,
         application: WSGIApplication,
         coordinator: Coordinator,
-        node: Node,
+        node: NodeCache,
         *,
         routes: Routes,
         ttl: float,
@@ -143,14 +143,14 @@ class TokenCache:
         # A memory of their own: anybody can ask for a long list in as many ways as he likes.
         listings = memory // 4 if routes else 0
         callers_size = memory // 8 if decide else 0
-        self.answers: Memory[Entry] = Memory(memory - memory // 8 - listings - callers_size)
+        self.answers: LRUCache[Entry] = LRUCache(memory - memory // 8 - listings - callers_size)
         self._first: FirstValidations | None = None
         if decide is not None:
             self._first = FirstValidations(
                 coordinator, node, ttl=ttl, memory=callers_size, decide=decide
             )
-        self.refusals: Memory[Entry] = Memory(memory // 8)
-        self.listings: Memory[Entry] = Memory(listings)
+        self.refusals: LRUCache[Entry] = LRUCache(memory // 8)
+        self.listings: LRUCache[Entry] = LRUCache(listings)
         self._variants = Variants(ttl)
         self._warned = False
         self._generation = 0
@@ -465,7 +465,7 @@ class TokenCache:
     def _start_generation(self, generation: int, *, patient: bool = False) -> None:
         """Start anew with another epoch table: drop all answers from before it.
 
-        :param patient: true for :meth:`.Node.start` to wait for its lock for longer
+        :param patient: true for :meth:`.NodeCache.start` to wait for its lock for longer
         """
         secret = self.coordinator.secret
         self.answers.clear()
@@ -639,7 +639,7 @@ def token_cache(
     computed = int(shared * options.KEYSTONE_SHARE) if own else 0
     routes = Routes(values["routes"])
     decide = policies.get(folder) if values["reuse"] and values["first_validations"] else None
-    node = Node(
+    node = NodeCache(
         folder,
         size=shared - computed,
         values=computed,

@@ -34,8 +34,8 @@ from .counters import ISSUED
 from .entries import CORE, REQUEST_ID, SUBJECT_TOKEN, Entry, FollowedEntry, Headers, Keys, Lifetime
 from .epochs import Coordinator, Epoch, Slots, slots
 from .leases import leases
-from .lru_cache import Memory
-from .node_cache import Node
+from .lru_cache import LRUCache
+from .node_cache import NodeCache
 from .request import Request, ends, tags
 from .routes import TOKENS
 
@@ -191,13 +191,13 @@ class FirstValidations:
     """
 
     def __init__(
-        self, coordinator: Coordinator, node: Node, *, ttl: float, memory: int, decide: Decide
+        self, coordinator: Coordinator, node: NodeCache, *, ttl: float, memory: int, decide: Decide
     ) -> None:
         self._coordinator = coordinator
         self._node = node
         self._ttl = ttl
-        self._callers: Memory[Caller] = Memory(memory // 2)
-        self._subjects: Memory[Subject] = Memory(memory // 2)
+        self._callers: LRUCache[Caller] = LRUCache(memory // 2)
+        self._subjects: LRUCache[Subject] = LRUCache(memory // 2)
         self._decide = decide
 
     def clear(self) -> None:
@@ -352,7 +352,7 @@ class FirstValidations:
         return slots(found, self._coordinator.slot_count), lifetime
 
     def _find(
-        self, memory: Memory[F], key: bytes, kind: type[F], *, anew: bool
+        self, memory: LRUCache[F], key: bytes, kind: type[F], *, anew: bool
     ) -> F | None:
         """Return a fact, whether or not it still stands.
 

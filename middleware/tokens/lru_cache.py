@@ -20,7 +20,7 @@ class Weighed(Protocol):
 E = TypeVar("E", bound=Weighed)
 
 
-class Memory(Generic[E]):
+class LRUCache(Generic[E]):
     """A cache of entries by key. A read takes no lock.
 
     :param limit: bytes that all entries together may take, 0 or more; 0 keeps nothing

@@ -50,7 +50,7 @@ _RING_FILE = re.compile(
 _PAUSE_SECONDS = 1.0
 
 
-class Node:
+class NodeCache:
     """The memory that all workers share which use the same folder.
 
     Nothing here is needed for a right answer: an error is logged, and Keystone is asked.
@@ -346,7 +346,7 @@ class Node:
             return False
 
 
-nodes: dict[Path, Node] = {}
+nodes: dict[Path, NodeCache] = {}
 """The nodes of this process by folder: the one place that keeps them."""
 
 

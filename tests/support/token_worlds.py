@@ -12,7 +12,7 @@ from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT, new_request_id
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import ENVIRON_KEY, Request
 from keyfront.middleware.tokens.routes import Routes
 
@@ -113,7 +113,7 @@ class World:
         return TokenCache(
             self.keystone,
             coordinator or SharedMemory(self.folder),
-            Node(self.folder, size=1 << 20, flight_timeout=timeout),
+            NodeCache(self.folder, size=1 << 20, flight_timeout=timeout),
             routes=routes,
             **options,
         )

@@ -27,7 +27,7 @@ from keyfront.errors import CoordinatorError, NoEpochTableError
 
 from .. import tags_header
 from ..epochs import Coordinator, Epoch, Slots
-from ..lru_cache import Memory
+from ..lru_cache import LRUCache
 from .token_info import STRIPPED, TokenInfo, pack
 
 LOG = logging.getLogger(__name__)
@@ -177,8 +177,8 @@ class Validations:
         self._negative_ttl = negative_ttl
         self._revalidate = revalidate
         self.coordinator = coordinator
-        self.confirmed: Memory[Validation] = Memory(memory - memory // 8)
-        self.refused: Memory[Refusal] = Memory(memory // 8)
+        self.confirmed: LRUCache[Validation] = LRUCache(memory - memory // 8)
+        self.refused: LRUCache[Refusal] = LRUCache(memory // 8)
         #: Whether Keystone ever told the epoch of an answer.
         self.tells = False
         #: Whether it ever confirmed a token without telling an epoch.

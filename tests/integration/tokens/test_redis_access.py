@@ -23,7 +23,7 @@ from keyfront.middleware.tokens.counters import HITS
 from keyfront.middleware.tokens.epochs import ALL_SLOT, DIGEST, Slots, slots
 from keyfront.middleware.tokens.invalidation import change_log
 from keyfront.middleware.tokens.invalidation.change_log import Coordinators
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import NodeCache
 from support.certificates import Certificates, certificates
 from support.clocks import Clock
 from support.redis_epochs import KEY, TIMEOUT, RedisClock, values
@@ -197,7 +197,7 @@ def test_commands(
     secret = coordinator_of(values(server.url), True, folder=tmp_path / "node")
     assert secret is not None
     key = secret.secret  # with it the folder is made
-    node = Node(tmp_path / "node", size=1 << 20, flight_timeout=1)
+    node = NodeCache(tmp_path / "node", size=1 << 20, flight_timeout=1)
     node.start(key)
     node.counters.row[HITS] += 3
     where = ["--config-file", str(configured)]

@@ -36,7 +36,7 @@ from keyfront.middleware.tokens.coordinator.redis.coordinator import Redis
 from keyfront.middleware.tokens.coordinator.redis.server import REST_SECONDS, Link
 from keyfront.middleware.tokens.epochs import ALL_SLOT, MARK_SECONDS, Slots
 from keyfront.middleware.tokens.invalidation.change_log import Changes, coordinators
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.routes import Routes
 from support.clocks import Clock
 from support.fault_proxy import FaultProxy
@@ -792,7 +792,7 @@ def test_a_keystone_that_starts_without_redis(
     cache = TokenCache(
         keystone,
         coordinator,
-        Node(tmp_path / "node", size=1 << 20, flight_timeout=1.0),
+        NodeCache(tmp_path / "node", size=1 << 20, flight_timeout=1.0),
         routes=Routes(()),
         ttl=60.0,
         negative_ttl=60.0,

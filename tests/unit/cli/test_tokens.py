@@ -21,7 +21,7 @@ from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.counters import CAUSES, ENDED, HITS, MISSES
 from keyfront.middleware.tokens.epochs import slots
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import NodeCache
 
 DIGEST = "[0-9a-f]" * 16
 SHARED, INNER = f"/dev/shm/keyfront-{DIGEST}", f"/run/keyfront/tokens-{DIGEST}"
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(SharedMemory, "_settle", lambda self, table: None)
     folder = tmp_path / "shared"
     coordinator = SharedMemory(folder)
-    node = Node(folder, size=1 << 20, flight_timeout=1)
+    node = NodeCache(folder, size=1 << 20, flight_timeout=1)
     node.start(coordinator.secret)
     node.counters.row[HITS] += 3
     node.counters.row[MISSES] += 1
@@ -72,7 +72,7 @@ def test_stats_of_a_cache_that_nobody_asked(
 ) -> None:
     folder = tmp_path / "new"
     secret = SharedMemory(folder).secret
-    Node(folder, size=1 << 20, flight_timeout=1).start(secret)
+    NodeCache(folder, size=1 << 20, flight_timeout=1).start(secret)
     assert cli.main(["tokens", "stats", "--path", str(folder)]) == 0
     assert "hit ratio" not in capsys.readouterr().out
 
@@ -117,7 +117,7 @@ def test_the_only_cache_is_found(
     said = capsys.readouterr()
     assert f"{another} is left out: no process uses it" in said.err
     assert f"token cache in {folder}\n" in said.out
-    node = Node(another, size=1 << 20, flight_timeout=1)
+    node = NodeCache(another, size=1 << 20, flight_timeout=1)
     node.start(coordinator.secret)
     assert cli.main(["tokens", "stats"]) == 2
     error = capsys.readouterr().err
@@ -129,10 +129,10 @@ _LEFT = """
 import sys
 from pathlib import Path
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import NodeCache
 folder = Path(sys.argv[1])
 coordinator = SharedMemory(folder)
-Node(folder, size=1 << 20, flight_timeout=1).start(coordinator.secret)
+NodeCache(folder, size=1 << 20, flight_timeout=1).start(coordinator.secret)
 """
 
 

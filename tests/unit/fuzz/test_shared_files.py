@@ -158,8 +158,8 @@ def test_the_answers_of_a_node_that_were_damaged(
     secret = b"s" * 32
     keys = [bytes((number,)) * 16 for number in range(40)]
 
-    def node() -> node_cache.Node:
-        made = node_cache.Node(tmp_path, size=1 << 19, values=1 << 16, flight_timeout=0.001)
+    def node() -> node_cache.NodeCache:
+        made = node_cache.NodeCache(tmp_path, size=1 << 19, values=1 << 16, flight_timeout=0.001)
         made.start(secret)
         return made
 
@@ -170,7 +170,7 @@ def test_the_answers_of_a_node_that_were_damaged(
     one.ask(keys[0])
     whole = {path: path.read_bytes() for path in tmp_path.iterdir() if path.stat().st_size}
 
-    def use(node: node_cache.Node, dice: random.Random) -> None:
+    def use(node: node_cache.NodeCache, dice: random.Random) -> None:
         for number in dice.sample(range(len(keys)), 8):
             key = keys[number]
             entry = node.find(key)

@@ -30,7 +30,7 @@ from keyfront.gateway.keystone.worker_memory import KeystoneMemory
 from keyfront.middleware.tokens.epochs import Epoch, View
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, FIXED, REVOKED
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Fill, Request, current
 
 # The numbers of the last change before a request.
@@ -642,7 +642,7 @@ def workers(tmp_path: Path, stack: ExitStack) -> Callable[..., Revocations]:
     (tmp_path / "node").mkdir(mode=0o700)
 
     def make(form: str = "") -> Revocations:
-        node = Node(tmp_path / "node", size=1 << 20, values=1 << 18, flight_timeout=1)
+        node = NodeCache(tmp_path / "node", size=1 << 20, values=1 << 18, flight_timeout=1)
         node.start(bytes(32))
         memory = KeystoneMemory(1 << 20, 30.0, lambda: node, form)
         return stack.enter_context(Revocations(memory))

@@ -36,7 +36,7 @@ from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation import rules
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.leases import leases as process_leases
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Request, current
 
 PROJECT = "keystone.resource.core:get_project|p"
@@ -458,9 +458,9 @@ def test_without_a_token_cache_nothing_is_kept(memory: KeystoneMemory) -> None:
     assert not len(memory._values)
 
 
-def _node(folder: Path) -> Node:
+def _node(folder: Path) -> NodeCache:
     folder.mkdir(mode=0o700, exist_ok=True)
-    node = Node(folder, size=1 << 20, values=1 << 18, flight_timeout=1)
+    node = NodeCache(folder, size=1 << 20, values=1 << 18, flight_timeout=1)
     node.start(bytes(32))
     return node
 

@@ -25,7 +25,7 @@ from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.counters import CAUSES
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.epochs import slots
-from keyfront.middleware.tokens.node_cache import Node
+from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.routes import Routes
 from support.clocks import Clock
 from support.served import PATIENCE
@@ -569,7 +569,7 @@ def test_a_worker_that_begins_waits_for_one_who_makes_the_files(
     """Which takes a busy machine longer than a request would wait."""
     clock = Clock()
     monkeypatch.setattr(file_lock, "time", clock)
-    node = Node(world.folder, size=1 << 20, flight_timeout=5.0)
+    node = NodeCache(world.folder, size=1 << 20, flight_timeout=5.0)
     making = FileLock(world.folder / "node-lock")
     making.__enter__()
     over = clock.monotonic() + 2.0

@@ -12,7 +12,7 @@ import pytest
 
 from keyfront.middleware.tokens.entries import Entry, Lifetime
 from keyfront.middleware.tokens.epochs import Epoch, Slots
-from keyfront.middleware.tokens.lru_cache import Memory
+from keyfront.middleware.tokens.lru_cache import LRUCache
 
 
 def entry(size: int = 2000) -> Entry:
@@ -36,7 +36,7 @@ def key(number: int) -> bytes:
 
 
 def test_what_is_kept_is_found() -> None:
-    memory, kept = Memory(100_000), entry()
+    memory, kept = LRUCache(100_000), entry()
     memory.put(key(1), kept)
     assert memory.get(key(1)) is kept
     assert memory.get(key(2)) is None
@@ -44,7 +44,7 @@ def test_what_is_kept_is_found() -> None:
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    memory = Memory(10_000)
+    memory = LRUCache(10_000)
     for number in range(5):
         memory.put(key(number), entry())
     assert memory.size == 10_000
@@ -58,7 +58,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_one_large_entry_takes_the_place_of_several() -> None:
-    memory = Memory(10_000)
+    memory = LRUCache(10_000)
     for number in range(10):
         memory.put(key(number), entry(1000))
     memory.put(key(99), entry(2500))
@@ -67,14 +67,14 @@ def test_one_large_entry_takes_the_place_of_several() -> None:
 
 
 def test_an_entry_that_is_too_large_is_not_kept() -> None:
-    memory = Memory(10_000)
+    memory = LRUCache(10_000)
     memory.put(key(1), entry(2501))
     assert memory.get(key(1)) is None
     assert memory.size == 0
 
 
 def test_the_same_key_again_replaces() -> None:
-    memory = Memory(10_000)
+    memory = LRUCache(10_000)
     memory.put(key(1), entry(2000))
     last = entry(500)
     memory.put(key(1), last)
@@ -83,7 +83,7 @@ def test_the_same_key_again_replaces() -> None:
 
 
 def test_drop_and_clear() -> None:
-    memory = Memory(10_000)
+    memory = LRUCache(10_000)
     memory.put(key(1), entry())
     memory.put(key(2), entry())
     memory.drop(key(1))
@@ -97,7 +97,7 @@ def test_drop_and_clear() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_never_grows_over_its_limit(seed: int) -> None:
-    dice, memory = random.Random(seed), Memory(50_000)
+    dice, memory = random.Random(seed), LRUCache(50_000)
     for _ in range(3000):
         memory.put(key(dice.randrange(200)), entry(dice.randrange(1, 20_000)))
         memory.drop(key(dice.randrange(200)))
@@ -107,7 +107,7 @@ def test_it_never_grows_over_its_limit(seed: int) -> None:
 
 
 def test_threads() -> None:
-    memory = Memory(20_000)
+    memory = LRUCache(20_000)
     errors: list[Exception] = []
 
     def use(seed: int) -> None:
@@ -158,7 +158,7 @@ def test_the_size_of_an_entry_is_no_less_than_what_it_takes() -> None:
 
 
 def test_a_child_does_not_wait_for_a_thread_of_its_parent() -> None:
-    memory: Memory[Entry] = Memory(100_000)
+    memory: LRUCache[Entry] = LRUCache(100_000)
     memory.put(key(1), entry())
     with memory._lock:  # held by a thread that is not in the child
         child = os.fork()

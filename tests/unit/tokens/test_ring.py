@@ -17,7 +17,7 @@ from keyfront.errors import CoordinatorError
 from keyfront.middleware.tokens import node_cache as module
 from keyfront.middleware.tokens.entries import Entry, Lifetime
 from keyfront.middleware.tokens.epochs import Epoch, Slots
-from keyfront.middleware.tokens.node_cache import Node, Store, rings
+from keyfront.middleware.tokens.node_cache import NodeCache, Store, rings
 from support.clocks import Clock
 
 SECRET = b"s" * 32
@@ -425,8 +425,8 @@ def test_what_cannot_be_read(path: Path, content: bytes | None) -> None:
         module.read(path)
 
 
-def _node(folder: Path, configured: bytes, **parts: bool) -> Node:
-    node = Node(folder, size=SIZE, flight_timeout=1, configured=configured, **parts)
+def _node(folder: Path, configured: bytes, **parts: bool) -> NodeCache:
+    node = NodeCache(folder, size=SIZE, flight_timeout=1, configured=configured, **parts)
     node.start(SECRET)
     return node
 
@@ -452,7 +452,7 @@ def test_what_one_request_shares_is_kept_under_one_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, other = (
-        Node(tmp_path, size=SIZE, flight_timeout=1, values=SIZE) for _ in range(2)
+        NodeCache(tmp_path, size=SIZE, flight_timeout=1, values=SIZE) for _ in range(2)
     )  # fmt: skip
     node.start(SECRET)
     other.start(SECRET)
@@ -470,7 +470,7 @@ def test_what_one_request_shares_is_kept_under_one_lock(
 def test_nothing_is_shared_while_the_lock_is_not_to_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node = Node(tmp_path, size=SIZE, flight_timeout=1, values=SIZE)
+    node = NodeCache(tmp_path, size=SIZE, flight_timeout=1, values=SIZE)
     node.start(SECRET)
 
     def stuck(lock: FileLock) -> None:
