@@ -12,7 +12,7 @@ from ..render.writer import File
 from . import routes
 from .found import Found
 from .live import memcached_address
-from .shown import masked
+from .redaction import masked
 
 #: The folder that is proposed where keyfront rendered none yet.
 FOLDER = "/etc/keyfront"

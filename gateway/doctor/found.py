@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import routes
-from .keys import KeyRepository
+from .key_repositories import KeyRepository
 from .readers.files import Files, Unread
 from .readers.keystone import KeystoneConf
 from .readers.systemd import Unit

@@ -16,9 +16,9 @@ from .checks.keystone import node_part
 from .diagnosis import Diagnosis, Result
 from .found import Found
 from .live import Live
+from .redaction import shown, shown_line
 from .registry import ERROR, INFO, LAYERS, LEVELS, WARNING, Check
 from .settings import Place
-from .shown import shown, shown_line
 
 _WIDTH = 80
 _COLOURS = {ERROR: "\x1b[1;31m", WARNING: "\x1b[1;33m", INFO: "\x1b[1;36m", "right": "\x1b[32m"}

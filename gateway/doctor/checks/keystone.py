@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from ..found import Found
-from ..keys import KeyRepository
+from ..key_repositories import KeyRepository
 from ..readers.keystone import KeystoneConf
+from ..redaction import shown
 from ..registry import ERROR, INFO, WARNING, Finding, UnknownError, check
 from ..settings import Place
-from ..shown import shown
 
 _DAY = 86400
 _SECRET_LOGGERS = re.compile(

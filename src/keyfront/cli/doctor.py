@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 from keyfront.common import ranges
 from keyfront.errors import KeyfrontError, OptionError
-from keyfront.gateway.doctor import fix_plan, live, places, report, schema
+from keyfront.gateway.doctor import config_files, fix_plan, live, report, schema
 from keyfront.gateway.doctor.diagnosis import diagnose
 from keyfront.gateway.doctor.found import Found, Told
 from keyfront.gateway.doctor.readers.files import Unread
+from keyfront.gateway.doctor.redaction import masked
 from keyfront.gateway.doctor.registry import CHECKS, Check
-from keyfront.gateway.doctor.shown import masked
 from keyfront.gateway.plan import plan
 from keyfront.gateway.render import lineups, versions
 from keyfront.gateway.render.writer import File
@@ -132,7 +132,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     if arguments.explain is not None:
         out.write(report.explained(_check(arguments.explain), colour=colour))
         return 0
-    found = places.look(_root(arguments.root), _given(arguments), _told(arguments))
+    found = config_files.look(_root(arguments.root), _given(arguments), _told(arguments))
     if arguments.compare is not None:
         found.other_node = _other_node(arguments.compare)
     if arguments.live:
@@ -171,14 +171,14 @@ def _root(path: Path) -> Path:
     raise OptionError("--root", path, f"a folder{reason}")
 
 
-def _given(arguments: argparse.Namespace) -> places.Given:
+def _given(arguments: argparse.Namespace) -> config_files.Given:
     assumed = {}
     for text in arguments.assume:
         name, _, version = text.partition("=")
         if name not in _ASSUMED or not version or not version.replace(".", "").isdigit():
             raise OptionError("--assume", text, f"NAME=VERSION with {', '.join(_ASSUMED)} as NAME")
         assumed[name] = version
-    return places.Given(
+    return config_files.Given(
         keystone=tuple(arguments.keystone),
         uwsgi=tuple(arguments.uwsgi),
         nginx=arguments.nginx,

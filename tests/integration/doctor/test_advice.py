@@ -125,7 +125,7 @@ def test_the_server_takes_it_and_the_fault_is_gone(name: str, tmp_path: Path) ->
 
 
 def _again(machine: Machine, folder: Path):  # type: ignore[no-untyped-def]
-    from keyfront.gateway.doctor import places
+    from keyfront.gateway.doctor import config_files
     from support.doctor.machines import NOW
 
-    return places.look(folder, places.Given(assumed=machine.assumed), machine.told, NOW)
+    return config_files.look(folder, config_files.Given(assumed=machine.assumed), machine.told, NOW)

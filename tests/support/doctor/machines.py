@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from keyfront.gateway.doctor import places
+from keyfront.gateway.doctor import config_files
 from keyfront.gateway.doctor.diagnosis import Diagnosis, diagnose
 from keyfront.gateway.doctor.found import Found, Told
 from keyfront.gateway.doctor.live import Live
@@ -109,7 +109,7 @@ class Machine:
     def found(self, folder: Path) -> Found:
         """Return what the doctor finds, the machine being made in a folder."""
         self.make(folder)
-        found = places.look(folder, places.Given(assumed=self.assumed), self.told, NOW)
+        found = config_files.look(folder, config_files.Given(assumed=self.assumed), self.told, NOW)
         found.live, found.schema, found.other_node = self.live, self.schema, self.node
         found.features.update(self.features)
         return found

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from keyfront.cli.main import main
-from keyfront.gateway.doctor import places
+from keyfront.gateway.doctor import config_files
 from keyfront.gateway.doctor.registry import CHECKS
 from support.doctor.cases import CASES
 from support.doctor.deployments import CLEAN, DEBIAN_NGINX, KOLLA, LDAP_GALERA
@@ -264,7 +264,7 @@ def test_links_of_another_root_lead_nowhere_else(tmp_path: Path) -> None:
     sites.symlink_to("/srv-sites")
     (tmp_path / "etc/keystone/keystone.conf.d").symlink_to("/etc")
     assert main(["doctor", "--root", str(tmp_path), "--assume", "uwsgi=2.0.31"]) == 0
-    nginx = places.look(tmp_path).nginx
+    nginx = config_files.look(tmp_path).nginx
     assert nginx is not None
     assert len(nginx.all("uwsgi_pass")) == 1
     (tmp_path / "srv-sites").rename(tmp_path / "gone")

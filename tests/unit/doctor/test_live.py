@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from keyfront.gateway.doctor import cgroups, live, places, report, schema
+from keyfront.gateway.doctor import cgroups, config_files, live, report, schema
 from keyfront.gateway.doctor.diagnosis import diagnose
 from keyfront.gateway.doctor.live import Live, Queue
 from keyfront.gateway.doctor.readers.files import Files
@@ -85,7 +85,7 @@ def test_what_ss_says() -> None:
 
 
 def test_this_machine_is_looked_at_without_failing() -> None:
-    found = places.look(now=NOW)
+    found = config_files.look(now=NOW)
     assert live.look(found).memory > 0
 
 

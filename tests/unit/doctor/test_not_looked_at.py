@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.gateway.doctor import live, places
+from keyfront.gateway.doctor import config_files, live
 from keyfront.gateway.doctor.diagnosis import diagnose
 from keyfront.gateway.doctor.live import Live
 from keyfront.gateway.doctor.schema import Schema
@@ -120,7 +120,7 @@ def test_a_server_where_there_is_no_keystone(
     assert made.results == []
     assert any("leads to no Keystone here" in x.why for x in made.unread)
     named = {server: (path,) if server == "haproxy" else path}
-    made = diagnose(places.look(tmp_path, places.Given(**named)))  # type: ignore[arg-type]
+    made = diagnose(config_files.look(tmp_path, config_files.Given(**named)))  # type: ignore[arg-type]
     assert code not in [x.code for x in made.skipped], "what is named is looked at"
 
 
@@ -156,9 +156,10 @@ def test_files_that_another_user_may_read() -> None:
 
 def _as_another(root: Path) -> int:
     """Return 0 if what a user who may read little is told is true."""
-    from keyfront.gateway.doctor import places
+    from keyfront.gateway.doctor import config_files
 
-    made = diagnose(places.look(root, places.Given(assumed={"uwsgi": "2.0.31"}), None, NOW))
+    given = config_files.Given(assumed={"uwsgi": "2.0.31"})
+    made = diagnose(config_files.look(root, given, None, NOW))
     said = {x.what: x.why for x in made.unread}
     right = {x.code for x in made.right}
     wrong = [x for x in said.values() if "fault of keyfront" in x]

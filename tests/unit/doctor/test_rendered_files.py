@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from keyfront.common.machine import Machine as Hardware
+from keyfront.gateway.doctor.redaction import masked
 from keyfront.gateway.doctor.registry import LEVELS
-from keyfront.gateway.doctor.shown import masked
 from keyfront.gateway.plan.compute import plan
 from keyfront.gateway.plan.workload import PROFILES, Workload
 from keyfront.gateway.render.lineups import SERVERS, render

@@ -27,13 +27,13 @@ def test_an_answer_is_not_waited_for_once_it_is_there(tmp_path: Path) -> None:
     program = (
         "import sys, threading\n"
         "from pathlib import Path\n"
-        "from keyfront.gateway.doctor import places, schema\n"
+        "from keyfront.gateway.doctor import config_files, schema\n"
         "def asked(found, url):\n"
         "    from eventlet import patcher\n"
         "    assert patcher.original('threading') is not threading\n"
         "    return schema.Schema(host='answered')\n"
         "schema._asked = asked\n"
-        "print(schema.look(places.look(Path(sys.argv[1])), patience=3600).host)\n"
+        "print(schema.look(config_files.look(Path(sys.argv[1])), patience=3600).host)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],

@@ -17,7 +17,7 @@ from pathlib import Path
 from keyfront.errors import KeyfrontError, OptionError
 
 from ..render import versions as server_versions
-from . import cgroups, keys, rendered
+from . import cgroups, key_repositories, rendered
 from .found import Found, Told
 from .readers import apache, haproxy, keystone, nginx, sections, systemd, uwsgi
 from .readers.files import Files, Unread
@@ -139,7 +139,7 @@ def _repositories(found: Found, given: Given) -> None:
     ):
         if found.keystone is not None:
             path = found.keystone.text(section, "key_repository", path).rstrip("/")
-            repository = keys.look(found.files, section, path)
+            repository = key_repositories.look(found.files, section, path)
             if repository is not None:
                 found.keys.append(repository)
 
