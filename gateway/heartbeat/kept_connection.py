@@ -15,7 +15,7 @@ from typing import Final
 from .counters import BEATS, CONNECTIONS, EXPIRED, FLOWING, FULL, STOPPED
 from .native import Mark, TryLock, monotonic, sleep
 from .native import mark as make_mark
-from .pooled import Pooled
+from .pool_expiry import Pooled
 from .tcp import State, look_at, plain_socket
 
 #: A heartbeat frame: type 8, channel 0, no payload, the end octet (AMQP 0-9-1, section 4.2.7).

@@ -29,7 +29,7 @@ from .counters import (
     default_folder,
 )
 from .kept_connection import KeptConnection
-from .pooled import Pooled, PoolRecord
+from .pool_expiry import Pooled, PoolRecord
 from .thread import HeartbeatThread
 from .writer import Writer, make_writer
 

@@ -18,7 +18,7 @@ from keyfront.gateway.heartbeat import counters as names
 from keyfront.gateway.heartbeat import kept_connection as kept_connection_module
 from keyfront.gateway.heartbeat.counters import Counts
 from keyfront.gateway.heartbeat.kept_connection import FRAME, GOODBYE, KeptConnection
-from keyfront.gateway.heartbeat.pooled import Pooled, PoolRecord
+from keyfront.gateway.heartbeat.pool_expiry import Pooled, PoolRecord
 from keyfront.gateway.heartbeat.tcp import State
 from keyfront.gateway.heartbeat.thread import HeartbeatThread
 from keyfront.gateway.heartbeat.writer import Writer, make_writer
