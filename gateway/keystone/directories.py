@@ -67,14 +67,14 @@ class Followed(NamedTuple):
     domain: str
     #: The beginning of the names of its leases; another configuration has another one.
     name: str
-    #: The LDAP driver's ``Reading``, with the terms of the search to follow.
+    #: The LDAP driver's ``Reading``, with what is to be followed.
     reading: Any
     reads: Reads
 
     @property
     def is_followed(self) -> bool:
         """True if the domain's directory is to be followed."""
-        return self.reading.terms is not None
+        return self.reading.subscription is not None
 
 
 class Directories:
@@ -210,7 +210,7 @@ class Directories:
             except OptionError as error:
                 LOG.error("domain %s: %s", domain, error)
                 return None
-            what = (domain, driver.conf.ldap.url, reading.terms)
+            what = (domain, driver.conf.ldap.url, reading.subscription)
             digest = hashlib.blake2b(repr(what).encode("utf-8", "replace"), digest_size=8)
             name = digest.hexdigest()
             reads = Reads(frozenset({"users"}), frozenset({tag("directory", name)}))
@@ -423,7 +423,7 @@ class _Manager:
                 return pool.get().dedicated(url, to, seconds)
 
             listener = _Listener(self._directories, found)
-            follower = Follower(_shown(url, address), connect, found.reading.terms, listener)
+            follower = Follower(_shown(url, address), connect, found.reading.subscription, listener)
             self._followers[key] = follower
             follower.start()
 

@@ -87,7 +87,7 @@ class Dialer:
             made.close()
 
 
-class Connector:
+class DirectoryConnector:
     """The base of both kinds of connectors (:class:`.pool.Connector`).
 
     :param servers: the servers that connections lead to
@@ -259,7 +259,7 @@ class Connector:
             return None
 
 
-class SearchConnector(Connector):
+class SearchConnector(DirectoryConnector):
     """The connector of connections for searches, which are bound as the service.
 
     :param servers: the servers that connections lead to
@@ -301,7 +301,7 @@ class SearchConnector(Connector):
         self.account.assume(made, deadline - time.monotonic())
 
 
-class LoginConnector(Connector):
+class LoginConnector(DirectoryConnector):
     """The connector of connections for logins, whoever they are bound as.
 
     :param servers: the servers that connections lead to

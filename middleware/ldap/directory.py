@@ -34,10 +34,9 @@ from keyfront.errors import (
 )
 
 from . import pool_counters
-from .connector import Connector, Dialer, LoginConnector, SearchConnector, is_lost
+from .connector import Dialer, DirectoryConnector, LoginConnector, SearchConnector, is_lost
 from .diagnose import ServerReport, Terms, examine_all
 from .kerberos import Kerberos
-from .login_limit import LoginLimit
 from .logins import Identity, Names, SlowBinds, octets
 from .monitor import Monitor
 from .pool import ConnectionPool, Lease
@@ -56,6 +55,7 @@ from .service_account import (
     ServiceAccount,
     check_sasl,
 )
+from .user_refusals import UserRefusals
 
 _COUNTS = (
     *("searches", "searches_retried", "searches_failed"),
@@ -76,7 +76,7 @@ class DirectoryLease(Lease[Connection]):
     def __init__(
         self,
         pool: ConnectionPool[Connection],
-        connector: Connector,
+        connector: DirectoryConnector,
         timeout: float | None = None,
     ) -> None:
         self._pool = pool
@@ -304,9 +304,9 @@ class LDAPPool:
             min_size=auth_min_size, max_size=auth_max_size, max_lifetime=auth_max_lifetime,
             **common,
         )  # fmt: skip
-        self._login_limit = None
+        self._user_refusals = None
         if max_refused_logins:
-            self._login_limit = LoginLimit(
+            self._user_refusals = UserRefusals(
                 max_refused_logins, refused_logins_seconds, sorted(texts)
             )
         auth_pool = self._auth_pool
@@ -377,7 +377,7 @@ class LDAPPool:
             secret = octets(password)
             dn, name = self._names.find(dn_or_name, self.search)
             self._slow_binds.check(dn)
-            limit = self._login_limit
+            limit = self._user_refusals
             with (
                 limit.attempt(dn, address, self._timeout) if limit else nullcontext(),
                 DirectoryLease(self._auth_pool, self._login_connector) as connection,
@@ -646,7 +646,7 @@ class LDAPPool:
             self._counts[name] += 1
 
     def _make_pool(
-        self, kind: str, connector: Connector, **options: Any
+        self, kind: str, connector: DirectoryConnector, **options: Any
     ) -> ConnectionPool[Connection]:
         this = weakref.ref(self)
 
@@ -681,8 +681,8 @@ class LDAPPool:
         self._search_connector.after_fork()
         self._login_connector.after_fork()
         self._slow_binds.after_fork()
-        if self._login_limit is not None:
-            self._login_limit.after_fork()
+        if self._user_refusals is not None:
+            self._user_refusals.after_fork()
         # With a lock that no thread of the parent holds.
         self._counts_lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTS, 0)

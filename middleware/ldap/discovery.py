@@ -32,7 +32,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 15.0
 _LIGHT = 0.1
 
 
-class Entry(NamedTuple):
+class DiscoveredServer(NamedTuple):
     """A server to be used.
 
     :ivar url: its URL
@@ -84,7 +84,7 @@ class Discovery:
         seconds: float,
         clock: Callable[[], float],
         random: random_module.Random,
-        changed: Callable[[list[Entry]], None],
+        changed: Callable[[list[DiscoveredServer]], None],
     ) -> None:
         self._urls = list(dict.fromkeys(urls))
         self._domains = {url: _Domain(url) for url in self._urls if url.srv}
@@ -103,20 +103,20 @@ class Discovery:
         self.lookups = 0
         self.failures = 0
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[DiscoveredServer]:
         """Return the servers that are known, each once, the preferred ones first."""
-        found: dict[ServerURL, Entry] = {}
+        found: dict[ServerURL, DiscoveredServer] = {}
         tier, listed = -1, False
         for url in self._urls:
             if not url.srv:
                 # Those that follow each other are of one tier.
                 tier += not listed
                 listed = True
-                found.setdefault(url, Entry(url, tier, 1.0))
+                found.setdefault(url, DiscoveredServer(url, tier, 1.0))
                 continue
             listed = False
             for level, share, target in self._ordered(self._domains[url].answer):
-                found.setdefault(target, Entry(target, tier + 1 + level, share))
+                found.setdefault(target, DiscoveredServer(target, tier + 1 + level, share))
             tier = max((each.tier for each in found.values()), default=tier)
         return list(found.values())
 
@@ -195,7 +195,7 @@ class Discovery:
                 found.append(DirectoryUnavailableError(text, server=domain.url.text))
         return found
 
-    def after_fork(self) -> list[Entry]:
+    def after_fork(self) -> list[DiscoveredServer]:
         """Let go of what threads of the parent do, and draw an order; return the servers in it."""
         self._changed = Condition()
         self._job = None

@@ -156,7 +156,7 @@ class Listener(Protocol):
         ...
 
 
-class Terms(NamedTuple):
+class Subscription(NamedTuple):
     """The trees and attributes to follow, and the methods to try."""
 
     #: DNs of the trees' roots.
@@ -172,16 +172,20 @@ class Follower:
 
     :param name: the server's name, for messages
     :param connect: a function that opens a connection bound as the service, within given seconds
-    :param terms: the trees and attributes that are followed
+    :param subscription: the trees and attributes that are followed
     :param listener: the object that is told of changes
     """
 
     def __init__(
-        self, name: str, connect: Callable[[float], Connection], terms: Terms, listener: Listener
+        self,
+        name: str,
+        connect: Callable[[float], Connection],
+        subscription: Subscription,
+        listener: Listener,
     ) -> None:
         self._name = name
         self._connect = connect
-        self._terms = terms
+        self._subscription = subscription
         self._listener = listener
         self._stop = threading.Event()
         # Reasons that were logged since it was last followed.
@@ -270,13 +274,13 @@ class Follower:
 
     def _why_not(self) -> str:
         reasons = [f"{method}: {reason}" for method, (_, reason) in self._refused.items()]
-        return "; ".join(reasons) or "it offers none of " + ", ".join(self._terms.methods)
+        return "; ".join(reasons) or "it offers none of " + ", ".join(self._subscription.methods)
 
     def _method(self, connection: Connection) -> Method | None:
         now = time.monotonic()
         for method in [x for x, (until, _) in self._refused.items() if until <= now]:
             del self._refused[method]
-        for method in self._terms.methods:
+        for method in self._subscription.methods:
             if connection.supports(METHODS[method]) and method not in self._refused:
                 return method
         return None
@@ -288,7 +292,7 @@ class _Session:
     def __init__(self, follower: Follower, connection: Connection, method: Method) -> None:
         self._follower = follower
         self._listener = follower._listener
-        self._terms = follower._terms
+        self._subscription = follower._subscription
         self._stop = follower._stop
         self._connection = connection
         self._method = method
@@ -313,7 +317,7 @@ class _Session:
         """Note which users the change of an entry concerns."""
         if self._method == "psearch":
             names = [change.dn, *([state.previous] if state and state.previous else [])]
-            inside = [dn for dn in names if _is_below(dn, self._terms.trees)]
+            inside = [dn for dn in names if _is_below(dn, self._subscription.trees)]
             if len(names) > 1:  # an entry has no other name than its DN there
                 for dn in names:
                     self._forget(_name(dn))
@@ -468,7 +472,7 @@ class _Persistent(_Session):
         for tree in self._roots():
             control, cookie = self._control(tree)
             number = self._connection.post(
-                tree, _SUBTREE, _ANYTHING, ("objectClass", *self._terms.attributes),
+                tree, _SUBTREE, _ANYTHING, ("objectClass", *self._subscription.attributes),
                 encoded_controls=controls.encode(control), timeout=_SILENT_SECONDS,
             )  # fmt: skip
             self._searches.add(number)
@@ -556,10 +560,11 @@ class _Persistent(_Session):
     def _roots(self) -> tuple[str, ...]:
         """Return the bases to search: a persistent search does not report entries that leave it."""
         if self._method == "syncrepl":
-            return self._terms.trees
+            return self._subscription.trees
+        trees = self._subscription.trees
         contexts = self._naming_contexts()
-        wanted = [x for x in contexts if any(_is_below(tree, (x,)) for tree in self._terms.trees)]
-        return tuple(wanted) or self._terms.trees
+        wanted = [x for x in contexts if any(_is_below(tree, (x,)) for tree in trees)]
+        return tuple(wanted) or trees
 
     def _naming_contexts(self) -> list[str]:
         found = self._connection.search("", _BASE, attributes=("namingContexts",)).entries
@@ -576,7 +581,7 @@ class _Persistent(_Session):
         roots = []
         with suppress(DirectoryAnswerError):
             roots = self._naming_contexts()
-        for tree in self._terms.trees:
+        for tree in self._subscription.trees:
             above = [x for x in roots if _is_below(tree, (x,))]
             above.sort(key=lambda x: len(_folded(x)), reverse=True)
             # Of databases that are glued together, the upper one may have it for both.
@@ -617,7 +622,7 @@ class _Persistent(_Session):
     def _ask(self, now: float) -> None:
         """Ask for each tree's root."""
         self._asked = now
-        for tree in self._terms.trees:
+        for tree in self._subscription.trees:
             number = self._connection.post(
                 tree, _BASE, _ANYTHING, ("1.1",), timeout=_SILENT_SECONDS
             )
@@ -768,7 +773,7 @@ class _Polling(_Session):
 
     def _load(self) -> None:
         """Read all present entries, in pages."""
-        for tree in self._terms.trees:
+        for tree in self._subscription.trees:
             cookie = b""
             while True:
                 page = controls.paged_control(_PAGE, cookie)
@@ -785,7 +790,7 @@ class _Polling(_Session):
     @property
     def _wanted(self) -> tuple[str, ...]:
         own = ("objectClass", "objectGUID", "isDeleted", "uSNChanged")
-        names = {name.lower(): name for name in (*own, *self._terms.attributes)}
+        names = {name.lower(): name for name in (*own, *self._subscription.attributes)}
         return tuple(names.values())
 
     def _changed(self, first: int, newest: int, contexts: list[str]) -> set[int]:
@@ -803,12 +808,12 @@ class _Polling(_Session):
                 found.update(int(x) for x in lowered.get("usnchanged", []) if x.isdigit())
                 name = _guid(dn, attributes)
                 known = self._identities.has(name)
-                gone = bool(lowered.get("isdeleted")) or not _is_below(dn, self._terms.trees)
+                gone = bool(lowered.get("isdeleted")) or not _is_below(dn, self._subscription.trees)
                 if gone and not known:
                     continue  # nobody of ours
                 state = controls.DELETED if gone else controls.MODIFIED if known else controls.ADDED
                 self._note(Change(dn, attributes), controls.EntryState(state, name))
-        for tree in self._terms.trees:
+        for tree in self._subscription.trees:
             self._query(tree, _BASE, _ANYTHING, ("1.1",))  # it is where it was
         return found
 

@@ -224,7 +224,7 @@ def _check_filter(text: str) -> None:
         raise OptionError("user_filter", text, f"{allowed} ({error})") from None
 
 
-class Attempt:
+class BindAttempt:
     """A BIND under way, for a ``with`` block, which decides how long it waits (``Patience``).
 
     :param binds: all BINDs of the pool
@@ -239,7 +239,7 @@ class Attempt:
         self.began = time.monotonic()
         self._end = math.inf
 
-    def __enter__(self) -> Attempt:
+    def __enter__(self) -> BindAttempt:
         self._binds.enter(self)
         return self
 
@@ -284,14 +284,14 @@ class SlowBinds:
         """Drop the BINDs of the parent's threads."""
         self._lock = threading.Lock()
         # Each is one step of the interpreter, so that no lock is taken where nothing is slow.
-        self._running: dict[Attempt, None] = {}
-        self._slow: dict[Attempt, None] = {}
+        self._running: dict[BindAttempt, None] = {}
+        self._slow: dict[BindAttempt, None] = {}
         #: Monotonic time of the last answer, by the part of the user's name that others share.
         self._answered: dict[str, float] = {}
 
-    def attempt(self, name: str) -> Attempt:
+    def attempt(self, name: str) -> BindAttempt:
         """Return a context manager for one BIND."""
-        return Attempt(self, name)
+        return BindAttempt(self, name)
 
     def check(self, name: str) -> None:
         """Refuse a BIND for a part that does not answer, if enough others wait for it already.
@@ -314,7 +314,7 @@ class SlowBinds:
                     )
                 above_answers = not silent
 
-    def enter(self, attempt: Attempt) -> None:
+    def enter(self, attempt: BindAttempt) -> None:
         """Note that a BIND is sent.
 
         :raises PoolFullError: as :meth:`check`
@@ -324,7 +324,7 @@ class SlowBinds:
         attempt.began = time.monotonic()
         self._running[attempt] = None
 
-    def leave(self, attempt: Attempt, answered: bool) -> None:
+    def leave(self, attempt: BindAttempt, answered: bool) -> None:
         """Note that a BIND is over, and whether it was answered."""
         self._running.pop(attempt, None)
         self._slow.pop(attempt, None)
@@ -333,7 +333,7 @@ class SlowBinds:
                 self._answered.clear()
             self._answered[_above(attempt.name)] = time.monotonic()
 
-    def goes_on(self, attempt: Attempt) -> bool:
+    def goes_on(self, attempt: BindAttempt) -> bool:
         """Return whether a slow BIND may wait on; if not, it is over."""
         self._slow[attempt] = None
         if not self._waited_for():

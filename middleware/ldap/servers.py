@@ -28,7 +28,7 @@ from keyfront.errors import (
     OptionError,
 )
 
-from .discovery import Discovery, Entry
+from .discovery import DiscoveredServer, Discovery
 from .protocol.addresses import Addresses, PassedOver, Resolve, look_up
 from .protocol.srv import Resolver
 from .protocol.transport import Address
@@ -314,7 +314,7 @@ class _Server:
         self.resolve = resolve
         self.breaker = breaker
         self.connections = 0
-        # See `.discovery.Entry`.
+        # See `.discovery.DiscoveredServer`.
         self.tier = 0
         self.share = 1.0
 
@@ -330,7 +330,7 @@ class ServerSet:
     :param urls: the servers, at least one; one given twice counts once
     :param strategy: ``ordered``: the first one that is up, in the order given; ``balanced``: the
         one of those that are up with the fewest connections of this set, of the first tier that
-        has one up (:class:`.discovery.Entry`)
+        has one up (:class:`.discovery.DiscoveredServer`)
     :param connect_timeout: seconds for a server to be connected to, all its addresses, their
         lookup, TLS and the first answer included; above 0
     :param retry_delay: seconds until a server that went down is tried again; above 0
@@ -389,7 +389,7 @@ class ServerSet:
             # No lookup, nor who does it, keeps these servers.
             this = weakref.WeakMethod(self._replace)
 
-            def changed(entries: list[Entry]) -> None:
+            def changed(entries: list[DiscoveredServer]) -> None:
                 if (replace := this()) is not None:
                     replace(entries)
 
@@ -399,7 +399,7 @@ class ServerSet:
             )  # fmt: skip
             self._replace(self._discovery.entries())
         else:
-            self._replace([Entry(url, 0, 1.0) for url in dict.fromkeys(urls)])
+            self._replace([DiscoveredServer(url, 0, 1.0) for url in dict.fromkeys(urls)])
         _all.add(self)
 
     @property
@@ -646,7 +646,7 @@ class ServerSet:
         if self._discovery is not None:
             self._replace(self._discovery.after_fork())
 
-    def _replace(self, entries: Sequence[Entry]) -> None:
+    def _replace(self, entries: Sequence[DiscoveredServer]) -> None:
         """Have other servers. Those that were there before stay what they were."""
         with self._changed.surely():
             before = self._by_url

@@ -31,7 +31,7 @@ from .protocol.messages import password_octets
 from .protocol.sasl_gssapi import GSSAPI
 from .protocol.tls import TLS
 from .protocol.urls import ServerURL
-from .service_refusals import Refusals
+from .service_refusals import ServiceRefusals
 
 LOG = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class ServiceAccount:
         # Why nobody took it, and until when nobody is connected to in order to hear so again.
         self._resting: tuple[float, CredentialsError] | None = None
         known = bool(servers) and not anonymous
-        self._refusals = Refusals((who, *sorted(servers)) if known else None)
+        self._refusals = ServiceRefusals((who, *sorted(servers)) if known else None)
         self._changed = Condition()
 
     def __repr__(self) -> str:
@@ -423,7 +423,7 @@ class KerberosAccount(_SaslAccount):
         who = f"{GSSAPI} {kerberos.principal or kerberos.source}".rstrip()
         self._set_up("", b"", servers, who=who)
         # Apart from what servers refused: who waits for a KDC keeps nobody else.
-        self._at_kdc = Refusals(("KDC", who) if servers else None)
+        self._at_kdc = ServiceRefusals(("KDC", who) if servers else None)
 
     def begin(self, seconds: float) -> None:
         """Get leave to send a BIND, with a ticket for it.

@@ -56,7 +56,7 @@ _TURN_SECONDS = 1.0
 _ENOUGH = 3
 
 
-class Refusals:
+class ServiceRefusals:
     """The refusals of one account, by password and server.
 
     A server is whatever tells it from others: its address, too, where a name stands for several. A

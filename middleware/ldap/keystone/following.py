@@ -11,7 +11,7 @@ from typing import Any, Literal
 from keystone import exception
 from keystone.identity.backends.ldap import common
 
-from ..follower import METHODS, Change, Method, Terms
+from ..follower import METHODS, Change, Method, Subscription
 from . import options
 
 # The attributes that a filter asks about (RFC 4515).
@@ -35,9 +35,9 @@ class Reading:
         #: Seconds for which answers are kept at most; ``None``: as all others.
         self.ttl: float | None = own["token_ttl"]
         #: ``None``: it is not to be followed.
-        self.terms = None
+        self.subscription = None
         if follow != "never":
-            self.terms = Terms(self._trees(), self._attributes(), methods)
+            self.subscription = Subscription(self._trees(), self._attributes(), methods)
         self._classes = {
             "user": str(self._user.object_class).lower(),
             "group": str(self._group.object_class).lower(),

@@ -18,7 +18,7 @@ import pytest
 from keyfront.benchmarks.worlds.certificates import certificates
 from keyfront.errors import CredentialsError, Verdict
 from keyfront.middleware.ldap import TLS, LDAPPool
-from keyfront.middleware.ldap.follower import Follower, Method, Terms
+from keyfront.middleware.ldap.follower import Follower, Method, Subscription
 from support import ds389
 from support import samba as samba_dc
 from support import unboundid as in_memory
@@ -56,7 +56,7 @@ def following(
         (url,) = pool.urls
         follower = Follower(
             "directory", lambda seconds: pool.dedicated(url, None, seconds),
-            Terms(trees, attributes, (method,)), heard,
+            Subscription(trees, attributes, (method,)), heard,
         )  # fmt: skip
         follower.start()
         wait_for(lambda: heard.moment > 0, "it is followed")

@@ -10,7 +10,7 @@ import ldap
 import pytest
 
 from keyfront.middleware.ldap import TLS, LDAPPool
-from keyfront.middleware.ldap.follower import METHODS, Follower, Terms
+from keyfront.middleware.ldap.follower import METHODS, Follower, Subscription
 from support.directory import Directory, directory
 from support.fault_proxy import FaultProxy
 from support.following import SYNCPROV, Heard
@@ -30,9 +30,10 @@ class Site:
         self.server, self.proxy, self.pool = server, proxy, pool
         self.heard = Heard()
         (url,) = pool.urls
-        terms = Terms((server.people, server.groups), ("cn", "enabled", "uid"), tuple(METHODS))
+        trees = (server.people, server.groups)
+        subscription = Subscription(trees, ("cn", "enabled", "uid"), tuple(METHODS))
         self.follower = Follower(
-            "slapd", lambda seconds: pool.dedicated(url, None, seconds), terms, self.heard
+            "slapd", lambda seconds: pool.dedicated(url, None, seconds), subscription, self.heard
         )
 
 

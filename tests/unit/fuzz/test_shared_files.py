@@ -17,7 +17,7 @@ from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError, CredentialsError, PoolTimeoutError, Verdict
 from keyfront.gateway.heartbeat import counters as heartbeat
 from keyfront.gateway.node import counters as requests
-from keyfront.middleware.ldap import login_limit, service_refusals
+from keyfront.middleware.ldap import service_refusals, user_refusals
 from keyfront.middleware.tokens import counters as tokens
 from keyfront.middleware.tokens import leases as leases_module
 from keyfront.middleware.tokens import node_cache
@@ -295,7 +295,7 @@ def test_a_lease_that_is_no_number_ends_what_is_followed(tmp_path: Path) -> None
 # Of the directory
 
 
-def _login(limit: login_limit.LoginLimit, name: str) -> bool:
+def _login(limit: user_refusals.UserRefusals, name: str) -> bool:
     """Have a login refused; returns whether it was sent."""
     try:
         with limit.attempt(name, "192.0.2.1", 0.0):
@@ -309,12 +309,12 @@ def _login(limit: login_limit.LoginLimit, name: str) -> bool:
 def test_refused_logins_whose_counts_were_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_limit, "shared_folder", lambda: tmp_path)
+    monkeypatch.setattr(user_refusals, "shared_folder", lambda: tmp_path)
     # With few places the whole file is full.
-    monkeypatch.setattr(login_limit, "_PLACES", 8)
-    monkeypatch.setattr(login_limit, "_SIZE", 16 + 16 * login_limit._ENTRY.size)
+    monkeypatch.setattr(user_refusals, "_PLACES", 8)
+    monkeypatch.setattr(user_refusals, "_SIZE", 16 + 16 * user_refusals._ENTRY.size)
     names = [f"uid={number}" for number in range(16)]
-    limit = login_limit.LoginLimit(3, 60.0, ("ldap://one",))
+    limit = user_refusals.UserRefusals(3, 60.0, ("ldap://one",))
     for name in names:
         _login(limit, name)
     (path,) = tmp_path.glob("*.refused")
@@ -324,7 +324,7 @@ def test_refused_logins_whose_counts_were_damaged(
         data = bytearray(whole)
         entries = dice.sample(range(16), 4)
         for number in entries:
-            at = 16 + number * login_limit._ENTRY.size + dice.choice((8, 16, 20))
+            at = 16 + number * user_refusals._ENTRY.size + dice.choice((8, 16, 20))
             junk = dice.choice(
                 (b"\xff" * 8, struct.pack("<d", math.nan), struct.pack("<i", -(2**31)) * 2,
                  struct.pack("<i", 2**31 - 1) * 2, dice.randbytes(8))

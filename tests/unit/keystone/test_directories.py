@@ -26,7 +26,7 @@ from keyfront.middleware.tokens.leases import leases as process_leases
 from keyfront.middleware.tokens.request import Request, current
 
 FOUND = Followed(
-    "domain", "name", SimpleNamespace(ttl=None, terms=()),
+    "domain", "name", SimpleNamespace(ttl=None, subscription=()),
     Reads(frozenset({"users"}), frozenset({"directory:name"})),
 )  # fmt: skip
 COUNT = 65536
@@ -145,7 +145,7 @@ def test_a_search_is_noted_with_its_server(leases: Leases, tmp_path: Path) -> No
 
 
 def listener(directories: Directories) -> _Listener:
-    reading = SimpleNamespace(ttl=None, terms=(), kind=None, identity=None)
+    reading = SimpleNamespace(ttl=None, subscription=(), kind=None, identity=None)
     return _Listener(directories, FOUND._replace(reading=reading))
 
 
@@ -229,7 +229,7 @@ def test_those_are_followed_that_dns_names_by_now(
     monkeypatch.setattr(follower, "Follower", Follower)
     pool = Pool("a", "b")
     reading = SimpleNamespace(
-        ttl=None, terms=(), pool=SimpleNamespace(get=lambda: pool), kind=None, identity=None
+        ttl=None, subscription=(), pool=SimpleNamespace(get=lambda: pool), kind=None, identity=None
     )
     directories = made(tmp_path)
     found = FOUND._replace(reading=reading)

@@ -12,7 +12,7 @@ import pytest
 
 from keyfront.errors import DirectoryAnswerError, DirectoryUnavailableError
 from keyfront.middleware.ldap import follower as module
-from keyfront.middleware.ldap.follower import METHODS, Follower, Method, Terms
+from keyfront.middleware.ldap.follower import METHODS, Follower, Method, Subscription
 from keyfront.middleware.ldap.protocol import controls, messages
 from keyfront.middleware.ldap.protocol.messages import Message
 from support.following import Heard
@@ -189,8 +189,8 @@ def heard(server: Server) -> Iterator[Listener]:
 def followed(
     server: Server, heard: Heard, *methods: Method, trees: tuple[str, ...] = (TREE,)
 ) -> Follower:
-    terms = Terms(trees, ("cn",), methods or tuple(METHODS))
-    made = Follower("x", server.connect, terms, heard)
+    subscription = Subscription(trees, ("cn",), methods or tuple(METHODS))
+    made = Follower("x", server.connect, subscription, heard)
     made.start()
     return made
 

@@ -8,7 +8,7 @@ import pytest
 
 from keyfront.errors import CredentialsError, DirectoryTimeoutError, PoolFullError, Verdict
 from keyfront.middleware.ldap import logins as module
-from keyfront.middleware.ldap.logins import SLOW_SECONDS, Attempt, SlowBinds
+from keyfront.middleware.ldap.logins import SLOW_SECONDS, BindAttempt, SlowBinds
 
 PEOPLE, REMOTE = "ou=People,dc=x", "ou=Remote,dc=x"
 SIZE = 10
@@ -34,7 +34,7 @@ class Site:
         self.waited_for = True
         self.binds = SlowBinds(SIZE, lambda: self.waited_for)
 
-    def begin(self, name: str, times: int = 1) -> list[Attempt]:
+    def begin(self, name: str, times: int = 1) -> list[BindAttempt]:
         made = [self.binds.attempt(name) for _ in range(times)]
         for each in made:
             each.__enter__()
@@ -48,7 +48,7 @@ class Site:
     def later(self, seconds: float = SLOW_SECONDS) -> None:
         self.clock.now += seconds
 
-    def stay(self, attempts: list[Attempt]) -> int:
+    def stay(self, attempts: list[BindAttempt]) -> int:
         """Return how many wait on; the others end."""
         staying = 0
         for each in attempts:

@@ -14,7 +14,7 @@ import pytest
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CredentialsError, Verdict
 from keyfront.middleware.ldap import service_refusals
-from keyfront.middleware.ldap.service_refusals import Refusals
+from keyfront.middleware.ldap.service_refusals import ServiceRefusals
 from support.served import PATIENCE
 
 ACCOUNT = ("cn=service", "ldap://one:389", "ldap://two:389")
@@ -36,7 +36,7 @@ def refused() -> CredentialsError:
 
 
 def test_others_know_what_was_refused_and_not_the_password(folder: Path) -> None:
-    one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
+    one, other = ServiceRefusals(ACCOUNT), ServiceRefusals(ACCOUNT)
     one.note(SECRET, refused())
     one.note(b"another", refused(), "ldap://two:389")
     told = other.held(SECRET)
@@ -47,7 +47,7 @@ def test_others_know_what_was_refused_and_not_the_password(folder: Path) -> None
     assert other.held(b"another") is None
     assert other.held(b"another", "ldap://two:389") is not None
     assert other.held(b"a third", "ldap://two:389") is None
-    assert Refusals((*ACCOUNT, "more")).held(SECRET) is None
+    assert ServiceRefusals((*ACCOUNT, "more")).held(SECRET) is None
     for path in folder.iterdir():
         assert path.stat().st_mode & 0o777 == 0o600
         assert SECRET not in path.read_bytes()
@@ -59,17 +59,17 @@ def test_others_know_what_was_refused_and_not_the_password(folder: Path) -> None
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"salt": 1}', '{"salt": "", "refused": 1}'])
 def test_a_broken_file_is_written_anew(folder: Path, content: str) -> None:
-    one = Refusals(ACCOUNT)
+    one = ServiceRefusals(ACCOUNT)
     one.note(SECRET, refused())
     (path,) = folder.glob("*.json")
     path.write_text(content)
     assert one.held(SECRET) is None
     one.note(SECRET, refused())
-    assert Refusals(ACCOUNT).held(SECRET) is not None
+    assert ServiceRefusals(ACCOUNT).held(SECRET) is not None
 
 
 def test_a_file_that_others_may_read_is_not_believed(folder: Path) -> None:
-    one = Refusals(ACCOUNT)
+    one = ServiceRefusals(ACCOUNT)
     one.note(SECRET, refused())
     (path,) = folder.glob("*.json")
     path.chmod(0o644)
@@ -80,7 +80,7 @@ def test_without_a_folder_it_goes_on_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_refusals, "ALONE_SECONDS", PATIENCE)
-    one = Refusals(ACCOUNT)
+    one = ServiceRefusals(ACCOUNT)
     folder.rename(folder.with_name("gone"))
     with one.turn(1.0) as mine:
         assert mine
@@ -94,7 +94,7 @@ def test_it_tells_others_again_after_a_file_could_not_be_had(
 ) -> None:
     """Or each process offered a wrong password by itself for good, and the account was locked."""
     monkeypatch.setattr(service_refusals, "ALONE_SECONDS", PATIENCE)
-    one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
+    one, other = ServiceRefusals(ACCOUNT), ServiceRefusals(ACCOUNT)
     other.note(b"another", refused())
     (path,) = folder.glob("*.lock")
     with FileLock(path):
@@ -115,7 +115,7 @@ def test_it_tells_others_again_after_a_file_could_not_be_had(
     assert len(caplog.records) == 1 and "not free within" in caplog.text
 
 
-def places(one: Refusals, *, of: str = "abcd") -> str:
+def places(one: ServiceRefusals, *, of: str = "abcd") -> str:
     """Return the servers that a password is held back from; ``*`` if from all."""
     if one.held(SECRET) is not None:
         return "*"
@@ -124,7 +124,7 @@ def places(one: Refusals, *, of: str = "abcd") -> str:
 
 def test_one_that_lags_stops_nobody_else(folder: Path) -> None:
     """Not even if nobody of the node has been taken yet."""
-    one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
+    one, other = ServiceRefusals(ACCOUNT), ServiceRefusals(ACCOUNT)
     one.note(SECRET, refused(), "a")
     assert places(other) == "a"
     other.forget(SECRET, "b")
@@ -137,7 +137,7 @@ def test_one_that_lags_stops_nobody_else(folder: Path) -> None:
 
 
 def test_refused_by_the_second_server_it_is_wrong(folder: Path) -> None:
-    one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
+    one, other = ServiceRefusals(ACCOUNT), ServiceRefusals(ACCOUNT)
     one.note(SECRET, refused(), "a")
     other.note(SECRET, refused(), "b")
     assert places(one) == places(other) == "*"
@@ -146,7 +146,7 @@ def test_refused_by_the_second_server_it_is_wrong(folder: Path) -> None:
 
 
 def test_who_took_it_and_refuses_it_now_is_no_witness(folder: Path) -> None:
-    one = Refusals(ACCOUNT)
+    one = ServiceRefusals(ACCOUNT)
     one.note(SECRET, refused(), "a")
     one.forget(SECRET, "b")
     one.note(SECRET, refused(), "b")
@@ -160,7 +160,7 @@ def test_another_server_is_asked_first_afterwards(
     clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
     monkeypatch.setattr(service_refusals, "time", clock)
     monkeypatch.setattr(service_refusals, "HOLD_SECONDS", 10.0)
-    one = Refusals(ACCOUNT)
+    one = ServiceRefusals(ACCOUNT)
     one.note(SECRET, refused(), "a")
     one.note(SECRET, refused(), "b")
     assert places(one) == "*"
@@ -184,7 +184,7 @@ def test_one_who_stands_still_in_his_turn_does_not_stop_the_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_refusals, "_TURN_SECONDS", 0.05)
-    accounts = [Refusals(ACCOUNT) for _ in range(service_refusals._TURNS + 1)]
+    accounts = [ServiceRefusals(ACCOUNT) for _ in range(service_refusals._TURNS + 1)]
     with contextlib.ExitStack() as stack:
         for one in accounts[:-1]:
             assert stack.enter_context(one.turn(PATIENCE))
@@ -198,7 +198,7 @@ def test_one_who_stands_still_in_his_turn_does_not_stop_the_others(
 def test_a_turn_is_one_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever waits for longer takes the next, as one does who stands still for as long.
     monkeypatch.setattr(service_refusals, "_TURN_SECONDS", PATIENCE)
-    one, other = Refusals(ACCOUNT), Refusals(ACCOUNT)
+    one, other = ServiceRefusals(ACCOUNT), ServiceRefusals(ACCOUNT)
     with one.turn(0.0) as mine:
         assert mine
         with other.turn(0.01) as theirs:

@@ -22,7 +22,7 @@ from keyfront.errors import (
     OptionError,
 )
 from keyfront.middleware.ldap import LDAPPool, wsgi
-from keyfront.middleware.ldap.discovery import MOST_SERVERS, Discovery, Entry
+from keyfront.middleware.ldap.discovery import MOST_SERVERS, DiscoveredServer, Discovery
 from keyfront.middleware.ldap.protocol import srv
 from keyfront.middleware.ldap.protocol.srv import Answer, NoRecordsError, Resolver, Target
 from keyfront.middleware.ldap.protocol.urls import ServerURL
@@ -642,7 +642,7 @@ def test_servers_that_are_named_no_more(world: World, caplog: pytest.LogCaptureF
 
 def test_the_one_that_is_opened_while_it_leaves(world: World) -> None:
     def connect(url: ServerURL, address: Any, seconds: float) -> ServerURL:
-        world.servers._replace([Entry(ServerURL.parse(B), 0, 1.0)])
+        world.servers._replace([DiscoveredServer(ServerURL.parse(B), 0, 1.0)])
         return url
 
     left = world.servers.open(connect)

@@ -68,7 +68,7 @@ _SENT, _WAITS, _LOCKED = range(3)
 _Change = Callable[[list[Any], float], tuple[int, float]]
 
 
-class LoginLimit:
+class UserRefusals:
     """The refused logins of the users of a directory.
 
     :param most: refusals of one user at one address after which no more logins are sent, from 1

@@ -12,8 +12,8 @@ import pytest
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CredentialsError, DirectoryTimeoutError, PoolTimeoutError, Verdict
 from keyfront.middleware.ldap import LDAPPool, service_refusals
-from keyfront.middleware.ldap import login_limit as module
-from keyfront.middleware.ldap.login_limit import LoginLimit
+from keyfront.middleware.ldap import user_refusals as module
+from keyfront.middleware.ldap.user_refusals import UserRefusals
 from support.served import PATIENCE
 
 SERVERS = ("ldap://one:389",)
@@ -29,13 +29,13 @@ def folder(
     return found
 
 
-def login(limit: LoginLimit, name: str = DN, address: str = "a", *, right: bool = False) -> None:
+def login(limit: UserRefusals, name: str = DN, address: str = "a", *, right: bool = False) -> None:
     with limit.attempt(name, address, 0.0):
         if not right:
             raise CredentialsError(Verdict.WRONG_PASSWORD)
 
 
-def is_sent(limit: LoginLimit, name: str = DN, address: str = "a") -> bool:
+def is_sent(limit: UserRefusals, name: str = DN, address: str = "a") -> bool:
     try:
         with limit.attempt(name, address, 0.0):
             raise DirectoryTimeoutError("nothing is learnt")
@@ -46,14 +46,14 @@ def is_sent(limit: LoginLimit, name: str = DN, address: str = "a") -> bool:
         return False
 
 
-def refuse(limit: LoginLimit, times: int, name: str = DN, address: str = "a") -> None:
+def refuse(limit: UserRefusals, times: int, name: str = DN, address: str = "a") -> None:
     for _ in range(times):
         with pytest.raises(CredentialsError, match="wrong password"):
             login(limit, name, address)
 
 
 def test_no_more_than_may_be_refused(folder: Path | None) -> None:
-    limit = LoginLimit(3, 60.0, SERVERS)
+    limit = UserRefusals(3, 60.0, SERVERS)
     refuse(limit, 3)
     assert not is_sent(limit)
     assert not is_sent(limit, "UID=jane, ou=People, dc=x")
@@ -63,7 +63,7 @@ def test_no_more_than_may_be_refused(folder: Path | None) -> None:
 
 
 def test_a_right_password_begins_anew(folder: Path | None) -> None:
-    limit = LoginLimit(3, 60.0, SERVERS)
+    limit = UserRefusals(3, 60.0, SERVERS)
     for _ in range(3):
         refuse(limit, 2)
         login(limit, right=True)
@@ -74,7 +74,7 @@ def test_a_right_password_begins_anew(folder: Path | None) -> None:
 def test_the_time_ends(folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    limit = LoginLimit(2, 60.0, SERVERS)
+    limit = UserRefusals(2, 60.0, SERVERS)
     refuse(limit, 1)
     now[0] += 50
     refuse(limit, 1)
@@ -94,7 +94,7 @@ def test_one_at_a_time_is_counted_as_directories_do(
     as many, before and after the end of a time that began with the first."""
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    limit = LoginLimit(3, 60.0, SERVERS)
+    limit = UserRefusals(3, 60.0, SERVERS)
     for _ in range(3):
         refuse(limit, 1)
         now[0] += 59
@@ -109,7 +109,7 @@ def test_a_worker_that_is_killed_in_a_login_takes_no_place_for_long(
     """Also if others log in all the time; what it took is over in twice as long as a BIND takes."""
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    limit = LoginLimit(2, 7 * 86400.0, SERVERS)
+    limit = UserRefusals(2, 7 * 86400.0, SERVERS)
     killed = [limit.attempt(DN, "a", 0.0) for _ in range(3)]  # without a word of how they ended
     for each in killed[:2]:
         each.__enter__()
@@ -151,7 +151,7 @@ SPELLINGS = [
 
 @pytest.mark.parametrize(("name", "spelled"), SPELLINGS)
 def test_a_name_counts_however_it_is_spelled(folder: Path | None, name: str, spelled: str) -> None:
-    limit = LoginLimit(1, 60.0, SERVERS)
+    limit = UserRefusals(1, 60.0, SERVERS)
     refuse(limit, 1, spelled)
     assert not is_sent(limit, name)
 
@@ -161,7 +161,7 @@ OTHERS = ["jan", "uid=janet,ou=People,dc=x", "", "\\", "\udcff", "=", "uid=#,dc=
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_name_is_another(folder: Path | None, other: str) -> None:
-    limit = LoginLimit(1, 60.0, SERVERS)
+    limit = UserRefusals(1, 60.0, SERVERS)
     refuse(limit, 1)
     assert is_sent(limit, other)
 
@@ -171,7 +171,7 @@ def test_it_counts_with_others_again_after_a_file_could_not_be_had(
 ) -> None:
     """Or each process had its own limit for good, and an account could be locked by their sum."""
     monkeypatch.setattr(module, "shared_folder", lambda: tmp_path)
-    limit, other = LoginLimit(3, 60.0, SERVERS), LoginLimit(3, 60.0, SERVERS)
+    limit, other = UserRefusals(3, 60.0, SERVERS), UserRefusals(3, 60.0, SERVERS)
     refuse(other, 2)
     (path,) = tmp_path.glob("*-lock")
     with FileLock(path):
@@ -191,7 +191,7 @@ def test_it_counts_with_others_again_after_a_file_could_not_be_had(
 def test_a_fork_while_a_thread_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "shared_folder", lambda: None)
     with LDAPPool(SERVERS, min_size=0, max_refused_logins=1) as pool:
-        limit = pool._login_limit
+        limit = pool._user_refusals
         assert limit is not None
         with limit._threads:
             pool._after_fork()
@@ -202,7 +202,7 @@ def test_a_fork_while_a_thread_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_names_push_out_nobody_who_was_refused_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "shared_folder", lambda: None)
     monkeypatch.setattr(module, "_PLACES", 1)
-    limit = LoginLimit(2, 60.0, None)
+    limit = UserRefusals(2, 60.0, None)
     refuse(limit, 2)
     for n in range(50):
         refuse(limit, 1, f"uid=u{n}")
@@ -211,7 +211,7 @@ def test_many_names_push_out_nobody_who_was_refused_more(monkeypatch: pytest.Mon
 
 def test_those_under_way_count(folder: Path | None) -> None:
     """As many wrong passwords at once as one likes do not lock an account either."""
-    limit = LoginLimit(2, 60.0, SERVERS)
+    limit = UserRefusals(2, 60.0, SERVERS)
     with limit.attempt(DN, "a", 0.0), limit.attempt(DN, "a", 0.0):
         with pytest.raises(PoolTimeoutError), limit.attempt(DN, "a", 0.01):
             pass
@@ -235,11 +235,11 @@ def test_all_processes_of_a_node_count_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "shared_folder", lambda: tmp_path)
-    limit, other = LoginLimit(3, 60.0, SERVERS), LoginLimit(3, 60.0, SERVERS)
+    limit, other = UserRefusals(3, 60.0, SERVERS), UserRefusals(3, 60.0, SERVERS)
     refuse(limit, 2)
     refuse(other, 1)
     assert not is_sent(limit) and not is_sent(other)
-    assert is_sent(LoginLimit(3, 60.0, ("ldap://another:389",)))
+    assert is_sent(UserRefusals(3, 60.0, ("ldap://another:389",)))
     for path in tmp_path.iterdir():
         assert path.stat().st_mode & 0o777 == 0o600
         assert b"jane" not in path.read_bytes()
@@ -252,22 +252,22 @@ def test_a_file_in_use_is_not_taken_for_an_old_one(
 ) -> None:
     """A worker that starts removes what nobody has written for a day."""
     monkeypatch.setattr(module, "shared_folder", lambda: tmp_path)
-    refuse(LoginLimit(2, 60.0, SERVERS), 1)
+    refuse(UserRefusals(2, 60.0, SERVERS), 1)
     files = list(tmp_path.iterdir())
     assert len(files) == 2
     for each in files:
         os.utime(each, (0, 0))
-    limit = LoginLimit(2, 60.0, SERVERS)
+    limit = UserRefusals(2, 60.0, SERVERS)
     refuse(limit, 1)
     service_refusals._remove_old(tmp_path)
     assert list(tmp_path.iterdir()) == files
-    assert not is_sent(LoginLimit(2, 60.0, SERVERS))
+    assert not is_sent(UserRefusals(2, 60.0, SERVERS))
 
 
 def test_many_names_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "shared_folder", lambda: None)
     monkeypatch.setattr(module, "_PLACES", 4)
-    limit = LoginLimit(1, 60.0, None)
+    limit = UserRefusals(1, 60.0, None)
     for n in range(100):
         refuse(limit, 1, f"uid=u{n}")
     assert not is_sent(limit, "uid=u99")
