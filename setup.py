@@ -167,7 +167,7 @@ ENTRY_POINTS = {
         "keyfront_gate = keyfront.benchmarks.gate.plugin",
     ],
     "sqlalchemy.plugins": [
-        "keyfront = keyfront.gateway.keystone.sqlite_writers:Plugin",
+        "keyfront = keyfront.gateway.keystone.sqlite:Plugin",
     ],
     "oslo.config.opts": [
         "keyfront = keyfront.options:list_opts",

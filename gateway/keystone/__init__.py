@@ -7,5 +7,5 @@ __all__ = [
     "readiness",
     "saml_schemas",
     "series",
-    "sqlite_writers",
+    "sqlite",
 ]

@@ -16,7 +16,7 @@ from typing import Any
 LOG = logging.getLogger(__name__)
 
 # The plugin of SQLAlchemy's URLs, as the entry point of our distribution has it.
-PLUGIN = ("keyfront", "keyfront.gateway.keystone.sqlite_writers", "Plugin")
+PLUGIN = ("keyfront", "keyfront.gateway.keystone.sqlite", "Plugin")
 
 
 def load_driver(connection: str | None) -> None:

@@ -88,13 +88,13 @@ class Database:
 
         from keyfront.middleware.tokens.invalidation.sqlalchemy_plugin import attach
 
-        from . import sqlite_connections, sqlite_writers
+        from . import sqlite
         from .stale_reads import Connections
 
         attach(engine)
-        sqlite_writers.attach(engine)
+        sqlite.attach(engine)
         if _options()["reuse"]:
-            sqlite_connections.keep_for_requests(engine)
+            sqlite.keep_for_requests(engine)
         if engine.dialect.name != "sqlite":
             look = Connections(engine.dialect, bounded=_options()["settle"] > 0)
             event.listen(engine, "checkout", look)
@@ -109,7 +109,7 @@ def watch_database() -> Database:
     :raises IncompatibleError: Keystone does not get its engines as expected
     """
     sql = import_keystone("keystone.common.sql.core")
-    from .sqlite_writers import mark_writers
+    from .sqlite import mark_writers
 
     try:
         context = sql._get_main_context_manager()

@@ -145,7 +145,7 @@ class Request:
         #: Those of them whose rows have no federated identities.
         self.of_here: set[object] = set()
         #: The database connection that its next session gets, if there is one; ``None`` where it is
-        #: not kept, see ``sqlite_connections.py``.
+        #: not kept, see ``gateway/keystone/sqlite.py``.
         self.connections: list[Any] | None = None
         #: The users that its transactions have created.
         self.created: set[object] = set()

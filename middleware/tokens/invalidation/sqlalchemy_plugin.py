@@ -72,7 +72,7 @@ class _Lateness:
 class Plugin(CreateEnginePlugin):
     """The SQLAlchemy plugin ``?plugin=keyfront``, for any database.
 
-    For SQLite there is more, see :mod:`keyfront.gateway.keystone.sqlite_writers`.
+    For SQLite there is more, see :mod:`keyfront.gateway.keystone.sqlite`.
 
     :param url: the database's URL, which may have the parameter :data:`.PATH_PARAMETER`
     :param kwargs: the arguments of ``create_engine``, not used

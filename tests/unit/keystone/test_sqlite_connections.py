@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from oslo_db.sqlalchemy import enginefacade
 from sqlalchemy.pool import NullPool
 
-from keyfront.gateway.keystone import sqlite_connections, sqlite_writers
+from keyfront.gateway.keystone import sqlite
 from keyfront.gateway.keystone.application import KeystoneApplication
 from keyfront.middleware.tokens.request import Request, current
 
@@ -37,9 +37,9 @@ class Sessions:
             database.commit()
         self.context: Any = enginefacade.transaction_context()
         self.context.configure(connection=f"sqlite:///{path}")
-        self.context.append_on_engine_create(sqlite_writers.attach)
-        self.context.append_on_engine_create(sqlite_connections.keep_for_requests)
-        sqlite_writers.mark_writers(self.context._factory)
+        self.context.append_on_engine_create(sqlite.attach)
+        self.context.append_on_engine_create(sqlite.keep_for_requests)
+        sqlite.mark_writers(self.context._factory)
         self._threads = threading.local()
         self.engine = self.context.writer.get_engine()
         #: The connections that were made, and that are open.
@@ -282,10 +282,10 @@ def test_pools_are_left_alone(tmp_path: Path) -> None:
     queue = sa.create_engine(f"sqlite:///{tmp_path}/db", poolclass=sa.pool.QueuePool)
     before = [type(engine.pool) for engine in (kept, queue)]
     for engine in (kept, queue):
-        sqlite_connections.keep_for_requests(engine)
-        sqlite_connections.keep_for_requests(engine)
+        sqlite.keep_for_requests(engine)
+        sqlite.keep_for_requests(engine)
     assert [type(engine.pool) for engine in (kept, queue)] == before
     other = sa.create_engine(f"sqlite:///{tmp_path}/db", poolclass=NullPool)
     other.dialect.name = "other"
-    sqlite_connections.keep_for_requests(other)
+    sqlite.keep_for_requests(other)
     assert type(other.pool) is NullPool

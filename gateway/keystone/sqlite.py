@@ -1,4 +1,4 @@
-"""Waiting of Keystone's writers for one another on SQLite, where they would fail at once.
+"""SQLite for Keystone: writers that wait for one another, and one connection for each request.
 
 SQLite has one writer at a time. A transaction that begins as a reader and writes later cannot wait
 for another one to end: it has not seen that one's change, so SQLite refuses it ("database is
@@ -7,6 +7,12 @@ readers go on beside them in write-ahead mode, and a writer that finds another o
 
 oslo.db emits BEGIN itself, since pysqlite would emit it too late. It does so in an event of the
 engine, which comes after ours, and not if a transaction has begun already.
+
+oslo.db also opens the file anew for each session, and SQLite reads the schema anew for each
+connection: in a login that takes longer than its statements. Here a session gets the connection
+that another one of the same request has given back. It is closed at the end of the request, so that
+a file may be copied, or another one put in its place, as before. Each session has a transaction of
+its own.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from keyfront.middleware.tokens.invalidation import sqlalchemy_plugin
 from keyfront.middleware.tokens.request import current
@@ -41,6 +48,8 @@ _WRITES = "keyfront_writes"
 _ATTACHED = "keyfront_sqlite"
 # oslo.db's mark of a connection whose transaction has begun.
 _BEGUN = "in_transaction"
+# The pool of a connection: another file has another one.
+_POOL = "keyfront.pool"
 
 
 class Plugin(sqlalchemy_plugin.Plugin):
@@ -184,3 +193,45 @@ def _raise_as_sqlalchemy(connection: Connection, *, busy: bool) -> None:
             if request is not None:
                 request.refused = "the database was busy with other changes"
         raise
+
+
+def keep_for_requests(engine: Engine) -> None:
+    """Make the sessions of a request use one connection after the other.
+
+    :param engine: the engine of Keystone's database; one with a pool of connections, as for other
+        databases, is left alone
+    """
+    pool: Any = engine.pool
+    if engine.dialect.name == "sqlite" and type(pool) is NullPool:
+        # Of the class, and not of this pool: another one is made of it before a fork.
+        pool.__class__ = OnePerRequest
+
+
+class OnePerRequest(NullPool):
+    """A pool that keeps a connection for the next session of the same request, and no longer."""
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        request = current.get()
+        kept = None if request is None else request.connections
+        if not kept or kept[-1].info.get(_POOL) is not self:
+            return super()._do_get()
+        record: Any = kept.pop()
+        record.fresh = True  # there is no server that could have gone away
+        return record  # type: ignore[no-any-return]
+
+    def _do_return_conn(self, record: Any) -> None:
+        request = current.get()
+        connection = record.dbapi_connection
+        if (
+            request is None
+            or request.connections is None
+            or request.connections  # there is one
+            or request.lost
+            or connection is None
+            or connection.in_transaction
+            or _BEGUN in record.info  # the next one would not begin
+        ):
+            super()._do_return_conn(record)
+        else:
+            record.info[_POOL] = self
+            request.connections.append(record)

@@ -18,7 +18,7 @@ pytest.importorskip("oslo_db.sqlalchemy")
 import sqlalchemy as sa
 from oslo_db.sqlalchemy import enginefacade
 
-from keyfront.gateway.keystone import sqlite_writers
+from keyfront.gateway.keystone import sqlite
 from keyfront.middleware.tokens.request import Request, current
 
 READ = sa.text("SELECT value FROM thing")
@@ -52,8 +52,8 @@ def sessions(tmp_path: Path) -> Iterator[Sessions]:
         database.commit()
     context = enginefacade.transaction_context()
     context.configure(connection=f"sqlite:///{path}")
-    context.append_on_engine_create(sqlite_writers.attach)
-    sqlite_writers.mark_writers(context._factory)
+    context.append_on_engine_create(sqlite.attach)
+    sqlite.mark_writers(context._factory)
     yield Sessions(path, context)
     context.dispose_pool()
 
@@ -140,7 +140,7 @@ def test_a_writer_waits_for_another(sessions: Sessions, monkeypatch: pytest.Monk
                 other.execute("COMMIT")
 
         clock = types.SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep)
-        monkeypatch.setattr(sqlite_writers, "time", clock)
+        monkeypatch.setattr(sqlite, "time", clock)
         with sessions.write() as session:
             session.execute(WRITE)
     assert len(slept) == 3
@@ -151,7 +151,7 @@ def test_who_waits_in_vain_is_to_try_again(
 ) -> None:
     with sessions.write() as session:
         session.execute(READ)  # connected before
-    monkeypatch.setattr(sqlite_writers, "PATIENCE", 0.02)
+    monkeypatch.setattr(sqlite, "PATIENCE", 0.02)
     request = Request()
     token = current.set(request)
     try:
@@ -171,19 +171,19 @@ def test_who_waits_in_vain_is_to_try_again(
 def test_other_databases_are_left_alone() -> None:
     for url in ("sqlite://", "sqlite:///:memory:"):
         engine = sa.create_engine(url)
-        sqlite_writers.attach(engine)
-        assert not hasattr(engine.dialect, sqlite_writers._ATTACHED)
+        sqlite.attach(engine)
+        assert not hasattr(engine.dialect, sqlite._ATTACHED)
         engine.dispose()
 
 
 def test_the_plugin_of_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of Keystone's, as keystone-manage is, and in any other."""
-    sa.dialects.plugins.register("keyfront", "keyfront.gateway.keystone.sqlite_writers", "Plugin")
+    sa.dialects.plugins.register("keyfront", "keyfront.gateway.keystone.sqlite", "Plugin")
     url = f"sqlite:///{tmp_path}/db?plugin=keyfront"
     context = enginefacade.transaction_context()
     monkeypatch.delitem(sys.modules, "keystone.common.sql.core", raising=False)
     other = sa.create_engine(url)
-    assert not hasattr(other.dialect, sqlite_writers._ATTACHED)
+    assert not hasattr(other.dialect, sqlite._ATTACHED)
     other.dispose()
     core = types.SimpleNamespace(_get_main_context_manager=lambda: context)
     monkeypatch.setitem(sys.modules, "keystone.common.sql.core", core)
@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_written_ahead_is_said(
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE thing (value INTEGER)")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        connected = sqlite_writers._settings("/srv/keystone.sqlite")
+        connected = sqlite._settings("/srv/keystone.sqlite")
         connected(connection, None)
         connected(connection, None)
     (record,) = caplog.records
