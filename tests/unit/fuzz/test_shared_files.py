@@ -343,7 +343,7 @@ def test_refusals_of_a_service_that_were_damaged(
 ) -> None:
     monkeypatch.setattr(service_refusals, "shared_folder", lambda: tmp_path)
     monkeypatch.setitem(service_refusals._COST, "n", 2)
-    refusals = service_refusals.Refusals(("cn=service",))
+    refusals = service_refusals.ServiceRefusals(("cn=service",))
     error = CredentialsError(Verdict.LOCKED, 19, "constraintViolation", "too often", server="x")
     refusals.note(b"secret", error, "one")
     refusals.note(b"secret", error, "two")
@@ -356,7 +356,7 @@ def test_refusals_of_a_service_that_were_damaged(
 
     def check(dice: random.Random) -> None:
         _put(path, damaged(whole, dice, pieces))
-        found = service_refusals.Refusals(("cn=service",))
+        found = service_refusals.ServiceRefusals(("cn=service",))
         for server in (None, "one", "three"):
             held = found.held(b"secret", server)
             assert held is None or 0 <= float(str(held).rpartition(" for ")[2].split()[0]) <= 300

@@ -1030,7 +1030,7 @@ class Killed(BaseException):
     ("who", "method"),
     [
         (monitor.Monitor, "update"), (monitor.Monitor, "opened"),
-        (ServerSet, "_end_well"), (service_refusals.Refusals, "forget"),
+        (ServerSet, "_end_well"), (service_refusals.ServiceRefusals, "forget"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )  # fmt: skip
