@@ -2,10 +2,8 @@
 
 __all__ = [
     "application",
-    "eventlet_resolver",
-    "needless_warnings",
+    "needless_imports",
     "readiness",
-    "saml_schemas",
     "series",
     "sqlite",
 ]

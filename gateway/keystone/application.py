@@ -44,13 +44,10 @@ from keyfront.middleware.tokens.routes import TOKENS
 from .. import queue_limit, slow_requests
 from ..error_body import error_body, plain_error_body
 from . import (
-    entry_points,
-    eventlet_resolver,
     first_request,
+    needless_imports,
     needless_middleware,
-    needless_warnings,
     password_threads,
-    saml_schemas,
     token_cache,
 )
 from .database_loss import AWAY, DatabaseLoss
@@ -259,10 +256,10 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     :raises ImportedTooEarlyError: ``oslo_context`` was imported before monkey patching
     """
     environment = _environment(global_conf or {}, local_conf)
-    needless_warnings.leave_out()
-    entry_points.list_at_once()
-    saml_schemas.build_on_demand()
-    with eventlet_resolver.left_out():
+    needless_imports.leave_out_warnings()
+    needless_imports.list_entry_points_once()
+    needless_imports.build_schemas_on_demand()
+    with needless_imports.without_resolver():
         core = _import("keystone.server.flask.core")
     middleware = _import(_MIDDLEWARE).AuthContextMiddleware
     request_store = checked_request_store()

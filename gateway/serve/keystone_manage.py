@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from keyfront.errors import MissingPartError, ServerError
 
-from ..keystone import eventlet_resolver, needless_warnings, saml_schemas
+from ..keystone import needless_imports
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -111,12 +111,12 @@ _ANSWER = "keyfront-manage: "
 def main() -> None:
     """Import Keystone, then run commands until standard input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    needless_warnings.leave_out()
-    saml_schemas.build_on_demand()
+    needless_imports.leave_out_warnings()
+    needless_imports.build_schemas_on_demand()
     # That nobody hears of what is changed, and where: nobody serves yet.
     for name in ("folder", "invalidation.change_log"):
         logging.getLogger(f"keyfront.middleware.tokens.{name}").setLevel(logging.ERROR)
-    with eventlet_resolver.left_out():
+    with needless_imports.without_resolver():
         from keystone.cmd import manage
 
     config = sys.argv[1]

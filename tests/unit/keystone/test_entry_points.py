@@ -12,7 +12,7 @@ pytest.importorskip("stevedore._cache")
 
 from stevedore import _cache
 
-from keyfront.gateway.keystone import entry_points
+from keyfront.gateway.keystone import needless_imports
 
 own = _cache._build_cacheable_data
 
@@ -27,7 +27,7 @@ def test_it_is_what_stevedore_lists() -> None:
     assert len(listed["groups"]) > 10
     if "path_values" not in listed:  # another release
         pytest.skip("this stevedore lists otherwise")
-    assert entry_points.cacheable_data() == listed
+    assert needless_imports.cacheable_data() == listed
 
 
 def test_all_entry_points_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_all_entry_points_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(read)
         return EntryPoints(listed)
 
-    entry_points.list_at_once()
+    needless_imports.list_entry_points_once()
     if _cache._build_cacheable_data is own:  # another release
         pytest.skip("this stevedore lists otherwise")
     monkeypatch.setattr(importlib.metadata, "entry_points", read)
@@ -62,5 +62,5 @@ def test_a_stevedore_that_does_something_else_is_left_alone(
         return found.select, found.something_else
 
     monkeypatch.setattr(_cache, "_build_cacheable_data", other)
-    entry_points.list_at_once()
+    needless_imports.list_entry_points_once()
     assert _cache._build_cacheable_data is other

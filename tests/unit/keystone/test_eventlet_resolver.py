@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from keyfront.gateway.keystone import eventlet_resolver
+from keyfront.gateway.keystone import needless_imports
 
 VARIABLE = "EVENTLET_NO_GREENDNS"
 
 
 def test_the_environment_is_afterwards_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(ImportError), eventlet_resolver.left_out():
+    with pytest.raises(ImportError), needless_imports.without_resolver():
         assert os.environ[VARIABLE] == "yes"
         raise ImportError
     assert VARIABLE not in os.environ
@@ -21,6 +21,6 @@ def test_the_environment_is_afterwards_what_it_was(monkeypatch: pytest.MonkeyPat
 
 def test_what_the_operator_says_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "no")
-    with eventlet_resolver.left_out():
+    with needless_imports.without_resolver():
         assert os.environ[VARIABLE] == "no"
     assert os.environ[VARIABLE] == "no"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfront.gateway.keystone import needless_warnings
+from keyfront.gateway.keystone import needless_imports
 
 LOG = logging.getLogger("keystone.common.password_hashing")
 
@@ -27,8 +27,8 @@ def as_before() -> Iterator[None]:
 
 
 def test_only_what_is_about_no_password_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    needless_warnings.leave_out()
-    needless_warnings.leave_out()
+    needless_imports.leave_out_warnings()
+    needless_imports.leave_out_warnings()
     assert len(LOG.filters) == 1
     with caplog.at_level("WARNING"):
         LOG.warning("Truncating password to algorithm specific maximum length %d characters.", 72)
@@ -37,7 +37,7 @@ def test_only_what_is_about_no_password_is_left_out(caplog: pytest.LogCaptureFix
 
 
 def test_other_warnings_of_the_same_kind_stay() -> None:
-    needless_warnings.leave_out()
+    needless_imports.leave_out_warnings()
     warnings.warn("\nEventlet is deprecated. It is currently", Warning, stacklevel=1)
     with pytest.warns(Warning, match="Something else"):
         warnings.warn("Something else is deprecated.", Warning, stacklevel=1)

@@ -26,9 +26,9 @@ class Counted(eager):
         super().__init__(*given, **options)
 
 xmlschema.XMLSchema = Counted
-from keyfront.gateway.keystone import saml_schemas
-saml_schemas.build_on_demand()
-saml_schemas.build_on_demand()
+from keyfront.gateway.keystone import needless_imports
+needless_imports.build_schemas_on_demand()
+needless_imports.build_schemas_on_demand()
 assert xmlschema.XMLSchema is Counted
 
 from saml2 import samlp
@@ -58,7 +58,7 @@ import sys
 import warnings
 warnings.simplefilter("ignore")
 from keyfront.gateway.keystone import application
-from keyfront.gateway.keystone.saml_schemas import SchemaOnDemand
+from keyfront.gateway.keystone.needless_imports import SchemaOnDemand
 try:
     application.app_factory({}, config_files=sys.argv.pop())
 except Exception as error:
@@ -72,8 +72,8 @@ assert not loaded, loaded
 EAGER = """
 from saml2.xml import schema
 before = schema._schema_validator_default
-from keyfront.gateway.keystone import saml_schemas
-saml_schemas.build_on_demand()
+from keyfront.gateway.keystone import needless_imports
+needless_imports.build_schemas_on_demand()
 assert schema._schema_validator_default is before
 """
 
@@ -103,6 +103,6 @@ def test_without_pysaml2_nothing_happens() -> None:
     for missing in ("xmlschema", "saml2"):
         run(
             f"import sys; sys.modules[{missing!r}] = None\n"
-            "from keyfront.gateway.keystone import saml_schemas\n"
-            "saml_schemas.build_on_demand()\n"
+            "from keyfront.gateway.keystone import needless_imports\n"
+            "needless_imports.build_schemas_on_demand()\n"
         )
