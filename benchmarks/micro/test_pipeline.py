@@ -17,7 +17,6 @@ from keyfront.benchmarks.micro.world import bare, served
 from keyfront.gateway import application
 from keyfront.gateway.heartbeat import installation as heartbeat
 from keyfront.gateway.node import health
-from keyfront.gateway.node.checks import Checks
 from keyfront.gateway.node.counters import NodeCounts, count_requests
 from keyfront.gateway.queue_limit import limit_queue
 from keyfront.gateway.request_body import read_whole
@@ -58,7 +57,7 @@ def _node(made: Any, folder: Path) -> Any:
     counts.share(folder / "node")
     counts.begin()
     questions = health.answers(
-        settings=health.from_environment(), checks=Checks({}, described=str), folder=folder
+        settings=health.from_environment(), checks=health.Checks({}, described=str), folder=folder
     )
     return limit_queue(count_requests(made, counts, questions), seconds=60, waited=counts.queued)
 

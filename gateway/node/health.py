@@ -15,6 +15,11 @@ as Keystone's own ``/healthcheck``. Settings come from the environment:
 ``KEYFRONT_READY``
     the parts that are asked, each with the seconds it has, and divided by blanks:
     ``database:2 directory:2 redis:1 keys:1`` by default
+
+Each part is asked in a thread of its own, within its own time. What it said is good for a second,
+so that however many ask for the health of a node, its database is asked once a second by each
+process. One that has not answered in its time counts as away; nobody waits for it again until it
+has answered.
 """
 
 from __future__ import annotations
@@ -23,14 +28,15 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keyfront.errors import OptionError
 
-from .checks import Checks
 from .drain import is_draining
 
 if TYPE_CHECKING:
@@ -45,9 +51,14 @@ PARTS = ("database", "directory", "redis", "keys")
 _READY = "database:2 directory:2 redis:1 keys:1"
 _LONGEST = 60.0
 _PREFIX = re.compile(r"(/[\w.~-]+)*", re.ASCII)
+#: Seconds for which a part's answer is good.
+KEPT = 1.0
 _LOCAL = ("127.0.0.0/8", "::1/128", "::ffff:127.0.0.0/104")
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+#: A question to a part, which raises where it is not there.
+Ask = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -185,3 +196,108 @@ def _answer(
     ]
     start_response("200 OK" if ok else "503 Service Unavailable", headers)
     return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+
+@dataclass(frozen=True)
+class PartState:
+    """The state of a part, as it was last seen.
+
+    :param ok: true if it is there
+    :param seconds: the time that its answer took, or has taken so far
+    :param error: the reason for which it is not there, in one line for an operator
+    """
+
+    ok: bool
+    seconds: float
+    error: str = ""
+
+
+@dataclass
+class _Part:
+    """A part, with what it said last and the question that is under way."""
+
+    ask: Ask
+    limit: float
+    described: Callable[[BaseException], str]
+    clock: Callable[[], float]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    asked_at: float | None = None
+    answered: threading.Event | None = None
+    finding: PartState | None = None
+    found_at: float = 0.0
+
+    def begin(self) -> None:
+        """Ask, unless it is being asked or said something within the last second."""
+        with self.lock:
+            now = self.clock()
+            fresh = self.finding is not None and now - self.found_at < KEPT
+            if self.answered is not None or fresh:
+                return
+            answered = self.answered = threading.Event()
+            self.asked_at = now
+            asking = threading.Thread(
+                target=self._ask, args=(now, answered), name="keyfront-check", daemon=True
+            )
+        try:
+            asking.start()
+        except RuntimeError as raised:  # there are too many; it is tried again
+            self._found(self.described(raised), now, answered)
+
+    def end(self) -> PartState:
+        """Return what it says, or that it does not within its time."""
+        with self.lock:
+            answered, asked_at = self.answered, self.asked_at
+        if answered is not None and asked_at is not None:
+            left = asked_at + self.limit - self.clock()
+            if not answered.wait(max(left, 0.0)):
+                seconds = self.clock() - asked_at
+                return PartState(False, seconds, f"no answer for {seconds:.1f} s")
+        assert self.finding is not None
+        return self.finding
+
+    def _ask(self, began: float, answered: threading.Event) -> None:
+        error = ""
+        try:
+            self.ask()
+        except BaseException as raised:
+            error = self.described(raised)
+        self._found(error, began, answered)
+
+    def _found(self, error: str, began: float, answered: threading.Event) -> None:
+        with self.lock:
+            now = self.clock()
+            self.finding, self.found_at = PartState(not error, now - began, error), now
+            self.answered = None
+        answered.set()
+
+
+class Checks:
+    """The parts that a server needs.
+
+    :param parts: by name, what raises where the part is not there, and the seconds it has
+    :param described: makes a line of what it raised, without a secret
+    :param clock: seconds that never go back
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, tuple[Ask, float]],
+        *,
+        described: Callable[[BaseException], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._made = parts, described, clock
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Begin anew in a child: the threads that ask are its parent's."""
+        parts, described, clock = self._made
+        self._parts = {
+            name: _Part(ask, limit, described, clock) for name, (ask, limit) in parts.items()
+        }
+
+    def findings(self) -> dict[str, PartState]:
+        """Ask all parts at once, and return what is known of each by its name."""
+        for part in self._parts.values():
+            part.begin()
+        return {name: part.end() for name, part in self._parts.items()}

@@ -11,7 +11,6 @@ from keyfront.errors import ServerError
 
 from ..application import FailedApplication, describe
 from . import health
-from .checks import Ask, Checks
 from .counters import GROWN, LOGINS_REFUSED, SHED, NodeCounts, count_requests
 from .login_slots import LoginSlots
 
@@ -79,13 +78,13 @@ class Node:
         """
         limits = self._settings.limits
         if isinstance(loaded, FailedApplication):
-            asks: dict[str, Ask] = {"application": partial(_fail, loaded.error)}
+            asks: dict[str, health.Ask] = {"application": partial(_fail, loaded.error)}
             limits = {"application": 1.0}
         else:
             from ..keystone.readiness import parts
 
             asks = parts()
-        checks = Checks(
+        checks = health.Checks(
             {name: (asks[name], limits[name]) for name in limits if name in asks},
             described=lambda error: describe(error)[:_LONGEST],
         )

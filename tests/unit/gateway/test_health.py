@@ -12,8 +12,8 @@ import pytest
 
 from keyfront.errors import OptionError
 from keyfront.gateway.node import drain, health
-from keyfront.gateway.node.checks import KEPT, Checks
 from keyfront.gateway.node.counters import NodeCounts, count_requests
+from keyfront.gateway.node.health import KEPT, Checks
 from support.served import PATIENCE, wait_for
 
 
