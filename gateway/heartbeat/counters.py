@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -205,6 +206,35 @@ def read_all(folders: Iterable[Path]) -> list[dict[str, Any]]:
                 whose = {"pid": one.words[_PID], "uid": one.uid, "path": str(path)}
                 found.append({"unsafe": [], **one.text, **_numbers(one.words[_ROW:]), **whose})
     return sorted(found, key=lambda one: (one["uid"], one["pid"]))
+
+
+@dataclass
+class ProcessSums:
+    """Sums over processes, whose counts end with them: none falls while this process lives.
+
+    :ivar last: the counts of each process when it was last seen, by its file and number
+    :ivar seen: true if there ever was a process
+    """
+
+    last: dict[tuple[str, int], Mapping[str, int]] = field(default_factory=dict)
+    seen: bool = False
+    _sums: dict[str, int] = field(default_factory=dict)
+
+    def add(self, living: Mapping[tuple[str, int], Mapping[str, int]]) -> dict[str, int]:
+        """Return the sums over those that live and those that were seen and ended."""
+        for whose, counts in self.last.items():
+            # one of the same number that counts less is another
+            again = living.get(whose)
+            if again is None or any(again[name] < counts[name] for name in counts):
+                for name, count in counts.items():
+                    self._sums[name] = self._sums.get(name, 0) + count
+        self.last = dict(living)
+        self.seen = self.seen or bool(living)
+        found = dict(self._sums)
+        for counts in living.values():
+            for name, count in counts.items():
+                found[name] = found.get(name, 0) + count
+        return found
 
 
 def _check(folder: Path) -> None:

@@ -4,4 +4,4 @@ No request waits for it, whatever it does, and it needs nothing of the server: i
 and mod_wsgi alike, also while the server is stopped, and can be restarted on its own.
 """
 
-__all__ = ["collector", "ended", "server"]
+__all__ = ["collector", "server"]

@@ -29,7 +29,6 @@ from ..memory_limit import resident
 from ..node import counters as node
 from ..node.drain import is_draining
 from ..node.health import PARTS
-from .ended import Ended
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
@@ -282,7 +281,7 @@ class NodeCollector(Collector):
         self._folder = folder
         self._tokens_of = tokens_of
         self._heartbeats = heartbeats
-        self._ended = Ended()
+        self._ended = heartbeat.ProcessSums()
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:

@@ -19,7 +19,7 @@ from . import heartbeat, metrics
 from .drain import add_file_argument
 
 if TYPE_CHECKING:
-    from keyfront.gateway.metrics.ended import Ended
+    from keyfront.gateway.heartbeat.counters import ProcessSums
 
 _LABEL = 18
 _MIB = 1 << 20
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
 
 def status(
     arguments: argparse.Namespace,
-    ended: Ended | None = None,
+    ended: ProcessSums | None = None,
     times: MutableMapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return all that is known of a node, by part; a part that is not in use is ``None``, and one
@@ -158,7 +158,7 @@ def _tokens(arguments: argparse.Namespace) -> dict[str, int] | None:
     return None if counts is None else dict(counts)
 
 
-def _heartbeat(arguments: argparse.Namespace, ended: Ended | None) -> dict[str, Any] | None:
+def _heartbeat(arguments: argparse.Namespace, ended: ProcessSums | None) -> dict[str, Any] | None:
     from keyfront.gateway.heartbeat.counters import NAMES, read_all
 
     processes = read_all(heartbeat.folders(arguments.heartbeat))

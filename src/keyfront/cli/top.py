@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from keyfront.common import ranges
 from keyfront.common.programs import require_module
 from keyfront.errors import KeyfrontError, OptionError
-from keyfront.gateway.metrics.ended import Ended
+from keyfront.gateway.heartbeat.counters import ProcessSums
 
 from . import metrics
 from .drain import add_file_argument
@@ -99,9 +99,9 @@ class Reader:
         place for the times of its parts
     """
 
-    def __init__(self, read: Callable[[Ended, dict[str, float]], dict[str, Any]]) -> None:
+    def __init__(self, read: Callable[[ProcessSums, dict[str, float]], dict[str, Any]]) -> None:
         self._read = read
-        self._ended = Ended()
+        self._ended = ProcessSums()
         #: The last two, the older first.
         self.snapshots: tuple[Snapshot | None, Snapshot | None] = (None, None)
 

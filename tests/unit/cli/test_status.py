@@ -14,7 +14,7 @@ from keyfront.cli import ldap, metrics, status
 from keyfront.cli.parser import Parser
 from keyfront.errors import CoordinatorError, KeyfrontError
 from keyfront.gateway.heartbeat import counters as heartbeat
-from keyfront.gateway.metrics.ended import Ended
+from keyfront.gateway.heartbeat.counters import ProcessSums
 from keyfront.gateway.node.counters import NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
 from keyfront.middleware.ldap import LDAPPool, pool_counters
@@ -187,7 +187,7 @@ def test_the_heartbeat_of_ended_processes_is_kept_for_who_asks_again(
     given = parser.parse_args(folders)
     beats = heartbeat.Counts(tmp_path / "beats")
     beats.row[heartbeat.BEATS] = 7
-    kept = Ended()
+    kept = ProcessSums()
     times: dict[str, float] = {}
     assert status.status(given, kept, times)["heartbeat"]["beats"] == 7
     assert times.keys() == {"requests", "queue", "tokens", "ldap", "heartbeat"}

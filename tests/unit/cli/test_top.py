@@ -16,7 +16,7 @@ from keyfront.cli.parser import Parser
 from keyfront.cli.top_frame import Snapshot, frame, per_second, short, span
 from keyfront.errors import KeyfrontError, MissingPartError, OptionError, ServerError
 from keyfront.gateway.heartbeat.counters import NAMES as BEATS
-from keyfront.gateway.metrics.ended import Ended
+from keyfront.gateway.heartbeat.counters import ProcessSums
 from keyfront.gateway.node.counters import NodeCounts
 from keyfront.middleware.ldap import pool_counters
 from keyfront.middleware.tokens import counters as tokens
@@ -284,7 +284,7 @@ def test_one_frame(node: Path) -> None:
 def test_no_node_is_an_error_and_no_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(ended: Ended, times: dict[str, float]) -> dict[str, Any]:
+    def missing(ended: ProcessSums, times: dict[str, float]) -> dict[str, Any]:
         raise ServerError("no node here")
 
     from rich.console import Console

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from keyfront.errors import CoordinatorError
 from keyfront.gateway.heartbeat import counters as heartbeat
+from keyfront.gateway.heartbeat.counters import ProcessSums
 from keyfront.gateway.metrics import collector
 from keyfront.gateway.metrics.collector import NodeCollector
-from keyfront.gateway.metrics.ended import Ended
 from keyfront.gateway.node.counters import GROWN, SHED, NodeCounts, count_requests
 from keyfront.gateway.node.health import PARTS
 from keyfront.middleware.ldap import pool_counters
@@ -194,7 +194,7 @@ def test_heartbeats(world: World) -> None:
 
 
 def test_sums_over_processes_that_end() -> None:
-    ended = Ended()
+    ended = ProcessSums()
     one, other = ("a", 1), ("b", 2)
     assert ended.add({one: {"x": 5}, other: {"x": 1}}) == {"x": 6}
     assert ended.add({other: {"x": 2}}) == {"x": 7}
