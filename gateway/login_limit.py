@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from keyfront.common import json_text, ranges
 
 from .error_body import answer_error, error_body
-from .line_limit import LineLimit
+from .log_limit import LogLimit
 from .node.login_slots import Login, LoginSlots, Refusal
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def limit_logins(
     if slots is None:
         return application
     turns = slots
-    lines = LineLimit(clock=clock)
+    lines = LogLimit(clock=clock)
 
     def limiting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("REQUEST_METHOD") != "POST":

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from keyfront.common import ranges
 from keyfront.common.request_phases import HASH, STATEMENTS, TIMED, RequestPhases, current, timed
 
-from .line_limit import LineLimit
+from .log_limit import LogLimit
 from .queue_limit import since_1970
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def tell_slow(
     """
     if not seconds:
         return application
-    lines = LineLimit(_LINES, clock=clock)
+    lines = LogLimit(_LINES, clock=clock)
 
     def telling(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         began = clock()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from keyfront.middleware.tokens.request import Request, current
 
-from ..line_limit import LineLimit
+from ..log_limit import LogLimit
 
 LOG = logging.getLogger(__name__)
 
@@ -96,8 +96,8 @@ class DatabaseLoss:
     :param lines: the limit of its lines; by default one a second
     """
 
-    def __init__(self, lines: LineLimit | None = None) -> None:
-        self._lines = lines or LineLimit()
+    def __init__(self, lines: LogLimit | None = None) -> None:
+        self._lines = lines or LogLimit()
 
     def watch(self) -> None:
         """Listen to the failures of all engines of this process, and filter Keystone's records of

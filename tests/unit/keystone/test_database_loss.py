@@ -22,7 +22,7 @@ from keyfront.gateway.keystone.database_loss import (
     is_worth_logging,
     note_error,
 )
-from keyfront.gateway.line_limit import LineLimit
+from keyfront.gateway.log_limit import LogLimit
 from keyfront.middleware.tokens.request import Request, current
 from support.served import free_port
 
@@ -142,7 +142,7 @@ def test_keystones_traces_of_it_are_not_logged(
 
 def test_a_line_a_second(request_: Request, caplog: pytest.LogCaptureFixture) -> None:
     times = iter((10.0, 10.2, 10.9, 11.0, 12.0))
-    loss = DatabaseLoss(LineLimit(clock=lambda: next(times)))
+    loss = DatabaseLoss(LogLimit(clock=lambda: next(times)))
     for _ in range(4):
         request_.lost, request_.loss = "refused", None
         loss.tell(request_)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from keyfront.gateway.line_limit import LineLimit
+from keyfront.gateway.log_limit import LogLimit
 
 
 def test_what_is_left_out_is_told_with_the_next_line() -> None:
     now = 100.0
-    lines = LineLimit(2, clock=lambda: now)
+    lines = LogLimit(2, clock=lambda: now)
     assert [lines.admit() for _ in range(5)] == [0, 0, None, None, None]
     now += 0.9
     assert lines.admit() is None

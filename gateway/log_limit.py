@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-class LineLimit:
+class LogLimit:
     """The lines of one kind that this process has logged in the present second.
 
     :param per_second: lines at most, from 1
