@@ -20,6 +20,7 @@ from support.keystone_world import VALIDATE, World
 from support.keystones import keystone_state, port_of, serve_as_is
 from support.redis_servers import RedisServer
 from support.served import Served
+from support.services import credentials
 from support.token_changes import Kind, Prepared, Read
 
 # Seconds to wait for a Redis that hangs, where one does: so long one that is well does not take
@@ -38,15 +39,7 @@ pipeline = authtoken service
 
 [filter:authtoken]
 use = egg:keyfront#authtoken
-auth_type = password
-auth_url = {url}
-www_authenticate_uri = {url}
-username = admin
-user_domain_id = default
-password = {password}
-project_name = admin
-project_domain_id = default
-{options}
+{credentials}{options}
 
 [app:service]
 paste.app_factory = service_app:app_factory
@@ -217,7 +210,8 @@ def service(
     # would run keystone-manage, which takes it two seconds of a processor.
     state = keystone_state(folder)
     paste = folder / "service.ini"
-    paste.write_text(_PASTE.format(url=node.url, password=node.password, options=options))
+    asking = credentials(node.url, node.password)
+    paste.write_text(_PASTE.format(credentials=asking, options=options))
     paste.chmod(0o600)
     environment = {"KEYFRONT_APP": f"config:{paste}", "PYTHONPATH": str(APPS), **(more or {})}
     with serve_as_is(state, "uwsgi", environment=environment) as served:

@@ -10,8 +10,7 @@ from pathlib import Path
 STOCK = "keystonemiddleware.auth_token:filter_factory"
 OURS = "keyfront.middleware.tokens.authtoken:filter_factory"
 
-_AUTHTOKEN = """\
-[keystone_authtoken]
+_CREDENTIALS = """\
 auth_type = password
 auth_url = {url}
 www_authenticate_uri = {url}
@@ -20,15 +19,21 @@ user_domain_id = default
 password = {password}
 project_name = admin
 project_domain_id = default
-{more}
-[keyfront_authtoken]
-revalidate = 0.1
 """
 
 
+def credentials(url: str, password: str) -> str:
+    """The options of authtoken for a service that validates at a Keystone as its administrator."""
+    return _CREDENTIALS.format(url=url, password=password)
+
+
 def authtoken(url: str, password: str, more: str = "") -> str:
-    """The sections of a service that validates at a Keystone as its administrator."""
-    return _AUTHTOKEN.format(url=url, password=password, more=more)
+    """The sections of such a service in its configuration file.
+
+    :param more: more lines of ``[keystone_authtoken]``
+    """
+    section = f"[keystone_authtoken]\n{credentials(url, password)}{more}\n"
+    return f"{section}[keyfront_authtoken]\nrevalidate = 0.1\n"
 
 
 def one_line_changed(text: str) -> str:
