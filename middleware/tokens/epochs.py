@@ -148,6 +148,14 @@ class Coordinator(Protocol):
         """Do as :meth:`fresh`, but read the table itself, whatever a lease allows."""
         ...
 
+    def follow(self, digest: str) -> None:
+        """Go by the table that an answer was made with, where there may be several.
+
+        :param digest: the digest of the tags and slots that the answer's table is for, as
+            Keystone's cache named it
+        """
+        ...
+
     def snapshot(self) -> tuple[int, tuple[int, ...]]:
         """Return the generation, and the numbers of the slots of all fixed tags.
 

@@ -106,6 +106,9 @@ class Epochs:
             return False
         return all(self._numbers.get(slot, 0) <= epoch.sequence for slot in slots)
 
+    def follow(self, digest: str) -> None:
+        """Do nothing: there is one table."""
+
     def touch(self, slots: Slots) -> None:
         self._sequence += 1
         self._numbers.update(dict.fromkeys(slots, self._sequence))

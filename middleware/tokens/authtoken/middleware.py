@@ -121,9 +121,8 @@ class AuthProtocol(_Stock):
         if coordinator is None:
             bound = f"for {values['revalidate']:g} s, and on if Keystone says that it stands"
         else:
-            where = getattr(coordinator, "address", coordinator)
             bound = (
-                f"while Redis at {where} (prefix {values['coordinator_prefix']}, "
+                f"while {coordinator} (prefix {values['coordinator_prefix']}, "
                 f"{values['consistency']}) says that it stands"
             )
         seconds = int(self._conf.get("token_cache_time"))

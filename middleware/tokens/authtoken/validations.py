@@ -335,9 +335,8 @@ class Validations:
         if told is None or (told.expires is None and question.allow_expired):
             # Without an end of its own, such an answer has none that is known here.
             return Standing(-math.inf, expires)
-        follow = getattr(self.coordinator, "follow", None)
-        if told.digest and follow is not None:
-            follow(told.digest)
+        if told.digest:
+            self.coordinator.follow(told.digest)
         self._compare(told.epoch, told.slots)
         return Standing(question.asked + seconds, expires, told.epoch, told.slots)
 

@@ -179,6 +179,12 @@ class SharedMemory:
     # There is no lease here.
     fresh_now = fresh
 
+    def follow(self, digest: str) -> None:
+        """Do nothing: whoever shares the file has the same table.
+
+        :param digest: the digest of a table, not looked at
+        """
+
     def snapshot(self) -> tuple[int, tuple[int, ...]]:
         """Return the generation, and the numbers of the slots of all fixed tags.
 

@@ -234,6 +234,9 @@ class Redis:
         """Seconds for which a change may be unseen here after its response; 0 without a lease."""
         return 0.0 if self._mirror is None else self._mirror.lease
 
+    def __str__(self) -> str:
+        return f"Redis at {self.address}"
+
     def follow(self, digest: str) -> None:
         """Read the table of a digest from now on; a process that makes tables keeps its own.
 
