@@ -10,22 +10,19 @@ name says otherwise (``p95_ms``); times of the day are UTC.
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 import textwrap
 from argparse import ArgumentParser
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from keyfront.common import json_text
 from keyfront.errors import BenchmarkError
 
-from . import surroundings
+from . import files, surroundings
 
 SCHEMA = "keyfront-result/1"
 """Changes with the format; files of another schema are refused, never guessed at."""
@@ -109,6 +106,22 @@ class Result:
     def table(self, name: str) -> Table | None:
         """Return the table of this name, if there is one."""
         return next((table for table in self.tables if table.name == name), None)
+
+
+def tabled(
+    name: str,
+    samples: Iterable[Sample],
+    columns: Mapping[str, str | Callable[[Sample], Cell]],
+    caption: str = "",
+) -> Table:
+    """Return a table with a row for each sample.
+
+    :param columns: by the name of each column, the key of its values in a sample, or what makes one
+    """
+    rows: list[list[Cell]] = [
+        [one[of] if isinstance(of, str) else of(one) for of in columns.values()] for one in samples
+    ]
+    return Table(name=name, columns=list(columns), rows=rows, caption=caption)
 
 
 def file_name(kind: str, name: str) -> str:
@@ -257,12 +270,7 @@ class Record:
     def __enter__(self) -> Record:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._watch.stop()
 
     @property
@@ -315,19 +323,8 @@ def write(result: Result, folder: Path) -> Path:
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise BenchmarkError(f"{path}: cannot be written: {error}") from None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".json")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                os.fchmod(descriptor, 0o644)
-                file.write(text)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise BenchmarkError(f"{path}: cannot be written: {error.strerror}") from None
+    prepare(folder)
+    files.write(path, text)
     return path
 
 
@@ -360,14 +357,7 @@ def read(path: Path) -> Result:
 
     :raises BenchmarkError: it cannot be read or is no result of this schema; names file and place
     """
-    try:
-        content = json_text.parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BenchmarkError(f"{path}: cannot be read: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise BenchmarkError(f"{path}:{error.lineno}: is no JSON: {error.msg}") from None
-    except ValueError as error:
-        raise BenchmarkError(f"{path}: is no JSON: {error}") from None
+    content = files.read_json(path)
     _check(content, path)
     content = {key: value for key, value in content.items() if key != "schema"}
     content["tables"] = [Table(**table) for table in content["tables"]]

@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from keyfront import __version__
 from keyfront.common import programs
 from keyfront.common.machine import cores, somaxconn
 from keyfront.errors import MissingPartError
+
+from . import proc
 
 # How each program says its version; all others by --version.
 _VERSION_OPTIONS = {"nginx": "-v", "apache2": "-v", "wrk": "-v", "ab": "-V", "siege": "-V"}
@@ -123,34 +124,7 @@ def cpu_times() -> Times:
     fields = [int(field) for field in _text("/proc/stat").splitlines()[0].split()[1:9]]
     user, nice, system, _, _, irq, softirq, steal = fields
     busy = user + nice + system + irq + softirq
-    return Times(busy / _TICKS, steal / _TICKS, tree_seconds([os.getpid()]))
-
-
-def tree_seconds(roots: Iterable[int]) -> float:
-    """CPU seconds of these processes, their living descendants, and all they have waited for."""
-    parents: dict[int, list[int]] = {}
-    seconds: dict[int, float] = {}
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            line = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        # behind the command, which may hold spaces and brackets: state, parent, …
-        fields = line[line.rindex(")") + 2 :].split()
-        parents.setdefault(int(fields[1]), []).append(int(entry.name))
-        seconds[int(entry.name)] = sum(map(int, fields[11:15])) / _TICKS
-    total = 0.0
-    todo, seen = list(roots), set()
-    while todo:
-        pid = todo.pop()
-        if pid in seen:
-            continue
-        seen.add(pid)
-        total += seconds.get(pid, 0.0)
-        todo += parents.get(pid, [])
-    return total
+    return Times(busy / _TICKS, steal / _TICKS, proc.tree_seconds(os.getpid()))
 
 
 class Watch:
@@ -170,12 +144,7 @@ class Watch:
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -32,7 +32,7 @@ from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process, finished
 from . import timelines
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, alike, number, verdict
+from .judging import Change, Finding, alike, number, paired_change
 
 NAME = "apache-mpm"
 SOURCE = (
@@ -249,38 +249,35 @@ def findings(samples: list[results.Sample], size: Size = FULL) -> list[Finding]:
     rates = {module: statistics.median(_rates(samples, module, "stock")) for module in MODULES}
     lost = {module: _idle(samples, module, "stock")["resets"] for module in MODULES}
     kept = {module: _idle(samples, module, "keyfront")["resets"] for module in MODULES}
+    of = f"reset of {_services(size)}"
     return [
         Finding(
-            what=f"ab -n {size.requests} -c {CLIENTS} over TLS: requests a second",
-            published="the modules compared; figures not known to us",
-            measured=", ".join(f"{name} {number(rate)}" for name, rate in rates.items()),
-            verdict=verdict(None),
+            f"ab -n {size.requests} -c {CLIENTS} over TLS: requests a second",
+            "the modules compared; figures not known to us",
+            ", ".join(f"{name} {number(rate)}" for name, rate in rates.items()),
         ),
         Finding(
-            what="event is as fast as prefork",
-            published="hoped for",
-            measured=f"{number(rates['event'] / rates['prefork'])} times",
-            verdict=verdict(
-                rates["event"] >= rates["prefork"] or alike(rates["event"], rates["prefork"])
-            ),
+            "event is as fast as prefork",
+            "hoped for",
+            f"{number(rates['event'] / rates['prefork'])} times",
+            rates["event"] >= rates["prefork"] or alike(rates["event"], rates["prefork"]),
         ),
         Finding(
-            what="prefork: an idle service loses its AMQP connections",
-            published="it does",
-            measured=f"{lost['prefork']} reset of {_services(size)}",
-            verdict=verdict(lost["prefork"] > 0),
+            "prefork: an idle service loses its AMQP connections",
+            "it does",
+            f"{lost['prefork']} {of}",
+            lost["prefork"] > 0,
         ),
         Finding(
-            what="event mends that",
-            published="proposed, not fully tested",
-            measured=f"{lost['event']} reset of {_services(size)}",
-            verdict=verdict(lost["event"] == 0),
+            "event mends that",
+            "proposed, not fully tested",
+            f"{lost['event']} {of}",
+            lost["event"] == 0,
         ),
         Finding(
-            what="the same with keyfront's heartbeat",
-            published="-",
-            measured=", ".join(f"{name}: {count} reset" for name, count in kept.items()),
-            verdict=verdict(None),
+            "the same with keyfront's heartbeat",
+            "-",
+            ", ".join(f"{name}: {count} reset" for name, count in kept.items()),
         ),
     ]
 
@@ -309,13 +306,11 @@ def changes(samples: list[results.Sample], size: Size = FULL) -> list[Change]:
             unit="ms",
             more_is_better=False,
         ),
-        Change(
-            what="Requests of a service with AMQP connections, over TLS",
-            stock=statistics.median(stock),
-            stock_name=f"Apache with {fast}, as it comes",
-            keyfront=statistics.median(ours),
-            unit="a second",
-            pairs=[a / b for a, b in zip(ours, stock, strict=True)] if len(ours) > 1 else (),
+        paired_change(
+            "Requests of a service with AMQP connections, over TLS",
+            f"Apache with {fast}, as it comes",
+            stock,
+            ours,
         ),
     ]
 
@@ -325,28 +320,28 @@ def _services(size: Size) -> str:
 
 
 def _tables(samples: list[results.Sample], size: Size) -> list[results.Table]:
-    idle: list[list[results.Cell]] = []
-    load: list[list[results.Cell]] = []
-    for one in samples:
-        who = [one["module"], "keyfront" if one["side"] == "keyfront" else "as it comes"]
-        if one["what"] == "idle":
-            idle.append([*who, one["seconds"], one["resets"], one["first_message_ms"]])
-        else:
-            load.append([*who, round(one["rate"]), one["failed"], one["p50_ms"], one["p99_ms"]])
+    who: dict[str, Any] = {
+        "module": "module",
+        "service": lambda one: "keyfront" if one["side"] == "keyfront" else "as it comes",
+    }
+    idle = {"idle, s": "seconds", "resets": "resets", "first message, ms": "first_message_ms"}
+    load: dict[str, Any] = {
+        "a second": lambda one: round(one["rate"]),
+        "failed": "failed",
+        "p50 ms": "p50_ms",
+        "p99 ms": "p99_ms",
+    }
     return [
-        results.Table(
-            name="idle",
-            columns=["module", "service", "idle, s", "resets", "first message, ms"],
-            rows=idle,
-            caption=f"RabbitMQ expects a beat every {HEARTBEAT} s (60 by default); "
-            f"{_services(size)} of each service: a connection each.",
-        ),
-        results.Table(
-            name="load",
-            columns=["module", "service", "a second", "failed", "p50 ms", "p99 ms"],
-            rows=load,
-            caption=f"ab -n {size.requests} -c {CLIENTS} over TLS.",
-        ),
+        results.tabled(name, [one for one in samples if one["what"] == name], who | more, caption)
+        for name, more, caption in (
+            (
+                "idle",
+                idle,
+                f"RabbitMQ expects a beat every {HEARTBEAT} s (60 by default); "
+                f"{_services(size)} of each service: a connection each.",
+            ),
+            ("load", load, f"ab -n {size.requests} -c {CLIENTS} over TLS."),
+        )
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -168,56 +167,24 @@ class Experiment:
 
 
 def as_text(tables: Iterable[results.Table], notes: Iterable[str]) -> str:
-    """Tables and notes for a terminal; a wide cell is wrapped, so that 100 columns are enough."""
+    """Return tables and notes for a terminal."""
     lines: list[str] = []
     caption = ""
     for table in tables:
         if table.name == WORDS:
-            lines += ["", "what keyfront changes:"]
-            for row in table.rows:
-                lines += textwrap.wrap(f"- {row[-1]}", 100, subsequent_indent="  ")
-            lines += textwrap.wrap(caption, 100)
+            lines += ["", "What keyfront changes:"]
+            lines += [_item(str(row[-1])) for row in table.rows] + [results.folded(caption)]
         elif table.name == CHANGES:
             caption = table.caption
+        elif table.name == COMPARISON:
+            lines += ["Published and measured:", results.folded(table.caption)]
+            for what, published, measured, verdict in table.rows:
+                lines.append(_item(f"{what}: {verdict}. Published: {published}. Here: {measured}."))
         else:
-            lines += ["", *_table_lines(table)]
-    notes = list(notes)
-    if notes:
-        lines += ["", "What differs, and what to know:"]
-        for note in notes:
-            lines += textwrap.wrap(f"- {note}", 100, subsequent_indent="  ")
-    return "\n".join(lines).strip("\n") + "\n"
+            lines += ["", f"{table.name}:", results.plain(table)]
+    lines += ["", "What differs, and what to know:", *map(_item, notes)]
+    return "\n".join(lines) + "\n"
 
 
-def _table_lines(table: results.Table) -> list[str]:
-    texts = [list(map(str, table.columns))]
-    texts += [["-" if cell is None else str(cell) for cell in row] for row in table.rows]
-    wide = [max(len(row[column]) for row in texts) for column in range(len(table.columns))]
-    widths = _fit(wide, 100 - 2 * (len(wide) - 1))
-    lines = ["published and measured" if table.name == COMPARISON else table.name]
-    for number, row in enumerate(texts):
-        cells = [
-            textwrap.wrap(text, width) or [""] for text, width in zip(row, widths, strict=True)
-        ]
-        for height in range(max(map(len, cells))):
-            parts = [
-                (cell[height] if height < len(cell) else "").ljust(width)
-                for cell, width in zip(cells, widths, strict=True)
-            ]
-            lines.append("  ".join(parts).rstrip())
-        if number == 0:
-            lines.append("  ".join("-" * width for width in widths))
-    if table.caption:
-        lines += textwrap.wrap(table.caption, 100)
-    return lines
-
-
-def _fit(wide: list[int], room: int) -> list[int]:
-    """Column widths within ``room``: the widest columns give first."""
-    widths = list(wide)
-    while sum(widths) > room:
-        widest = max(range(len(widths)), key=widths.__getitem__)
-        if widths[widest] <= 6:
-            break
-        widths[widest] -= 1
-    return widths
+def _item(text: str) -> str:
+    return results.folded(f"- {text}")

@@ -175,6 +175,17 @@ def changes(found: Iterable[Change], factor: float = CHANCE) -> Table:
     )
 
 
+def paired_change(
+    what: str, stock_name: str, stock: Sequence[float], ours: Sequence[float]
+) -> Change:
+    """Return the change of a rate that was measured in turns, once in each round."""
+    pairs = [a / b for a, b in zip(ours, stock, strict=True)] if len(ours) > 1 else ()
+    before, after = statistics.median(stock), statistics.median(ours)
+    return Change(
+        what=what, stock=before, stock_name=stock_name, keyfront=after, unit="a second", pairs=pairs
+    )
+
+
 def in_words(found: Iterable[Change]) -> Table:
     """Return the same in sentences."""
     return Table(
@@ -184,17 +195,23 @@ def in_words(found: Iterable[Change]) -> Table:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """A figure or a statement that was published, and what was found here.
 
-    :param verdict: :data:`AS_PUBLISHED`, :data:`OTHERWISE` or :data:`UNKNOWN`
+    :param holds: true if the statement holds here; ``None`` if it could not be tried, or is none
     """
 
     what: str
     published: str
     measured: str
-    verdict: str = UNKNOWN
+    holds: bool | None = None
+
+    @property
+    def verdict(self) -> str:
+        """:data:`AS_PUBLISHED`, :data:`OTHERWISE` or :data:`UNKNOWN`."""
+        if self.holds is None:
+            return UNKNOWN
+        return AS_PUBLISHED if self.holds else OTHERWISE
 
 
 COMPARISON = "published"
@@ -211,13 +228,6 @@ def comparison(found: Iterable[Finding], caption: str) -> Table:
         rows=[[one.what, one.published, one.measured, one.verdict] for one in found],
         caption=caption,
     )
-
-
-def verdict(holds: bool | None) -> str:
-    """Return what a published statement turned out to be; ``None`` if it could not be tried."""
-    if holds is None:
-        return UNKNOWN
-    return AS_PUBLISHED if holds else OTHERWISE
 
 
 def alike(first: float, second: float) -> bool:

@@ -24,7 +24,7 @@ from ..load import generators
 from ..load.measured import Load, Request
 from . import isolation, timelines
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, Point, alike, best_stock, first_failing, number, verdict
+from .judging import Change, Finding, Point, alike, best_stock, first_failing, number
 
 NAME = "keystone-frontends"
 SOURCE = (
@@ -281,61 +281,57 @@ def findings(samples: Sequence[results.Sample]) -> list[Finding]:
     failing = {name: first_failing(swept, name) for name in low}
     many = [p for p in points(samples, LISTS, "ab") if p.load == MOST and p.lineup == "nginx tuned"]
     share = _python_share(samples)
+    stock_failing = failing["apache stock"], failing["nginx stock"]
+    # a single point proves no difference
+    same = alike(low["apache stock"], low["nginx stock"]) or (
+        False if sum(load <= 100 for load in loads) > 2 else None
+    )
+    both_fail = None
+    if reached >= 200 or None not in stock_failing:
+        both_fail = all((load or math.inf) <= 200 for load in stock_failing)
+    no_failure = False if failing["nginx tuned"] else (True if reached >= 1000 else None)
     return [
         Finding(
-            what="stock, 10 to 100 clients: lists a second",
-            published="Apache and nginx the same",
-            measured=f"Apache {number(low['apache stock'])}, nginx {number(low['nginx stock'])}",
-            verdict=verdict(
-                alike(low["apache stock"], low["nginx stock"])
-                # a single point proves no difference
-                or (False if sum(load <= 100 for load in loads) > 2 else None)
-            ),
+            "stock, 10 to 100 clients: lists a second",
+            "Apache and nginx the same",
+            f"Apache {number(low['apache stock'])}, nginx {number(low['nginx stock'])}",
+            same,
         ),
         Finding(
-            what="stock: clients at which requests begin to fail",
-            published="both at 200, with 503",
-            measured=f"Apache {_begin(failing['apache stock'], reached)}, "
-            f"nginx {_begin(failing['nginx stock'], reached)}",
-            verdict=verdict(
-                None
-                if reached < 200 and None in (failing["apache stock"], failing["nginx stock"])
-                else all(
-                    (failing[name] or math.inf) <= 200 for name in ("apache stock", "nginx stock")
-                )
-            ),
+            "stock: clients at which requests begin to fail",
+            "both at 200, with 503",
+            "Apache {}, nginx {}".format(*(_begin(load, reached) for load in stock_failing)),
+            both_fail,
         ),
         Finding(
-            what="tuned, 10 to 100 clients: what tuning gains",
-            published="very little",
-            measured=f"{number(best)} to {number(tuned)} lists a second",
-            verdict=verdict(tuned <= best * 1.25),
+            "tuned, 10 to 100 clients: what tuning gains",
+            "very little",
+            f"{number(best)} to {number(tuned)} lists a second",
+            tuned <= best * 1.25,
         ),
         Finding(
-            what="tuned nginx + uWSGI",
-            published="no failure to 1000 clients",
-            measured=_begin(failing["nginx tuned"], reached),
-            verdict=verdict(
-                False if failing["nginx tuned"] else (True if reached >= 1000 else None)
-            ),
+            "tuned nginx + uWSGI",
+            "no failure to 1000 clients",
+            _begin(failing["nginx tuned"], reached),
+            no_failure,
         ),
         Finding(
-            what="tuned Apache + mod_wsgi",
-            published="fails above 700 clients",
-            measured=_begin(failing["apache tuned"], reached),
-            verdict=verdict((failing["apache tuned"] or 0) > 700 if reached >= 1000 else None),
+            "tuned Apache + mod_wsgi",
+            "fails above 700 clients",
+            _begin(failing["apache tuned"], reached),
+            (failing["apache tuned"] or 0) > 700 if reached >= 1000 else None,
         ),
         Finding(
-            what=f"uWSGI behind a web server, {MOST} clients, ab",
-            published="no error",
-            measured=f"{many[0].failures} of {many[0].requests} failed" if many else "not tried",
-            verdict=verdict(many[0].failures == 0 if many else None),
+            f"uWSGI behind a web server, {MOST} clients, ab",
+            "no error",
+            f"{many[0].failures} of {many[0].requests} failed" if many else "not tried",
+            many[0].failures == 0 if many else None,
         ),
         Finding(
-            what="what the limit is",
-            published="Keystone's Python, not the web server",
-            measured=f"{share:.0%} of the servers' CPU time is in the processes that run it",
-            verdict=verdict(share > 0.5),
+            "what the limit is",
+            "Keystone's Python, not the web server",
+            f"{share:.0%} of the servers' CPU time is in the processes that run it",
+            share > 0.5,
         ),
     ]
 
@@ -399,25 +395,22 @@ def changes(samples: Sequence[results.Sample]) -> list[Change]:
 
 
 def _table(samples: Sequence[results.Sample]) -> results.Table:
-    columns = ["line-up", "asked for", "clients", "by", "a second", "failed", "p50 ms", "p95 ms"]
-    rows: list[list[results.Cell]] = [
-        [
-            one["label"],
-            one["what"],
-            one["connections"],
-            one["generator"],
-            round(one["rate"], 1),
-            one["failed"],
-            one["p50_ms"],
-            one["p95_ms"],
-        ]
-        for one in samples
-    ]
-    caption = (
+    return results.tabled(
+        "points",
+        samples,
+        {
+            "line-up": "label",
+            "asked for": "what",
+            "clients": "connections",
+            "by": "generator",
+            "a second": lambda one: round(one["rate"], 1),
+            "failed": "failed",
+            "p50 ms": "p50_ms",
+            "p95 ms": "p95_ms",
+        },
         "Good answers a second; failed counts what was refused, lost or not answered. A closed "
-        "loop: each client waits for its answer. Times are of good answers only."
+        "loop: each client waits for its answer. Times are of good answers only.",
     )
-    return results.Table(name="points", columns=columns, rows=rows, caption=caption)
 
 
 def run(world: World, record: results.Record) -> Conclusions:

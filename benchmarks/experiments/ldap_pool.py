@@ -22,7 +22,7 @@ from ..worlds import slapd as directory
 from ..worlds.fault_proxy import proxy_process
 from . import timelines
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, number, verdict
+from .judging import Change, Finding, number
 
 NAME = "ldap-pool"
 SOURCE = (
@@ -218,29 +218,26 @@ def findings(logins: Samples) -> list[Finding]:
     gain = before / after
     return [
         Finding(
-            what=f"{TOKENS} tokens without pools",
-            published=f"{PUBLISHED_BEFORE} s ({PUBLISHED_BEFORE / TOKENS * 1000:.0f} ms each)",
-            measured=f"{number(before)} s ({before / TOKENS * 1000:.0f} ms each)",
-            verdict=verdict(None),
+            f"{TOKENS} tokens without pools",
+            f"{PUBLISHED_BEFORE} s ({PUBLISHED_BEFORE / TOKENS * 1000:.0f} ms each)",
+            f"{number(before)} s ({before / TOKENS * 1000:.0f} ms each)",
         ),
         Finding(
-            what=f"{TOKENS} tokens with the stock pools",
-            published=f"{PUBLISHED_AFTER} s ({PUBLISHED_AFTER / TOKENS * 1000:.0f} ms each)",
-            measured=f"{number(after)} s ({after / TOKENS * 1000:.0f} ms each)",
-            verdict=verdict(None),
+            f"{TOKENS} tokens with the stock pools",
+            f"{PUBLISHED_AFTER} s ({PUBLISHED_AFTER / TOKENS * 1000:.0f} ms each)",
+            f"{number(after)} s ({after / TOKENS * 1000:.0f} ms each)",
         ),
         Finding(
-            what="what the pools gain",
-            published="3 to 5 times",
-            measured=f"{number(gain)} times, with {number(one[LDAPPOOL].binds)} BINDs a login",
-            verdict=verdict(gain >= 3),
+            "what the pools gain",
+            "3 to 5 times",
+            f"{number(gain)} times, with {number(one[LDAPPOOL].binds)} BINDs a login",
+            gain >= 3,
         ),
         Finding(
-            what=f"{TOKENS} tokens with keyfront_ldap",
-            published="-",
-            measured=f"{number(one[KEYFRONT].seconds * TOKENS)} s, with "
-            f"{number(one[KEYFRONT].binds)} BINDs a login",
-            verdict=verdict(None),
+            f"{TOKENS} tokens with keyfront_ldap",
+            "-",
+            f"{number(one[KEYFRONT].seconds * TOKENS)} s, with {number(one[KEYFRONT].binds)} BINDs "
+            "a login",
         ),
     ]
 

@@ -25,7 +25,7 @@ from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process
 from . import isolation, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
-from .judging import Change, Finding, alike, number, verdict
+from .judging import Change, Finding, alike, number
 
 NAME = "live-replay"
 SOURCE = (
@@ -250,24 +250,19 @@ def findings(samples: Sequence[results.Sample]) -> list[Finding]:
         if apache and nginx:
             same = alike(apache["rate"], nginx["rate"])
             holds = same if sources == 1 else not same
-        found.append(
-            Finding(
-                what=f"answered, {sources} source{'s' if sources > 1 else ''}",
-                published=published,
-                measured=f"Apache {_said(apache)}; nginx {_said(nginx)}",
-                verdict=verdict(holds),
-            )
-        )
+        what = f"answered, {sources} source{'s' if sources > 1 else ''}"
+        measured = f"Apache {_said(apache)}; nginx {_said(nginx)}"
+        found.append(Finding(what, published, measured, holds))
     cpu = {
         name: _front_cpu(_pick(samples, target=name, kernel=DEFAULT, sources=most))
         for name in (APACHE, NGINX)
     }
     found.append(
         Finding(
-            what=f"cores that the web server takes, {most} sources",
-            published="Apache far more than nginx",
-            measured=f"Apache {cpu[APACHE]:.2f}, nginx (with the one behind it) {cpu[NGINX]:.2f}",
-            verdict=verdict(cpu[APACHE] > cpu[NGINX]),
+            f"cores that the web server takes, {most} sources",
+            "Apache far more than nginx",
+            f"Apache {cpu[APACHE]:.2f}, nginx (with the one behind it) {cpu[NGINX]:.2f}",
+            cpu[APACHE] > cpu[NGINX],
         )
     )
     for kernel in (THEN, NOW):
@@ -277,16 +272,13 @@ def findings(samples: Sequence[results.Sample]) -> list[Finding]:
             if (one := _pick(samples, target=name, kernel=kernel, sources=most))
         ]
         helped = [before["loss"] - after["loss"] > 0.01 for before, after in pairs if before]
+        measured = f"{sum(helped)} of {len(helped)} servers lose less"
         found.append(
             Finding(
-                what=f"kernel settings {kernel}: what they mend",
-                published="needed by Apache, not by nginx" if kernel == THEN else "-",
-                measured=(
-                    f"{sum(helped)} of {len(helped)} servers lose less"
-                    if helped
-                    else "not tried: they cannot be set here"
-                ),
-                verdict=verdict(any(helped) if helped and kernel == THEN else None),
+                f"kernel settings {kernel}: what they mend",
+                "needed by Apache, not by nginx" if kernel == THEN else "-",
+                measured if helped else "not tried: they cannot be set here",
+                any(helped) if helped and kernel == THEN else None,
             )
         )
     return found
@@ -332,27 +324,21 @@ def changes(samples: Sequence[results.Sample]) -> list[Change]:
 
 
 def _table(samples: Sequence[results.Sample]) -> results.Table:
-    return results.Table(
-        name="points",
-        columns=[
-            *("server", "kernel", "sources", "offered/s", "answered/s", "lost %", "p50 ms"),
-            *("p95 ms", "cores"),
-        ],
-        rows=[
-            [
-                one["target"],
-                one["kernel"],
-                one["sources"],
-                one["offered"],
-                round(one["rate"]),
-                round(100 * one["loss"], 2),
-                one["p50_ms"],
-                one["p95_ms"],
-                round(sum(value for name, value in one["cpu"].items() if name != "generator"), 2),
-            ]
-            for one in samples
-        ],
-        caption="An open loop: requests are sent at their times, and times are counted from then. "
+    return results.tabled(
+        "points",
+        samples,
+        {
+            "server": "target",
+            "kernel": "kernel",
+            "sources": "sources",
+            "offered/s": "offered",
+            "answered/s": lambda one: round(one["rate"]),
+            "lost %": lambda one: round(100 * one["loss"], 2),
+            "p50 ms": "p50_ms",
+            "p95 ms": "p95_ms",
+            "cores": lambda one: round(sum(one["cpu"].values()), 2),
+        },
+        "An open loop: requests are sent at their times, and times are counted from then. "
         f"Lost is what has no good answer within {PATIENCE:g} s.",
     )
 

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from keyfront.common import ranges
 from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import KeyfrontError, OptionError
 
@@ -163,11 +164,7 @@ def _names(name: str) -> list[str]:
 
 
 def _seconds(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isdecimal() or not 1 <= int(text) <= 3600:
-        raise OptionError("--seconds", text, "a whole number from 1 to 3600")
-    return int(text)
+    return None if text is None else ranges.whole("--seconds", text, 1, 3600)
 
 
 def child(given: TextIO, out: TextIO, *, terminate: Callable[[], None]) -> int:

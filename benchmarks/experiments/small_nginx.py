@@ -19,7 +19,7 @@ from typing import Any
 
 from keyfront.common.machine import cores
 
-from .. import results
+from .. import proc, results
 from ..lineups import lineup, servers
 from ..load import generators
 from ..load.measured import Load, Request
@@ -27,7 +27,7 @@ from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process
 from . import isolation, memory_limit, timelines, tiny_application
 from .experiment import Conclusions, Experiment, World
-from .judging import PAIRS, Change, Finding, number, verdict
+from .judging import PAIRS, Change, Finding, number, paired_change
 
 NAME = "small-nginx"
 SOURCE = "C. Cutler, 2011-07, cutler.sg/2011/07/nginix-on-a-256mb-vm-slice-24000-tps"
@@ -142,8 +142,8 @@ def measure(world: World, record: results.Record) -> list[str]:
             ):
                 for path in _PATHS.values():
                     running[-1].wait_for_answer(port, path)
-                for one in running:
-                    _bound(limit, one.pid)
+                for pid in (pid for one in running for pid in proc.family(one.pid)):
+                    limit.add(pid)
                 if limit.refused:
                     unbounded.add(limit.refused)
                 for what in _PATHS if name != KEYFRONT else (DYNAMIC,):
@@ -188,11 +188,6 @@ def _load(
     return watch, load
 
 
-def _bound(limit: memory_limit.Limit, pid: int) -> None:
-    for process in (pid, *(one.pid for one in timelines.descendants() if one.parent == pid)):
-        limit.add(process)
-
-
 def _megabytes(size: int | None) -> float | None:
     return None if size is None else round(size / 2**20, 1)
 
@@ -225,44 +220,41 @@ def findings(samples: list[results.Sample], refused: dict[str, str]) -> list[Fin
     )
     return [
         Finding(
-            what="static file of 13 bytes, tuned: a second",
-            published=f"about {number(PUBLISHED)}",
-            measured=measured,
-            verdict=verdict(static[TUNED, True]["rate"] >= PUBLISHED),
+            "static file of 13 bytes, tuned: a second",
+            f"about {number(PUBLISHED)}",
+            measured,
+            static[TUNED, True]["rate"] >= PUBLISHED,
         ),
         Finding(
-            what="the same, stock",
-            published="not known to us",
-            measured=f"{number(static[STOCK, False]['rate'])} with new connections, "
+            "the same, stock",
+            "not known to us",
+            f"{number(static[STOCK, False]['rate'])} with new connections, "
             f"{number(static[STOCK, True]['rate'])} with kept ones",
         ),
         Finding(
-            what="dynamic endpoint, tuned: a second",
-            published="not known to us",
-            measured=f"{number(dynamic['rate'])} with new connections",
+            "dynamic endpoint, tuned: a second",
+            "not known to us",
+            f"{number(dynamic['rate'])} with new connections",
         ),
         Finding(
-            what="memory of all servers",
-            published="a machine of 256 MB",
-            measured=f"{most:.0f} MB at most",
-            verdict=verdict(most <= 256),
+            "memory of all servers", "a machine of 256 MB", f"{most:.0f} MB at most", most <= 256
         ),
         Finding(
-            what="connections in TIME_WAIT at a time",
-            published="to be kept low by kernel settings",
-            measured=f"{number(waiting)}; {failed} requests failed",
-            verdict=verdict(failed > 0),
+            "connections in TIME_WAIT at a time",
+            "to be kept low by kernel settings",
+            f"{number(waiting)}; {failed} requests failed",
+            failed > 0,
         ),
         Finding(
-            what="tracked connections at a time",
-            published="conntrack's table has to be large or off",
-            measured=number(max(tracked)) if tracked else "not counted",
+            "tracked connections at a time",
+            "conntrack's table has to be large or off",
+            number(max(tracked)) if tracked else "not counted",
         ),
         Finding(
-            what="kernel settings of the time",
-            published=f"{len(OLD_ADVICE)} of them",
-            measured=f"{', '.join(gone) or 'none'} no longer exists" if refused else "all exist",
-            verdict=verdict(not gone),
+            "kernel settings of the time",
+            f"{len(OLD_ADVICE)} of them",
+            f"{', '.join(gone) or 'none'} no longer exists" if refused else "all exist",
+            not gone,
         ),
     ]
 
@@ -280,45 +272,28 @@ def changes(samples: list[results.Sample]) -> list[Change]:
             for server in SERVERS
         }
         best = max((STOCK, TUNED), key=lambda server: statistics.median(rates[server]))
-        ours = rates[KEYFRONT]
-        found.append(
-            Change(
-                what=f"13 bytes from an application, {'kept' if kept else 'new'} connections",
-                stock=statistics.median(rates[best]),
-                stock_name=best,
-                keyfront=statistics.median(ours),
-                unit="a second",
-                pairs=[a / b for a, b in zip(ours, rates[best], strict=True)]
-                if len(ours) > 1
-                else (),
-            )
-        )
+        what = f"13 bytes from an application, {'kept' if kept else 'new'} connections"
+        found.append(paired_change(what, best, rates[best], rates[KEYFRONT]))
     return found
 
 
 def _table(samples: list[results.Sample]) -> results.Table:
-    return results.Table(
-        name="points",
-        columns=[
-            *("server", "asked for", "connections", "a second", "failed", "p99 ms", "TIME_WAIT"),
-            *("tracked", "MB"),
-        ],
-        rows=[
-            [
-                one["server"],
-                one["what"],
-                f"{one['connections']} {'kept' if one['kept'] else 'new'}",
-                round(one["rate"]),
-                one["failed"],
-                one["p99_ms"],
-                one["peaks"].get("TIME_WAIT"),
-                one["peaks"].get("tracked connections"),
-                one["resident_mb"],
-            ]
-            for one in samples
-        ],
-        caption="New connections by ab, kept ones by wrk. MB is what nginx and uWSGI have "
-        "resident, with what they share counted in each.",
+    return results.tabled(
+        "points",
+        samples,
+        {
+            "server": "server",
+            "asked for": "what",
+            "connections": lambda one: f"{one['connections']} {'kept' if one['kept'] else 'new'}",
+            "a second": lambda one: round(one["rate"]),
+            "failed": "failed",
+            "p99 ms": "p99_ms",
+            "TIME_WAIT": lambda one: one["peaks"].get("TIME_WAIT"),
+            "tracked": lambda one: one["peaks"].get("tracked connections"),
+            "MB": "resident_mb",
+        },
+        "New connections by ab, kept ones by wrk. MB is what nginx and uWSGI have resident, with "
+        "what they share counted in each.",
     )
 
 

@@ -14,14 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple
 
+from .. import proc
 from ..results import Timeline
 
 INTERVAL = 0.25
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _GROUPS = {
     "nginx": "nginx",
     "apache2": "Apache",
@@ -34,7 +31,6 @@ _GROUPS = {
     "wrk": "generator",
     "ab": "generator",
     "siege": "generator",
-    "h2load": "generator",
 }
 MOD_WSGI = "mod_wsgi"
 #: Kernel counters, by the names that results show.
@@ -49,25 +45,13 @@ def group(name: str, command: str) -> str | None:
     return _GROUPS.get(name)
 
 
-class Process(NamedTuple):
-    """A process, as ``/proc/PID/stat`` tells."""
-
-    pid: int
-    parent: int
-    name: str
-    cpu: float
-    """Seconds, with those of the children it has waited for."""
-    resident: int
-    """Bytes."""
-
-
 class Usage:
     """CPU seconds and resident bytes by group, now."""
 
     def __init__(self) -> None:
         self.cpu: dict[str, float] = defaultdict(float)
         self.resident: dict[str, int] = defaultdict(int)
-        for process in descendants():
+        for process in proc.tree(os.getpid())[1:]:
             command = ""
             if _GROUPS.get(process.name) == "Apache":
                 command = "".join(_lines(f"/proc/{process.pid}/cmdline"))
@@ -75,30 +59,6 @@ class Usage:
             if found:
                 self.cpu[found] += process.cpu
                 self.resident[found] += process.resident
-
-
-def descendants() -> list[Process]:
-    """Return the living descendants of this process."""
-    children: dict[int, list[Process]] = defaultdict(list)
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                line = Path(entry.path, "stat").read_text(errors="replace")
-            except OSError:
-                continue
-            # the name may hold spaces and brackets; behind it: state, parent, ...
-            name, fields = line[line.index("(") + 1 :].rsplit(") ", 1)
-            words = fields.split()
-            cpu = sum(map(int, words[11:15])) / _TICKS
-            one = Process(int(entry.name), int(words[1]), name, cpu, int(words[21]) * _PAGE)
-            children[one.parent].append(one)
-    found: list[Process] = []
-    todo = [os.getpid()]
-    while todo:
-        more = children[todo.pop()]
-        found += more
-        todo += [one.pid for one in more]
-    return found
 
 
 def kernel() -> dict[str, float]:
@@ -126,11 +86,7 @@ def kernel() -> dict[str, float]:
 
 def clients(port: int) -> int:
     """Return how many clients a server on loopback has now, at a port of IPv4."""
-    found = 0
-    for line in _lines("/proc/net/tcp")[1:]:
-        _, local, _, state = line.split()[:4]
-        found += state == "01" and int(local.rpartition(":")[2], 16) == port
-    return found
+    return sum(one.port == port and one.state == proc.ESTABLISHED for one in proc.sockets())
 
 
 def _lines(path: str) -> list[str]:
@@ -169,12 +125,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         usage, seconds = Usage(), time.monotonic() - self._began

@@ -8,7 +8,6 @@ import select
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +48,40 @@ class Place:
 HERE = Place("the candidate", sys.executable)
 
 
-def command(session: GateSession, place: Place, nodes: Sequence[str]) -> list[str]:
-    """Return the command that runs some tests with the worker's fixtures in place of the gate's."""
+def started(
+    session: GateSession,
+    place: Place,
+    nodes: Sequence[str],
+    mode: Mapping[str, str],
+    *,
+    log: Path,
+    pipes: Sequence[int],
+    before: Sequence[str] = (),
+) -> subprocess.Popen[bytes]:
+    """Start some tests with the worker's fixtures in place of the gate's.
+
+    :param mode: the variables that tell the worker what to do
+    :param log: the file that takes what it says
+    :param pipes: the descriptors that it uses; they are closed here
+    :param before: words before the command
+    """
+    with log.open("wb") as out:
+        try:
+            return subprocess.Popen(
+                [*before, *_command(session, place, nodes)],
+                env=_environment(session, place, mode),
+                cwd=session.config.rootpath,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=pipes,
+            )
+        finally:
+            for one in pipes:
+                os.close(one)
+
+
+def _command(session: GateSession, place: Place, nodes: Sequence[str]) -> list[str]:
     config = session.config
     given = [place.python, "-m", "pytest", "-p", PACKAGE, "-p", "no:keyfront_gate"]
     arguments = list(config.invocation_params.args)
@@ -75,8 +106,7 @@ def _holds(path: Path, tops: frozenset[str]) -> bool:
     return any((path / top).is_dir() or (path / f"{top}.py").is_file() for top in tops)
 
 
-def environment(session: GateSession, place: Place, more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of such a process; the order of hashes is the same in all of them."""
+def _environment(session: GateSession, place: Place, more: Mapping[str, str]) -> dict[str, str]:
     plugins = session.folder / "plugins"
     if not plugins.is_dir():
         shutil.copytree(
@@ -92,6 +122,7 @@ def environment(session: GateSession, place: Place, more: Mapping[str, str]) -> 
         "PYTHONPATH": os.pathsep.join(paths),
         # else -m puts the current folder, with the sources in it, before all of that
         "PYTHONSAFEPATH": "1",
+        # the order of hashes is the same in all of them
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         worker.TOPS: ",".join(sorted(place.tops)),
@@ -126,26 +157,10 @@ class Worker:
     def __init__(self, session: GateSession, place: Place, node: str) -> None:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
-        descriptor, name = tempfile.mkstemp(dir=session.folder, prefix="worker-")
-        self._log = Path(name)
-        more = {
-            worker.MODE: "serve",
-            worker.REQUESTS: str(requests),
-            worker.ANSWERS: str(answers),
-        }
-        try:
-            self._process = subprocess.Popen(
-                command(session, place, [node]),
-                env=environment(session, place, more),
-                cwd=session.config.rootpath,
-                stdin=subprocess.DEVNULL,
-                stdout=descriptor,
-                stderr=descriptor,
-                pass_fds=(requests, answers),
-            )
-        finally:
-            for one in (requests, answers, descriptor):
-                os.close(one)
+        self._log = session.folder / f"worker-{self._requests}"
+        mode = {worker.MODE: "serve", worker.REQUESTS: str(requests), worker.ANSWERS: str(answers)}
+        pipes = (requests, answers)
+        self._process = started(session, place, [node], mode, log=self._log, pipes=pipes)
         self.pid = self._process.pid
         self._reader = os.fdopen(self._answers, "rb", closefd=False)
         self._node = node

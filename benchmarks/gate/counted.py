@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .decision import Verdict
 from .outcome import Count
-from .session import name_of
-
-if TYPE_CHECKING:
-    import pytest
-
-    from .session import GateSession
+from .session import Fixture, name_of
 
 KIND = "counted"
 Value = int | Mapping[str, int] | None
@@ -30,14 +25,11 @@ class EventCount:
         self.count = 0
 
 
-class Counted:
+class Counted(Fixture):
     """The value of the fixture, to be called once in a test."""
 
-    def __init__(self, session: GateSession, item: pytest.Item) -> None:
-        self._session = session
-        self._item = item
-        self._used = False
-        self._absent = ""
+    name = KIND
+    _absent = ""
 
     def __call__(self, *, changed: str = "", **counts: Value) -> None:
         """Compare counts with those recorded, and fail the test at the first difference.
@@ -47,9 +39,7 @@ class Counted:
             ``None`` is what could not be counted on this machine
         :raises ValueError: a count is no integer from 0
         """
-        if self._used:
-            self._session.fail("counted() was called twice in this test: count all at once")
-        self._used = True
+        self._once()
         values = _flat(counts)
         absent = {key for key, value in counts.items() if value is None}
         records = self._session.records(self._item)
@@ -92,24 +82,6 @@ class Counted:
             else:
                 reason = "" if None not in (value, was) else _one_sided(value)
                 yield self._count(key, Verdict.FAIL, value, was, reason=reason)
-
-    def _count(
-        self,
-        key: str,
-        verdict: Verdict,
-        value: int | None = None,
-        recorded: int | None = None,
-        reason: str = "",
-    ) -> Count:
-        return Count(
-            name=self._item.nodeid,
-            fixture=KIND,
-            key=key,
-            verdict=verdict,
-            value=value,
-            recorded=recorded,
-            reason=reason,
-        )
 
     def syscalls(self, step: Callable[[], object], *, calls: int = 10) -> Mapping[str, int] | None:
         """Count the system calls of some calls, of the thread that makes them.

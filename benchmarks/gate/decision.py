@@ -2,7 +2,7 @@
 
 A decision is taken only at certain numbers of values and when the time is over, and each look may
 err by :data:`TAIL` on either side. So a change exactly at the limit is called worse with a chance
-below 0.5 % (``interval.false_failure_chance(LOOKS, TAIL)``, and one look more), one that is none,
+below 0.5 % (a test computes it, and one look more), one that is none,
 with its ratio at 1, far less often; however long one looks.
 """
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 
 from . import worker
-from .children import HERE, command, environment, tail
+from .children import HERE, started, tail
 from .session import address
 from .worker import callgrind
 
@@ -47,19 +46,12 @@ class Inside(ABC):
         folder.mkdir()
         nodes = [address(item) for item in items]
         read, write = os.pipe()
-        log = folder / "said"
-        more = {worker.MODE: self.kind, worker.ANSWERS: str(write)}
-        with log.open("wb") as out, os.fdopen(read, "rb") as answers:
-            with subprocess.Popen(
-                [*self._before(folder), *command(session, HERE, nodes)],
-                env=environment(session, HERE, more),
-                cwd=session.config.rootpath,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=(write,),
+        log, before = folder / "said", self._before(folder)
+        mode = {worker.MODE: self.kind, worker.ANSWERS: str(write)}
+        with os.fdopen(read, "rb") as answers:
+            with started(
+                session, HERE, nodes, mode, log=log, pipes=(write,), before=before
             ) as process:
-                os.close(write)
                 try:
                     process.wait(_PATIENCE)
                 except BaseException:

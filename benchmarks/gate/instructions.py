@@ -8,16 +8,10 @@ import math
 import platform
 import sysconfig
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .decision import Verdict
-from .outcome import Count
-from .session import name_of
-
-if TYPE_CHECKING:
-    import pytest
-
-    from .session import GateSession
+from .session import Fixture, name_of
 
 KIND = "instructions"
 #: How many times the recorded count may be reached.
@@ -25,13 +19,10 @@ LIMIT = 1.02
 CALLS = 100
 
 
-class Instructions:
+class Instructions(Fixture):
     """The value of the fixture, to be called once in a test."""
 
-    def __init__(self, session: GateSession, item: pytest.Item) -> None:
-        self._session = session
-        self._item = item
-        self._used = False
+    name = KIND
 
     def __call__(
         self,
@@ -58,13 +49,11 @@ class Instructions:
             raise ValueError(f"limit = {limit}: must be greater than 1, and 2 at most")
         if calls < 1:
             raise ValueError(f"calls = {calls}: must be at least 1")
-        if self._used:
-            self._session.fail("instructions() was called twice in this test: parametrize it")
-        self._used = True
+        self._once()
         step()
         inside = self._session.inside(KIND, KIND, self._item)
         if inside.absent:
-            self._tell("instructions", Verdict.MISSING, reason=inside.absent)
+            self._tell("instructions", Verdict.MISSING, None, None, inside.absent)
             return None
         value: int | None = inside.find(self._item)
         if value is None:
@@ -82,34 +71,18 @@ class Instructions:
             self._tell(versions, Verdict.PASS, value)
         elif recorded is None:
             reason = "nothing is recorded: was the test renamed? else run with --gate-update"
-            self._tell(versions, Verdict.FAIL, value, reason=reason)
+            self._tell(versions, Verdict.FAIL, value, None, reason)
         elif was is None:
             reason = "no record of these versions: --gate-update adds one"
-            self._tell(versions, Verdict.NEW, value, reason=reason)
+            self._tell(versions, Verdict.NEW, value, None, reason)
         elif value > was * limit:
             reason = f"{value / was:.3f} times, limit {limit:g}"
             self._tell(versions, Verdict.FAIL, value, was, reason)
         else:
             self._tell(versions, Verdict.PASS, value, was)
 
-    def _tell(
-        self,
-        versions: str,
-        verdict: Verdict,
-        value: int | None = None,
-        was: int | None = None,
-        reason: str = "",
-    ) -> None:
-        count = Count(
-            name=self._item.nodeid,
-            fixture=KIND,
-            key=versions,
-            verdict=verdict,
-            value=value,
-            recorded=was,
-            reason=reason,
-        )
-        self._session.count(self._item, [count])
+    def _tell(self, *count: Any) -> None:
+        self._session.count(self._item, [self._count(*count)])
 
 
 def key(depends: Iterable[str] = ()) -> str:

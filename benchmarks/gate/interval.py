@@ -1,4 +1,4 @@
-"""Computes the interval of a median, with no assumption on the noise, and exact chances.
+"""Computes the interval of a median, with no assumption on the noise.
 
 Standard library only: the two distributions that are needed are sums of binomial terms.
 """
@@ -19,11 +19,7 @@ class Interval(NamedTuple):
     high: float
 
 
-# Chances below that are left out of sums.
-_LEAST = 1e-18
-
-
-def _exactly(n: int, k: int, p: float) -> float:
+def exactly(n: int, k: int, p: float) -> float:
     """Return the chance of ``k`` of ``n`` trials that succeed with chance ``p``, 0 < p < 1."""
     ways = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
     return math.exp(ways + k * math.log(p) + (n - k) * math.log1p(-p))
@@ -37,7 +33,7 @@ def _at_most(n: int, k: int, p: float) -> float:
         return 1.0
     if p >= 1.0:
         return 0.0
-    return min(sum(_exactly(n, i, p) for i in range(k + 1)), 1.0)
+    return min(sum(exactly(n, i, p) for i in range(k + 1)), 1.0)
 
 
 @cache
@@ -93,33 +89,3 @@ def interval(values: Sequence[float], tail: float) -> Interval:
     if place == 0:
         return Interval(-math.inf, middle, math.inf)
     return Interval(ordered[place - 1], middle, ordered[n - place])
-
-
-def false_failure_chance(looks: Sequence[int], tail: float, above: float = 0.5) -> float:
-    """Return the exact chance that a median *at* a limit is called above it at any look.
-
-    At each look of n values it is called so if the value of ``rank(n, tail)`` is above the limit.
-    That depends only on how many are, which is a random walk; so the chance is a sum, not an
-    estimate. A median below the limit is called above it less often.
-
-    :param looks: numbers of values at which one looks, ascending
-    :param above: the chance of one value to be above the limit: 0.5 at the limit itself
-    """
-    # chance of each number of values above the limit, of runs that were not called yet
-    walk = {0: 1.0}
-    called, before = 0.0, 0
-    for n in looks:
-        step = n - before
-        before = n
-        more = [
-            (i, chance) for i in range(step + 1) if (chance := _exactly(step, i, above)) > _LEAST
-        ]
-        after: dict[int, float] = {}
-        for count, chance in walk.items():
-            for i, part in more:
-                after[count + i] = after.get(count + i, 0.0) + chance * part
-        place = rank(n, tail)
-        edge = n - place + 1 if place else n + 1
-        called += sum(chance for count, chance in after.items() if count >= edge)
-        walk = {count: one for count, one in after.items() if count < edge and one > _LEAST}
-    return called

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .decision import TAIL, Verdict
@@ -84,8 +84,8 @@ class Outcome:
             f"baseline {self.against}{rounds}{more}"
         )
 
-    def described(self, *, pairs: bool = True) -> dict[str, Any]:
-        """Return it for a file, with the raw pairs or without; no number where there is none."""
+    def described(self) -> dict[str, Any]:
+        """Return it for a file, with the raw pairs; no number where there is none."""
         found: dict[str, Any] = {
             "name": self.name,
             "title": self.title,
@@ -98,7 +98,7 @@ class Outcome:
         }
         if self.samples is None:
             return found
-        found |= {
+        return found | {
             "ratio": self.ratio,
             "low": self.low if math.isfinite(self.interval.low) else None,
             "high": self.high if math.isfinite(self.interval.high) else None,
@@ -107,10 +107,8 @@ class Outcome:
             "seed": self.samples.seed,
             "candidate_seconds": statistics.median(self.samples.seconds(0)),
             "baseline_seconds": statistics.median(self.samples.seconds(1)),
+            "pairs_ns": [list(pair) for pair in self.samples.pairs],
         }
-        if pairs:
-            found["pairs_ns"] = [list(pair) for pair in self.samples.pairs]
-        return found
 
 
 def _times(ratio: float) -> str:
@@ -154,12 +152,4 @@ class Count:
 
     def described(self) -> dict[str, Any]:
         """Return it for a file."""
-        return {
-            "name": self.name,
-            "fixture": self.fixture,
-            "key": self.key,
-            "verdict": str(self.verdict),
-            "value": self.value,
-            "recorded": self.recorded,
-            "reason": self.reason,
-        }
+        return {**asdict(self), "verdict": str(self.verdict)}

@@ -6,18 +6,13 @@ import math
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from .decision import LEAST_SECONDS, LIMIT, MOST_SECONDS, Verdict, decide, judge
 from .interval import Interval
 from .outcome import Outcome
 from .sampling import Here, Side, blocks, calibrated
+from .session import Fixture
 from .worker import clock
-
-if TYPE_CHECKING:
-    import pytest
-
-    from .session import GateSession
 
 Step = Callable[[], object]
 
@@ -25,16 +20,10 @@ Step = Callable[[], object]
 CONTROL_SECONDS = 0.5
 
 
-class Paired:
-    """The value of the fixture, to be called once in a test.
+class Paired(Fixture):
+    """The value of the fixture, to be called once in a test."""
 
-    :param session: keeps what is found
-    """
-
-    def __init__(self, session: GateSession, item: pytest.Item) -> None:
-        self._session = session
-        self._item = item
-        self._used = False
+    name = "paired"
 
     def __call__(
         self,
@@ -56,9 +45,7 @@ class Paired:
         :param new: the reason for which a release need not have what is measured; empty if it must
         :raises ValueError: an argument is outside its range
         """
-        if self._used:
-            self._session.fail("paired() was called twice in this test: parametrize it instead")
-        self._used = True
+        self._once()
         _check("limit", limit)
         _check("seconds", seconds)
         seconds = min(seconds, self._session.most_seconds)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from keyfront.common import json_text
 from keyfront.errors import BenchmarkError
+
+from .. import files
 
 SCHEMA = "keyfront-gate-records/1"
 KINDS = ("counted", "instructions")
@@ -32,16 +31,9 @@ class Records:
 
         :raises BenchmarkError: it cannot be read or is no such record
         """
-        try:
-            content = json_text.parse(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not path.exists():
             return cls(path, {kind: {} for kind in KINDS})
-        except OSError as error:
-            raise BenchmarkError(f"{path}: cannot be read: {error.strerror}") from None
-        except json.JSONDecodeError as error:
-            raise BenchmarkError(f"{path}:{error.lineno}: is no JSON: {error.msg}") from None
-        except ValueError as error:
-            raise BenchmarkError(f"{path}: is no JSON: {error}") from None
+        content = files.read_json(path)
         if not _is_record(content):
             raise BenchmarkError(f"{path}: is no record of counts of the schema {SCHEMA}")
         return cls(path, {kind: content[kind] for kind in KINDS})
@@ -74,14 +66,7 @@ class Records:
         if not self._changed:
             return False
         text = json.dumps({"schema": SCHEMA, **self._content}, indent=1, sort_keys=True) + "\n"
-        try:
-            descriptor, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=".gate-")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                os.fchmod(descriptor, 0o644)
-                file.write(text)
-            os.replace(temporary, self.path)
-        except OSError as error:
-            raise BenchmarkError(f"{self.path}: cannot be written: {error.strerror}") from None
+        files.write(self.path, text)
         self._changed = False
         return True
 

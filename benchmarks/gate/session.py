@@ -225,6 +225,47 @@ class GateSession:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class Fixture:
+    """The value of a fixture of the gate, to be called once in a test.
+
+    :ivar name: the name of the fixture
+    """
+
+    name = ""
+
+    def __init__(self, session: GateSession, item: pytest.Item) -> None:
+        self._session = session
+        self._item = item
+        self._used = False
+
+    def _once(self) -> None:
+        """Fail the test if this is called twice in it."""
+        if self._used:
+            self._session.fail(
+                f"{self.name}() was called twice in this test: parametrize it, or count all at once"
+            )
+        self._used = True
+
+    def _count(
+        self,
+        key: str,
+        verdict: Verdict,
+        value: int | None = None,
+        recorded: int | None = None,
+        reason: str = "",
+    ) -> Count:
+        """Return a count of this test."""
+        return Count(
+            name=self._item.nodeid,
+            fixture=self.name,
+            key=key,
+            verdict=verdict,
+            value=value,
+            recorded=recorded,
+            reason=reason,
+        )
+
+
 def _first_line(text: str | None) -> str:
     return text.strip().partition("\n")[0] if text else ""
 

@@ -22,7 +22,7 @@ from keyfront.common import ranges
 from keyfront.errors import OptionError
 from keyfront.gateway.serve.state import State
 
-from .. import results, surroundings
+from .. import proc, results
 from ..results import Cell, Record, Result, Table
 from . import arguments as given
 from . import cloud_users
@@ -94,7 +94,7 @@ def measure(
     maker = Client(credentials, timeout=settings.timeout)
     client = Client(credentials, timeout=settings.timeout)
     pid = State(credentials.state).holder() if credentials.state else None
-    cpu = (lambda: surroundings.tree_seconds([pid])) if pid else None
+    cpu = (lambda: proc.tree_seconds(pid)) if pid else None
     try:
         with _population(maker, settings, progress, users_file, service_role) as population:
             mix = Mix(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -144,19 +145,11 @@ def _for_page(text: str, salt: str) -> str:
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font: \1px var(--font)", text)
     # text without a colour of its own is black, also in the dark
     text = re.sub(r'(<text [^>]*style=")(?![^"]*fill:)', r"\1fill: var(--ink); ", text)
-    prefix = f"f{abs(_number(salt)):x}-"
+    prefix = f"f{zlib.crc32(salt.encode()):x}-"
     text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}\1"', text)
     text = re.sub(r'(href=")#', rf"\1#{prefix}", text)
     text = text.replace("url(#", f"url(#{prefix}")
     return text.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
-
-
-def _number(text: str) -> int:
-    """Return the same for the same text in every process."""
-    found = 7
-    for character in text:
-        found = (found * 31 + ord(character)) % 2**40
-    return found
 
 
 def folded(text: str, width: int) -> str:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 import jinja2
 
-from keyfront.errors import BenchmarkError, OptionError
+from keyfront.errors import OptionError
 
-from .. import results
+from .. import files, results
 from ..experiments.judging import CHANGES, COMPARISON, WORDS, number
 from ..results import Cell, Result, Table
 from . import answer as words
-from . import charts, template
+from . import charts
 from .drawing import Drawn
 from .forest import Branch, forest
 
+_HERE = Path(__file__).parent
 _KINDS = {"experiment": 0, "sweep": 1, "replay": 2, "micro": 3, "gate": 4}
 
 
@@ -44,11 +43,9 @@ class Part:
     tables: list[Table]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The machine that results were measured on."""
-
-    facts: list[tuple[str, str]] = field(default_factory=list)
+def style() -> str:
+    """Return the style sheet, which lies in the page itself."""
+    return (_HERE / "page.css").read_text(encoding="utf-8")
 
 
 def page(results: Sequence[Result]) -> str:
@@ -60,6 +57,7 @@ def page(results: Sequence[Result]) -> str:
     ordered = sorted(results, key=lambda one: (_KINDS.get(one.kind, 9), _place(one), one.name))
     found = words.answer(ordered)
     environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -67,8 +65,8 @@ def page(results: Sequence[Result]) -> str:
     )
     environment.filters["cell"] = _cell
     environment.filters["unbroken"] = _unbroken
-    return environment.from_string(template.PAGE).render(
-        style=template.STYLE,
+    return environment.get_template("page.html.j2").render(
+        style=style(),
         answer=found,
         verdicts=words.VERDICTS,
         hero=_hero(found),
@@ -146,23 +144,24 @@ def _gates(result: Result) -> Drawn | None:
     )
 
 
-def _machines(results: Sequence[Result]) -> list[Machine]:
-    found: dict[tuple[tuple[str, str], ...], Machine] = {}
-    names = {
-        "cpu": "CPU",
-        "cores": "cores",
-        "memory_mb": "memory, MB",
-        "kernel": "kernel",
-        "architecture": "architecture",
-        "distribution": "distribution",
-        "governor": "governor",
-    }
-    for result in results:
-        facts = tuple(
-            (names[key], str(value)) for key, value in result.machine.items() if key in names
-        )
-        found.setdefault(facts, Machine(facts=list(facts)))
-    return list(found.values())
+_FACTS = {
+    "cpu": "CPU",
+    "cores": "cores",
+    "memory_mb": "memory, MB",
+    "kernel": "kernel",
+    "architecture": "architecture",
+    "distribution": "distribution",
+    "governor": "governor",
+}
+
+
+def _machines(results: Sequence[Result]) -> list[tuple[tuple[str, str], ...]]:
+    """Return the facts of each machine that results were measured on."""
+    found = [
+        tuple((_FACTS[key], str(value)) for key, value in result.machine.items() if key in _FACTS)
+        for result in results
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _versions(results: Sequence[Result]) -> list[tuple[str, str]]:
@@ -213,22 +212,6 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         )
     target: Path = arguments.output or folder / NAME
     text = page(results.read_all(folder))
-    _write(target, text)
+    files.write(target, text)
     out.write(f"{target}\n")
     return 0
-
-
-def _write(target: Path, text: str) -> None:
-    """Write the page whole or not at all."""
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".html")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                os.fchmod(descriptor, 0o644)
-                file.write(text)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise BenchmarkError(f"{target}: cannot be written: {error.strerror}") from None

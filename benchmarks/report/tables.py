@@ -19,7 +19,7 @@ from typing import NamedTuple, TextIO
 
 from keyfront.errors import BenchmarkError
 
-from .. import results
+from .. import files, results
 from ..results import Result
 
 _BEGIN = re.compile(r"^<!-- bench (\S+) (\S+) (\S+) -->$")
@@ -88,21 +88,6 @@ def text(found: Sequence[Result], kind: str, name: str, table: str, where: str) 
     return f"{results.markdown(content)}\n\n{results.measured_on(result)}"
 
 
-def write(change: Change) -> None:
-    """Write a document, whole or not at all.
-
-    :raises BenchmarkError: it cannot be written
-    """
-    temporary = change.path.with_name(f".{change.path.name}.new")
-    try:
-        temporary.write_text(change.after, encoding="utf-8")
-        temporary.chmod(change.path.stat().st_mode & 0o777)
-        temporary.replace(change.path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise BenchmarkError(f"{change.path}: cannot be written: {error.strerror}") from None
-
-
 def add(parser: ArgumentParser) -> None:
     """Add the arguments."""
     parser.description = (
@@ -134,6 +119,6 @@ def run(arguments: Namespace, out: TextIO) -> int:
         if arguments.check:
             out.write(f"{change.path}: not up to date\n")
         else:
-            write(change)
+            files.write(change.path, change.after)
             out.write(f"{change.path}: written\n")
     return 1 if stale and arguments.check else 0

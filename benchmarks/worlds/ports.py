@@ -18,6 +18,8 @@ from pathlib import Path
 
 from keyfront.errors import ServerError
 
+from .. import proc
+
 HOST = "127.0.0.1"
 _LOWEST = 10000
 _BLOCK = 100
@@ -58,10 +60,9 @@ def bind_stable(host: str = HOST) -> socket.socket:
 
 def listening() -> set[int]:
     """Return the ports of 127.0.0.1 that somebody listens at; no server sees this question."""
-    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    listen, here = "0A", "0100007F"
-    found = (row[1].split(":") for row in rows if row[3] == listen)
-    return {int(port, 16) for address, port in found if address == here}
+    here = "0100007F"
+    found = proc.sockets()
+    return {one.port for one in found if one.state == proc.LISTEN and one.address == here}
 
 
 class _Claims:

@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from keyfront.common.programs import first_error
 from keyfront.errors import ServerError
 
-from .. import surroundings
+from .. import proc
+from ..proc import family as family
+from ..proc import memory as memory
 
 HOST = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
@@ -86,38 +87,6 @@ def _plural(cores: Collection[int]) -> str:
     return f"{len(cores)} core{'' if len(cores) == 1 else 's'}"
 
 
-def family(pid: int) -> list[int]:
-    """Return the numbers of a process and its living descendants, itself first."""
-    found = [pid]
-    for one in found:
-        with contextlib.suppress(OSError):
-            found += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
-    return found
-
-
-def memory(pid: int) -> dict[str, float]:
-    """Return the MiB that a process takes: ``Pss``, shared pages in parts, and ``Rss``, whole.
-
-    A process that has ended takes none.
-    """
-    found = {"Pss": 0.0, "Rss": 0.0}
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-            name, kib = line.split()[:2]
-            if name[:-1] in found:
-                found[name[:-1]] = int(kib) / 1024
-    return found
-
-
-def state(pid: int) -> str:
-    """Return the state of a process or thread as ``ps`` names it; empty if there is none."""
-    try:
-        # the name before it, in parentheses, may have blanks and parentheses
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
 def freeze(pid: int) -> None:
     """Send SIGSTOP, and wait until no thread of the process runs.
 
@@ -127,7 +96,8 @@ def freeze(pid: int) -> None:
     """
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 60
-    while not all(state(int(one.name)) in ("T", "") for one in Path(f"/proc/{pid}/task").iterdir()):
+    threads = Path(f"/proc/{pid}/task")
+    while not all(proc.state(int(one.name)) in ("T", "") for one in threads.iterdir()):
         if time.monotonic() > deadline:
             raise ServerError(f"{pid} does not stop")
         time.sleep(0.001)
@@ -209,12 +179,7 @@ class Process:
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -280,7 +245,7 @@ class Process:
         """Return CPU seconds of it and its descendants until now, or until it was stopped."""
         if self._ended_cpu is not None:
             return self._ended_cpu
-        return surroundings.tree_seconds([self.pid])
+        return proc.tree_seconds(self.pid)
 
     def wait(self, seconds: float) -> int:
         """Wait until it ends; returns its exit status, and closes :meth:`cpu`.
@@ -308,7 +273,7 @@ class Process:
         """End it and all in its session that it left behind; the second time nothing happens."""
         if self._process.poll() is None:
             if self._ended_cpu is None:
-                self._ended_cpu = surroundings.tree_seconds([self.pid])
+                self._ended_cpu = proc.tree_seconds(self.pid)
             self._process.send_signal(self._stop)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_PATIENCE)

@@ -28,9 +28,10 @@ from typing import Any
 from keyfront.common import programs
 from keyfront.errors import MissingPartError, ServerError
 
+from .. import proc
 from .certificates import Certificates
 from .ports import free_port
-from .processes import HOST, Process, family, freeze, state
+from .processes import HOST, Process, freeze
 
 # Seconds; a bound on a hang, not an expectation.
 PATIENCE = 90.0
@@ -238,7 +239,7 @@ class Broker:
             return
         helpers: list[int] = []
         if self._process.poll() is None:
-            helpers = family(self._process.pid)[1:]
+            helpers = proc.family(self._process.pid)[1:]
             with contextlib.suppress(AssertionError):
                 self._finish_log()
         # what is sent to a stopped process waits, but for SIGKILL
@@ -253,7 +254,7 @@ class Broker:
             self._life.close()
         # they end by themselves when it has
         _wait_until(
-            lambda: all(state(pid) in ("", "Z") for pid in helpers), f"of {helpers} none lives"
+            lambda: all(proc.state(pid) in ("", "Z") for pid in helpers), f"of {helpers} none lives"
         )
 
     def pause(self) -> None:
@@ -361,14 +362,8 @@ class Broker:
 
     def connections(self, name: str = "") -> list[int]:
         """Return the clients' ports of connections open now, by the kernel; also if paused."""
-        established, here = "01", {self.port, self.tls_port}
-        # Once each: the kernel tells of one twice if others come while it is read.
-        found = set()
-        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            _, local, remote, how = line.split()[:4]
-            port, client = (int(end.rpartition(":")[2], 16) for end in (local, remote))
-            if port in here and how == established:
-                found.add(client)
+        open_, here = proc.ESTABLISHED, (self.port, self.tls_port)
+        found = {x.peer for x in proc.sockets() if x.port in here and x.state == open_}
         if name:
             named = {x.port: x.name for x in _connections(self.log_text())}
             found = {x for x in found if name in named.get(x, "")}

@@ -38,7 +38,7 @@ def experiment(name: str = "keystone-frontends", **conditions: Any) -> Result:
             _change("Failures", 3, 0, more_is_better=False),
             _change("Waits", 2.1, 2.0, more_is_better=False),
         ]
-        found = Finding(what="a", published="b & c", measured="d", verdict=judging.OTHERWISE)
+        found = Finding("a", "b & c", "d", False)
         record.tables += [
             judging.comparison([found], "Published: somebody"),
             judging.changes(changed),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from keyfront.benchmarks import surroundings
 from keyfront.benchmarks.report import drawing
-from keyfront.benchmarks.report.template import STYLE
+from keyfront.benchmarks.report.page import style
 from support.soak.clients import Seen
 from support.soak.faults import Fault
 from support.soak.resources import Rest
@@ -131,7 +131,7 @@ def write(found: Found, path: Path) -> None:
     machine = surroundings.described()
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>keyfront soak</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style()}</style></head>
 <body><main><h1>Soak: {"nothing amiss" if found.good else "something is amiss"}</h1>
 <p class="lead">{html.escape(found.verdict())}</p>
 <p class="soft">Two nodes (nginx + uWSGI) behind HAProxy as rendered, MariaDB, Redis, two slapds,

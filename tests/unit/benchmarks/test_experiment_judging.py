@@ -113,6 +113,5 @@ def test_rates_are_alike_as_far_as_single_runs_can_tell() -> None:
 
 
 def test_what_was_not_tried_is_not_judged() -> None:
-    assert judging.verdict(None) == judging.UNKNOWN
-    assert judging.verdict(True) == judging.AS_PUBLISHED
-    assert judging.verdict(False) == judging.OTHERWISE
+    verdicts = [judging.Finding("", "", "", holds).verdict for holds in (None, True, False)]
+    assert verdicts == [judging.UNKNOWN, judging.AS_PUBLISHED, judging.OTHERWISE]

@@ -333,13 +333,14 @@ def test_a_child_is_told_all_by_its_standard_input(monkeypatch: pytest.MonkeyPat
     assert seen == [{"names": ["x"]}]
 
 
-def test_text_for_a_terminal_has_100_columns() -> None:
-    table = Table(
-        name="t",
-        columns=["a", "b", "c"],
-        rows=[["word " * 40, 1.5, None], ["x", "long" * 5, "y" * 10]],
-        caption="c " * 100,
-    )
-    found = as_text([table], ["note " * 50])
-    assert max(map(len, found.splitlines())) <= 100
+def test_text_for_a_terminal_has_80_columns() -> None:
+    rows: list[Any] = [["word " * 40, 1.5, None], ["x", "long" * 5, "y" * 10]]
+    table = Table(name="t", columns=["a", "b", "c"], rows=rows, caption="c " * 100)
+    finding = judging.Finding("what", "published " * 20, "measured", True)
+    change = judging.Change(what="x " * 50, stock=1, stock_name="s", keyfront=9, unit="ms")
+    changes = [judging.changes([change]), judging.in_words([change])]
+    found = as_text([judging.comparison([finding], "c " * 60), *changes, table], ["note " * 50])
+    assert max(map(len, found.splitlines())) <= 80
     assert "None" not in found
+    assert "- what: as published. Published: published" in found
+    assert ". Here: measured." in " ".join(found.split())
