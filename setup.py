@@ -296,7 +296,7 @@ setup(
         "keyfront": ["py.typed"],
         "keyfront.deploy": ["**/*"],
         "keyfront.gateway": ["doctor/*.json"],
-        "keyfront.benchmarks": ["**/*.json", "report/page.*"],
+        "keyfront.benchmarks": ["**/*.json", "load/wrk.lua", "report/page.*"],
     },
     exclude_package_data={"": ["__pycache__/*", "**/__pycache__/*", "*.pyc", "**/*.pyc"]},
     include_package_data=False,

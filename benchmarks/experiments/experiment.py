@@ -27,7 +27,7 @@ from .judging import (
 
 #: Versions that every result tells.
 DISTRIBUTIONS = ("keystone", "oslo.messaging", "mod_wsgi", "uWSGI", "pyuwsgi", "ldappool")
-PROGRAMS = ("nginx", "apache2", "mariadbd", "wrk", "ab", "siege", "h2load")
+PROGRAMS = ("nginx", "apache2", "mariadbd", "wrk", "ab", "siege")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,6 @@
     a closed loop with a thread for each connection, the published test's; it tells no percentiles.
     It is told a number of requests, since ended by its clock it may hang. Trouble beyond 1000
     connections is known.
-``h2load``
-    a closed loop that tells each request apart, but never reconnects: for servers that keep
-    connections for ever. Takes headers by its arguments only.
 ``constant``
     an open loop: our own, :mod:`.sender`.
 """
@@ -30,10 +27,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from keyfront.common import programs
@@ -52,7 +49,6 @@ _PACKAGES = {
     "wrk": "wrk",
     "ab": "apache2-utils",
     "siege": "siege",
-    "h2load": "nghttp2-client",
     "wrk-status": "wrk",
 }
 CONSTANT = "constant"
@@ -108,11 +104,11 @@ def closed(
     :param name: one of :data:`GENERATORS` but ``constant``
     :param most: good answers after which ``wrk``, and requests after which ``ab`` ends earlier, at
         least 1; ``siege`` sends so many however long they take, a whole number for each
-        connection. ``wrk-status`` must have none, others know no such bound
+        connection. ``wrk-status`` must have none
     :raises MissingPartError: the generator is not installed
     :raises ServerError: it failed, so nothing was measured
     """
-    return _CLOSED[name](request, connections, seconds, cores, most)
+    return _CLOSED[name](_Run(request, connections, seconds, cores, most))
 
 
 def constant(
@@ -180,43 +176,44 @@ def parse_sent(found: dict[str, Any]) -> Load:
     )
 
 
-def _wrk(
-    request: Request,
-    connections: int,
-    seconds: int,
-    cores: Collection[int] | None,
-    most: int | None,
-    *,
-    statuses: bool = False,
-) -> Load:
+class _Run(NamedTuple):
+    """What :func:`closed` is told."""
+
+    request: Request
+    connections: int
+    seconds: int
+    cores: Collection[int] | None
+    most: int | None
+
+    def finished(self, command: Sequence[str], seconds: float, **more: Any) -> tuple[str, float]:
+        """Run a generator; return what it printed, and the CPU seconds it took."""
+        name = Path(command[0]).name
+        process = Process(name, [*command, self.request.url], cores=self.cores, **more)
+        out, _, cpu = processes.finished(process, seconds)
+        return out, cpu
+
+
+def _wrk(told: _Run, *, statuses: bool = False) -> Load:
     return wrk.run(
-        request.url,
-        request.headers,
-        seconds=seconds,
-        connections=connections,
+        told.request.url,
+        told.request.headers,
+        seconds=told.seconds,
+        connections=told.connections,
         statuses=statuses,
-        most=most,
-        cores=cores,
+        most=told.most,
+        cores=told.cores,
     )
 
 
-def _headers(request: Request) -> list[str]:
-    return [part for name, value in request.headers.items() for part in ("-H", f"{name}: {value}")]
-
-
-def _ab(
-    request: Request,
-    connections: int,
-    seconds: int,
-    cores: Collection[int] | None,
-    most: int | None,
-) -> Load:
+def _ab(told: _Run) -> Load:
     with tempfile.TemporaryDirectory(prefix="keyfront-ab-") as folder:
         table = Path(folder, "percentiles.csv")
         command = [_program("ab"), "-q", "-r", "-l", "-s", str(PATIENCE), "-e", str(table)]
-        command += ["-c", str(connections), "-t", str(seconds), "-n", str(most or _ENDLESS)]
-        process = Process("ab", [*command, *_headers(request), request.url], cores=cores)
-        out, _, cpu = processes.finished(process, seconds + 2 * PATIENCE)
+        command += ["-c", str(told.connections), "-t", str(told.seconds)]
+        command += ["-n", str(told.most or _ENDLESS)]
+        for name, value in told.request.headers.items():
+            command += ["-H", f"{name}: {value}"]
+        out, cpu = told.finished(command, told.seconds + 2 * PATIENCE)
         rows = table.read_text(encoding="ascii") if table.exists() else ""
     return parse_ab(out, rows, cpu)
 
@@ -264,13 +261,7 @@ def parse_ab(output: str, percentiles: str, cpu: float) -> Load:
     )
 
 
-def _siege(
-    request: Request,
-    connections: int,
-    seconds: int,
-    cores: Collection[int] | None,
-    most: int | None,
-) -> Load:
+def _siege(told: _Run) -> Load:
     """Let each connection send as many requests as take about ``seconds``, found by trial.
 
     Ended by its clock (``-t``), siege 4.0 cancels its threads wherever they are
@@ -280,30 +271,28 @@ def _siege(
     with tempfile.TemporaryDirectory(prefix="keyfront-siege-") as folder:
         rc = Path(folder, "siegerc")
         rc.touch(mode=0o600)
-        headers = "\n".join(f"header = {name}: {value}" for name, value in request.headers.items())
+        headers = told.request.headers.items()
         rc.write_text(
             _SIEGE.format(
-                connections=max(connections, 255),
+                connections=max(told.connections, 255),
                 endless=_ENDLESS,
                 patience=PATIENCE,
-                headers=headers,
+                headers="\n".join(f"header = {name}: {value}" for name, value in headers),
             )
         )
-        command = [_program("siege"), "-R", str(rc), "-c", str(connections)]
-        each = math.ceil(most / connections) if most else 1
+        command = [_program("siege"), "-R", str(rc), "-c", str(told.connections), "-r"]
+        each = math.ceil(told.most / told.connections) if told.most else 1
+        # a server may be slower than it was in the trial
+        patience = 4 * told.seconds + 4 * PATIENCE
         while True:
             # it writes a folder of its own to the home folder
-            process = Process(
-                "siege", [*command, "-r", str(each), request.url], cores=cores,
-                environment={"HOME": folder},
-            )  # fmt: skip
-            # a server may be slower than it was in the trial
-            out, _, cpu = processes.finished(process, 4 * seconds + 4 * PATIENCE)
-            found = parse_siege(out, cpu, len(cores) if cores else all_cores())
-            if most or found.seconds >= seconds / 2:
+            home = {"HOME": folder}
+            out, cpu = told.finished([*command, str(each)], patience, environment=home)
+            found = parse_siege(out, cpu, len(told.cores) if told.cores else all_cores())
+            if told.most or found.seconds >= told.seconds / 2:
                 return found
             # it tells hundredths; what was refused at once tells little about what will not be
-            each = math.ceil(each * min(seconds / max(found.seconds, 0.01), _GROWTH))
+            each = math.ceil(each * min(told.seconds / max(found.seconds, 0.01), _GROWTH))
 
 
 def parse_siege(output: str, cpu: float, threads: int = 1) -> Load:
@@ -328,56 +317,9 @@ def parse_siege(output: str, cpu: float, threads: int = 1) -> Load:
     )
 
 
-def _h2load(
-    request: Request,
-    connections: int,
-    seconds: int,
-    cores: Collection[int] | None,
-    most: int | None,
-) -> Load:
-    with tempfile.TemporaryDirectory(prefix="keyfront-h2load-") as folder:
-        log = Path(folder, "requests.tsv")
-        command = [_program("h2load"), "--h1", "-t", "1", "-c", str(connections)]
-        command += ["-D", str(seconds), "--warm-up-time", "0", "--log-file", str(log)]
-        command += ["--connection-inactivity-timeout", f"{PATIENCE}s"]
-        process = Process("h2load", [*command, *_headers(request), request.url], cores=cores)
-        out, _, cpu = processes.finished(process, seconds + 2 * PATIENCE)
-        lines = log.read_text(encoding="ascii") if log.exists() else ""
-    return parse_h2load(out, lines, seconds, cpu)
-
-
-def parse_h2load(output: str, log: str, seconds: float, cpu: float) -> Load:
-    """Read h2load's report, and its log of one line a request: start, status, microseconds."""
-    latencies: Counter[int] = Counter()
-    failures: Counter[str] = Counter()
-    good = 0
-    for line in log.splitlines():
-        _, status, microseconds = line.split("\t")[:3]
-        if 0 < int(status) < 400:
-            good += 1
-            latencies[int(microseconds)] += 1
-        else:
-            failures[f"status {status}" if int(status) > 0 else "no answer"] += 1
-    for line in output.splitlines():
-        if line.startswith("requests:"):
-            words = line.replace(",", "").split()
-            failures["connection"] = int(words[words.index("errored") - 1])
-            failures["timeout"] = int(words[words.index("timeout") - 1])
-    return Load(
-        generator="h2load",
-        loop=CLOSED,
-        good=good,
-        failures=+failures,
-        seconds=seconds,
-        latencies=latencies,
-        generator_cpu=cpu,
-    )
-
-
-_CLOSED: dict[str, Callable[[Request, int, int, Collection[int] | None, int | None], Load]] = {
+_CLOSED: dict[str, Callable[[_Run], Load]] = {
     "wrk": _wrk,
     "wrk-status": partial(_wrk, statuses=True),
     "ab": _ab,
     "siege": _siege,
-    "h2load": _h2load,
 }

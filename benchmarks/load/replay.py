@@ -8,7 +8,6 @@ time of those servers that were started here.
 from __future__ import annotations
 
 import json
-import os
 import time
 from argparse import ArgumentParser, Namespace
 from array import array
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+from keyfront.cli.credentials import login_of_environment
 from keyfront.common import ranges
 from keyfront.errors import BenchmarkError, MissingPartError, OptionError, StateError
 
@@ -214,8 +214,7 @@ def _ready(
             served.settle()
             yield served, rewrite.identity(served.url, keystone.login())
         return
-    if login is None:
-        raise MissingPartError(NO_LOGIN)
+    assert login is not None
     yield None, rewrite.identity(one.where, login)
 
 
@@ -268,60 +267,47 @@ def _timelines(name: str, seconds: Sequence[Sequence[int]]) -> list[Timeline]:
 
 def table(samples: Sequence[Sample]) -> Table:
     """Return the targets side by side."""
-    rows: list[list[Cell]] = []
-    for sample in samples:
-        cpu = sum(sample["cpu_cores"].values())
-        rows.append(
-            [
-                sample["target"] + ("*" if sample["generator_limit"] else ""),
-                sample["good"] + sample["lost"],
-                f"{100 * sample['lost_share']:.3g} %",
-                f"{100 * sample['as_logged_share']:.3g} %",
-                number(sample["rate"]),
-                *(
-                    None if sample[name] is None else number(sample[name])
-                    for name in ("p50_ms", "p95_ms", "p99_ms")
-                ),
-                number(cpu) if sample["cpu_cores"] else None,
-            ]
-        )
-    return Table(
-        name="targets",
-        columns=[
-            "target", "requests", "lost", "answered as logged", "answers/s", "p50, ms", "p95, ms",
-            "p99, ms", "CPU, cores",
-        ],
-        rows=rows,
-        caption="Lost: no answer within 30 s, or 5xx. Latency counts from when a request was due. "
+
+    def cores(one: Sample) -> Cell:
+        cpu = one["cpu_cores"]
+        return number(sum(cpu.values())) if cpu else None
+
+    def milliseconds(name: str) -> Callable[[Sample], Cell]:
+        return lambda one: None if one[name] is None else number(one[name])
+
+    return results.tabled(
+        "targets",
+        samples,
+        {
+            "target": lambda one: one["target"] + "*" * one["generator_limit"],
+            "requests": lambda one: one["good"] + one["lost"],
+            "lost": lambda one: f"{100 * one['lost_share']:.3g} %",
+            "answered as logged": lambda one: f"{100 * one['as_logged_share']:.3g} %",
+            "answers/s": lambda one: number(one["rate"]),
+            "p50, ms": milliseconds("p50_ms"),
+            "p95, ms": milliseconds("p95_ms"),
+            "p99, ms": milliseconds("p99_ms"),
+            "CPU, cores": cores,
+        },
+        "Lost: no answer within 30 s, or 5xx. Latency counts from when a request was due. "
         "* its sender may have been the limit.",
-    )  # fmt: skip
+    )
 
 
-def login_of(keystone: Keystone | None) -> dict[str, Any] | None:
+def login_of(keystone: Keystone | None) -> dict[str, Any]:
     """Return the login for targets that are URLs: a state folder's, or the openstack command's.
 
     :raises StateError: there is no Keystone in the folder
+    :raises MissingPartError: there is neither
     """
-    if keystone is not None:
-        if not keystone.state.check():
-            raise StateError(f"{keystone.state.path}: has no Keystone; keyfront serve makes one")
-        return keystone.login()
-    user, password = os.environ.get("OS_USERNAME"), os.environ.get("OS_PASSWORD")
-    if not user or not password:
-        return None
-
-    def domain(kind: str) -> dict[str, str]:
-        name = os.environ.get(f"OS_{kind}_DOMAIN_NAME")
-        return {"name": name} if name else {"id": os.environ.get(f"OS_{kind}_DOMAIN_ID", "default")}
-
-    who = {"name": user, "password": password, "domain": domain("USER")}
-    project = {"name": os.environ.get("OS_PROJECT_NAME", "admin"), "domain": domain("PROJECT")}
-    return {
-        "auth": {
-            "identity": {"methods": ["password"], "password": {"user": who}},
-            "scope": {"project": project},
-        }
-    }
+    if keystone is None:
+        try:
+            return {"auth": login_of_environment()}
+        except OptionError:
+            raise MissingPartError(NO_LOGIN) from None
+    if not keystone.state.check():
+        raise StateError(f"{keystone.state.path}: has no Keystone; keyfront serve makes one")
+    return keystone.login()
 
 
 def record(name: str, log: str, todo: Job, speed: float) -> Record:
@@ -343,11 +329,6 @@ def record(name: str, log: str, todo: Job, speed: float) -> Record:
         distributions=("keystone", "uwsgi", "pyuwsgi", "mod_wsgi", "gevent"),
         programs=("nginx", "apache2"),
     )
-
-
-def write(found: Record, folder: Path) -> Path:
-    """Write the result; returns its file."""
-    return results.write(found.result(), folder)
 
 
 TARGETS = ("nginx+uwsgi:stock:plain", "nginx+uwsgi:tuned:cached")
@@ -425,8 +406,6 @@ def run(arguments: Namespace, out: TextIO) -> int:
     login = None
     if not all(isinstance(one.where, Lineup) for one in targets):
         login = login_of(Keystone(arguments.state) if arguments.state else None)
-        if login is None:
-            raise MissingPartError(NO_LOGIN)
     results.prepare(arguments.results)
     with given.ended_in_order(), ExitStack() as stack:
         try:
@@ -448,8 +427,8 @@ def run(arguments: Namespace, out: TextIO) -> int:
         except KeyboardInterrupt:
             say("interrupted; nothing was written")
             return 130
-    path = write(recorded, arguments.results)
-    result = results.read(path)
+    result = recorded.result()
+    path = results.write(result, arguments.results)
     for found in result.tables:
         out.write(f"\n{results.plain(found)}\n")
     for note in result.notes:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from keyfront.errors import ServerError
 
 from ..lineups.keystone import VALIDATION, ask, log_in
+from ..lineups.keystone import login as password_login
 from .access_log import Entry
 from .generators import wire
 
@@ -128,12 +129,8 @@ class Wires:
         path = re.sub(r"\{(\w+)\}", lambda match: known.get(match[1], _UNKNOWN), one.target)
         url = f"{target.url}{path}"
         if one.method == _LOGIN:
-            login = json.loads(json.dumps(target.login))
-            if one.refused:
-                # a wrong password would count against the user, who may then be locked out
-                login["auth"]["identity"]["password"]["user"].update(
-                    name=_NOBODYS, password=_NOBODYS
-                )
+            # a wrong password would count against the user, who may then be locked out
+            login = password_login(_NOBODYS, _NOBODYS, None) if one.refused else target.login
             return wire(_LOGIN, url, {}, json.dumps(login).encode())
         headers = {"X-Auth-Token": _NOBODYS if one.refused else target.caller}
         if path.startswith(VALIDATION):

@@ -7,6 +7,7 @@ published test's list of projects, or a validation.
 
 from __future__ import annotations
 
+import statistics
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
@@ -85,7 +86,11 @@ class Sweep:
         self._folder = folder
         self._out = out
         self._cores = split()
-        self._clock = _Clock(settings)
+        self._each = len(settings.points) + len(settings.rates)
+        # what is left, and the seconds that each took; a stock Keystone loads for some ten seconds
+        self._points, self._starts = self._each * len(settings.lineups), len(settings.lineups)
+        self._point_seconds = [settings.seconds + 1.0]
+        self._start_seconds = [10.0 + 2 * settings.warm_up]
         self._record: Record | None = None
 
     def run(self) -> Path:
@@ -105,7 +110,7 @@ class Sweep:
             title="Keystone's throughput and failures against connections",
             conditions=conditions,
             distributions=("keystone", "uwsgi", "pyuwsgi", "mod_wsgi", "gevent", "SQLAlchemy"),
-            programs=("nginx", "apache2", "wrk", "ab", "siege", "h2load"),
+            programs=("nginx", "apache2", "wrk", "ab", "siege"),
             samples=before.samples if before else (),
         ) as record:
             self._record = record
@@ -152,24 +157,32 @@ class Sweep:
     def _measure(self, lineup: Lineup) -> None:
         assert self._record is not None
         missing = self._missing(lineup)
-        self._clock.skip(len(self._settings.points) + len(self._settings.rates) - len(missing))
+        self._points -= self._each - len(missing)
+        self._starts -= 1
+        after_this = self._points - len(missing)
         if not missing:
             self._say(f"{lineup}: measured before")
-            self._clock.started(0.0)
             return
         begin = time.monotonic()
         try:
             with served(lineup, self._keystone, self._cores) as found:
                 warm = self._warm(found)
-                self._clock.started(time.monotonic() - begin)
-                self._say(f"{lineup}: warm after {time.monotonic() - begin:.0f} s, {warm:.0f}/s")
+                self._start_seconds.append(time.monotonic() - begin)
+                self._say(f"{lineup}: warm after {self._start_seconds[-1]:.0f} s, {warm:.0f}/s")
                 for loop, value in missing:
                     self._point(found, loop, value)
                     self._write(complete=False)
         except ServerError as error:
             self._record.note(f"{lineup}: {error}")
             self._say(f"{lineup}: {error}")
-            self._clock.give_up(lineup)
+            self._points = after_this
+
+    def _left(self) -> str:
+        """Return what is left, as ``12 points and 3 min left``."""
+        each = statistics.fmean(self._point_seconds) + self._settings.pause
+        seconds = self._points * each + self._starts * statistics.fmean(self._start_seconds)
+        time_left = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        return f"{self._points} points and {time_left} left"
 
     def _warm(self, found: Served) -> float:
         """Load a line-up until it gets no faster; returns its rate.
@@ -218,12 +231,13 @@ class Sweep:
                 "rate_offered": value if loop == OPEN else None,
                 **outcome.sample(),
                 "cpu_cores": cpu,
-            "memory_mb": found.memory(),
+                "memory_mb": found.memory(),
                 "others": watch.described(),
             }
         )
-        self._clock.point(watch.seconds)
-        self._say(f"{found.lineup}: {told(loop, value, outcome)}; {self._clock.left()}")
+        self._points -= 1
+        self._point_seconds.append(watch.seconds)
+        self._say(f"{found.lineup}: {told(loop, value, outcome)}; {self._left()}")
 
     def _load(self, found: Served, request: Request, loop: str, value: float) -> Load:
         if loop == OPEN:
@@ -269,45 +283,6 @@ def told(loop: str, value: float, outcome: Load) -> str:
     if outcome.at_limit:
         parts.append("the generator was the limit")
     return ", ".join(parts)
-
-
-class _Clock:
-    """The time that is left, by what points and starts have taken until now."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._each = len(settings.points) + len(settings.rates)
-        self._points = self._each * len(settings.lineups)
-        self._starts = len(settings.lineups)
-        self._point_seconds = [settings.seconds + 1.0]
-        self._pause = settings.pause
-        # a stock Keystone loads for some ten seconds
-        self._start_seconds = [10.0 + 2 * settings.warm_up]
-        self._done_here = 0
-
-    def skip(self, points: int) -> None:
-        self._points -= points
-        self._done_here = points
-
-    def started(self, seconds: float) -> None:
-        self._starts -= 1
-        if seconds:
-            self._start_seconds.append(seconds)
-
-    def point(self, seconds: float) -> None:
-        self._points -= 1
-        self._done_here += 1
-        self._point_seconds.append(seconds)
-
-    def give_up(self, lineup: Lineup) -> None:
-        self._points -= self._each - self._done_here
-
-    def left(self) -> str:
-        """Such as ``12 points and 3 min left``."""
-        point = sum(self._point_seconds) / len(self._point_seconds) + self._pause
-        start = sum(self._start_seconds) / len(self._start_seconds)
-        seconds = self._points * point + self._starts * start
-        time_left = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-        return f"{self._points} points and {time_left} left"
 
 
 def check(settings: Settings) -> None:
@@ -371,39 +346,27 @@ def tables(samples: Sequence[Sample]) -> list[Table]:
     """
     closed = [sample for sample in samples if sample["loop"] != OPEN]
     constant = [sample for sample in samples if sample["loop"] == OPEN]
+    latency = "Closed loop: median and 95th percentile of good answers, in milliseconds."
+    rates = (
+        "Constant rate: good answers in percent, and their median and 95th percentile in "
+        f"milliseconds from when they were due{_LIMITED}."
+    )
     found = [
-        _grid(
-            "throughput",
-            "connections",
-            closed,
-            throughput,
-            f"Closed loop: {_LEGEND}{_LIMITED}{_SHORT}.",
-        ),
-        _grid(
-            "latency",
-            "connections",
-            closed,
-            _latency,
-            "Closed loop: median and 95th percentile of good answers, in milliseconds.",
-        ),
-        _grid(
-            "rates",
-            "offered per second",
-            constant,
-            _open,
-            "Constant rate: good answers in percent, and their median and 95th percentile in "
-            f"milliseconds from when they were due{_LIMITED}.",
-        ),
-        _grid("failures", "connections", _by_status(closed), _failures, _FAILURES),
+        _grid("throughput", closed, throughput, f"Closed loop: {_LEGEND}{_LIMITED}{_SHORT}."),
+        _grid("latency", closed, _latency, latency),
+        _grid("rates", constant, _open, rates),
+        _grid("failures", _by_status(closed), _failures, _FAILURES),
         _best(closed),
     ]
     return [table for table in found if table.rows]
 
 
 def _grid(
-    name: str, by: str, samples: Sequence[Sample], cell: Callable[[Sample], Cell], caption: str
+    name: str, samples: Sequence[Sample], cell: Callable[[Sample], Cell], caption: str
 ) -> Table:
-    key = "rate_offered" if samples and samples[0]["loop"] == OPEN else "connections"
+    opened = bool(samples) and samples[0]["loop"] == OPEN
+    key = "rate_offered" if opened else "connections"
+    by = "offered per second" if opened else key
     names = list(dict.fromkeys(map(lineup_of, samples)))
     values = {(sample[key], lineup_of(sample)): cell(sample) for sample in samples}
     rows: list[list[Cell]] = [
@@ -463,22 +426,18 @@ def _best(samples: Iterable[Sample]) -> Table:
         name = lineup_of(sample)
         if clean and (name not in best or sample["rate"] > best[name]["rate"]):
             best[name] = sample
-    rows: list[list[Cell]] = [
-        [
-            sample["topology"],
-            sample["tuning"],
-            "on" if sample["cached"] else "off",
-            number(sample["rate"]),
-            sample["connections"],
-            number(sample["p95_ms"]) if sample["p95_ms"] is not None else None,
-        ]
-        for sample in sorted(best.values(), key=lambda one: -one["rate"])
-    ]
-    return Table(
-        name="best",
-        columns=["line-up", "setting", "token cache", "answers/s", "connections", "p95, ms"],
-        rows=rows,
-        caption="The best point of each line-up at which at most 1 % failed.",
+    return results.tabled(
+        "best",
+        sorted(best.values(), key=lambda one: -one["rate"]),
+        {
+            "line-up": "topology",
+            "setting": "tuning",
+            "token cache": lambda one: "on" if one["cached"] else "off",
+            "answers/s": lambda one: number(one["rate"]),
+            "connections": "connections",
+            "p95, ms": lambda one: None if one["p95_ms"] is None else number(one["p95_ms"]),
+        },
+        "The best point of each line-up at which at most 1 % failed.",
     )
 
 

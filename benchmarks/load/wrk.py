@@ -7,10 +7,10 @@ with mode 0600, so secrets in headers are never among the arguments of a process
 
 from __future__ import annotations
 
-import signal
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from keyfront.common import programs
 from keyfront.errors import ServerError
@@ -22,88 +22,8 @@ from .measured import CLOSED, Load
 # as slow.
 PATIENCE = 30
 
-#: A Lua function that prints how many answers took how long. wrk finds one of its values by walking
-#: from the first microsecond, so where an overload has left many, and long ones, printing all takes
-#: it minutes; then it is asked for each half percent of the answers.
-PRINT_LATENCIES = """\
-local function print_latencies(latency, answers)
-  local function line(microseconds, count)
-    io.write(string.format("latency %d %d\\n", microseconds, count))
-  end
-  if #latency * latency.max < 1e9 then
-    for index = 1, #latency do line(latency(index)) end
-    return
-  end
-  local before = 0
-  for step = 1, 200 do
-    local until_here = math.ceil(answers * step / 200)
-    -- of 100 percent wrk knows none
-    line(step < 200 and latency:percentile(step / 2) or latency.max, until_here - before)
-    before = until_here
-  end
-end
-"""
-
-_SCRIPT = """\
-{headers}
-{request}
-{response}
-{print_latencies}
-done = function(summary, latency, requests)
-  local e = summary.errors
-  io.write(string.format("summary %d %d %d\\n", summary.requests, summary.duration, e.status))
-  for _, kind in ipairs({{"connect", "read", "write", "timeout"}}) do
-    io.write(string.format("failed %s %d\\n", kind, e[kind]))
-  end
-  {told}
-  print_latencies(latency, summary.requests)
-end
-"""
-# Its one thread notes each answer: 503 with Retry-After is "refused", any other failure its status.
-_RESPONSE = """\
-local threads = {}
-function setup(thread) table.insert(threads, thread) end
-function init(args) kinds = {} end
-function response(status, headers, body)
-  if status < 400 then return end
-  local kind = "status_" .. status
-  if status == 503 then
-    for name, _ in pairs(headers) do
-      if name:lower() == "retry-after" then kind = "refused" end
-    end
-  end
-  kinds[kind] = (kinds[kind] or 0) + 1
-end
-"""
-_TOLD = """\
-for _, thread in ipairs(threads) do
-    for kind, count in pairs(thread:get("kinds")) do
-      io.write(string.format("answered %s %d\\n", kind, count))
-    end
-  end"""
-
-# wrk sleeps for its whole time unless it is interrupted; then it tells what there was until then.
-_COUNTED = """\
-local ffi = require("ffi")
-ffi.cdef("int getpid(void); int kill(int, int);")
-function init(args) left = {most} end
-function response(status)
-  if status >= 400 then return end
-  left = left - 1
-  if left == 0 then
-    wrk.thread:stop()
-    ffi.C.kill(ffi.C.getpid(), {interrupt})
-  end
-end
-"""
-
-_VARIED = """\
-local number = 0
-request = function()
-  number = number + 1
-  return wrk.format(nil, wrk.path .. {prefix} .. number)
-end
-"""
+#: What it does beside sending.
+LUA = Path(__file__).with_name("wrk.lua")
 
 
 def program() -> str:
@@ -135,25 +55,16 @@ def run(
     :raises MissingPartError: wrk is not installed
     :raises ServerError: wrk failed
     """
+    assert most is None or not statuses
+    chosen = {"vary": vary and quote(vary), "statuses": statuses and "true", "most": most}
+    settings = ", ".join(f"{name} = {value}" for name, value in chosen.items() if value)
     lines = [f"wrk.headers[{quote(name)}] = {quote(value)}" for name, value in headers.items()]
-    request = _VARIED.format(prefix=quote(vary)) if vary else ""
-    response, told = (_RESPONSE, _TOLD) if statuses else ("", "")
-    if most is not None:
-        assert not statuses
-        response = _COUNTED.format(most=most, interrupt=int(signal.SIGINT))
+    lines += [f"settings = {{{settings}}}", f"dofile({quote(str(LUA))})"]
     command = [program(), "--threads", "1", "--connections", str(connections)]
     command += ["--duration", f"{seconds}s", "--timeout", f"{PATIENCE}s"]
     # made with mode 0600
     with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="ascii") as script:
-        script.write(
-            _SCRIPT.format(
-                headers="\n".join(lines),
-                request=request,
-                response=response,
-                told=told,
-                print_latencies=PRINT_LATENCIES,
-            )
-        )
+        script.write("\n".join(lines))
         script.flush()
         process = processes.Process("wrk", [*command, "--script", script.name, url], cores=cores)
         try:

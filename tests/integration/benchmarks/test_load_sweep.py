@@ -95,7 +95,7 @@ def answering() -> Iterator[tuple[str, list[tuple[float, str, str | None, str]]]
             thread.join()
 
 
-@pytest.mark.parametrize("name", ["wrk", "ab", "siege", "h2load"])
+@pytest.mark.parametrize("name", ["wrk", "ab", "siege"])
 def test_generators_agree_with_what_the_server_saw(name: str) -> None:
     try:
         generators.check(name)
@@ -171,7 +171,7 @@ def test_latencies_of_an_overload_are_told_by_the_half_percent(
 ) -> None:
     """wrk took minutes to tell many long ones."""
     script = tmp_path / "script.lua"
-    script.write_text(wrk.PRINT_LATENCIES + TABLE.replace("{last}", str(last)))
+    script.write_text(f'settings = {{}} dofile("{wrk.LUA}")' + TABLE.replace("{last}", str(last)))
     with answering() as (url, _):
         done = subprocess.run(
             [wrk.program(), "-t1", "-c1", "-d1s", "-s", str(script), url],
@@ -271,7 +271,8 @@ def test_sweep(
     )  # fmt: skip
     status, out = bench(capsys, *options, "--points", "2")
     assert status == 0, out
-    assert "points and" in out
+    # a line may be folded anywhere
+    assert "points and" in " ".join(out.split())
     (closed, constant) = results.read(tmp_path / "sweep-keystone.json").samples
     assert (closed["loop"], closed["connections"], closed["failed"]) == ("closed", 2, 0)
     assert (constant["loop"], constant["good"], constant["failed"]) == ("open", 20, 0)

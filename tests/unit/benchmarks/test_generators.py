@@ -81,14 +81,6 @@ def test_siege_is_told_as_many_requests_as_take_the_time(
     assert (found.good, calls.read_text().split()[3:]) == (6, ["3"])
 
 
-def test_h2load_tells_refusals_and_answers_apart() -> None:
-    log = "1795361952126747\t200\t319\n1\t503\t9000\n2\t200\t557\n3\t-1\t1\n"
-    report = "requests: 40 total, 40 started, 20 done, 15 succeeded, 5 failed, 2 errored, 1 timeout"
-    found = generators.parse_h2load(report, log, 2.0, 0.1)
-    assert found.latencies == Counter({319: 1, 557: 1})
-    assert found.failures == {"status 503": 1, "no answer": 1, "connection": 2, "timeout": 1}
-
-
 def sent(**changes: object) -> Load:
     values = {
         "good": 3, "failures": {"timeout": 1}, "seconds": 2.0, "cpu": 0.2,

@@ -63,9 +63,9 @@ def test_counts_good_answers_and_errors(notes: Path) -> None:
 
 def test_failures_are_told_by_status_if_wanted(notes: Path) -> None:
     run()
-    assert "response" not in json.loads(notes.read_text())["script"]
+    assert "settings = {}" in json.loads(notes.read_text())["script"]
     run(statuses=True)
-    assert "function response" in json.loads(notes.read_text())["script"]
+    assert "settings = {statuses = true}" in json.loads(notes.read_text())["script"]
     printed = "summary 9 1000000 5\nfailed read 2\nanswered refused 3\nanswered status_502 2\n"
     seen = wrk.parse(f"{printed}latency 100 9", 0.0)
     assert seen.failures == {"refused": 3, "status 502": 2, "read": 2}
@@ -75,10 +75,8 @@ def test_failures_are_told_by_status_if_wanted(notes: Path) -> None:
 
 
 def test_it_ends_with_so_many_answers_if_wanted(notes: Path) -> None:
-    run()
-    assert "left" not in json.loads(notes.read_text())["script"]
     run(most=7)
-    assert "left = 7" in json.loads(notes.read_text())["script"]
+    assert "settings = {most = 7}" in json.loads(notes.read_text())["script"]
 
 
 def test_a_secret_is_in_no_argument_and_in_no_file_of_others(notes: Path) -> None:
@@ -91,11 +89,9 @@ def test_a_secret_is_in_no_argument_and_in_no_file_of_others(notes: Path) -> Non
     assert not Path(told["arguments"][told["arguments"].index("--script") + 1]).exists()
 
 
-def test_a_varied_request_has_a_function_of_its_own(notes: Path) -> None:
-    run()
-    assert "request = function" not in json.loads(notes.read_text())["script"]
-    run(vary="?nocatalog=")
-    assert "request = function" in json.loads(notes.read_text())["script"]
+def test_a_request_may_be_varied(notes: Path) -> None:
+    run(vary="?a=")
+    assert 'settings = {vary = "\\063\\097\\061"}' in json.loads(notes.read_text())["script"]
 
 
 def test_a_failed_wrk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
