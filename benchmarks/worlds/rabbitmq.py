@@ -5,9 +5,8 @@ listens for AMQP and for nothing else. It has a node name, which its database wa
 distribution port nor an epmd. What ``rabbitmqctl`` would be asked in seconds is typed into its
 Erlang shell, a named pipe, and answered in milliseconds.
 
-What clients did is counted from RabbitMQ's own log. A broker may be shared: a client gives its
-connection a name (``client_properties={"connection_name": …}``; oslo.messaging's is
-``PROGRAM:PID:UUID``), and each count takes a part of such a name to count only those.
+What clients did is told by RabbitMQ's own log, with the names that they give their connections
+(``client_properties={"connection_name": …}``; oslo.messaging's is ``PROGRAM:PID:UUID``).
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from keyfront.common import programs
 from keyfront.errors import MissingPartError, ServerError
 
 from .. import proc
-from .certificates import Certificates
 from .ports import free_port
 from .processes import HOST, Process, freeze
 
@@ -48,22 +46,10 @@ log.console = false
 disk_free_limit.absolute = 1MB
 vm_memory_high_watermark.absolute = 1GB
 """
-_TLS_SETTINGS = """
-listeners.ssl.1 = 127.0.0.1:{port}
-num_acceptors.ssl = 2
-ssl_options.cacertfile = {ca}
-ssl_options.certfile = {pair.certificate}
-ssl_options.keyfile = {pair.key}
-ssl_options.verify = verify_none
-ssl_options.fail_if_no_peer_cert = false
-"""
 # Names are looked up by Erlang itself; else it starts two processes of inet_gethost.
 _NAMES = '{lookup, [file]}. {host, {127,0,0,1}, ["localhost"]}.\n'
 _SMALL = "+sbwt none +sbwtdcpu none +sbwtdio none +S 1:1 +A 1 "
 _STARTED = b"Server startup complete;"
-_MEMORY_ALARM = "{resource_limit, memory, node()}"
-# What it calls the connection exceptions of AMQP 0-9-1 that a damaged or misplaced frame causes.
-_DAMAGE = "frame_error|syntax_error|command_invalid|channel_error|unexpected_frame|not_implemented"
 _ENTRY = re.compile(r"\[\w+\] (?P<pid><[\d.]+>) (?P<text>.*)")
 _ACCEPTED = re.compile(r"accepting AMQP connection <[\d.]+> \(\S+:(\d+) -> ")
 _NAMED = re.compile(r"[Cc]onnection <[\d.]+> \(.*\) has a client-provided name: (.*)")
@@ -91,12 +77,9 @@ class Broker:
     user = password = "guest"
 
     def __init__(
-        self, program: Path, own: Path, folder: Path, port: int, tls_port: int | None,
-        made: Certificates | None, extra: str, small: bool,
+        self, program: Path, own: Path, folder: Path, port: int, extra: str, small: bool
     ) -> None:
         self.port = port
-        self.tls_port = tls_port
-        self.certificates = made
         #: RabbitMQ's log, of all its lives; it stays when the broker is gone.
         self.log = folder / f"rabbitmq-{port}.log"
         self._program = program
@@ -114,10 +97,6 @@ class Broker:
 
     def _configure(self, extra: str) -> None:
         text = _SETTINGS.format(port=self.port, log=self.log)
-        if self.tls_port:
-            assert self.certificates is not None
-            shown = {"ca": self.certificates.ca_file, "pair": self.certificates.server}
-            text += _TLS_SETTINGS.format(port=self.tls_port, **shown)
         (self._own / "rabbitmq.conf").write_text(text + extra)
         (self._own / "plugins").write_text("[].\n")
         _make_home(self._own / "rabbitmq", self._program.parent)
@@ -155,38 +134,9 @@ class Broker:
             "ERL_MAX_PORTS": "4096",
         }
 
-    # Where it is
-
-    def url(
-        self, user: str | None = None, *, tls: bool = False, vhost: str = "/",
-        port: int | None = None,
-    ) -> str:
-        """Return what oslo.messaging's ``transport_url`` takes.
-
-        :param port: the port of a proxy in front of it, instead of its own
-        """
-        return self._url("rabbit", user, tls, vhost, port)
-
-    def amqp_url(
-        self, user: str | None = None, *, tls: bool = False, vhost: str = "/",
-        port: int | None = None,
-    ) -> str:
-        """Return what kombu takes; with `tls` its ``ssl`` argument is needed, too."""
-        return self._url("amqp", user, tls, vhost.replace("/", "%2F"), port)
-
-    def _url(
-        self, scheme: str, user: str | None, tls: bool, vhost: str, port: int | None
-    ) -> str:
-        assert self.tls_port or not tls, "made without tls="
-        own = self.tls_port if tls else self.port
-        who = f"{user or self.user}:{self.password}"
-        return f"{scheme}://{who}@{self.host}:{port or own}/{vhost}"
-
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
-
-    # Its life
 
     def start(self) -> None:
         """Start it at the ports it had, with what it stored.
@@ -253,7 +203,7 @@ class Broker:
             self._process = None
             self._life.close()
         # they end by themselves when it has
-        _wait_until(
+        wait_until(
             lambda: all(proc.state(pid) in ("", "Z") for pid in helpers), f"of {helpers} none lives"
         )
 
@@ -272,27 +222,6 @@ class Broker:
     def output(self) -> str:
         """Return what it printed."""
         return self._output.read_text(errors="replace")
-
-    # What it does
-
-    def block(self) -> None:
-        """Raise its memory alarm: who publishes gets connection.blocked, and is read no more."""
-        self.ask(f"rabbit_alarm:set_alarm({{{_MEMORY_ALARM}, []}})")
-        assert "memory" in self.ask("rabbit_alarm:get_alarms()")
-
-    def unblock(self) -> None:
-        """Clear its memory alarm: who was blocked gets connection.unblocked."""
-        self.ask(f"rabbit_alarm:clear_alarm({_MEMORY_ALARM})")
-        assert "memory" not in self.ask("rabbit_alarm:get_alarms()")
-
-    def add_vhost(self, name: str) -> None:
-        """Make a virtual host that guest may use."""
-        host, user = f'<<"{name}">>', f'<<"{self.user}">>'
-        self.ask(f"rabbit_vhost:add({host}, {user})")
-        every = '<<".*">>'
-        allowed = f"{user}, {host}, {every}, {every}, {every}, {user}"
-        done = self.ask(f"rabbit_auth_backend_internal:set_permissions({allowed})")
-        assert done == "ok", done
 
     def ask(self, expression: str) -> str:
         """Return the value of an Erlang expression, on one line; for what has no method here."""
@@ -317,10 +246,8 @@ class Broker:
                     found.extend(answer.findall(output.read()))
                 return bool(found)
 
-            _wait_until(look, f"it answers {expression}; see {self._output}")
+            wait_until(look, f"it answers {expression}; see {self._output}")
         return found[0].decode(errors="replace")
-
-    # What clients did, in all its lives
 
     def log_text(self) -> str:
         """Return its log, with all that it has written so far."""
@@ -335,43 +262,9 @@ class Broker:
         handlers = f"#{{id := X, module := {module}}} <- logger:get_handler_config()"
         self.ask(f"[{module}:filesync(X) || {handlers}]")
 
-    def seen(self, name: str = "") -> list[Seen]:
-        """Return all connections ever made to it, in order, whose name has `name` in it."""
-        return [x for x in _connections(self.log_text()) if name in x.name]
-
-    def accepted(self, name: str = "") -> int:
-        """Return how many connections were made."""
-        return len(self.seen(name))
-
-    def missed(self, name: str = "") -> int:
-        """Return how many it closed because no heartbeat came."""
-        return sum(x.says("missed heartbeats from client") for x in self.seen(name))
-
     def missed_names(self) -> list[str]:
-        """Return the names of the clients of those connections."""
+        """Return the names of clients whose connections it closed for missed heartbeats."""
         return missed_names(self.log_text())
-
-    def closed_unexpectedly(self, name: str = "") -> int:
-        """Return how many clients hung up without AMQP's connection.close."""
-        return sum(x.says("client unexpectedly closed TCP connection") for x in self.seen(name))
-
-    def frame_errors(self, name: str = "") -> int:
-        """Return the number of connections closed for a broken or misplaced frame of the client."""
-        damage = f"(connection|channel) exception ({_DAMAGE})|bad_header|invalid_frame"
-        return sum(x.says(damage) for x in self.seen(name))
-
-    def connections(self, name: str = "") -> list[int]:
-        """Return the clients' ports of connections open now, by the kernel; also if paused."""
-        open_, here = proc.ESTABLISHED, (self.port, self.tls_port)
-        found = {x.peer for x in proc.sockets() if x.port in here and x.state == open_}
-        if name:
-            named = {x.port: x.name for x in _connections(self.log_text())}
-            found = {x for x in found if name in named.get(x, "")}
-        return sorted(found)
-
-    def wait_for(self, condition: Callable[[Broker], bool], what: str) -> None:
-        """Wait until it is so: ``wait_for(lambda b: b.missed() == 1, "one is missed")``."""
-        _wait_until(lambda: condition(self), what)
 
     def _drain(self, pipe: int) -> None:
         """Forget what an earlier life was asked and did not read."""
@@ -381,15 +274,24 @@ class Broker:
                 pass
 
 
+B = TypeVar("B", bound=Broker)
+
+
 @contextlib.contextmanager
-def broker(
-    folder: Path, *, tls: Certificates | None = None, port: int = 0, extra: str = "",
-    small: bool = False,
-) -> Iterator[Broker]:
+def broker(folder: Path, *, small: bool = False) -> Iterator[Broker]:
+    """Run a RabbitMQ until the block ends, see :func:`running`."""
+    with running(Broker, folder, small=small) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def running(
+    kind: type[B], folder: Path, *, port: int = 0, extra: str = "", small: bool = False
+) -> Iterator[B]:
     """Run a RabbitMQ until the block ends; two seconds of CPU pass before it is ready.
 
+    :param kind: the class of what is given
     :param folder: the folder of its log, ``rabbitmq-PORT.log``
-    :param tls: the certificates that it shows at a second port; it asks clients for no certificate
     :param port: to listen at, if it matters
     :param extra: lines for rabbitmq.conf (``heartbeat = 10``)
     :param small: true if it shall take little of the machine, and be slower
@@ -402,10 +304,8 @@ def broker(
     while True:
         # a socket's path is short
         with tempfile.TemporaryDirectory(prefix="keyfront-rabbitmq-", dir="/tmp") as name:
-            server = Broker(
-                program.resolve(), Path(name), folder, port or free_port(),
-                free_port() if tls else None, tls, extra, small,
-            )  # fmt: skip
+            own = Path(name)
+            server = kind(program.resolve(), own, folder, port or free_port(), extra, small)
             try:
                 server.start()
             except ServerError:
@@ -435,8 +335,8 @@ def _make_home(home: Path, scripts: Path) -> None:
             (parts / part.name).symlink_to(part)
 
 
-def _connections(log: str) -> list[Seen]:
-    """Return what the log says, put together by connection.
+def connections_in(log: str) -> list[Seen]:
+    """Return all connections ever made, in order, by a broker's log.
 
     Each line begins with the Erlang process that wrote it, and a connection has one. After a
     restart these are given anew, so the last that was accepted is meant.
@@ -457,7 +357,7 @@ def _connections(log: str) -> list[Seen]:
 
 def missed_names(log: str) -> list[str]:
     """Return the names of clients whose connections it closed for missed heartbeats."""
-    return [x.name for x in _connections(log) if x.says("missed heartbeats from client")]
+    return [x.name for x in connections_in(log) if x.says("missed heartbeats from client")]
 
 
 def url(port: int) -> str:
@@ -486,7 +386,7 @@ def connect(port: int, *, heartbeat: float, name: str = "") -> Any:
     return made
 
 
-def _wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}"

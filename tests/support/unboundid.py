@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from keyfront.benchmarks.worlds.certificates import Certificates
+from support.certificates import Certificates
 from support.served import PATIENCE, wait_for
 
 ARTIFACT = "com.unboundid:unboundid-ldapsdk:7.0.1"

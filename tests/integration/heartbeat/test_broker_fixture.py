@@ -196,7 +196,7 @@ def test_it_ends_with_whoever_runs_it_and_takes_another_port(tmp_path: Path) -> 
         pid, own = runner.stdout.readline().split()
         tree = [psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True)]
         runner.kill()
-    rabbitmq._wait_until(lambda: not any(map(runs, tree)), "they have ended")
+    rabbitmq.wait_until(lambda: not any(map(runs, tree)), "they have ended")
     assert not _mentions(Path(own))
     # the one thing that a killed test run leaves
     subprocess.run(["rm", "-r", own], check=True)

@@ -15,13 +15,13 @@ from typing import Any
 import ldap.modlist
 import pytest
 
-from keyfront.benchmarks.worlds.certificates import certificates
 from keyfront.errors import CredentialsError, Verdict
 from keyfront.middleware.ldap import TLS, LDAPPool
 from keyfront.middleware.ldap.follower import Follower, Method, Subscription
 from support import ds389
 from support import samba as samba_dc
 from support import unboundid as in_memory
+from support.certificates import certificates
 from support.following import Heard
 from support.served import wait_for
 
