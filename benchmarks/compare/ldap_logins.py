@@ -51,7 +51,7 @@ from keyfront.errors import OptionError
 from .. import results
 from ..results import Table
 from ..worlds import slapd as directory
-from ..worlds.fault_proxy import ProxyProcess, proxy_process
+from ..worlds.delay_proxy import DelayProxy, delay_proxy
 from . import comparison
 from .comparison import say
 from .goals import MET, MISSED, ONE_BIND, Goal
@@ -331,7 +331,7 @@ class Bench:
     """
 
     def __init__(
-        self, settings: Settings, slapd: directory.Slapd, proxy: ProxyProcess, folder: Path
+        self, settings: Settings, slapd: directory.Slapd, proxy: DelayProxy, folder: Path
     ) -> None:
         self.settings = settings
         self.cases = {name: case for name, case in CASES.items() if settings.only in name}
@@ -406,7 +406,7 @@ def measure(settings: Settings) -> dict[str, list[Sample]]:
         users = max(settings.tokens, settings.logins) + 1
         with (
             directory.slapd(folder / "slapd", users) as slapd,
-            proxy_process(slapd.port) as proxy,
+            delay_proxy(slapd.port) as proxy,
         ):
             bench = Bench(settings, slapd, proxy, folder / "keystones")
             say(f"a Keystone is made, and each of {users} users logs in")

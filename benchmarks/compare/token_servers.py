@@ -24,7 +24,7 @@ from keyfront.gateway.serve import lineups as serve_lineups
 from ..lineups import uwsgi
 from ..lineups.keystone import VALIDATION, Keystone, escaped
 from ..lineups.uwsgi import PROCESSES, Server
-from ..worlds.fault_proxy import proxy_process
+from ..worlds.delay_proxy import delay_proxy
 from ..worlds.mariadb import mariadb
 from ..worlds.memcached import memcached
 from ..worlds.memcached import program as memcached_program
@@ -164,7 +164,7 @@ def database(kind: str, folder: Path, *, delay: float = 0.0) -> Iterator[str | N
         if not delay:
             yield url
             return
-        with proxy_process(port) as proxy:
+        with delay_proxy(port) as proxy:
             proxy.delay(delay)
             yield server.url("keystone", port=proxy.port)
 

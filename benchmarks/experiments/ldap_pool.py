@@ -19,7 +19,7 @@ from ..compare.ldap_keystones import DOMAIN, Server, login
 from ..compare.ldap_logins import CASES, Sample, Samples, Settings, name_of, row
 from ..compare.ratios import ratio
 from ..worlds import slapd as directory
-from ..worlds.fault_proxy import proxy_process
+from ..worlds.delay_proxy import delay_proxy
 from . import timelines
 from .experiment import Conclusions, Experiment, World
 from .judging import Change, Finding, number
@@ -300,7 +300,7 @@ def run(world: World, record: results.Record) -> Conclusions:
     users = chosen.tokens + 1
     with (
         directory.slapd(folder / "slapd", users) as slapd,
-        proxy_process(slapd.port) as proxy,
+        delay_proxy(slapd.port) as proxy,
     ):
         bench = Bench(chosen, slapd, proxy, folder / "keystones")
         world.say(f"a Keystone with {users} users in LDAP is made")
