@@ -41,6 +41,16 @@ def counted(self, *arguments, **options):
 AuthProtocol.__init__ = counted
 atexit.register(lambda: print("made by ours:", made[0]))
 """
+# What takes most of the tests' time and is no part of them: two keys for each, and the source text
+# of all who called, which testresources looks through for who is told how a test ends.
+QUICK = """\
+import functools
+import inspect
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+rsa.generate_private_key = functools.cache(rsa.generate_private_key)
+inspect.stack = functools.partial(inspect.stack, 0)
+"""
 PATIENCE = 300
 
 
@@ -49,13 +59,18 @@ def run(folder: Path, *, ours: bool) -> tuple[dict[str, int], str]:
     folder.mkdir()
     (folder / "ours.py").write_text(PLUGIN if ours else "")
     (folder / "witness.py").write_text(WITNESS)
+    (folder / "quick.py").write_text(QUICK)
     done = subprocess.run(
         [
-            sys.executable, "-m", "pytest", "-p", "ours", "-p", "witness", "--pyargs", *TESTS,
-            "-q", "-p", "no:cacheprovider", "-p", "no:randomly", f"--rootdir={folder}",
-            "-c", "/dev/null", f"--basetemp={folder / 'temporary'}", "-W", "ignore",
+            sys.executable, "-m", "pytest", "-p", "ours", "-p", "witness", "-p", "quick",
+            "--pyargs", *TESTS, "-q", "-p", "no:cacheprovider", "--assert=plain",
+            f"--rootdir={folder}", "-c", "/dev/null", f"--basetemp={folder / 'temporary'}",
+            "-W", "ignore",
         ],
-        env={"PYTHONPATH": str(folder), "HOME": str(folder), "LANG": "C.UTF-8"},
+        env={
+            "PYTHONPATH": str(folder), "HOME": str(folder), "LANG": "C.UTF-8",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     printed = done.stdout + done.stderr
