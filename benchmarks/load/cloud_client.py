@@ -2,16 +2,21 @@
 
 Connections are kept where the server keeps them, one for each thread that asks, as services do. No
 token, password or body appears in an error.
+
+It takes little, so that what is measured is the server, which mostly shares its processors: a
+request can be made ready beforehand, an answer of a usual form is taken from the socket as it is,
+and its JSON is read when it is asked for. What has another form is left to :mod:`http.client`.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import ssl
 import threading
 import time
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,7 +27,11 @@ TOKENS = "/auth/tokens"
 LOST = "no answer"
 """How failures without an answer begin: a server that is away gives no others."""
 
+# Bytes of a body at most, and of a part of an answer.
 _LONGEST = 16 << 20
+_MUCH = 1 << 16
+# They have none, whatever they tell of its length.
+_WITHOUT_BODY = ("100", "101", "102", "103", "204", "304")
 
 
 class Answer(NamedTuple):
@@ -32,18 +41,41 @@ class Answer(NamedTuple):
     :ivar failure: the kind of failure, for a count: ``status 503``, ``no answer: timed out``; empty
         for an answer as it should be
     :ivar token: the token that was issued, if one was
-    :ivar content: the JSON object of the answer, empty if it has none
+    :ivar text: the body of the answer
     :ivar seconds: from before the request, and the connection if one was made, to the answer's end
     """
 
     status: int
     failure: str
     token: str
-    content: dict[str, Any]
+    text: bytes
     seconds: float
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The JSON object of the answer, read at each call; empty if it has none."""
+        try:
+            found = json.loads(self.text or b"{}")
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def __repr__(self) -> str:
         return f"<Answer {self.failure or self.status}>"
+
+
+class Ready(NamedTuple):
+    """A request that is ready to be sent.
+
+    :ivar wire: all of its bytes; no text for an error
+    :ivar again: true if nothing is made twice when it is sent twice
+    """
+
+    wire: bytes
+    again: bool
+
+    def __repr__(self) -> str:
+        return "<Ready>"
 
 
 class Client:
@@ -58,12 +90,15 @@ class Client:
         self.credentials = credentials
         self._timeout = timeout
         parts = urlsplit(credentials.url)
-        self._host, self._port = parts.hostname or "", parts.port
-        self._path = parts.path
         self._tls = credentials.tls()
+        usual = 80 if self._tls is None else 443
+        self._address = (parts.hostname or "", parts.port or usual)
+        self._path = parts.path
+        host = f"[{self._address[0]}]" if ":" in self._address[0] else self._address[0]
+        self._host = host if self._address[1] == usual else f"{host}:{self._address[1]}"
         self._own = threading.local()
         self._lock = threading.Lock()
-        self._connections: list[HTTPConnection] = []
+        self._connections: list[_Connection] = []
         self._stopped = False
 
     @property
@@ -71,19 +106,42 @@ class Client:
         """The URL of the version 3."""
         return self.credentials.url
 
-    def _connection(self) -> HTTPConnection:
-        found: HTTPConnection | None = getattr(self._own, "connection", None)
+    def _connection(self) -> _Connection:
+        found: _Connection | None = getattr(self._own, "connection", None)
         if found is None:
-            if self._tls is None:
-                found = HTTPConnection(self._host, self._port, timeout=self._timeout)
-            else:
-                found = HTTPSConnection(
-                    self._host, self._port, timeout=self._timeout, context=self._tls
-                )
+            found = _Connection(self._address, self._tls, self._timeout)
             self._own.connection = found
             with self._lock:
                 self._connections.append(found)
         return found
+
+    def ready(
+        self,
+        method: str,
+        path: str,
+        token: str | None = None,
+        body: dict[str, Any] | None = None,
+        *,
+        subject: str | None = None,
+    ) -> Ready:
+        """Return a request, for :meth:`send`.
+
+        :param path: behind ``/v3``
+        :param subject: the token that the request is about
+        """
+        text = b"" if body is None else json.dumps(body).encode()
+        given = {
+            "Host": self._host,
+            "Accept-Encoding": "identity",
+            "X-Auth-Token": token,
+            "X-Subject-Token": subject,
+            "User-Agent": "keyfront-bench-cloud",
+            "Content-Type": None if body is None else "application/json",
+            "Content-Length": None if method == "GET" else len(text),
+        }
+        lines = [f"{name}: {value}" for name, value in given.items() if value is not None]
+        head = "\r\n".join([f"{method} {self._path}{path} HTTP/1.1", *lines, "\r\n"])
+        return Ready(head.encode("ascii") + text, method != "POST" or path == TOKENS)
 
     def ask(
         self,
@@ -94,42 +152,34 @@ class Client:
         *,
         subject: str | None = None,
     ) -> Answer:
-        """Make one request.
+        """Make one request, see :meth:`ready` and :meth:`send`."""
+        return self.send(self.ready(method, path, token, body, subject=subject))
+
+    def send(self, ready: Ready) -> Answer:
+        """Send a request and wait for its answer.
 
         A kept connection that the server has just closed is made anew once, as every client does,
         unless the request would then make something twice.
-
-        :param path: behind ``/v3``
-        :param subject: the token that the request is about
         """
-        given = {"X-Auth-Token": token, "X-Subject-Token": subject}
-        headers = {name: value for name, value in given.items() if value is not None}
-        headers["User-Agent"] = "keyfront-bench-cloud"
-        text = None
-        if body is not None:
-            text = json.dumps(body)
-            headers["Content-Type"] = "application/json"
         connection = self._connection()
-        again = connection.sock is not None and (method != "POST" or path == TOKENS)
+        again = connection.is_open and ready.again
         begun = time.perf_counter()
         while True:
             if self._stopped:
-                return Answer(0, f"{LOST}: stopped", "", {}, time.perf_counter() - begun)
+                return Answer(0, f"{LOST}: stopped", "", b"", time.perf_counter() - begun)
             try:
-                connection.request(method, f"{self._path}{path}", text, headers)
-                found = connection.getresponse()
-                content = found.read(_LONGEST)
+                status, token, text = connection.exchange(ready.wire)
                 break
             except (OSError, HTTPException) as error:
                 connection.close()
                 if again and isinstance(error, ConnectionError) and not self._stopped:
                     again = False
                     continue
-                return Answer(0, f"{LOST}: {_said(error)}", "", {}, time.perf_counter() - begun)
+                return Answer(0, f"{LOST}: {_said(error)}", "", b"", time.perf_counter() - begun)
         seconds = time.perf_counter() - begun
-        failure = "" if 200 <= found.status < 300 else f"status {found.status}"
-        issued = found.headers.get("X-Subject-Token", "")
-        return Answer(found.status, failure, issued, _object(content), seconds)
+        return Answer(
+            status, "" if 200 <= status < 300 else f"status {status}", token, text, seconds
+        )
 
     def demand(
         self, method: str, path: str, token: str | None = None, body: dict[str, Any] | None = None
@@ -165,12 +215,7 @@ class Client:
         self._stopped = True
         with self._lock:
             for connection in self._connections:
-                sock = connection.sock
-                if sock is not None:
-                    try:
-                        sock.shutdown(socket.SHUT_RDWR)
-                    except OSError:
-                        pass  # it was closed meanwhile
+                connection.end()
 
     def close(self) -> None:
         """Close all connections; nothing may be asked meanwhile."""
@@ -181,12 +226,127 @@ class Client:
             self._own = threading.local()
 
 
-def _object(text: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(text or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+class _Connection:
+    """A connection to a server, which is made when it is needed.
+
+    :param address: the host and the port
+    :param tls: the rules for its certificate; ``None`` for a connection without TLS
+    :param timeout: seconds that are waited for a byte
+    """
+
+    def __init__(
+        self, address: tuple[str, int], tls: ssl.SSLContext | None, timeout: float
+    ) -> None:
+        self._address = address
+        self._tls = tls
+        self._timeout = timeout
+        self._socket: socket.socket | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is kept from a request before."""
+        return self._socket is not None
+
+    def _opened(self) -> socket.socket:
+        made = socket.create_connection(self._address, self._timeout)
+        try:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                made = self._tls.wrap_socket(made, server_hostname=self._address[0])
+        except BaseException:
+            made.close()
+            raise
+        self._socket = made
+        return made
+
+    def exchange(self, wire: bytes) -> tuple[int, str, bytes]:
+        """Send a request; returns the status of its answer, the issued token and the body.
+
+        :raises OSError: there is no answer
+        :raises HTTPException: it is none of HTTP
+        """
+        sock = self._socket or self._opened()
+        sock.sendall(wire)
+        data = sock.recv(_MUCH)
+        if not data:
+            raise RemoteDisconnected("closed without an answer")
+        while (end := data.find(b"\r\n\r\n")) < 0 and len(data) < _MUCH:
+            more = sock.recv(_MUCH)
+            if not more:
+                raise IncompleteRead(data)
+            data += more
+        lines = data[: max(end, 0)].decode("latin-1").split("\r\n")
+        fields = {}
+        for line in lines[1:]:
+            name, _, value = line.partition(":")
+            fields[name.lower()] = value.strip()
+        length, status = fields.get("content-length", ""), lines[0][9:12]
+        if (
+            not (lines[0].startswith("HTTP/1.1 ") and status.isdecimal() and length.isdecimal())
+            or status in _WITHOUT_BODY
+            or "transfer-encoding" in fields
+            or int(length) > _LONGEST
+        ):
+            return self._unusual(sock, data)
+        parts = [data[end + 4 : end + 4 + int(length)]]
+        missing = int(length) - (len(data) - end - 4)
+        while missing > 0:
+            more = sock.recv(_MUCH)
+            if not more:
+                raise IncompleteRead(data)
+            parts.append(more)
+            missing -= len(more)
+        if missing or "close" in fields.get("connection", "").lower():
+            self.close()
+        return int(status), fields.get("x-subject-token", ""), b"".join(parts)
+
+    def _unusual(self, sock: socket.socket, data: bytes) -> tuple[int, str, bytes]:
+        """Take an answer that has no usual form, of which some bytes are there."""
+        answer = HTTPResponse(_Begun(sock, data))  # type: ignore[arg-type]
+        answer.begin()
+        text = answer.read(_LONGEST)
+        if answer.will_close or not answer.isclosed():
+            self.close()
+        return answer.status, answer.headers.get("X-Subject-Token", ""), text
+
+    def end(self) -> None:
+        """Have who waits for an answer get none."""
+        sock = self._socket
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it was closed meanwhile
+
+    def close(self) -> None:
+        """Close it; the next request makes it anew."""
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()
+
+
+class _Begun(io.RawIOBase):
+    """The bytes of an answer, some of which were taken from the socket already."""
+
+    def __init__(self, sock: socket.socket, data: bytes) -> None:
+        self._socket = sock
+        self._data = data
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """Return it as :class:`~http.client.HTTPResponse` reads it."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Take bytes; 0 at the end."""
+        if not self._data:
+            return self._socket.recv_into(buffer)
+        taken, self._data = self._data[: len(buffer)], self._data[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
 
 
 def _said(error: Exception) -> str:

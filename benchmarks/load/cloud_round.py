@@ -13,11 +13,13 @@ their own. The first round fills caches and is not counted: a cloud has been up 
 
 from __future__ import annotations
 
+import itertools
+import operator
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ from keyfront.errors import ServerError
 
 from .. import results
 from ..results import Cell
-from .cloud_client import LOST, TOKENS, Answer, Client
+from .cloud_client import LOST, TOKENS, Answer, Client, Ready
 from .cloud_users import Account, Population
 from .measured import percentile
 
@@ -47,6 +49,8 @@ TIMES = 3
 _LOST = 8
 # Logins that tell what the hash of a password takes.
 _ALONE = 5
+# Seconds between two looks at how far a phase is.
+_OFTEN = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,27 +273,29 @@ class Mix:
 
     def _alone(self, user: Account) -> tuple[float, float]:
         """Return the milliseconds of a login and of a re-scope."""
-        answers = [self._login(user)]
-        answers.append(self._rescope(user, answers[0].token))
+        answers = [self._client.send(self._login(user))]
+        answers.append(self._client.send(self._rescope(user, answers[0].token)))
         for answer in answers:
             if answer.failure:
                 raise ServerError(f"{self._client.url}: login of {user.name}: {answer.failure}")
         return 1000 * answers[0].seconds, 1000 * answers[1].seconds
 
-    def _login(self, user: Account) -> Answer:
-        return self._client.ask("POST", TOKENS, body={"auth": user.auth})
+    def _login(self, user: Account) -> Ready:
+        return self._client.ready("POST", TOKENS, body={"auth": user.auth})
 
-    def _rescope(self, user: Account, token: str) -> Answer:
+    def _rescope(self, user: Account, token: str) -> Ready:
         identity = {"methods": ["token"], "token": {"id": token}}
         auth = {"identity": identity, "scope": {"project": {"id": self._others[user]}}}
-        return self._client.ask("POST", TOKENS, body={"auth": auth})
+        return self._client.ready("POST", TOKENS, body={"auth": auth})
 
-    def _validate(self, caller: str, token: str) -> Answer:
-        answer = self._client.ask("GET", TOKENS, caller, subject=token)
-        said = answer.content.get("token")
-        if not answer.failure and not (isinstance(said, dict) and said.get("roles")):
-            return answer._replace(failure="no roles in the token")
-        return answer
+    def _validations(
+        self, tokens: Sequence[tuple[Account, str]], callers: Sequence[str]
+    ) -> list[Ready]:
+        return [
+            self._client.ready("GET", TOKENS, caller, subject=token)
+            for _, token in tokens
+            for caller in callers
+        ]
 
     def ask(self) -> Round:
         """Go through the mix once.
@@ -306,23 +312,22 @@ class Mix:
         try:
 
             def phase(
-                name: str, deed: Callable[..., Answer], asked: Sequence[tuple[Any, ...]]
+                name: str, requests: Sequence[Ready], fault: Callable[[Answer], str] = _no_fault
             ) -> list[Answer]:
-                answers, taken = self._phase(pool, name, deed, asked)
+                answers, taken = self._phase(pool, name, requests, fault)
                 found[name] = found[name] + taken if name in found else taken
                 return answers
 
-            answers = phase(LOGINS, self._login, [(user,) for user in users])
+            answers = phase(LOGINS, [self._login(user) for user in users])
             tokens = _issued(users, answers)
             if not tokens:
                 raise ServerError(f"{self._client.url}: nobody can log in: {answers[0].failure}")
-            pairs = [(caller, token) for _, token in tokens for caller in callers]
-            phase(FIRST, self._validate, pairs)
-            phase(REPEATED, self._validate, pairs * TIMES)
-            exchanged = phase(RESCOPES, self._rescope, tokens)
+            validations = self._validations(tokens, callers)
+            phase(FIRST, validations, _no_roles)
+            phase(REPEATED, validations * TIMES, _no_roles)
+            exchanged = phase(RESCOPES, [self._rescope(user, token) for user, token in tokens])
             others = _issued([user for user, _ in tokens], exchanged)
-            again = [(caller, token) for _, token in others for caller in callers]
-            phase(FIRST, self._validate, again)
+            phase(FIRST, self._validations(others, callers), _no_roles)
         except BaseException:
             self._client.stop()
             raise
@@ -334,29 +339,60 @@ class Mix:
         self,
         pool: ThreadPoolExecutor,
         name: str,
-        deed: Callable[..., Answer],
-        asked: Sequence[tuple[Any, ...]],
+        requests: Sequence[Ready],
+        fault: Callable[[Answer], str],
     ) -> tuple[list[Answer], Phase]:
+        found: list[tuple[int, Answer]] = []
+        places = itertools.count()
+        texts: dict[bytes, bytes] = {}
+
+        def work() -> None:
+            while self._lost < _LOST and (place := next(places)) < len(requests):
+                answer = self._client.send(requests[place])
+                # All are kept until the end, and most say the same.
+                text = texts.setdefault(answer.text, answer.text)
+                found.append((place, answer._replace(text=text)))
+                self._lost = self._lost + 1 if answer.failure.startswith(LOST) else 0
+
         before, begun = self._cpu() if self._cpu else None, time.monotonic()
         asking = time.process_time()
-        answers = []
-        for answer in pool.map(lambda values: deed(*values), asked):
-            answers.append(answer)
-            self._lost = self._lost + 1 if answer.failure.startswith(LOST) else 0
-            if self._lost >= _LOST:
-                raise ServerError(
-                    f"{self._client.url}: {_LOST} requests in a row had no answer: {answer.failure}"
-                )
-            self._progress(name, len(answers), len(asked))
+        workers = [pool.submit(work) for _ in range(self._clients)]
+        while wait(workers, _OFTEN).not_done:
+            self._progress(name, len(found), len(requests))
         taken = Phase(seconds=time.monotonic() - begun, asking=time.process_time() - asking)
         if self._cpu and before is not None:
             taken.cpu = self._cpu() - before
-        for answer in answers:
+        for worker in workers:
+            worker.result()
+        self._progress(name, len(found), len(requests))
+        if self._lost >= _LOST:
+            raise ServerError(
+                f"{self._client.url}: {_LOST} requests in a row had no answer: "
+                f"{found[-1][1].failure}"
+            )
+        faults: dict[bytes, str] = {}
+        answers = []
+        for _, answer in sorted(found, key=operator.itemgetter(0)):
+            if not answer.failure:
+                if answer.text not in faults:
+                    faults[answer.text] = fault(answer)
+                answer = answer._replace(failure=faults[answer.text])
+            answers.append(answer)
             if answer.failure:
                 taken.failures[answer.failure] += 1
             else:
                 taken.latencies[round(1e6 * answer.seconds)] += 1
         return answers, taken
+
+
+def _no_fault(answer: Answer) -> str:
+    return ""
+
+
+def _no_roles(answer: Answer) -> str:
+    """Return what is wrong with the answer to a validation; empty if nothing is."""
+    said = answer.content.get("token")
+    return "" if isinstance(said, dict) and said.get("roles") else "no roles in the token"
 
 
 def _issued(users: Sequence[Account], answers: Sequence[Answer]) -> list[tuple[Account, str]]:
