@@ -124,6 +124,11 @@ def tabled(
     return Table(name=name, columns=list(columns), rows=rows, caption=caption)
 
 
+def matching(samples: Iterable[Sample], **wanted: object) -> list[Sample]:
+    """Return the samples with these values, in their order."""
+    return [one for one in samples if all(one[key] == wanted[key] for key in wanted)]
+
+
 def file_name(kind: str, name: str) -> str:
     """Return what the file of a result is called in its folder."""
     return f"{kind}-{re.sub(r'[^A-Za-z0-9+.=,_-]+', '_', name)}.json"

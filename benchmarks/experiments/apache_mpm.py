@@ -229,19 +229,12 @@ def _ab(server: Server, folder: Path, requests: int) -> Load:
 
 
 def _rates(samples: list[results.Sample], module: str, side: str) -> list[float]:
-    return [
-        one["rate"]
-        for one in samples
-        if one["what"] == "load" and (one["module"], one["side"]) == (module, side)
-    ]
+    found = results.matching(samples, what="load", module=module, side=side)
+    return [one["rate"] for one in found]
 
 
 def _idle(samples: list[results.Sample], module: str, side: str) -> results.Sample:
-    return next(
-        one
-        for one in samples
-        if one["what"] == "idle" and (one["module"], one["side"]) == (module, side)
-    )
+    return results.matching(samples, what="idle", module=module, side=side)[0]
 
 
 def findings(samples: list[results.Sample], size: Size = FULL) -> list[Finding]:
@@ -332,7 +325,7 @@ def _tables(samples: list[results.Sample], size: Size) -> list[results.Table]:
         "p99 ms": "p99_ms",
     }
     return [
-        results.tabled(name, [one for one in samples if one["what"] == name], who | more, caption)
+        results.tabled(name, results.matching(samples, what=name), who | more, caption)
         for name, more, caption in (
             (
                 "idle",

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -91,27 +93,19 @@ def settings(*, processes: int = 0) -> dict[str, Setting]:
     :param processes: the processes of each; 0: 5, 10, 38 and 38 as published. Fewer need less
         memory and start sooner
     """
-    apache, nginx, tuned = "mod_wsgi-event", "nginx+uwsgi", processes or 38
-    stock = processes or 5, processes or 10
+    first, second, tuned = processes or 5, processes or 10, processes or 38
+    apache, nginx = (Lineup(name, "published-stock") for name in ("mod_wsgi-event", "nginx+uwsgi"))
+    tuned_apache, tuned_nginx = (replace(one, tuning="published-tuned") for one in (apache, nginx))
     return {
-        "apache stock": Setting(
-            f"Apache + mod_wsgi {stock[0]}x1, stock",
-            Lineup(apache, "published-stock"),
-            (stock[0], 1),
-        ),
-        "nginx stock": Setting(
-            f"nginx + uWSGI {stock[1]}x2, stock", Lineup(nginx, "published-stock"), (stock[1], 2)
-        ),
+        "apache stock": Setting(f"Apache + mod_wsgi {first}x1, stock", apache, (first, 1)),
+        "nginx stock": Setting(f"nginx + uWSGI {second}x2, stock", nginx, (second, 2)),
         "apache tuned": Setting(
-            f"Apache + mod_wsgi {tuned}x4, tuned",
-            Lineup(apache, "published-tuned"),
-            (tuned, 4),
-            200,
+            f"Apache + mod_wsgi {tuned}x4, tuned", tuned_apache, (tuned, 4), 200
         ),
-        "nginx tuned": Setting(
-            f"nginx + uWSGI {tuned}x5, tuned", Lineup(nginx, "published-tuned"), (tuned, 5), 200
+        "nginx tuned": Setting(f"nginx + uWSGI {tuned}x5, tuned", tuned_nginx, (tuned, 5), 200),
+        "keyfront": Setting(
+            "keyfront, as served (nginx + uWSGI)", Lineup("nginx+uwsgi", SERVE, True)
         ),
-        "keyfront": Setting("keyfront, as served (nginx + uWSGI)", Lineup(nginx, SERVE, True)),
     }
 
 
@@ -256,8 +250,7 @@ def points(samples: Sequence[results.Sample], what: str, generator: str) -> list
             one["failed"],
             one["good"] + one["failed"],
         )
-        for one in samples
-        if one["what"] == what and one["generator"] == generator
+        for one in results.matching(samples, what=what, generator=generator)
     ]
 
 
@@ -347,12 +340,12 @@ def _begin(load: int | None, reached: int) -> str:
 
 def _python_share(samples: Sequence[results.Sample]) -> float:
     """Return how much of the CPU time of web servers and Python is Python's, in stock line-ups."""
-    python = front = 0.0
-    for one in samples:
-        if one["stock"] and one["what"] == LISTS:
-            python += one["cpu"].get("uWSGI", 0.0) + one["cpu"].get(timelines.MOD_WSGI, 0.0)
-            front += one["cpu"].get("nginx", 0.0) + one["cpu"].get("Apache", 0.0)
-    return python / (python + front) if python + front else 0.0
+    cpu: Counter[str] = Counter()
+    for one in results.matching(samples, stock=True, what=LISTS):
+        cpu.update(one["cpu"])
+    python = cpu["uWSGI"] + cpu[timelines.MOD_WSGI]
+    everything = python + cpu["nginx"] + cpu["Apache"]
+    return python / everything if everything else 0.0
 
 
 def changes(samples: Sequence[results.Sample]) -> list[Change]:

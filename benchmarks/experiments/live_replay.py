@@ -222,10 +222,7 @@ def measure(world: World, record: results.Record) -> None:
 
 
 def _pick(samples: Sequence[results.Sample], **wanted: object) -> results.Sample | None:
-    for one in samples:
-        if all(one[key] == value for key, value in wanted.items()):
-            return one
-    return None
+    return next(iter(results.matching(samples, **wanted)), None)
 
 
 def _said(one: results.Sample | None) -> str:

@@ -193,8 +193,7 @@ def _megabytes(size: int | None) -> float | None:
 
 
 def _best(samples: list[results.Sample], **wanted: object) -> results.Sample:
-    found = [one for one in samples if all(one[key] == value for key, value in wanted.items())]
-    return max(found, key=lambda one: float(one["rate"]))
+    return max(results.matching(samples, **wanted), key=lambda one: float(one["rate"]))
 
 
 def findings(samples: list[results.Sample], refused: dict[str, str]) -> list[Finding]:
@@ -263,12 +262,10 @@ def changes(samples: list[results.Sample]) -> list[Change]:
     """Return the change of the dynamic endpoint by keyfront, against the better other one."""
     found = []
     for kept in (False, True):
+        dynamic = results.matching(samples, what=DYNAMIC, kept=kept)
+        dynamic.sort(key=lambda one: int(one["round"]))
         rates = {
-            server: [
-                one["rate"]
-                for one in sorted(samples, key=lambda one: int(one["round"]))
-                if (one["server"], one["what"], one["kept"]) == (server, DYNAMIC, kept)
-            ]
+            server: [one["rate"] for one in results.matching(dynamic, server=server)]
             for server in SERVERS
         }
         best = max((STOCK, TUNED), key=lambda server: statistics.median(rates[server]))

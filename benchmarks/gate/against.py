@@ -7,8 +7,7 @@ have to agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,10 +42,14 @@ def compare(session: GateSession, item: pytest.Item, *, seconds: float, new: str
         session.fail(error.message)
     node = address(item)
     rounds: list[Outcome] = []
+
+    def measured(candidate: Worker, baseline: Worker) -> Outcome:
+        return measure(item.nodeid, candidate, baseline, session.limit, seconds, session.seed)
+
     try:
         with ExitStack() as stack:
-            first = stack.enter_context(_worker(session, release, node))
-            candidate = stack.enter_context(_worker(session, HERE, node))
+            first = stack.enter_context(Worker(session, release, node))
+            candidate = stack.enter_context(Worker(session, HERE, node))
             try:
                 first.wait()
             except StartError as error:
@@ -58,39 +61,24 @@ def compare(session: GateSession, item: pytest.Item, *, seconds: float, new: str
                 )
             session.control_with(lambda: _control(session, first, release, node))
             candidate.wait()
-            rounds.append(_round(session, item, candidate, first, seconds))
+            rounds.append(measured(candidate, first))
         while _undecided(rounds):
             with (
-                _worker(session, HERE, node) as candidate,
-                _worker(session, release, node) as baseline,
+                Worker(session, HERE, node) as candidate,
+                Worker(session, release, node) as baseline,
             ):
                 candidate.wait()
                 baseline.wait()
-                rounds.append(_round(session, item, candidate, baseline, seconds))
+                rounds.append(measured(candidate, baseline))
     except StartError as error:
         session.fail(f"{error.message}\n{error.text}")
     return _together(rounds, session.release.name)
 
 
-@contextmanager
-def _worker(session: GateSession, place: Place, node: str) -> Iterator[Worker]:
-    made = Worker(session, place, node)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def _control(session: GateSession, first: Worker, release: Place, node: str) -> Outcome:
-    with _worker(session, release, node) as second:
+    with Worker(session, release, node) as second:
         second.wait()
         return control(first, second, session.seed)
-
-
-def _round(
-    session: GateSession, item: pytest.Item, candidate: Worker, baseline: Worker, seconds: float
-) -> Outcome:
-    return measure(item.nodeid, candidate, baseline, session.limit, seconds, session.seed)
 
 
 def _undecided(rounds: list[Outcome]) -> bool:

@@ -203,7 +203,10 @@ class Worker:
             raise StartError(f"{self._node} ended while it was timed", tail(self._log))
         return int(line)
 
-    def close(self) -> None:
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Let the test end, and wait for it."""
         os.close(self._requests)
         self._reader.close()

@@ -26,6 +26,12 @@ def add_state(parser: ArgumentParser) -> None:
     )
 
 
+def add_name(parser: ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--name", default=default, metavar="NAME", help="of the result (default: %(default)s)"
+    )
+
+
 def points(option: str, text: str, high: int) -> list[int]:
     """Return ascending whole numbers, read of ``10,50,100`` or ranges with a step, ``10-100/10``.
 

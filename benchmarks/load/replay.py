@@ -366,9 +366,7 @@ def add(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a look: a synthetic log of some seconds"
     )
-    parser.add_argument(
-        "--name", default="log", metavar="NAME", help="of the result (default: %(default)s)"
-    )
+    given.add_name(parser, "log")
     given.add_state(parser)
     results.add_argument(parser)
 

@@ -14,7 +14,6 @@ import errno
 import json
 import os
 import re
-import resource
 import select
 import socket
 import sys
@@ -368,7 +367,6 @@ def main(given: BinaryIO, out: Any) -> None:
             "timeline": [[second, *counts] for second, counts in sorted(sender.seconds.items())],
             "seconds": seconds,
             "cpu": time.process_time() - before,
-            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         },
         out,
     )

@@ -469,32 +469,21 @@ def add(parser: ArgumentParser) -> None:
         "of servers. Everything runs on loopback; the generator has a core of its own if there are "
         "two. An interrupted sweep goes on where it was when it is started again."
     )
-    parser.add_argument(
-        "--topology",
-        action="append",
-        metavar="NAME[,NAME]",
-        help=f"of {', '.join(TOPOLOGIES)} (default: all)",
-    )
-    parser.add_argument(
-        "--tuning",
-        action="append",
-        metavar="NAME[,NAME]",
-        help=f"of {', '.join(TUNINGS)} (default: stock and tuned)",
-    )
-    parser.add_argument(
-        "--cache",
-        action="append",
-        metavar="off|on",
-        help="keyfront's token cache (default: off and on)",
-    )
-    parser.add_argument(
-        "--points",
-        metavar="N,N|FROM-TO/STEP",
-        help="connections, 1 to 60000 (default: 10-100/10,100-1000/100,2000,5000)",
-    )
-    parser.add_argument(
-        "--rates", metavar="N,N", help="constant rates too, in requests per second (default: none)"
-    )
+    for option, metavar, text in (
+        ("--topology", "NAME[,NAME]", f"of {', '.join(TOPOLOGIES)} (default: all)"),
+        ("--tuning", "NAME[,NAME]", f"of {', '.join(TUNINGS)} (default: stock and tuned)"),
+        ("--cache", "off|on", "keyfront's token cache (default: off and on)"),
+    ):
+        parser.add_argument(option, action="append", metavar=metavar, help=text)
+    points = "connections, 1 to 60000 (default: 10-100/10,100-1000/100,2000,5000)"
+    for option, metavar, text in (
+        ("--points", "N,N|FROM-TO/STEP", points),
+        ("--rates", "N,N", "constant rates too, in requests per second (default: none)"),
+        ("--seconds", "N", "of each point, 1 to 3600 (default: 10)"),
+        ("--warm-up", "N", "seconds, 1 to 3600 (default: 10)"),
+        ("--pause", "N", "seconds between points, 0 to 600 (default: 2)"),
+    ):
+        parser.add_argument(option, metavar=metavar, help=text)
     parser.add_argument(
         "--request",
         default="projects",
@@ -509,25 +498,13 @@ def add(parser: ArgumentParser) -> None:
         help=f"of {', '.join(generators.GENERATORS[:-1])} (default: wrk, and ab for servers that "
         "close without saying so)",
     )
-    parser.add_argument("--seconds", metavar="N", help="of each point, 1 to 3600 (default: 10)")
-    parser.add_argument("--warm-up", metavar="N", help="seconds, 1 to 3600 (default: 10)")
-    parser.add_argument(
-        "--pause", metavar="N", help="seconds between points, 0 to 600 (default: 2)"
-    )
-    parser.add_argument(
-        "--published",
-        action="store_true",
-        help="120 s a point, 30 s between, 60 s of warming, as published",
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="a look within three minutes: nginx and uWSGI, stock, tuned and with the cache",
-    )
-    parser.add_argument(
-        "--name", default="keystone", metavar="NAME", help="of the result (default: %(default)s)"
-    )
-    parser.add_argument("--fresh", action="store_true", help="measure again what was measured")
+    for option, text in (
+        ("--published", "120 s a point, 30 s between, 60 s of warming, as published"),
+        ("--quick", "a look within three minutes: nginx and uWSGI, stock, tuned, with the cache"),
+        ("--fresh", "measure again what was measured"),
+    ):
+        parser.add_argument(option, action="store_true", help=text)
+    given.add_name(parser, "keystone")
     given.add_state(parser)
     results.add_argument(parser)
 

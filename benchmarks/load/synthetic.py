@@ -145,25 +145,11 @@ def as_json(entry: Entry) -> str:
     return json.dumps(values, separators=(",", ":"))
 
 
-def uwsgi(entry: Entry) -> str:
-    """Return a line as uWSGI writes it unless told otherwise, in the local time."""
-    at = datetime.fromtimestamp(entry.at).strftime("%a %b %e %H:%M:%S %Y")
-    return (
-        f"[pid: 1|app: 0|req: 1/1] 127.0.0.1 () {{34 vars in 500 bytes}} [{at}] {entry.method} "
-        f"{entry.target} => generated {_bytes(entry)} bytes in 9 msecs (HTTP/1.1 {entry.status}) "
-        "4 headers in 160 bytes (1 switches on core 0)"
-    )
-
-
 def _bytes(entry: Entry) -> int:
     return 0 if entry.status == 204 else 300 if entry.status < 400 else 120
 
 
-FORMATS: dict[str, Callable[[Entry], str]] = {
-    "combined": combined,
-    "json": as_json,
-    "uwsgi": uwsgi,
-}
+FORMATS: dict[str, Callable[[Entry], str]] = {"combined": combined, "json": as_json}
 
 
 def add(parser: ArgumentParser) -> None:
@@ -175,12 +161,14 @@ def add(parser: ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="a new file (default: standard output)"
     )
-    parser.add_argument("--seconds", default="600", metavar="N", help="1 to 604800 (default: 600)")
-    parser.add_argument(
-        "--rate", default="20", metavar="N", help="requests per second, 0.1 to 10000 (default: 20)"
-    )
-    parser.add_argument("--users", default="200", metavar="N", help="1 to 100000 (default: 200)")
-    parser.add_argument("--seed", default="1", metavar="N", help="any number (default: 1)")
+    for option, default, text in (
+        ("--seconds", "600", "1 to 604800"),
+        ("--rate", "20", "requests per second, 0.1 to 10000"),
+        ("--users", "200", "1 to 100000"),
+        ("--seed", "1", "any number"),
+    ):
+        text = f"{text} (default: %(default)s)"
+        parser.add_argument(option, default=default, metavar="N", help=text)
     parser.add_argument(
         "--format",
         default="combined",

@@ -45,10 +45,7 @@ class Certificates:
 
 
 def certificates(folder: Path) -> Certificates:
-    """Make an authority and a server's certificate in a folder of their own within a folder.
-
-    :raises MissingPartError: trustme is not installed; names the command
-    """
+    """Make an authority and a server's certificate in a folder of their own within a folder."""
     made = Certificates(folder / "certificates")
     made.folder.mkdir(parents=True)
     issue(made.server, authority(made.ca_file, "ca"), HERE)
@@ -56,10 +53,7 @@ def certificates(folder: Path) -> Certificates:
 
 
 def authority(file: Path, name: str) -> CA:
-    """Make an authority and write what clients need to trust it.
-
-    :raises MissingPartError: trustme is not installed; names the command
-    """
+    """Make an authority and write what clients need to trust it."""
     programs.require_module("trustme", "experiments")
     import trustme
 

@@ -115,8 +115,6 @@ def mariadb(
     :param connections: ``max_connections``
     :param more: options of one that has others beside it, which also gets a database ``mysql``
     :param seed: the data of one that was shut down, to begin with
-    :raises MissingPartError: mariadbd or PyMySQL is not installed; names the command
-    :raises ServerError: it did not start
     """
     program = programs.system_program(("mariadbd",), "mariadb-server-core")
     programs.require_module("pymysql", "experiments")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +13,6 @@ from pathlib import Path
 from keyfront.common import programs
 
 from .processes import HOST, Process
-
-# Seconds; a bound on a hang, not an expectation.
-_PATIENCE = 90.0
 
 
 @dataclass(frozen=True)
@@ -31,33 +27,10 @@ class Memcached:
         """``HOST:PORT``, as oslo.cache's ``memcache_servers`` wants it."""
         return f"{self.host}:{self.port}"
 
-    def stats(self) -> dict[str, str]:
-        """Return its own counters, ``cmd_set`` and ``get_hits`` among them."""
-        lines = self._ask("stats", b"END\r\n").decode("ascii").splitlines()
-        return dict(line.split(" ", 2)[1:] for line in lines if line.startswith("STAT "))
-
-    def flush(self) -> None:
-        """Forget everything, as a restart would."""
-        self._ask("flush_all", b"OK\r\n")
-
-    def _ask(self, command: str, end: bytes) -> bytes:
-        with socket.create_connection((self.host, self.port), _PATIENCE) as client:
-            client.sendall(command.encode() + b"\r\n")
-            answer = b""
-            while not answer.endswith(end):
-                part = client.recv(65536)
-                assert part, f"memcached hung up after {answer!r}"
-                answer += part
-        return answer
-
 
 @contextmanager
 def memcached() -> Iterator[Memcached]:
-    """Run a memcached with 64 MB at a port of loopback until the block ends.
-
-    :raises MissingPartError: it is not installed; names the command
-    :raises ServerError: it does not start
-    """
+    """Run a memcached with 64 MB at a port of loopback until the block ends."""
     with tempfile.TemporaryDirectory(prefix="keyfront-memcached-") as folder:
         ports = Path(folder, "ports")
         # it takes a free port itself and, listening, moves this file in place
@@ -69,11 +42,7 @@ def memcached() -> Iterator[Memcached]:
 
 @contextmanager
 def memcached_at(path: Path) -> Iterator[str]:
-    """Run a memcached at a Unix socket until the block ends; gives ``unix:PATH``.
-
-    :raises MissingPartError: it is not installed; names the command
-    :raises ServerError: it does not start
-    """
+    """Run a memcached at a Unix socket until the block ends; gives ``unix:PATH``."""
     with _process("-s", str(path)) as process:
         process.wait_until(path.exists)
         yield f"unix:{path}"
@@ -87,8 +56,5 @@ def _process(*options: str, **environment: Path) -> Process:
 
 
 def program() -> str:
-    """Return where memcached is.
-
-    :raises MissingPartError: it is not installed; names the command
-    """
+    """Return where memcached is."""
     return programs.system_program(("memcached",), "memcached")

@@ -295,8 +295,6 @@ def running(
     :param port: to listen at, if it matters
     :param extra: lines for rabbitmq.conf (``heartbeat = 10``)
     :param small: true if it shall take little of the machine, and be slower
-    :raises MissingPartError: it is not installed; names the command
-    :raises ServerError: it did not start
     """
     program = _DEBIAN
     if not program.exists():
@@ -370,7 +368,6 @@ def connect(port: int, *, heartbeat: float, name: str = "") -> Any:
 
     :param heartbeat: seconds that are asked for; the broker takes what is below its own 60
     :param name: the connection's name in the broker's log
-    :raises MissingPartError: py-amqp is not installed; names the command
     """
     try:
         import amqp

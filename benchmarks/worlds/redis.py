@@ -18,10 +18,7 @@ _NAMES = ("redis-server", "valkey-server", "redis-check-rdb")
 
 
 def program() -> Path:
-    """Return where the server's program is, to be called as ``redis-server``.
-
-    :raises MissingPartError: it is not installed; names the command
-    """
+    """Return where the server's program is, to be called as ``redis-server``."""
     return Path(programs.system_program(_NAMES, "redis-tools")).resolve()
 
 
@@ -30,8 +27,6 @@ def redis(folder: Path) -> Iterator[str]:
     """Run one until the block ends; gives its URL, with a password.
 
     :param folder: an existing one of this user only, for its files
-    :raises MissingPartError: it is not installed; names the command
-    :raises ServerError: it does not start
     """
     link, config, log = folder / "redis-server", folder / "redis.conf", folder / "redis.log"
     link.symlink_to(program())

@@ -123,13 +123,8 @@ def slapd(folder: Path, users: int) -> Iterator[Slapd]:
     """Run a slapd with user 0 to ``users`` - 1, the service's identity and one group.
 
     :param folder: an empty one of this user only; the caller deletes it
-    :raises MissingPartError: slapd or trustme is not installed; names the command
-    :raises ServerError: it did not start
     """
-    program = Path(slapd_program())
-    if _APPARMOR.exists():
-        # a profile goes by the path of the program; a copy has none
-        program = Path(shutil.copy2(program, folder / "slapd"))
+    program = usable(Path(slapd_program()), folder)
     made = certificates(folder)
     folder.joinpath("data").mkdir()
     configuration, content = folder / "slapd.conf", folder / "content.ldif"
@@ -138,15 +133,7 @@ def slapd(folder: Path, users: int) -> Iterator[Slapd]:
     )
     configuration.write_text(text)
     content.write_text(_ldif(users))
-    done = subprocess.run(
-        [str(program), "-T", "add", "-q", "-f", str(configuration), "-l", str(content)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    if done.returncode:
-        raise ServerError(f"slapadd failed: {done.stdout.decode(errors='replace')[-600:]}")
+    fill(program, configuration, content)
     port, plain_port = (free_port() for _ in range(2))
     urls, log = f"ldaps://{HOST}:{port} ldap://{HOST}:{plain_port}", folder / "slapd.log"
     # with -d it stays in the foreground, and the log goes to standard error, unbuffered
@@ -155,6 +142,28 @@ def slapd(folder: Path, users: int) -> Iterator[Slapd]:
         # it says that it starts before it does; a connection would be one of those that it counts
         process.wait_until(lambda: {port, plain_port} <= listening())
         yield Slapd(port, plain_port, made.ca_file, log)
+
+
+def usable(program: Path, folder: Path) -> Path:
+    """Return a slapd that may use a folder: AppArmor's profile goes by its path."""
+    # a copy has none
+    return Path(shutil.copy2(program, folder / "slapd")) if _APPARMOR.exists() else program
+
+
+def fill(program: Path, configuration: Path, content: Path) -> None:
+    """Put LDIF into the database of :data:`SUFFIX` of a configuration, with nobody running.
+
+    :raises ServerError: it is refused
+    """
+    done = subprocess.run(
+        [program, "-T", "add", "-q", "-b", SUFFIX, "-f", configuration, "-l", content],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if done.returncode:
+        raise ServerError(f"slapadd failed: {done.stdout.decode(errors='replace')[-600:]}")
 
 
 def slapd_program() -> str:

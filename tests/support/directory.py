@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,17 +24,16 @@ import ldap
 import ldap.controls
 import ldap.modlist
 
+from keyfront.benchmarks.worlds import slapd
 from keyfront.benchmarks.worlds.ports import listening
+from keyfront.benchmarks.worlds.slapd import SUFFIX as SUFFIX
 from support import processes
 from support.certificates import Certificates, Pair, certificates
 from support.served import PATIENCE, free_port
 from support.servers import _own_folder, _program, _ready, _running
 
-SUFFIX = "dc=example,dc=org"
 _SCHEMA = Path("/etc/ldap/schema")
 _MODULES = Path("/usr/lib/ldap")
-# Ubuntu's lets slapd at /usr/sbin only into /var/lib/ldap, /etc/ldap and a few more.
-_APPARMOR = Path("/etc/apparmor.d/usr.sbin.slapd")
 # Lets root write what only the password policy overlay may: draft-zeilenga-ldap-relax.
 _RELAX = "1.3.6.1.4.1.4203.666.5.12"
 _STARTTLS = "1.3.6.1.4.1.1466.20037"
@@ -373,9 +371,7 @@ def directory(
     program = _program("slapd", "slapd")
     made = certificates(folder)
     with _own_folder("slapd") as own:
-        if _APPARMOR.exists():
-            # a profile goes by the path of the program; a copy has none
-            program = Path(shutil.copy2(program, own / "slapd"))
+        program = slapd.usable(program, own)
         many = [_user(f"user{n}", f"User {n}", f"Number{n}", n) for n in range(users)]
         odd = [_user(uid, cn, sn, n) for n, (uid, cn, sn) in enumerate(_ODD)]
         shown = (certificate or made.server) if tls == "both" else None
@@ -507,13 +503,7 @@ def _make_database(
     conf.touch(mode=0o600)
     conf.write_text("\n".join(lines) + "\n")
     content.write_text(ldif)
-    done = subprocess.run(
-        [
-            str(program), "-T", "add", "-q", "-b", SUFFIX, "-f", str(conf), "-l", str(content),
-        ],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout.decode(errors="replace")
+    slapd.fill(program, conf, content)
 
 
 def _search_request(base: str) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from keyfront.benchmarks.worlds import redis as worlds
+from keyfront.errors import MissingPartError
 from support import processes, programs
 from support.certificates import Certificates
 from support.served import PATIENCE, free_port
@@ -28,17 +29,6 @@ from support.served import PATIENCE, free_port
 # No test lasts as long.
 _DOWN_AFTER_MS = 600_000
 _NOT_YET = (redis.ConnectionError, redis.TimeoutError, OSError)
-
-
-def _program() -> Path:
-    folders = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/bin"))
-    # The last is the same program: what it does goes by the name it is called by. It is in a
-    # package that starts no service.
-    for name in ("redis-server", "valkey-server", "redis-check-rdb"):
-        found = shutil.which(name, path=folders)
-        if found is not None:
-            return Path(found).resolve()
-    pytest.skip("redis-server is not installed; on Debian: apt-get install redis-tools")
 
 
 class RedisServer:
@@ -60,7 +50,10 @@ class RedisServer:
     ) -> None:
         program = folder / "redis-server"
         program.unlink(missing_ok=True)
-        program.symlink_to(_program())
+        try:
+            program.symlink_to(worlds.program())
+        except MissingPartError as error:
+            pytest.skip(error.message)
         self.folder = folder
         self.port = port or free_port()
         self.tls = tls

@@ -24,10 +24,9 @@ from typing import Any
 import psutil
 import psycopg2
 
+from keyfront.benchmarks.worlds import memcached as _memcached
 from keyfront.benchmarks.worlds.mariadb import MariaDB
 from keyfront.benchmarks.worlds.mariadb import mariadb as _mariadb
-from keyfront.benchmarks.worlds.memcached import Memcached
-from keyfront.benchmarks.worlds.memcached import memcached as _memcached
 from support.processes import command_line, runs
 from support.programs import or_skip as _or_skip
 from support.programs import own_folder as _own_folder
@@ -35,6 +34,7 @@ from support.programs import program as _program
 from support.programs import ready as _ready
 from support.programs import running as _running
 from support.programs import setpriv as _setpriv
+from support.served import PATIENCE
 
 _USER = "keystone"
 # Greenlet workers open a hundred connections each.
@@ -87,11 +87,34 @@ class PostgreSQL:
         )
 
 
+class Memcached(_memcached.Memcached):
+    """A running memcached that is told and asked."""
+
+    def stats(self) -> dict[str, str]:
+        """Return its own counters, ``cmd_set`` and ``get_hits`` among them."""
+        lines = self._ask("stats", b"END\r\n").decode("ascii").splitlines()
+        return dict(line.split(" ", 2)[1:] for line in lines if line.startswith("STAT "))
+
+    def flush(self) -> None:
+        """Forget everything, as a restart would."""
+        self._ask("flush_all", b"OK\r\n")
+
+    def _ask(self, command: str, end: bytes) -> bytes:
+        with socket.create_connection((self.host, self.port), PATIENCE) as client:
+            client.sendall(command.encode() + b"\r\n")
+            answer = b""
+            while not answer.endswith(end):
+                part = client.recv(65536)
+                assert part, f"memcached hung up after {answer!r}"
+                answer += part
+        return answer
+
+
 @contextlib.contextmanager
 def memcached() -> Iterator[Memcached]:
     """Run a memcached with 64 MB until the block ends."""
-    with _or_skip(_memcached()) as found:
-        yield found
+    with _or_skip(_memcached.memcached()) as found:
+        yield Memcached(found.host, found.port)
 
 
 @contextlib.contextmanager
