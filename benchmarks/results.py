@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from keyfront.errors import BenchmarkError
 
@@ -384,22 +384,10 @@ def read_all(folder: Path) -> list[Result]:
 
 
 _PREFIXES = tuple(f"{kind}-" for kind in KINDS)
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "kind": str,
-    "name": str,
-    "title": str,
-    "command": list,
-    "began": str,
-    "seconds": (int, float),
-    "machine": dict,
-    "versions": dict,
-    "others": dict,
-    "conditions": dict,
-    "samples": list,
-    "tables": list,
-    "timelines": list,
-    "notes": list,
-    "complete": bool,
+# The types of a result's fields; a number may be whole.
+_TYPES: dict[str, Any] = {
+    name: int | float if kind is float else get_origin(kind) or kind
+    for name, kind in get_type_hints(Result).items()
 }
 
 

@@ -280,32 +280,23 @@ def changes(samples: list[results.Sample], size: Size = FULL) -> list[Change]:
     best = min(MODULES, key=lambda one: _idle(samples, one, "stock")["resets"])
     fast = max(MODULES, key=lambda one: statistics.median(_rates(samples, one, "stock")))
     stock, ours = (_rates(samples, fast, side) for side in SIDES)
-    idle = _idle(samples, best, "stock"), _idle(samples, best, "keyfront")
-    title = f"Apache with {best}, as it comes"
-    return [
+    before, after = (_idle(samples, best, side) for side in SIDES)
+    found = [
         Change(
-            what="AMQP connections that an idle service loses",
-            stock=idle[0]["resets"],
-            stock_name=title,
-            keyfront=idle[1]["resets"],
-            unit=f"of {_services(size)}",
+            what=what,
+            stock=before[key],
+            stock_name=f"Apache with {best}, as it comes",
+            keyfront=after[key],
+            unit=unit,
             more_is_better=False,
-        ),
-        Change(
-            what="The first message of a service that was idle",
-            stock=idle[0]["first_message_ms"],
-            stock_name=title,
-            keyfront=idle[1]["first_message_ms"],
-            unit="ms",
-            more_is_better=False,
-        ),
-        paired_change(
-            "Requests of a service with AMQP connections, over TLS",
-            f"Apache with {fast}, as it comes",
-            stock,
-            ours,
-        ),
+        )
+        for what, key, unit in (
+            ("AMQP connections that an idle service loses", "resets", f"of {_services(size)}"),
+            ("The first message of a service that was idle", "first_message_ms", "ms"),
+        )
     ]
+    requests = "Requests of a service with AMQP connections, over TLS"
+    return [*found, paired_change(requests, f"Apache with {fast}, as it comes", stock, ours)]
 
 
 def _services(size: Size) -> str:
@@ -356,9 +347,5 @@ def run(world: World, record: results.Record) -> Conclusions:
     )
 
 
-EXPERIMENT = Experiment(
-    name=NAME,
-    title="Apache's prefork and event modules under a service with AMQP connections",
-    source=SOURCE,
-    run=run,
-)
+TITLE = "Apache's prefork and event modules under a service with AMQP connections"
+EXPERIMENT = Experiment(NAME, TITLE, SOURCE, run)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from keyfront.errors import ServerError
 
@@ -107,19 +108,18 @@ class World:
         ]
 
 
-@dataclass(kw_only=True)
-class Conclusions:
+class Conclusions(NamedTuple):
     """The conclusions from an experiment's samples.
 
     :param notes: the differences from what was published, a line each
     """
 
-    findings: list[Finding] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    findings: list[Finding]
+    changes: list[Change]
+    notes: list[str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Experiment:
     """One of the five.
 

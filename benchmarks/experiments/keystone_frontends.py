@@ -437,14 +437,8 @@ def run(world: World, record: results.Record) -> Conclusions:
     refused = record.conditions.get("kernel_refused")
     if refused:
         notes.append("net.core.somaxconn stays as it is, and uWSGI's listen queue keeps below it.")
-    return Conclusions(
-        findings=findings(record.samples), changes=changes(record.samples), notes=notes
-    )
+    return Conclusions(findings(record.samples), changes(record.samples), notes)
 
 
-EXPERIMENT = Experiment(
-    name=NAME,
-    title="Keystone's list of projects behind Apache and nginx, stock and tuned",
-    source=SOURCE,
-    run=run,
-)
+TITLE = "Keystone's list of projects behind Apache and nginx, stock and tuned"
+EXPERIMENT = Experiment(NAME, TITLE, SOURCE, run)

@@ -322,9 +322,5 @@ def run(world: World, record: results.Record) -> Conclusions:
     )
 
 
-EXPERIMENT = Experiment(
-    name=NAME,
-    title="500 tokens and a mix of API calls with users in LDAP, by who keeps connections",
-    source=SOURCE,
-    run=run,
-)
+TITLE = "500 tokens and a mix of API calls with users in LDAP, by who keeps connections"
+EXPERIMENT = Experiment(NAME, TITLE, SOURCE, run)

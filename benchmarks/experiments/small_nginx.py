@@ -310,14 +310,8 @@ def run(world: World, record: results.Record) -> Conclusions:
         "default, or harmful now (see docs/benchmarks.md).",
         "uWSGI answers the dynamic endpoint; only the opening of the publication is known to us.",
     ]
-    return Conclusions(
-        findings=findings(record.samples, refused), changes=changes(record.samples), notes=notes
-    )
+    return Conclusions(findings(record.samples, refused), changes(record.samples), notes)
 
 
-EXPERIMENT = Experiment(
-    name=NAME,
-    title="13 bytes from nginx within 256 MB, static and dynamic, stock and tuned",
-    source=SOURCE,
-    run=run,
-)
+TITLE = "13 bytes from nginx within 256 MB, static and dynamic, stock and tuned"
+EXPERIMENT = Experiment(NAME, TITLE, SOURCE, run)

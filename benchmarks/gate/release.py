@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keyfront.common import programs
 from keyfront.errors import BenchmarkError, MissingPartError, OptionError
 
 from .children import Place
@@ -100,14 +101,14 @@ class Release:
     def _commit(self) -> str | None:
         """Return the commit of a revision; ``None`` if it is none."""
         wanted = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{self.name}^{{commit}}"]
-        found = _run([_git(), "-C", str(self._root), *wanted])
+        found = _run([programs.system_program(("git",), "git"), "-C", str(self._root), *wanted])
         return found.stdout.strip() if found.returncode == 0 else None
 
     def _revision(self, folder: Path) -> Path:
         commit = self._commit()
         if commit is None:
             raise BenchmarkError(f"--gate-baseline = {self.name}: must be {self._allowed()}")
-        git = _git()
+        git = programs.system_program(("git",), "git")
         # with its history, which some projects take their version from
         sources = folder / "sources"
         top = _run([git, "-C", str(self._root), "rev-parse", "--show-toplevel"]).stdout.strip()
@@ -140,13 +141,6 @@ class Release:
         raise BenchmarkError(
             f"--gate-baseline = {self.name}: pip cannot install it: {_last(done.stderr)}"
         )
-
-
-def _git() -> str:
-    git = shutil.which("git")
-    if git is None:
-        raise MissingPartError("git is not installed: run apt install git")
-    return git
 
 
 def _project(top: Path, parts: Sequence[str]) -> Path:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from keyfront.errors import MissingPartError, ServerError
+from keyfront.common import programs
+from keyfront.errors import ServerError
 from keyfront.middleware.ldap.protocol import messages, search_filter
 
 DN = "uid=user1,ou=People,dc=example,dc=org"
@@ -110,15 +111,14 @@ class _Theirs(NamedTuple):
 
 
 def _ldap3() -> _Theirs:
-    try:
-        from ldap3 import SIMPLE, SYNC, Connection, Server
-        from ldap3.operation.bind import bind_operation
-        from ldap3.operation.search import search_operation
-        from ldap3.protocol.rfc4511 import LDAPMessage, MessageID, ProtocolOp
-        from ldap3.strategy.base import BaseStrategy
-        from ldap3.utils.asn1 import decode_message_fast, encode
-    except ImportError as error:
-        raise MissingPartError(f"{error.name} is missing: pip install keyfront[ldap]") from None
+    programs.require_module("ldap3", "ldap")
+    from ldap3 import SIMPLE, SYNC, Connection, Server
+    from ldap3.operation.bind import bind_operation
+    from ldap3.operation.search import search_operation
+    from ldap3.protocol.rfc4511 import LDAPMessage, MessageID, ProtocolOp
+    from ldap3.strategy.base import BaseStrategy
+    from ldap3.utils.asn1 import decode_message_fast, encode
+
     # never connected: only its decoding is used
     strategy = Connection(Server("localhost", get_info=None), client_strategy=SYNC).strategy
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,15 +13,15 @@ from typing import Any, TextIO
 
 from keyfront.benchmarks import results
 from keyfront.benchmarks.gate.release import Release
-from keyfront.benchmarks.results import Cell, Record, Table
-from keyfront.errors import BenchmarkError, MissingPartError, OptionError
+from keyfront.benchmarks.results import Record
+from keyfront.common import programs
+from keyfront.errors import BenchmarkError, OptionError
 
 #: Seconds that a quick run gives each ratio, at most.
 QUICK_SECONDS = 3
 _HERE = Path(__file__).parent
 # pytest's exit status.
 _FAILED, _NOTHING = 1, 5
-_NEEDS = (("pytest", "pytest"), ("pytest_benchmark", "pytest-benchmark"))
 _VERSIONS = (
     *("keystone", "keystonemiddleware", "ldappool", "python-ldap", "ldap3", "amqp"),
     *("Jinja2", "dogpile.cache", "pytest", "pytest-benchmark"),
@@ -55,23 +54,16 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     :raises OptionError: ``-k`` chooses nothing, or ``--baseline`` is no release
     :raises BenchmarkError: the suite could not be run, or the result not be written
     """
-    for module, distribution in _NEEDS:
-        if importlib.util.find_spec(module) is None:
-            raise MissingPartError(
-                f"{distribution} is not installed: run pip install 'keyfront[bench]'"
-            )
+    for module in ("pytest", "pytest_benchmark"):
+        programs.require_module(module, "bench")
     if arguments.baseline is not None:
         Release(arguments.baseline, _HERE).check("--baseline")
-    conditions = {
-        "quick": arguments.quick,
-        "expression": arguments.expression,
-        "baseline": arguments.baseline,
-    }
+    names = ("quick", "expression", "baseline")
     record = Record(
         "micro",
         _name(arguments),
         title="Single operations against their baselines",
-        conditions=conditions,
+        conditions={name: getattr(arguments, name) for name in names},
         distributions=_VERSIONS,
         programs=("slapd", "strace", "valgrind"),
     )
@@ -149,24 +141,26 @@ def fill(record: Record, content: dict[str, Any]) -> None:
     if content["control"] is not None:
         control = {name: value for name, value in content["control"].items() if name != "pairs_ns"}
         record.conditions["control"] = control
-    record.tables.append(
-        Table(
-            name="ratios",
-            columns=["operation", "ours, µs", "baseline, µs", "ratio", "interval", "limit", ""],
-            rows=[_row(gate) for gate in gates if "ratio" in gate],
-            caption="How many times the baseline's time ours takes; intervals of 99.9 %.",
-        )
-    )
-    record.tables.append(
-        Table(
-            name="counts",
-            columns=["operation", "counted", "count", "recorded", ""],
-            rows=[
-                [operation(one["name"]), _key(one), one["value"], one["recorded"], one["verdict"]]
-                for one in counts
-            ],
-        )
-    )
+    caption = "How many times the baseline's time ours takes; intervals of 99.9 %."
+    ratios: dict[str, Any] = {
+        "operation": lambda one: operation(one["name"]),
+        "ours, µs": lambda one: round(one["candidate_seconds"] * 1e6, 2),
+        "baseline, µs": lambda one: round(one["baseline_seconds"] * 1e6, 2),
+        "ratio": lambda one: float(f"{one['ratio']:.3g}"),
+        "interval": lambda one: f"{_end(one['low'])} to {_end(one['high'])}",
+        "limit": lambda one: float(f"{one['limit']:.3g}"),
+        "": "verdict",
+    }
+    counted: dict[str, Any] = {
+        "operation": lambda one: operation(one["name"]),
+        "counted": _key,
+        "count": "value",
+        "recorded": "recorded",
+        "": "verdict",
+    }
+    timed = [gate for gate in gates if "ratio" in gate]
+    record.tables.append(results.tabled("ratios", timed, ratios, caption))
+    record.tables.append(results.tabled("counts", counts, counted))
 
 
 def operation(node: str) -> str:
@@ -182,14 +176,5 @@ def _key(count: dict[str, Any]) -> str:
     return f"instructions by {key}" if count["fixture"] == "instructions" else key.replace("_", " ")
 
 
-def _row(gate: dict[str, Any]) -> list[Cell]:
-    low, high = ("?" if gate[end] is None else f"{gate[end]:.3g}" for end in ("low", "high"))
-    return [
-        operation(gate["name"]),
-        round(gate["candidate_seconds"] * 1e6, 2),
-        round(gate["baseline_seconds"] * 1e6, 2),
-        float(f"{gate['ratio']:.3g}"),
-        f"{low} to {high}",
-        float(f"{gate['limit']:.3g}"),
-        gate["verdict"],
-    ]
+def _end(ratio: float | None) -> str:
+    return "?" if ratio is None else f"{ratio:.3g}"

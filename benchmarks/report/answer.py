@@ -49,7 +49,7 @@ class Answer:
         """Return the branches of the figure beside the words."""
         signs = {BETTER: 1, SAME: 0, WORSE: -1}
         return [
-            Branch(line.what, line.goodness, line.goodness, line.goodness, None, signs[verdict])
+            Branch(line.what, signs[verdict], line.goodness, line.goodness, line.goodness)
             for verdict in VERDICTS
             for line in self.by_verdict(verdict)
             if line.goodness

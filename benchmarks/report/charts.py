@@ -95,6 +95,10 @@ def _legend(names: Sequence[str]) -> list[Key]:
     return [Key(name, place, GLYPHS[place]) for place, name in enumerate(names)]
 
 
+def _style(place: int) -> dict[str, Any]:
+    return {"color": SERIES[place], "marker": MARKERS[place]}
+
+
 def _share(sample: Sample) -> float:
     everything = sample["good"] + sample["failed"]
     return 100 * sample["failed"] / everything if everything else 0.0
@@ -112,7 +116,7 @@ def throughput(what: str, samples: Sequence[Sample]) -> Drawn:
         for place, one in enumerate(named.values()):
             points = sorted((x["connections"], x["rate"], _share(x)) for x in one)
             where, rate, failed = (list(column) for column in zip(*points, strict=True))
-            style: dict[str, Any] = {"color": SERIES[place], "marker": MARKERS[place]}
+            style = _style(place)
             axes.plot(where, rate, **style)
             if any(failed):
                 other.plot(where, failed, linestyle=":", linewidth=1.2, **style)
@@ -164,10 +168,7 @@ def percentiles(what: str, samples: Sequence[Sample]) -> Drawn:
         for place, one in enumerate(chosen.values()):
             known = [(text, one[key]) for key, text in _PERCENTILES if one.get(key)]
             axes.plot(
-                [text for text, _ in known],
-                [value for _, value in known],
-                color=SERIES[place],
-                marker=MARKERS[place],
+                [text for text, _ in known], [value for _, value in known], **_style(place)
             )
         axes.set_yscale("log")
         plain_log(axes, "y")
@@ -195,7 +196,7 @@ def rates(samples: Sequence[Sample]) -> Drawn:
     def plot(figure: Figure, narrow: bool) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         for place, one in enumerate(named.values()):
-            style: dict[str, Any] = {"color": SERIES[place], "marker": MARKERS[place]}
+            style = _style(place)
             points = sorted(one, key=lambda x: _offered(x) or 0.0)
             where: list[Any] = [_offered(x) for x in points]
             upper.plot(where, [x["p50_ms"] for x in points], **style)

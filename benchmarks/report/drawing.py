@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keyfront.errors import MissingPartError
+from keyfront.common import programs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,13 +91,10 @@ def draw(
 def _svg(
     plot: Callable[[Figure, bool], None], size: tuple[float, float], narrow: bool, salt: str
 ) -> str:
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingPartError(
-            "matplotlib is not installed: run pip install 'keyfront[experiments]'"
-        ) from None
+    programs.require_module("matplotlib", "experiments")
+    import matplotlib
+    from matplotlib.figure import Figure
+
     style: Any = {
         # text stays text: it can be read out, searched and selected
         "svg.fonttype": "none",

@@ -21,17 +21,17 @@ _LABELS = (46, 20)
 class Branch(NamedTuple):
     """A line of a forest.
 
+    :param verdict: 1 for good, -1 for bad, 0 for neither
     :param low: the interval's ends; the same as ``ratio`` if there is none
     :param limit: the ratio that it must keep below; ``None`` for no limit
-    :param verdict: 1 for good, -1 for bad, 0 for neither
     """
 
     label: str
+    verdict: int
     ratio: float
     low: float
     high: float
-    limit: float | None
-    verdict: int
+    limit: float | None = None
 
 
 _COLORS = {1: GOOD, 0: EVEN, -1: BAD}

@@ -123,11 +123,11 @@ def _gates(result: Result) -> Drawn | None:
     branches = [
         Branch(
             str(one.get("operation", one["name"])),
+            signs.get(one["verdict"], 0),
             one["ratio"],
             one["low"] or one["ratio"],
             one["high"] or one["ratio"],
             one["limit"],
-            signs.get(one["verdict"], 0),
         )
         for one in result.samples
         if one.get("ratio") and "limit" in one and "low" in one

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from keyfront.common import programs
-from keyfront.errors import MissingPartError, ServerError
+from keyfront.errors import ServerError
 
 from .. import proc
 from .ports import free_port
@@ -369,10 +369,9 @@ def connect(port: int, *, heartbeat: float, name: str = "") -> Any:
     :param heartbeat: seconds that are asked for; the broker takes what is below its own 60
     :param name: the connection's name in the broker's log
     """
-    try:
-        import amqp
-    except ImportError:
-        raise MissingPartError("amqp is missing: run pip install oslo.messaging") from None
+    programs.require_module("amqp", "experiments")
+    import amqp
+
     made = amqp.Connection(
         f"{HOST}:{port}",
         heartbeat=heartbeat,

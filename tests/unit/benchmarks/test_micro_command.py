@@ -102,7 +102,7 @@ def test_a_missing_part_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         lambda name: None if name == "pytest_benchmark" else real(name),
     )
     arguments = cli._parser().parse_args(["bench", "micro", "--results", str(tmp_path)])
-    with pytest.raises(MissingPartError, match="pytest-benchmark is not installed: run pip"):
+    with pytest.raises(MissingPartError, match="pytest_benchmark is not installed: run pip"):
         command.run(arguments, io.StringIO())
 
 

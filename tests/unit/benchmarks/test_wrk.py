@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from keyfront.benchmarks.load import wrk
-from keyfront.benchmarks.load.measured import Load, percentile
+from keyfront.benchmarks.load.measured import Load
 from keyfront.errors import MissingPartError, ServerError
 
 # Stands in for wrk: notes what it was told and reports three answers and two kinds of failure.
@@ -104,11 +104,3 @@ def test_a_missing_wrk_names_its_package(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("shutil.which", lambda name, path: None)
     with pytest.raises(MissingPartError, match="run apt install wrk"):
         run()
-
-
-def test_percentiles() -> None:
-    latencies = {1000: 98, 5000: 1, 70_000: 1}
-    assert percentile(latencies, 0.5) == 1.0
-    assert percentile(latencies, 0.99) == 5.0
-    assert percentile(latencies, 1.0) == 70.0
-    assert percentile({}, 0.5) == 0.0
