@@ -91,7 +91,7 @@ node.install(registry)
 _loaded = load_or_fail(
     raising=False, on_request=_FreshProcess() if _in_daemon_process() else None
 )
-#: Whether the application failed to load.
+#: True if the application failed to load.
 failed = isinstance(_loaded, FailedApplication)
 _processes, _threads = _daemons()
 _running, _waiting = login_limit.shares(most_logins, _processes, _threads)

@@ -116,7 +116,7 @@ def diagnose(found: Found, codes: Iterable[str] | None = None) -> Diagnosis:
 def _made(check: Check, found: Found) -> tuple[list[Finding], str]:
     """Make a check.
 
-    :returns: what it found, and why it could not be made to its end; empty if it was
+    :returns: its findings, and the reason for which it was not made to its end; empty if it was
     """
     findings: list[Finding] = []
     try:

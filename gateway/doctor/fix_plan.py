@@ -151,7 +151,7 @@ _HEADERS = re.compile(
 
 
 class _Known:
-    """What a rendered file says, by which lines of others may be shown.
+    """The words of a rendered file, by which lines of others may be shown.
 
     :param text: the rendered file's
     """

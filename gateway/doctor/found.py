@@ -84,14 +84,14 @@ class Found:
     keys: list[KeyRepository] = field(default_factory=list)
     #: Versions by name: uwsgi, nginx, apache, haproxy, mod_wsgi, keystone, keystonemiddleware.
     versions: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    #: What was built into a server, by its name, where it could be asked.
+    #: The features that were built into a server, by its name, where it could be asked.
     features: dict[str, frozenset[str]] = field(default_factory=dict)
     rendered: list[RenderedFile] = field(default_factory=list)
     live: Live | None = None
     schema: Schema | None = None
-    #: What the doctor said of another node, and this one's own part for comparing.
+    #: The doctor's report of another node, and this one's own part for comparing.
     other_node: dict[str, Any] | None = None
-    #: What limits the memory of a control group, with the file that says so.
+    #: The limit of the memory of a control group, with the file that says so.
     memory_limit: tuple[int, Place] | None = None
     #: Layers whose files are there and may not be read, with the file.
     denied: dict[str, str] = field(default_factory=dict)

@@ -103,17 +103,17 @@ class Live:
     synchronized: bool | None = None
     memory: int = 0
     own_shm: int = 0
-    #: When Keystone's files were installed, in seconds since 1970.
+    #: The moment when Keystone's files were installed, in seconds since 1970.
     installed: float | None = None
     #: Milliseconds of each phase of a login; empty if none was tried.
     login: Mapping[str, float] = field(default_factory=dict)
     #: Milliseconds of the phases of the login and of the validations, as far as they came.
     phases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    #: What the server says of its own time (Server-Timing), in milliseconds.
+    #: The server's own times (Server-Timing), in milliseconds.
     timings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     #: By which ids the requests are found in Keystone's log.
     request_ids: Mapping[str, str] = field(default_factory=dict)
-    #: Why the login failed; empty if it did not.
+    #: The reason for which the login failed; empty if it did not.
     refused: str = ""
     #: The phase in which it failed; empty if it was answered.
     waited_for: str = ""

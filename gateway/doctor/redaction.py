@@ -1,4 +1,4 @@
-"""What may be shown of other people's files: no secret, and nothing that steers a terminal."""
+"""Redacts other people's files: no secret is shown, and nothing that steers a terminal."""
 
 from __future__ import annotations
 

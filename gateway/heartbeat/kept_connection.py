@@ -105,7 +105,8 @@ class KeptConnection:
         #: (``time.monotonic``).
         self.written: float = monotonic()
         self.beaten: float = self.written
-        #: When a beat or the goodbye was last sent, or not taken as bytes of ours fill the buffer.
+        #: The moment when a beat or the goodbye was last sent, or not taken as bytes of ours fill
+        #: the buffer.
         self.tried: float = self.written
         #: True while the native thread holds the lock.
         self.beating = False
@@ -130,7 +131,7 @@ class KeptConnection:
         It waits for nobody, logs nothing and raises nothing. The next one is due an interval after
         this one *was*, so that being late does not add up.
 
-        :returns: when to call again (``time.monotonic``); ``None`` if never
+        :returns: the moment to call again (``time.monotonic``); ``None`` if never
         """
         lock = self.lock
         if self.wanted or not lock.acquire():

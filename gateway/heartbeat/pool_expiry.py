@@ -54,7 +54,7 @@ class Pooled:
         self.item = item
         #: Holds one element while it lies there, and has neither been hung up nor closed.
         self.there: list[None] = []
-        #: Until when it may lie there (``time.monotonic``); ``None`` while it is lent.
+        #: The end of its stay there (``time.monotonic``); ``None`` while it is lent.
         self.until: float | None = None
 
     def put(self, now: float) -> None:

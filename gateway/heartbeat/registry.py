@@ -58,9 +58,9 @@ class ConnectionRegistry:
         self._said: set[str] = set()
         #: True if connections were open when this process was forked.
         self.has_inherited = False
-        #: What is looked at before a connection is borrowed: the records of pools in which the
-        #: native thread has hung up something that still lies there, and ``None`` for good where
-        #: connections of the parent may lie in any.
+        #: The records of pools to be looked at before a connection is borrowed: the native thread
+        #: has hung up something that still lies there; ``None``, for good: connections of the
+        #: parent may lie in any.
         self.to_heed: deque[PoolRecord | None] = deque()
         self._begin()
         self._show()

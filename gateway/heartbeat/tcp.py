@@ -73,7 +73,7 @@ def look(fd: int) -> State | None:
     """Look at a connection by its descriptor, which stays as it is.
 
     :param fd: a plain descriptor; if it is of a green or a TLS socket, the one it stands on
-    :returns: as :func:`look_at`
+    :returns: the state, as :func:`look_at` returns it
 
     It does so through a duplicate, for a few microseconds: whoever owns the descriptor may close
     it meanwhile, in another thread, and the number may be given to another file.

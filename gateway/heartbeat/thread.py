@@ -38,7 +38,7 @@ class HeartbeatThread:
         self._bell.acquire(False)
         self._running = False
         self._ending = False
-        #: What failed in the thread last, for its owner to say: it cannot be logged there.
+        #: The last failure in the thread, for its owner to log: it cannot be logged there.
         self.failure: str | None = None
 
     @property

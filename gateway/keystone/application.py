@@ -56,7 +56,7 @@ from .imports import incompatible as _incompatible
 
 WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
-#: What the paste section takes.
+#: The options of the paste section.
 OPTIONS = ("config_dir", "config_files")
 
 _MIDDLEWARE = "keystone.server.flask.request_processing.middleware.auth_context"

@@ -1,4 +1,4 @@
-"""What importing Keystone does without need, left out of the processes that keyfront starts.
+"""Leaves out what importing Keystone does without need, in processes that keyfront starts.
 
 * pysaml2's XML schemas. Keystone imports pysaml2, because it may be an identity provider, and
   ``saml2.xml.schema`` imports the package xmlschema and builds the schemas of SAML while it is

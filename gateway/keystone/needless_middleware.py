@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 
 WSGIApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
-#: Whether a middleware may do something with a request, by its WSGI environment.
+#: A function that tells by a WSGI environment whether a middleware may do something with it.
 Needed = Callable[[Mapping[str, Any]], bool]
 
 # Digits of a body's length; what has more is left to the middleware.

@@ -62,7 +62,7 @@ class Doubt(NamedTuple):
     """The reason for which a connection may answer from the past, and the remedy."""
 
     reason: str
-    #: Whether it is known that it may; else it could not be found out.
+    #: True if it is known that it may; else it could not be found out.
     certain: bool
 
 

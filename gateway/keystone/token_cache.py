@@ -205,7 +205,7 @@ def _form() -> str:
 
 
 def leaves_out_work() -> bool:
-    """Whether what Keystone repeats, or does for nothing, is left out, as ``reuse`` says."""
+    """Return whether ``reuse`` leaves out what Keystone repeats or does for nothing."""
     return bool(_options()["reuse"])
 
 

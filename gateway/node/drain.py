@@ -124,7 +124,7 @@ def wait(
     :param notice: seconds that balancers need to see that it is not ready; it may be idle until
         then only because nobody happened to come
     :param timeout: seconds to wait in all
-    :returns: what is counted by then: ``under_way`` is not 0 if the time did not suffice
+    :returns: the counts by then: ``under_way`` is not 0 if the time did not suffice
     :raises ServerError: what the node counts cannot be read
     """
     began = changed = clock()

@@ -111,7 +111,7 @@ def read(path: Path) -> Apache:
 def reload(path: Path) -> str:
     """Load the application anew in every daemon of the Apache with a configuration file.
 
-    :returns: that it is, in words
+    :returns: a sentence that it is
     :raises OptionError: the file cannot be used
     :raises ServerError: the application does not load, and the former goes on, or not everywhere
     """

@@ -58,7 +58,7 @@ class Database(NamedTuple):
 
     @property
     def connection(self) -> str:
-        """It as ``[database] connection`` of keystone.conf, with its password.
+        """The value of ``[database] connection`` in keystone.conf, with the password.
 
         The plugin tells the token cache of what keystone-manage changes.
         """

@@ -31,7 +31,7 @@ def install(registry: ForkRegistry) -> Callable[[WSGIApplication], WSGIApplicati
     """Trace requests from now on if the options say so; call it before the application is loaded.
 
     :param registry: the hooks after forks, by which each worker starts to send spans
-    :return: a function that wraps the whole application; without traces it returns it unchanged
+    :returns: a function that wraps the whole application; without traces it returns it unchanged
     :raises OptionError: ``KEYFRONT_TRACES``, or a variable of OpenTelemetry's that would have
         nothing sent, has a value out of its range
     :raises MissingPartError: OpenTelemetry is not installed

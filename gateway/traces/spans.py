@@ -91,7 +91,7 @@ class TracedPhases(RequestPhases):
     def __init__(self, tracer: Tracer, context: Context) -> None:
         super().__init__()
         self.tracer = tracer
-        #: Of the innermost span that is open.
+        #: The context of the innermost span that is open.
         self.context = context
         self.asked_keystone = False
 

@@ -548,7 +548,7 @@ class LDAPPool:
         It may be called again.
 
         :param timeout: seconds to wait for lent connections
-        :return: true if all connections are closed; those still lent are closed when they come back
+        :returns: true if all connections are closed; those still lent are when they come back
         """
         deadline = time.monotonic() + timeout
         self._enter()

@@ -53,7 +53,7 @@ class _Domain:
     def __init__(self, url: ServerURL) -> None:
         self.url = url
         self.answer: Answer | None = None
-        #: When it was last looked up, and when it is to be again, by the clock.
+        #: The moments of the last lookup and of the next one, by the clock.
         self.asked_at = self.due = float("-inf")
         #: Lookups that have failed since the last that has not, and why.
         self.failures = 0

@@ -40,7 +40,7 @@ def run(pool: ConnectionPool[Any], state: State[Any]) -> float:
 
     :param pool: the pool
     :param state: the pool's state in this process
-    :return: seconds until there is more to do, above 0
+    :returns: seconds until there is more to do, above 0
     """
     try:
         while state.forgotten:
@@ -177,7 +177,7 @@ class Worker:
     def __init__(self, owner: Owner, name: str) -> None:
         #: The process it runs in: a greenlet goes on in a forked child, where it must end.
         self.pid = os.getpid()
-        #: Whether it does nothing any more, and another may take its place.
+        #: True if it does nothing any more, and another may take its place.
         self.ended = False
         # A lock and no condition: the garbage collector may wake it, in a thread that holds any
         # lock.

@@ -141,7 +141,7 @@ class Monitor:
     def work(self, worker: Worker) -> float | None:
         """Probe servers that are down and move connections; called by the worker alone.
 
-        :return: seconds until there is more to do, ``None`` if that is never
+        :returns: seconds until there is more to do, ``None`` if that is never
         """
         if self._closed or worker.pid != os.getpid() or worker not in self._workers:
             return None

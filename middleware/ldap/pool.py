@@ -89,9 +89,9 @@ class Member(Generic[C]):
         self.expires_at = expires_at
         self.idle_since = now
         self.lent_at = now
-        #: When it was last known to work.
+        #: The moment when it was last known to work.
         self.alive_at = now
-        #: Whether it is to be closed when it is next seen.
+        #: True if it is to be closed when it is next seen.
         self.retired = False
 
 
@@ -159,7 +159,7 @@ class State(Generic[C]):
         self.closed = False
         #: Connections that exist: idle, lent, being opened or being closed.
         self.size = 0
-        #: In the order of ``idle_since``; the last is lent next.
+        #: The idle connections by ``idle_since``; the last is lent next.
         self.idle: list[Member[C]] = []
         #: By the identity of the connection; also those that the pool itself examines.
         self.lent: dict[int, Member[C]] = {}
@@ -168,18 +168,18 @@ class State(Generic[C]):
         self.forgotten: deque[C] = deque()
         self.workers = workers
         self.counts = _Counts()
-        #: Whether one of the workers is looking through the idle connections.
+        #: True if one of the workers is looking through the idle connections.
         self.sweeping = False
-        #: Whether a connection was found dead only after it had been asked: others may be, too.
+        #: True if a connection was found dead only after it had been asked: others may be, too.
         self.suspect = False
         #: Failed attempts of the workers to open a connection, since the last that succeeded.
         self.failures = 0
-        #: When the workers may try again, by the pool's clock.
+        #: The moment when the workers may try again, by the pool's clock.
         self.retry_at = 0.0
         self.last_error = ""
         #: The states of forked children by process id, in their memory only.
         self.children: dict[int, State[C]] = {}
-        #: What the parent had lent at the fork: a checkin of these is right, and does nothing.
+        #: The connections that the parent had lent: a checkin of these is right, and does nothing.
         self.inherited: dict[int, C] = {}
         self._min_size = min_size
 
@@ -634,7 +634,7 @@ class ConnectionPool(Generic[C]):
         :param state: the pool's state in this process
         :param seconds: time to open it
         :param lend: true to lend it to the caller; else it goes to the longest waiter or is idle
-        :return: ``None`` if the process was forked meanwhile, and this is the child
+        :returns: ``None`` if the process was forked meanwhile, and this is the child
         :raises PoolClosedError: the pool was closed meanwhile
         """
         member: Member[C] | None = None
@@ -894,7 +894,7 @@ class ConnectionPool(Generic[C]):
         called again.
 
         :param timeout: seconds to wait for lent connections
-        :return: true if all connections are closed
+        :returns: true if all connections are closed
         """
         state = self._here()
         deadline = time.monotonic() + timeout
@@ -939,7 +939,7 @@ class ConnectionPool(Generic[C]):
         Connections that are being opened meanwhile are left alone.
 
         :param predicate: a function that takes a connection
-        :return: the number of these connections
+        :returns: the number of these connections
         """
         state = self._here()
         with state.lock:
@@ -969,14 +969,14 @@ class ConnectionPool(Generic[C]):
     def maintain(self) -> float:
         """Do the workers' work; only needed with ``workers=0``.
 
-        :return: seconds until there is more to do
+        :returns: seconds until there is more to do
         """
         return maintenance.run(self, self._here())
 
     def work(self, worker: Worker) -> float | None:
         """Do all maintenance that is due; called by a worker alone.
 
-        :return: seconds until there is more to do, ``None`` if that is never
+        :returns: seconds until there is more to do, ``None`` if that is never
         """
         state = self._state
         if worker.pid != os.getpid() or worker not in state.workers or not state.is_open:

@@ -114,7 +114,7 @@ class Breaker:
         self._random = random
         #: Failures since it was last up; those that only confirm the first are not counted.
         self.failures = 0
-        #: Why it failed last; kept when it is up again.
+        #: The reason for its last failure; kept when it is up again.
         self.last_error: str | None = None
         self._up_since = float("-inf")
         self._down_since: float | None = None
@@ -178,7 +178,7 @@ class Breaker:
     def succeeded(self, attempt: Attempt) -> float | None:
         """Note that a server answered.
 
-        :return: the seconds that it was down, if it is up again by this
+        :returns: the seconds that it was down, if it is up again by this
         """
         if attempt is not self._probe:
             return None
@@ -200,7 +200,7 @@ class Breaker:
         """Note that a server could not be asked.
 
         :param reason: one line, without a secret
-        :return: whether it is down from now on
+        :returns: true if it is down from now on
         """
         if attempt is self._probe:
             self._probe = None
@@ -216,7 +216,7 @@ class Breaker:
 
         Nothing happens if it was found well less than ``retry_delay`` ago.
 
-        :return: whether it is suspected from now on
+        :returns: true if it is suspected from now on
         """
         if self._suspected or not self.is_up:
             return False
@@ -231,7 +231,7 @@ class Breaker:
 
         :param reason: one line, without a secret
         :param since: the operation's beginning, by the clock; by default now
-        :return: true if the server is down from now on
+        :returns: true if the server is down from now on
         """
         now = self._clock()
         steady = now - self._up_since >= self._retry_delay
@@ -499,7 +499,7 @@ class ServerSet:
 
         Whoever connects to it next asks, or :meth:`check`; others wait for that.
 
-        :return: whether it is suspected from now on
+        :returns: true if it is suspected from now on
         """
         server = self._by_url.get(url)
         if server is None or not server.breaker.is_up:

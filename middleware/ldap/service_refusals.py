@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 #: Seconds for which a refused password is not offered again. They double with each refusal.
 HOLD_SECONDS = 10.0
 MAX_HOLD_SECONDS = 300.0
-#: Where root has made a folder for the service's user; in /dev/shm anybody could make one first.
+#: The folder that root has made for the service's user; in /dev/shm anybody could make it first.
 PLACE = Path("/run/keyfront")
 
 # Seconds after which a refusal does not count towards the next one.

@@ -65,7 +65,7 @@ class Counters(NodeCounters):
 def read(path: Path) -> dict[str, int]:
     """Return the statistics in a file, without taking part.
 
-    :returns: as :meth:`Counters.statistics` returns them
+    :returns: the counts, as :meth:`Counters.statistics` returns them
     :raises CoordinatorError: there is none, or it is not readable
     """
     return _sums(_LAYOUT.rows_of(path))

@@ -44,7 +44,7 @@ OWNER_BYTES = 128
 #: Tags of one mark; more are taken for all tags. Bounds the room that a mark needs.
 MARK_TAGS = 64
 
-#: What a slot holds while a change of it is under way: newer than every number.
+#: The number of a slot while a change of it is under way: newer than every other.
 DIRTY = 2**64 - 1
 
 # Raised when what a mark, a stamp or a number means changes.
@@ -108,7 +108,7 @@ class Coordinator(Protocol):
     #: called under a lock, nor of marks that are younger than :data:`MARK_SECONDS`.
     settled: Callable[[str, float], bool]
 
-    #: Whether the table is kept by a server, which may be away when a process starts.
+    #: True if the table is kept by a server, which may be away when a process starts.
     may_be_away: ClassVar[bool]
 
     @property

@@ -22,7 +22,7 @@ from keyfront.errors import CoordinatorError, OptionError
 
 LOG = logging.getLogger(__name__)
 
-#: In a database URL's query: the folder of the epoch table, where it is not the usual one.
+#: The name in a database URL's query of the epoch table's folder, if that is not the usual one.
 PATH_PARAMETER = "keyfront_path"
 
 #: The folder in which root makes room for the service's user: in /dev/shm, anybody could make the

@@ -10,8 +10,8 @@ from oslo_config import cfg
 
 from keyfront.common.options import of_paste, values_of
 
-#: Where several nodes keep their epochs together. Of Keystone's token cache and of the services'
-#: authtoken alike: they find each other by naming the same server and prefix.
+#: The options for several nodes that keep their epochs together, the same for Keystone's token
+#: cache and the services' authtoken: they find each other by naming one server and prefix.
 COORDINATOR = [
     cfg.StrOpt(
         "coordinator",
@@ -201,7 +201,7 @@ SHARED = frozenset(
 
 AUTHTOKEN_GROUP = "keyfront_authtoken"
 
-#: Of their names in a paste section, where others are keystonemiddleware's.
+#: The prefix of their names in a paste section, where others are keystonemiddleware's.
 AUTHTOKEN_PREFIX = "keyfront_"
 
 AUTHTOKEN = [

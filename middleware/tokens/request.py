@@ -72,13 +72,13 @@ class Request:
         self.issuing = issuing
         #: The token that was issued, if a validation would accept it.
         self.issued: Issued | None = None
-        #: Whether a check is under way that a validation would accept what is being issued.
+        #: True if a check is under way that a validation would accept what is being issued.
         self.accepting = False
         #: The token that it has packed last, and the bytes that it was made of.
         self.packed: tuple[str, bytes] | None = None
         #: The decisions of Keystone's policy on the validation that it is.
         self.enforced: list[Enforced] = []
-        #: Whether an application that notes dependencies has seen it.
+        #: True if an application that notes dependencies has seen it.
         self.recorded = False
         #: Validated tokens: Keystone's models by the token.
         self.accepted: dict[str, Any] = {}
@@ -109,9 +109,9 @@ class Request:
         self.checked: Any = None
         #: The state of the database that its shared values are from; ``None``: it shares nothing.
         self.view: View | None = None
-        #: Whether Keystone's caches are left as they are, since there is no token cache.
+        #: True if Keystone's caches are left as they are, since there is no token cache.
         self.as_it_is = False
-        #: Whether reads belong to the answer. They do once the caller has been let in: the rows of
+        #: True if reads belong to the answer. They do once the caller has been let in: the rows of
         #: his token are noted by the token's model, see :func:`tags`.
         self.reading = False
         #: The object in which Keystone keeps the values that it has computed for this request.
@@ -124,7 +124,7 @@ class Request:
         #: The names and values that it has for the other workers, which the filter keeps together
         #: after its answer; ``None`` where each is kept at once.
         self.shared: list[tuple[str, bytes]] | None = None
-        #: Whether it was given a database connection that may answer from the past: from then on
+        #: True if it was given a database connection that may answer from the past: from then on
         #: nothing of it is kept for others.
         self.unvouched = False
         #: The user whose password was just compared, and the day of his last activity before, as
@@ -153,11 +153,11 @@ class Request:
         self.refused = ""
         #: The driver's message when the database could not be used for it.
         self.lost = ""
-        #: What is said of that to the client and in the log; ``None``: that it is away.
+        #: The words for that to the client and in the log; ``None``: that it is away.
         self.loss: Any = None
-        #: Whether a transaction of it that wrote is committed.
+        #: True if a transaction of it that wrote is committed.
         self.committed = False
-        #: Whether the connection was lost in a commit, which may have been made.
+        #: True if the connection was lost in a commit, which may have been made.
         self.unknown_commit = False
 
     def begin(self, view: View) -> None:

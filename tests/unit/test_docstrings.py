@@ -2,7 +2,8 @@
 
 Of ``:param NAME: TEXT`` the name is a parameter (or a field of a class), and the text begins with
 what the parameter is: "seconds to wait", "the file's path", "true if ...". Words that begin a
-clause without its noun ("of the file", "whether it waits") leave the reader to guess it.
+clause without its noun ("of the file", "whether it waits") leave the reader to guess it. So it is
+with ``:returns:`` and with comments on attributes and constants (``#:``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ _CLAUSES = re.compile(
     r"(as|how|in|of|that|what|when|where|whether|which|who|whom|whose|why)\b", re.IGNORECASE
 )
 _FIELD = re.compile(r"^\s*:(param|ivar) ([^:]+): *(.*)", re.MULTILINE)
+# What a function returns; and the first line of a comment on an attribute or a constant.
+_RETURNS = re.compile(r"^ *:returns?: *(.*)", re.MULTILINE)
+_COMMENT = re.compile(r"^(?! *#:).*\n *#: *(.*)", re.MULTILINE)
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -65,6 +69,12 @@ def _faults(source: str) -> list[str]:
     return found
 
 
+def _clauses(source: str) -> list[str]:
+    """Return the clauses that stand for what is returned or held, one text each."""
+    texts = (*_RETURNS.findall(source), *_COMMENT.findall(source))
+    return [f"a clause: {text}" for text in texts if _CLAUSES.match(text)]
+
+
 @pytest.mark.parametrize("layer", ["benchmarks", "cli", "common", "gateway", "middleware"])
 def test_parameters_exist_and_are_named_by_what_they_are(layer):
     files = sorted((ROOT / layer).rglob("*.py"))
@@ -91,6 +101,29 @@ def test_faults_are_found(line, fault):
     source = f'def read(size):\n    """Read.\n\n    {line}\n    """\n'
     (found,) = _faults(source) or [""]
     assert (fault in found) if fault else not found
+
+
+@pytest.mark.parametrize("layer", ["cli", "common", "gateway", "middleware"])
+def test_what_is_returned_or_held_is_named_by_what_it_is(layer):
+    faults = {
+        f"{path.relative_to(ROOT)}: {fault}"
+        for path in (ROOT / layer).rglob("*.py")
+        for fault in _clauses(path.read_text(encoding="utf-8"))
+    }
+    assert not faults, "\n".join(sorted(faults))
+
+
+@pytest.mark.parametrize(
+    "text, count",
+    [
+        ("#: When it ended.\n#: Seconds.\nended = 0.0\n", 1),
+        ("#: Seconds.\n#: When it ended.\nended = 0.0\n", 0),
+        ("    :returns: what was read\n", 1),
+        ("    :returns: bytes that were read\n", 0),
+    ],
+)
+def test_clauses_are_found(text, count):
+    assert len(_clauses(f"import os\n{text}")) == count
 
 
 def _public() -> Iterator[tuple[str, object]]:

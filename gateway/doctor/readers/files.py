@@ -22,7 +22,7 @@ class Unread:
 
     what: str
     why: str
-    #: Whether another user may look at it.
+    #: True if another user may look at it.
     denied: bool = False
 
 
@@ -38,7 +38,7 @@ class Files:
     malformed: list[Malformed] = field(default_factory=list)
     #: The paths that were read.
     read: list[str] = field(default_factory=list)
-    #: What is named and lies in folders that these files leave out.
+    #: The paths that are named and lie in folders that these files leave out.
     apart: dict[str, None] = field(default_factory=dict)
 
     def real(self, path: str | Path) -> Path:

@@ -10,7 +10,7 @@ from ..settings import Setting, Settings
 from .files import Files
 from .sections import lines
 
-#: Where units lie, the first of a name counts.
+#: The folders of units; the first unit of a name counts.
 FOLDERS = (
     "/etc/systemd/system",
     "/run/systemd/system",

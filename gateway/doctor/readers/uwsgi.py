@@ -73,7 +73,7 @@ class UwsgiConf:
     path: str
     settings: Settings
     unit: str = ""
-    #: Whether an emperor starts it, and ends it by a word of its own instead of a signal.
+    #: True if an emperor starts it, and ends it by a word of its own instead of a signal.
     vassal: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 

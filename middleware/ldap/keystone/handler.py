@@ -203,7 +203,7 @@ class PagedSearch:
     def page(self) -> tuple[Any, bytes | None]:
         """Ask for the next page; with size 0, have the server forget the rest (RFC 2696).
 
-        :return: what was found, and the cookie for the page after it; ``None`` if the server does
+        :returns: the entries, and the cookie for the page after it; ``None`` if the server does
             not page
         """
         try:

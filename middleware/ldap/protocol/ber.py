@@ -95,7 +95,7 @@ def read_header(data: bytes, at: int, end: int) -> tuple[int, int, int]:
 
     :param at: offset of the element
     :param end: offset at which the data that it is part of end
-    :return: its tag, and the offsets at which its content begins and ends
+    :returns: its tag, and the offsets at which its content begins and ends
     :raises ProtocolError: it does not end before ``end``, or has no definite length
     """
     start = at + 2
@@ -118,7 +118,7 @@ def read_length(data: bytes, at: int, first: int) -> tuple[int, int]:
     :param data: the encoded message
     :param at: offset after the length's first byte
     :param first: the length's first byte, above 127
-    :return: the length, and the offset of the content; the caller holds it against the end
+    :returns: the length, and the offset of the content; the caller holds it against the end
     :raises ProtocolError: it is indefinite or absurd
     """
     count = first & 0x7F
@@ -134,7 +134,7 @@ def read_element(data: bytes, at: int, end: int, tag: int) -> tuple[bytes, int]:
     :param at: the offset at which the element begins
     :param end: the offset at which what it lies in ends
     :param tag: the tag, one byte
-    :return: its content, and the offset at which the next one begins
+    :returns: its content, and the offset at which the next one begins
     :raises ProtocolError: there is none, or another one
     """
     found, start, stop = read_header(data, at, end)

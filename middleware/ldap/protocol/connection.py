@@ -283,7 +283,7 @@ class Connection:
         well, and leaves the connection anonymous: so it is asked.
 
         :param timeout: seconds for all of it
-        :return: who it is, as :meth:`who_am_i`
+        :returns: the identity, as :meth:`who_am_i` returns it
         :raises CredentialsError: refused, or accepted as nobody (``Verdict.NO_IDENTITY``)
         """
         deadline = self._deadline(timeout)
@@ -303,7 +303,8 @@ class Connection:
 
         :param exchange: the client's side, with a ticket for this server
         :param timeout: seconds for all of it
-        :return: who it is, as :meth:`who_am_i`; the principal, where the server does not know that
+        :returns: the identity, as :meth:`who_am_i` returns it; the principal, where the server does
+            not know that
         :raises CredentialsError: refused, or accepted as nobody
         :raises DirectoryAnswerError: refused without TLS
         """
@@ -340,7 +341,8 @@ class Connection:
     def who_am_i(self, *, timeout: float | None = None) -> str:
         """Ask the server whom the connection is bound as (RFC 4532).
 
-        :return: ``dn:`` and a DN, or ``u:`` and a name (RFC 4513 section 5.2.1.8); empty for nobody
+        :returns: ``dn:`` and a DN, or ``u:`` and a name (RFC 4513 section 5.2.1.8); empty for
+            nobody
         :raises DirectoryAnswerError: it does not tell
         """
         _, value = self.extended(WHO_AM_I, timeout=timeout)
@@ -364,7 +366,7 @@ class Connection:
 
         :param oid: OID of the operation
         :param value: its value, in BER
-        :return: OID and value of the answer
+        :returns: OID and value of the answer
         :raises OptionError: it is StartTLS, which :meth:`connect` does
         """
         if oid == START_TLS:
@@ -462,7 +464,7 @@ class Connection:
         :param page_size: entries at most; 0 with a cookie lets the server forget the rest
         :param budget: the result of :meth:`budget` for the first page, for all of them to count
             as one answer
-        :return: what was found, and the cookie for the next page, which is empty after the last
+        :returns: the entries, and the cookie for the next page, which is empty after the last
         """
         request = messages.search_request(
             self.next_id(),
@@ -500,7 +502,7 @@ class Connection:
         as are posted.
 
         :param encoded_controls: controls encoded by :func:`.controls.encode`
-        :return: the number that its answers have
+        :returns: the number that its answers have
         :raises FilterError: ``filter`` is not one
         """
         request = messages.search_request(
@@ -517,7 +519,7 @@ class Connection:
         """Return the next answer to a search that was posted.
 
         :param seconds: time to wait for it; 0: return what has been received already
-        :return: ``None`` if none has come
+        :returns: ``None`` if none has come
         """
         broken = ""
         deadline = time.monotonic() + seconds

@@ -34,7 +34,7 @@ PASSWORD_POLICY = "1.3.6.1.4.1.42.2.27.8.5.1"
 SYNC_REQUEST: Final = "1.3.6.1.4.1.4203.1.9.1.1"
 SYNC_STATE: Final = "1.3.6.1.4.1.4203.1.9.1.2"
 SYNC_INFO: Final = "1.3.6.1.4.1.4203.1.9.1.4"
-#: What Active Directory and Samba say that they are (MS-ADTS 3.1.1.3.4.3.1).
+#: The capability by which Active Directory and Samba are known (MS-ADTS 3.1.1.3.4.3.1).
 ACTIVE_DIRECTORY: Final = "1.2.840.113556.1.4.800"
 PERSISTENT_SEARCH: Final = "2.16.840.1.113730.3.4.3"
 ENTRY_CHANGE: Final = "2.16.840.1.113730.3.4.7"
@@ -182,7 +182,7 @@ class EntryState(NamedTuple):
 
     #: :data:`PRESENT`, :data:`ADDED`, :data:`MODIFIED` or :data:`DELETED`.
     state: int
-    #: What names it for ever; empty where the server does not tell.
+    #: The name that it keeps for ever; empty where the server does not tell it.
     uuid: bytes
     #: Its DN before it was renamed; empty if it was not, or where the server does not tell.
     previous: str = ""

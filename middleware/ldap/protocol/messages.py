@@ -58,7 +58,7 @@ _NO_LIMITS = bytes((INTEGER, 1, 0, INTEGER, 1, 0)) + _FALSE
 def password_octets(password: str | bytes) -> bytes | None:
     """Return a password as it is sent (RFC 4513 section 5.1.3).
 
-    :return: ``None`` if it cannot be written in UTF-8, so that no directory has it
+    :returns: ``None`` if it cannot be written in UTF-8, so that no directory has it
     """
     try:
         return password if isinstance(password, bytes) else password.encode()
@@ -406,7 +406,7 @@ class Limits(NamedTuple):
     entries: int = 100_000
 
 
-#: What is usual.
+#: The usual one.
 DEFAULT_LIMITS = Limits()
 
 

@@ -120,7 +120,7 @@ def end_point_of(certificate: bytes) -> bytes:
     """Return the channel binding ``tls-server-end-point`` of a server's certificate (RFC 5929).
 
     :param certificate: the certificate in DER
-    :return: empty if none is defined for it
+    :returns: empty if none is defined for it
     """
     try:
         name = _hash_of(certificate)

@@ -57,11 +57,11 @@ class Answer(NamedTuple):
 
     #: The name of the records, as ``_ldap._tcp.example.org``.
     name: str
-    #: In no order; empty if the domain says that it has no such service.
+    #: The servers in no order; empty if the domain says that it has no such service.
     targets: tuple[Target, ...]
     #: Seconds for which it holds, 0 or more.
     ttl: float
-    #: Why some were left out, one text each and in order; how many more, where they are many.
+    #: The reasons for which some were left out, one text each and in order; of many, the number.
     left_out: tuple[str, ...]
 
 

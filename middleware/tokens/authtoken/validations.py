@@ -143,9 +143,9 @@ class Question:
         #: The answer's header ``X-Keyfront-Epochs``; ``None`` without one.
         self.told: str | None = None
         self.etag: str | None = None
-        #: Whether the answer is that there is no such token.
+        #: True if the answer is that there is no such token.
         self.unknown = False
-        #: Whether the answer was taken for that of a stock Keystone.
+        #: True if the answer was taken for that of a stock Keystone.
         self.silent = False
 
 
@@ -179,9 +179,9 @@ class Validations:
         self.coordinator = coordinator
         self.confirmed: LRUCache[Validation] = LRUCache(memory - memory // 8)
         self.refused: LRUCache[Refusal] = LRUCache(memory // 8)
-        #: Whether Keystone ever told the epoch of an answer.
+        #: True if Keystone ever told the epoch of an answer.
         self.tells = False
-        #: Whether it ever confirmed a token without telling an epoch.
+        #: True if it ever confirmed a token without telling an epoch.
         self.stock = False
         self._silent = False
         self._strangers = 0

@@ -44,7 +44,8 @@ COMMIT_TIMEOUT = 300.0
 #: Sessions: the process commits by itself; the session is not known.
 HERE, UNKNOWN = "-", "?"
 
-#: In place of a server: the number is that of a transaction of PostgreSQL, whatever its session.
+#: A word in place of a server: the number is that of a transaction of PostgreSQL, whatever its
+#: session.
 TRANSACTION = "xid"
 
 # A member of a set of sessions: some of them may be in no transaction, and wait for ever.

@@ -107,16 +107,16 @@ class Report:
     tls: str = ""
     #: Days until the server's certificate ends.
     certificate_days: float | None = None
-    #: What the validated token says: names and values.
+    #: The content of the validated token: names and values.
     token: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     #: Seconds by which this clock is ahead of the server's Date; ``None`` if it tells none.
     ahead: float | None = None
-    #: What the token cache says of how long the answer stands; ``None`` if nobody says it.
+    #: The time for which the answer stands, by the token cache; ``None`` if nobody says it.
     told: str | None = None
     #: Milliseconds of the phases of a login, a first and a repeated validation, in their order.
     phases: dict[str, dict[str, float]] = field(default_factory=dict)
-    #: What Keystone or a server before it says of its own time (Server-Timing), in milliseconds.
+    #: The own times of Keystone or a server before it (Server-Timing), in milliseconds.
     timings: dict[str, dict[str, float]] = field(default_factory=dict)
     #: By which ids the requests are found in Keystone's log.
     request_ids: dict[str, str] = field(default_factory=dict)
@@ -256,11 +256,11 @@ def check(
 class _Answer(NamedTuple):
     """An answer of ``/auth/tokens``."""
 
-    #: What the token says: names and values.
+    #: The content of the token: names and values.
     said: list[tuple[str, str]]
     #: The token that was issued.
     token: str
-    #: What the token cache says of how long it stands.
+    #: The time for which it stands, by the token cache.
     told: str | None
     milliseconds: float
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 class Credentials:
     """A Keystone and a user of it."""
 
-    #: As ``http://HOST:5000/v3``.
+    #: The URL, such as ``http://HOST:5000/v3``.
     url: str
-    #: What is sent as ``auth``.
+    #: The value of ``auth`` in the body.
     auth: dict[str, Any]
     #: A file of certificates that the server's has to be signed by; ``None``: the system's.
     certificates: str | None = None
-    #: Whether the server's certificate is looked at.
+    #: True if the server's certificate is looked at.
     verify: bool = True
     #: The state folder, if it is the Keystone of ``keyfront serve`` on this machine.
     state: Path | None = None

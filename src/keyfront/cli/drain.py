@@ -14,7 +14,7 @@ from keyfront.gateway.node import drain
 
 from .parser import add_state_argument
 
-#: What ``--state`` is where it names a node.
+#: The meaning of ``--state`` where it names a node.
 OF_SERVE = "a Keystone of keyfront serve: its state folder, instead of FILE"
 
 # Seconds: three checks of the rendered HAProxy take 3.

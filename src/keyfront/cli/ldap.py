@@ -71,7 +71,7 @@ _OPTIONS = {
 }
 
 
-#: What is printed of the pools together, in this order: name, label, meaning.
+#: The counts of all pools together, as they are printed: name, label, meaning.
 _STATS = (
     ("servers_up", "servers up", "as each process and pool sees them"),
     ("servers_down", "servers down", "not answering, or asked only now and then"),
@@ -86,7 +86,7 @@ _STATS = (
     ("lookups", "lookups", "of servers in DNS, by their domain"),
     ("lookups_failed", "failed", "lookups; the servers known before are used"),
 )
-#: What is printed of each kind of pool: name, label.
+#: The counts of each kind of pool, as they are printed: name, label.
 _POOL_STATS = (
     ("size", "connections"),
     ("max_size", "at most"),

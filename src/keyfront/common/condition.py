@@ -32,7 +32,7 @@ def take_surely(lock: Lock, raised: BaseException | None = None) -> BaseExceptio
     that is never held for long.
 
     :param raised: the exception of an attempt before, if there was one
-    :return: what was raised last, which is to be raised when all is done
+    :returns: the exception that was raised last, to be raised when all is done
     """
     while True:
         try:
@@ -112,7 +112,7 @@ class Condition:
         """Release the lock, which is held, until notified, and take it again.
 
         :param seconds: time to wait at most
-        :return: true if it was notified in time
+        :returns: true if it was notified in time
         """
         signal = threading.Lock()
         signal.acquire()
@@ -135,7 +135,7 @@ class Condition:
         """Wait, with the lock held, until a predicate is true that is asked under the lock.
 
         :param seconds: time to wait at most
-        :return: whether it is true
+        :returns: true if it came true
         """
         deadline = time.monotonic() + seconds
         while not predicate():

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-#: What is timed, in the order in which it is told, and the place of each.
+#: The parts that are timed, in the order in which they are told, and the place of each.
 TIMED = ("directory", "statements", "hash")
 DIRECTORY, STATEMENTS, HASH = range(len(TIMED))
 
@@ -25,17 +25,17 @@ class RequestPhases:
     __slots__ = ("began", "cache", "cache_also", "cache_reason", "counts", "seconds")
 
     def __init__(self) -> None:
-        #: Seconds of what was timed, as in :data:`TIMED`.
+        #: Seconds that each part took, as in :data:`TIMED`.
         self.seconds = [0.0, 0.0, 0.0]
-        #: How often.
+        #: The number of times that each was done.
         self.counts = [0, 0, 0]
-        #: What the token cache did with it, a count of ``keyfront tokens stats``; empty: nothing.
+        #: The token cache's outcome, a count of ``keyfront tokens stats``; empty: none.
         self.cache = ""
-        #: What it counted besides: why an answer that was kept had ended, that none was kept.
+        #: The counts besides: why an answer that was kept had ended, that none was kept.
         self.cache_also: tuple[str, ...] = ()
-        #: Why it stepped aside.
+        #: The reason for which it stepped aside.
         self.cache_reason = ""
-        #: When the statement began that is under way (``time.perf_counter``).
+        #: The beginning of the statement that is under way (``time.perf_counter``).
         self.began = 0.0
 
     def add(self, part: int, seconds: float, operation: str = "", error: str = "") -> None:

@@ -106,7 +106,7 @@ class Link:
 
         :param first: the first command, one of few, as its packed form is kept
         :param command: the second command
-        :returns: of each command the value of each field, ``None`` for one that is not there
+        :returns: the values of the fields, by command; ``None`` for one that is not there
         :raises LifeEnded: the server may have been another one, or a replica, when it answered
         :raises redis.RedisError: no answer, or an error as the answer; close the link
         """
