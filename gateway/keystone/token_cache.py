@@ -28,7 +28,7 @@ from keyfront.middleware.tokens.request import Request, basis_end, current
 from keyfront.middleware.tokens.watched_files import WatchedFiles, of_keystone
 
 from .database_loss import connect_once
-from .directories import Directories
+from .directory_follower import Directories
 from .first_request import load_driver
 from .imports import import_keystone, incompatible
 

@@ -6,7 +6,7 @@ takes its place. Each value is kept with the tags of the rows that it was made o
 statements that were executed and the values that were found while it was computed. It is used
 as long as none of them has changed, as an answer in ``TokenCache``: a user who is created
 elsewhere ends only values that show all users. A value that was read from a directory is used as
-long as that is followed (``directories.py``); changes that nothing announces are bounded by
+long as that is followed (``directory_follower.py``); changes that nothing announces are bounded by
 ``ttl``.
 
 Only values of known functions are kept: none that is a secret, and no token.
@@ -33,10 +33,10 @@ from dogpile.cache.backends.null import NullBackend
 from dogpile.cache.proxy import ProxyBackend
 
 from keyfront.errors import CoordinatorError
+from keyfront.middleware.tokens.directory_leases import leases
 from keyfront.middleware.tokens.epochs import Epoch, Slots, View, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ALL, ANY, CONTENT, FIXED
-from keyfront.middleware.tokens.leases import leases
 from keyfront.middleware.tokens.lru_cache import LRUCache
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Fill, Request, current, token_tags

@@ -61,8 +61,8 @@ _REPEAT_SECONDS = 1.0
 # Seconds after a persistent search was sent, in which it may not stand yet. See `_Persistent`.
 _SETTLING_SECONDS = 2.0
 # Beats that may be answered while a notice is awaited that should have come before them. Then all
-# counts as changed. That is sooner than answers end that stand by a claim (`tokens/leases.py`). It
-# is no time, which would go by while the machine stands still.
+# counts as changed. That is sooner than answers end that stand by a claim
+# (`tokens/directory_leases.py`). It is no time, which would go by while the machine stands still.
 _OWED_BEATS = 2
 # Reasons that are logged, each once, until it is followed again.
 _COMPLAINTS = 8

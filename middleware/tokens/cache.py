@@ -41,6 +41,7 @@ from .counters import (
     NOT_FOLLOWED,
     NOT_KEPT,
 )
+from .directory_leases import leases
 from .entries import (
     AUTH_CONTEXT,
     Entry,
@@ -57,7 +58,6 @@ from .first_validations import Decide, FirstValidations, Question, policies
 from .folder import check_folder, folder_of
 from .invalidation.change_log import coordinators
 from .invalidation.rules import LAPSING
-from .leases import leases
 from .lru_cache import LRUCache
 from .node_cache import NodeCache, nodes
 from .request import ENVIRON_KEY, Request, expiry, tags

@@ -21,8 +21,8 @@ from hashlib import blake2b
 from itertools import product
 from typing import Any, Final, NamedTuple
 
+from .directory_leases import leases
 from .epochs import Epoch, Slots
-from .leases import leases
 
 Headers = list[tuple[str, str]]
 
@@ -286,7 +286,7 @@ class Lifetime(NamedTuple):
     #: Unix time at which the first of the tokens, trusts, … ends: a wall clock that is set forward
     #: ends the answer as it ends the token.
     expires: float
-    #: Names of what must be followed for the answer to stand, see ``leases.py``.
+    #: Names of what must be followed for the answer to stand, see ``directory_leases.py``.
     followed: tuple[str, ...] = ()
 
 

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .counters import ISSUED
+from .directory_leases import leases
 from .entries import CORE, REQUEST_ID, SUBJECT_TOKEN, Entry, FollowedEntry, Headers, Keys, Lifetime
 from .epochs import Coordinator, Epoch, Slots, slots
-from .leases import leases
 from .lru_cache import LRUCache
 from .node_cache import NodeCache
 from .request import Request, ends, tags

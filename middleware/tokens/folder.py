@@ -2,7 +2,7 @@
 
 Workers with the ``token_cache`` filter make it. Any other process that writes to the same database
 finds it by the database's URL, or by the option ``path``. The epoch table is in it
-(``coordinator/local.py``), and what the workers share (``node_cache.py``, ``leases.py``).
+(``coordinator/local.py``), and what the workers share (``node_cache.py``, ``directory_leases.py``).
 """
 
 from __future__ import annotations

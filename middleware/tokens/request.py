@@ -93,7 +93,7 @@ class Request:
         self.reads: set[str] = set()
         #: The families of the tables that this was read from.
         self.families: set[str] = set()
-        #: Names of what must be followed for its answer to stand, see ``leases.py``.
+        #: Names of what must be followed for its answer to stand, see ``directory_leases.py``.
         self.followed: set[str] = set()
         #: The values that Keystone is computing, to be kept: the innermost last.
         self.fills: list[Fill] = []

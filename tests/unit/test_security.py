@@ -46,7 +46,7 @@ def test_each_promise_has_tests_and_they_exist() -> None:
 def test_what_the_token_cache_leaves_in_its_folder(tmp_path: Path) -> None:
     """Every file of a node that has answered, refused, changed and answered by another worker."""
     pytest.importorskip("sqlalchemy")
-    from keyfront.middleware.tokens.leases import leases as process_leases
+    from keyfront.middleware.tokens.directory_leases import leases as process_leases
     from support.token_worlds import World, model
 
     folder = tmp_path / "cache"

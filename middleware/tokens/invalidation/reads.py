@@ -43,7 +43,8 @@ class Reads(NamedTuple):
     families: frozenset[str]
     #: The tags of the rows: a write that changes the statement's result changes one.
     tags: frozenset[str]
-    #: Names of what must be followed as well for changes to be noticed, see ``leases.py``.
+    #: Names of what must be followed as well for changes to be noticed, see
+    #: ``directory_leases.py``.
     followed: frozenset[str] = frozenset()
 
 

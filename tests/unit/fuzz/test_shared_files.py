@@ -19,7 +19,7 @@ from keyfront.gateway.heartbeat import counters as heartbeat
 from keyfront.gateway.node import counters as requests
 from keyfront.middleware.ldap import service_refusals, user_refusals
 from keyfront.middleware.tokens import counters as tokens
-from keyfront.middleware.tokens import leases as leases_module
+from keyfront.middleware.tokens import directory_leases as leases_module
 from keyfront.middleware.tokens import node_cache
 from keyfront.middleware.tokens.coordinator import local
 from keyfront.middleware.tokens.entries import Entry, FollowedEntry, Lifetime

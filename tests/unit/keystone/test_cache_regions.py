@@ -22,7 +22,7 @@ from keyfront.errors import CoordinatorError
 from keyfront.gateway.keystone import worker_memory
 from keyfront.gateway.keystone.cache_regions import CacheViews, name_of
 from keyfront.gateway.keystone.worker_memory import KeystoneMemory
-from keyfront.middleware.tokens import epochs, leases
+from keyfront.middleware.tokens import directory_leases, epochs
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
@@ -364,7 +364,7 @@ def test_what_a_directory_has_said_stands_while_it_is_followed(
     caches = Caches(coordinator)
     stands = True
     known = SimpleNamespace(stand=lambda names: stands and names == {"directory"})
-    monkeypatch.setattr(leases.leases, "leases", known)
+    monkeypatch.setattr(directory_leases.leases, "leases", known)
     with caches.request():
         caches.get(USER, "users", "user:u", followed="directory")
     with caches.request() as request:

@@ -32,10 +32,10 @@ from keyfront.gateway.keystone.worker_memory import (
 )
 from keyfront.middleware.tokens import entries, epochs
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
+from keyfront.middleware.tokens.directory_leases import leases as process_leases
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation import rules
 from keyfront.middleware.tokens.invalidation.reads import Reads
-from keyfront.middleware.tokens.leases import leases as process_leases
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Request, current
 

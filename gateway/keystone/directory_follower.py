@@ -4,7 +4,7 @@ No transaction of the database shows that a user was disabled, deleted or moved 
 process of the node holds connections to the directories, over which they report changes
 (:mod:`keyfront.middleware.ldap.follower`); each becomes a new epoch, as a change of the database
 does. Answers that were made of a directory stand only while that goes on
-(:mod:`keyfront.middleware.tokens.leases`).
+(:mod:`keyfront.middleware.tokens.directory_leases`).
 
 Each server is followed for itself, by its address: a replica that is behind reports a change when
 it has it, and answers that were read from it stand by its own lease. The process that follows is a
@@ -28,10 +28,10 @@ from keyfront.common import fork
 from keyfront.common.file_lock import FileLock
 from keyfront.errors import CoordinatorError, DirectoryUnavailableError, OptionError
 from keyfront.middleware.tokens.counters import DIRECTORY_CHANGES
+from keyfront.middleware.tokens.directory_leases import leases
 from keyfront.middleware.tokens.epochs import Coordinator, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.invalidation.rules import ANY, CONTENT, tag
-from keyfront.middleware.tokens.leases import leases
 from keyfront.middleware.tokens.node_cache import NodeCache
 from keyfront.middleware.tokens.request import Request, current
 

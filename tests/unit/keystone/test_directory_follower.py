@@ -14,15 +14,15 @@ import pytest
 pytest.importorskip("keystone")
 
 from keyfront.errors import CoordinatorError, DirectoryUnavailableError
-from keyfront.gateway.keystone import directories as module
+from keyfront.gateway.keystone import directory_follower as module
 from keyfront.gateway.keystone import readiness
-from keyfront.gateway.keystone.directories import Directories, Followed, _Listener, _Manager
+from keyfront.gateway.keystone.directory_follower import Directories, Followed, _Listener, _Manager
 from keyfront.middleware.ldap import directory, follower
 from keyfront.middleware.ldap.protocol.urls import ServerURL
+from keyfront.middleware.tokens.directory_leases import SECONDS, Leases
+from keyfront.middleware.tokens.directory_leases import leases as process_leases
 from keyfront.middleware.tokens.epochs import Epoch, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
-from keyfront.middleware.tokens.leases import SECONDS, Leases
-from keyfront.middleware.tokens.leases import leases as process_leases
 from keyfront.middleware.tokens.request import Request, current
 
 FOUND = Followed(
