@@ -278,7 +278,7 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     if slow_requests.from_environment() or request_phases.watches:
         slow_requests.watch_database()
         slow_requests.watch_hashes(_import("keystone.common.password_hashing"))
-    password_threads.hash_aside(
+    password_threads.give_way(
         getattr(_import("keystone.common.password_hashing"), "SUPPORTED_HASHERS", ())
     )
     first_request.answer_one(application)

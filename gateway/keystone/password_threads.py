@@ -1,9 +1,9 @@
-"""Hashes passwords in threads under gevent, where a hash would stop all others of its worker.
+"""Hashes passwords so that others go first, and under gevent in threads.
 
-A hash takes a core for a quarter of a second, on purpose, and gives way to no greenlet meanwhile.
-So under gevent it runs in a pool of native threads, one for each core, and the worker's other
-greenlets go on; the request waits for it, as ever. Without gevent nothing is changed: other threads
-go on while one of them hashes.
+A hash takes a core for a quarter of a second, on purpose. It runs in long slices of that core
+(:mod:`.password_slices`), so that a thread that wakes up for a validation has it at once. It gives
+way to no greenlet, so under gevent it runs in a pool of native threads, one for each core, and the
+worker's other greenlets go on; the request waits for it, as ever.
 
 Only the arithmetic is done there, on bytes: ``hash`` and ``verify`` of the classes of
 ``keystone.common.password_hashers``, which let go of the interpreter for it. What they raise is
@@ -21,28 +21,33 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .password_slices import in_long_slices
+
 LOG = logging.getLogger(__name__)
 
 _METHODS = ("hash", "verify")
 
 
-def hash_aside(hashers: Any) -> None:
-    """Have the classes that hash do so in threads, if gevent has patched threading; once only.
+def give_way(hashers: Any) -> None:
+    """Have the classes that hash give way to others; once only.
 
     :param hashers: the classes, ``keystone.common.password_hashing.SUPPORTED_HASHERS``
     """
     monkey: Any = sys.modules.get("gevent.monkey")
-    if monkey is None or not monkey.is_module_patched("threading"):
-        return
+    green = monkey is not None and monkey.is_module_patched("threading")
     classes = list(hashers or ())
     if not classes or any(not callable(getattr(x, y, None)) for x in classes for y in _METHODS):
-        LOG.warning("passwords are hashed in the workers' only thread: this Keystone is unknown")
+        if green:
+            text = "passwords are hashed in the workers' only thread: this Keystone is unknown"
+            LOG.warning(text)
         return
     for hasher in classes:
         for name in _METHODS:
             original = getattr(hasher, name)
-            if not hasattr(original, "keyfront_aside"):
-                setattr(hasher, name, staticmethod(_aside(original)))
+            if not hasattr(original, "keyfront_gives_way"):
+                call = in_long_slices(original)
+                call.keyfront_gives_way = True  # type: ignore[attr-defined]
+                setattr(hasher, name, staticmethod(_aside(call) if green else call))
 
 
 def _aside(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +55,6 @@ def _aside(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*values: Any, **named: Any) -> Any:
         return run_aside(functools.partial(original, *values, **named))
 
-    call.keyfront_aside = True  # type: ignore[attr-defined]
     return call
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from keyfront.gateway.keystone.password_slices import LONGEST, slice_of
 from keyfront.gateway.node import login_slots
 from keyfront.gateway.node.counters import read
 from keyfront.gateway.node.login_slots import MUCH, Login, LoginSlots, Refusal, Turn
@@ -59,6 +60,7 @@ def test_other_servers_have_the_same_turns(
         known, stranger = Known(served, world.user(), "127.2.0.1"), world.user()
         if server == "gevent":  # its threads that hash stay
             assert min(len(worker.threads()) for worker in _workers(served)) > 1
+            _sees_long_slices(served, known)
         slots = LoginSlots(state / "run/node", running=1, waiting=0)
         turn = slots.begin(Login("192.0.2.1"))
         assert isinstance(turn, Turn)
@@ -192,6 +194,33 @@ class Flood:
         assert not self.wrong, self.wrong[:3]
 
 
+def _slices(served: Served) -> set[int]:
+    """Return how long threads of workers may go on before others that wake up."""
+    return {
+        slice_of(thread.id) for worker in _workers(served) for thread in worker.threads()
+    } - {0}  # of a thread that has ended
+
+
+def _sees_long_slices(served: Served, known: Known) -> None:
+    """See threads that hash ask for long slices, and take them back."""
+    if not slice_of():
+        return  # the kernel has no slices of a thread's own
+    over = threading.Event()
+
+    def log_in() -> None:
+        while not over.is_set():
+            known.logs_in()
+
+    with ThreadPoolExecutor(1) as pool:
+        logins = pool.submit(log_in)
+        try:
+            wait_for(lambda: LONGEST in _slices(served) or logins.done(), "a hash has long slices")
+        finally:
+            over.set()
+        logins.result()
+    assert LONGEST not in _slices(served)
+
+
 def _workers(served: Served) -> list[psutil.Process]:
     return served.masters("uwsgi").children()
 
@@ -216,6 +245,12 @@ def test_a_flood_keeps_nobody_out(served: Served, world: World) -> None:
     # Once it is over everybody passes, also who has never been here.
     newcomer = world.user()
     assert _log_in(served, "127.3.0.1", newcomer)[0] == 201
+
+
+def test_others_have_the_core_of_a_hash_as_soon_as_they_wake_up(
+    served: Served, world: World
+) -> None:
+    _sees_long_slices(served, Known(served, world.user(), "127.5.0.1"))
 
 
 def test_killed_workers_give_their_turns_back(served: Served, world: World) -> None:

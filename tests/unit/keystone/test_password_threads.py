@@ -1,28 +1,36 @@
-"""Under gevent hashes run in native threads, and nothing else about them is different."""
+"""Under gevent hashes run in native threads, and all else about them is as without."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
 
-from keyfront.gateway.keystone.password_threads import hash_aside
+from keyfront.gateway.keystone.password_threads import give_way
 
 
 class _Hasher:
     @staticmethod
-    def hash(password: bytes) -> str:
-        return "hashed"
+    def hash(password: bytes) -> int:
+        return threading.get_ident()
 
     verify = hash
 
 
-def test_without_gevent_nothing_is_changed() -> None:
-    before = _Hasher.hash
-    hash_aside([_Hasher])
-    assert _Hasher.hash is before
+def test_without_gevent_a_hash_stays_in_its_thread() -> None:
+    give_way([_Hasher])
+    assert _Hasher.hash(b"p") == threading.get_ident()
+
+
+@pytest.mark.parametrize("hashers", ((), [object]))
+def test_without_gevent_an_unknown_keystone_is_nothing_to_tell(
+    hashers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    give_way(hashers)
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("hashers", ((), [object]))
@@ -35,7 +43,7 @@ def test_a_keystone_that_hashes_otherwise_is_left_alone(
             return name == "threading"
 
     monkeypatch.setitem(sys.modules, "gevent.monkey", Monkey)  # type: ignore[arg-type]
-    hash_aside(hashers)
+    give_way(hashers)
     assert "passwords are hashed in the workers' only thread" in caplog.text
 
 
@@ -45,7 +53,7 @@ monkey.patch_all()
 import gc, os, traceback, weakref
 import gevent
 from keyfront.gateway.keystone import password_threads
-from keyfront.gateway.keystone.password_threads import hash_aside, run_aside
+from keyfront.gateway.keystone.password_threads import give_way, run_aside
 native = monkey.get_original("_thread", "get_ident")
 steps = []
 # threading's own events are made of what gevent patched
@@ -65,8 +73,8 @@ class Hasher:
             raise ValueError("malformed password hash")
         return hashed == password
 
-hash_aside([Hasher])
-hash_aside([Hasher])  # once only
+give_way([Hasher])
+give_way([Hasher])  # once only
 one = gevent.spawn(Hasher.hash, b"p", rounds=4, salt_size=2)
 
 def other():

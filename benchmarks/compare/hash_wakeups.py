@@ -1,0 +1,127 @@
+"""How late a thread gets a core on which a password is hashed: with long slices, and without.
+
+    python -m keyfront.benchmarks.compare.hash_wakeups [--rounds 5] [--seconds 2]
+
+A thread of this process sleeps for 3 ms and computes for 0.3, as one does that validates tokens, on
+one core, again and again, and notes how much later than asked for it woke up. In each round it does
+so alone, beside a thread of the same core that checks one password after the other by bcrypt, and
+beside one that does it in long slices (``gateway/keystone/password_slices.py``). Prints, as medians
+of the rounds with the lowest and highest, the part of all wakeups that were more than half a
+millisecond late, the latest of 99 in 100, and the hashes a second. What other programs do on that
+core is in all three.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import bcrypt
+
+from keyfront.errors import MissingPartError
+from keyfront.gateway.keystone.password_slices import in_long_slices, slice_of
+
+from . import comparison
+from .ratios import Spread
+
+_SLEEPS, _COMPUTES, _LATE = 0.003, 0.0003, 0.0005
+
+
+class Round(NamedTuple):
+    """What one case did in one round.
+
+    :ivar late: parts of a hundred of the wakeups that were late
+    :ivar p99: milliseconds by which 99 of 100 wakeups were late at most
+    :ivar hashes: passwords checked a second
+    """
+
+    late: float
+    p99: float
+    hashes: float
+
+
+Rounds = dict[str, list[Round]]
+
+CASES: dict[str, Callable[..., object] | None] = {
+    "alone": None,
+    "beside a hash": bcrypt.hashpw,
+    "in long slices": in_long_slices(bcrypt.hashpw),
+}
+
+
+def measure(rounds: int, seconds: float) -> Rounds:
+    """Return what each case did.
+
+    :raises MissingPartError: the kernel has no slices of a thread's own
+    """
+    if not slice_of():
+        raise MissingPartError("the kernel has no slices of a thread's own: take Linux 6.12")
+    found: Rounds = {name: [] for name in CASES}
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        for number in range(rounds):
+            for name in reversed(CASES) if number % 2 else CASES:
+                found[name].append(_round(CASES[name], seconds))
+    finally:
+        os.sched_setaffinity(0, cores)
+    return found
+
+
+def _round(check: Callable[..., object] | None, seconds: float) -> Round:
+    over = threading.Event()
+    hashes = 0
+    salt = bcrypt.gensalt(12)
+
+    def hashing() -> None:
+        nonlocal hashes
+        while check is not None and not over.is_set():
+            check(b"a password", salt)
+            hashes += 1
+
+    thread = threading.Thread(target=hashing)
+    thread.start()
+    late = []
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        due = time.monotonic() + _SLEEPS
+        time.sleep(_SLEEPS)
+        late.append(time.monotonic() - due)
+        while time.monotonic() < due + late[-1] + _COMPUTES:
+            pass
+    over.set()
+    thread.join()
+    late.sort()
+    return Round(
+        100 * sum(one > _LATE for one in late) / len(late),
+        late[int(0.99 * len(late))] * 1e3,
+        hashes / (time.monotonic() - began),
+    )
+
+
+def table(found: Rounds) -> str:
+    """Return the result as text of at most 100 columns."""
+    lines = [f"{'':<16}{'over 0.5 ms late, %':>24}{'p99, ms':>24}{'hashes/s':>20}"]
+    for name, rounds in found.items():
+        late, p99, hashes = (Spread.of(figures) for figures in zip(*rounds, strict=True))
+        lines.append(f"{name:<16}{late.text(1):>24}{p99.text(2):>24}{hashes.text(1):>20}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print the table; 2 if it cannot be measured."""
+    parser = comparison.parser(__doc__)
+    parser.add_argument("--rounds", type=comparison.at_least_one, default=5)
+    parser.add_argument("--seconds", type=float, default=2, help="of each case (default 2)")
+    options = parser.parse_args(arguments)
+    return comparison.finish(
+        "hash_wakeups", lambda: measure(options.rounds, options.seconds), table
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

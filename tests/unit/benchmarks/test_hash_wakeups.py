@@ -1,0 +1,30 @@
+"""The comparison of wakeups beside a hash: it measures all cases, and gives the cores back."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("bcrypt")
+
+from keyfront.benchmarks.compare import hash_wakeups
+from keyfront.gateway.keystone.password_slices import slice_of
+
+
+@pytest.mark.skipif(not slice_of(), reason="the kernel has no slices of a thread's own")
+def test_all_cases_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    cores = os.sched_getaffinity(0)
+    assert hash_wakeups.main(["--rounds", "1", "--seconds", "0.05"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:16].strip() for line in lines] == ["", *hash_wakeups.CASES]
+    assert max(map(len, lines)) <= 100
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_a_kernel_without_slices_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hash_wakeups, "slice_of", lambda: 0)
+    assert hash_wakeups.main([]) == 2
+    assert "Linux 6.12" in capsys.readouterr().err
