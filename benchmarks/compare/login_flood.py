@@ -1,27 +1,31 @@
 """A flood of wrong passwords: who is still served, without and with a limit of logins.
 
     python -m keyfront.benchmarks.compare.login_flood [--seconds 10] [--rounds 2] [--limit 2]
-                                                      [--times 100 | --tries N] [--only LABEL]
+                                                      [--times 100 | --tries N] [--rate 100]
+                                                      [--only LABEL]
 
 Makes a Keystone on SQLite in a temporary folder, with bcrypt's 12 rounds, and serves it by the
 packaged uWSGI (2 processes of 2 threads): without a limit of logins and with
 ``KEYFRONT_LOGIN_LIMIT``. First it counts how many logins a second that Keystone answers when four
 clients do nothing else: its capacity. Then, in turn, for so many seconds each:
 
-* *quiet*: a service validates one token 100 times a second, on a connection of its own each time;
+* *quiet*: a service validates one token ``--rate`` times a second, each on a connection of its own;
   three users, who have logged in before, log in from addresses of their own, one each second in
   turn (``known``); another logs in each three seconds, from an address that has never been heard
   of (``newcomers``);
 * *aside*: the same, while the flood goes to another process on the same cores, which refuses each
   try at once without looking at it: what the flood's sender takes from clients and Keystone;
 * *flood*: the same, and the flood goes to Keystone. Its first three seconds are the *onset*, in
-  which nobody knows yet that it is one; in them only the service asks.
+  which nobody knows yet that it is one; in them only the service asks. In every other round it
+  comes before *aside*.
 
 The flood is ``--times`` the capacity (or ``--tries`` a second), at random times, each try from
 another address (127.64.0.0/10) and for one of 20 users that there are, those three among them: for
 a name that there is not, Keystone hashes nothing. At most 1000 tries are under way at a time. Its
-sender and the process aside have the lowest priority (nice 19), and yet the same cores as Keystone
-and its clients: compare *flood* with *aside*.
+sender and the process aside have the lowest priority (nice 19, also as groups of the scheduler),
+and yet the same cores as Keystone and its clients: compare *flood* with *aside*. The ratios of p99
+are of the two phases of each round, and shown as their median, with the lowest and highest: of one
+round p99 rests on as few answers as one in a hundred.
 
 A validation's time begins when it was due, so none is left out while the server or the client
 stands still. A login succeeds if it is answered 201 within ten seconds. Recovery is the time from
@@ -63,6 +67,7 @@ from ..worlds import processes
 from ..worlds.ports import free_port
 from ..worlds.processes import HOST, Process
 from .comparison import closed_rate
+from .ratios import Spread
 
 _PATIENCE = 10.0
 _HOPELESS = 60.0
@@ -70,8 +75,6 @@ _USERS = ("anna", "berta", "clara")
 _VICTIMS = (*_USERS, *(f"victim-{number}" for number in range(17)))
 _NEWCOMER = "newcomer"
 _PASSWORD = "right-and-long-enough"
-# Validations a second.
-_RATE = 100.0
 # Tries under way at a time.
 _MOST = 1000
 _LOWEST = 19
@@ -167,16 +170,21 @@ def _flooding(port: int, rate: float, seconds: float, begins: float) -> Process:
     return generators.sending(job, "flood", None)
 
 
-def _refuse_all(listening: socket.socket) -> None:
-    """Refuse each login, without looking at it."""
-    os.nice(_LOWEST)
+def _refuse_all(listening: socket.socket, parent: int) -> None:
+    """Refuse each login, without looking at it, until the parent process has ended."""
+    os.setsid()
+    sender.give_way(_LOWEST)
     body = b'{"error": {"code": 503, "message": "No.", "title": "Service Unavailable"}}'
     answer = (
         b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 2\r\n"
         b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     )
-    while True:
-        connection, _ = listening.accept()
+    listening.settimeout(1)
+    while os.getppid() == parent:
+        try:
+            connection, _ = listening.accept()
+        except TimeoutError:
+            continue
         with connection, suppress(OSError):
             connection.settimeout(_PATIENCE)
             # a try is sent whole, and is shorter than a segment of loopback
@@ -188,7 +196,9 @@ def _refuse_all(listening: socket.socket) -> None:
 def _aside() -> Iterator[int]:
     """Give the port of a process that refuses each login."""
     with socket.create_server((HOST, 0), backlog=_MOST) as listening:
-        process = multiprocessing.Process(target=_refuse_all, args=(listening,), daemon=True)
+        process = multiprocessing.Process(
+            target=_refuse_all, args=(listening, os.getpid()), daemon=True
+        )
         process.start()
         try:
             yield listening.getsockname()[1]
@@ -242,10 +252,12 @@ def _recovery(port: int, source: str) -> float:
     return time.monotonic() - began
 
 
-def _validating(port: int, headers: dict[str, str], seconds: float, begins: float) -> Process:
+def _validating(
+    port: int, headers: dict[str, str], rate: float, seconds: float, begins: float
+) -> Process:
     """Start a service that validates a token."""
     url = f"http://{HOST}:{port}{VALIDATION}"
-    schedule = [(number / _RATE, 0) for number in range(int(seconds * _RATE))]
+    schedule = [(number / rate, 0) for number in range(int(seconds * rate))]
     job = sender.job(
         (HOST, port),
         [generators.wire("GET", url, headers)],
@@ -305,12 +317,14 @@ def measure(
     seconds: float,
     rounds: int,
     tries: float,
+    rate: float,
 ) -> Result:
     """Return what clients of a server saw.
 
     :param environment: more of it, for the server
     :param seconds: the length of each phase
     :param tries: passwords a second
+    :param rate: validations a second
     :raises ServerError: it did not start, or does not answer as it should
     """
     result = Result()
@@ -320,7 +334,8 @@ def measure(
             if _send(port, address, "POST", {}, login(name, _PASSWORD, None)) != 201:
                 raise ServerError(f"{name} cannot log in")
         for number in range(rounds):
-            for part, name in enumerate(("quiet", "aside", "flood")):
+            order = ("quiet", "flood", "aside") if number % 2 else ("quiet", "aside", "flood")
+            for part, name in enumerate(order):
                 phase = result.phases[name]
                 begins = time.monotonic() + 1.5
                 lead = 0.0 if name == "quiet" else _LEAD
@@ -329,8 +344,8 @@ def measure(
                     target = port if name == "flood" else aside
                     flood = _flooding(target, tries, lead + seconds + 1, begins)
                 if name == "flood":
-                    onset = _validating(port, headers, lead, begins)
-                service = _validating(port, headers, seconds, begins + lead)
+                    onset = _validating(port, headers, rate, lead, begins)
+                service = _validating(port, headers, rate, seconds, begins + lead)
                 time.sleep(begins + lead - time.monotonic())
                 with _logins(port, phase, 3 * number + part):
                     phase.validated(generators.sent(service, seconds + 3 * _PATIENCE))
@@ -364,12 +379,11 @@ def _validations(label: str, part: float) -> Callable[[Result], str]:
 
 
 def _ratio(over: str) -> Callable[[Result], str]:
-    """Return what shows the flood's p99 over that of another phase, of all rounds, lowest first."""
+    """Return what shows the flood's p99 over that of another phase."""
 
     def show(result: Result) -> str:
         pairs = zip(result.phases["flood"].p99, result.phases[over].p99, strict=True)
-        ratios = sorted(one / other for one, other in pairs if other)
-        return " ".join(f"{ratio:.2f}" for ratio in ratios)
+        return Spread.of([one / other for one, other in pairs]).text(2)
 
     return show
 
@@ -403,9 +417,9 @@ def _print(results: dict[str, Result]) -> None:
         ("tries without an answer", lambda x: f"{_unanswered(x.tried)}"),
         ("recovery", _recovered),
     ]
-    print(f"{'':<30}" + "".join(f"{name:>20}" for name in results))
+    print(f"{'':<30}" + "".join(f"{name:>24}" for name in results))
     for label, show in rows:
-        print(f"{label:<30}" + "".join(f"{show(one):>20}" for one in results.values()))
+        print(f"{label:<30}" + "".join(f"{show(one):>24}" for one in results.values()))
 
 
 def _unanswered(tried: Counter[str]) -> int:
@@ -426,6 +440,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--times", type=float, default=100, help="the flood, as a multiple of the capacity (100)"
     )
     parser.add_argument("--tries", type=float, help="passwords a second, instead of --times")
+    parser.add_argument("--rate", type=float, default=100, help="validations a second (100)")
     parser.add_argument(
         "--only", action="append", choices=("without", "limit"), help="measure only this"
     )
@@ -454,6 +469,7 @@ def main(arguments: list[str] | None = None) -> int:
                     seconds=options.seconds,
                     rounds=options.rounds,
                     tries=tries,
+                    rate=options.rate,
                 )
                 for label, environment in servers.items()
                 if not options.only or label in options.only
