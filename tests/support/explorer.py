@@ -24,7 +24,7 @@ Program = Callable[[], Steps]
 _PLACES_KEPT = 50_000
 
 #: In place of what a process was sent: it has ended, or was killed.
-OVER = ("over",)
+OVER = -1
 
 
 class Disabled(Exception):
@@ -102,20 +102,33 @@ class Explored:
 
 
 class _Programs:
-    """What each process does next."""
+    """What each process does next.
+
+    What a process was sent goes by a number, so that states are compared fast.
+    """
 
     def __init__(self, programs: Mapping[str, Program]) -> None:
         self._programs = programs
-        self._known: dict[tuple[str, tuple[Any, ...]], Step | None] = {}
+        self._sent: list[tuple[Any, ...]] = [()]
+        self._numbers: dict[tuple[int, Any], int] = {}
+        self._known: dict[tuple[str, int], Step | None] = {}
 
-    def next(self, process: str, sent: tuple[Any, ...]) -> Step | None:
+    def send(self, sent: int, value: Any) -> int:
+        """Return the number of what was sent, and then this value."""
+        found = self._numbers.get((sent, value))
+        if found is None:
+            found = self._numbers[sent, value] = len(self._sent)
+            self._sent.append((*self._sent[sent], value))
+        return found
+
+    def next(self, process: str, sent: int) -> Step | None:
         """The next step of a process that was sent this; ``None`` at its end."""
         key = (process, sent)
         if key not in self._known:
             steps = self._programs[process]()
             try:
                 step = next(steps)
-                for value in sent:
+                for value in self._sent[sent]:
                     step = steps.send(value)
                 self._known[key] = step
             except StopIteration:
@@ -223,89 +236,97 @@ class _Moves:
         return known[place.key]
 
 
+class _Reached(NamedTuple):
+    """How a state was reached first: from which one, and by what."""
+
+    origin: int
+    name: str
+    step: Step
+    value: Any = None
+    waits: bool = False
+
+    def __str__(self) -> str:
+        line = f"{self.name}: {' '.join(map(str, self.step))}"
+        if self.waits:
+            return f"{line} (waits)"
+        return line if self.value is None else f"{line} -> {self.value}"
+
+
+class _State(NamedTuple):
+    """A state: where the world is, what each process was sent, how it was reached, how often."""
+
+    place: _Place
+    sent: tuple[int, ...]
+    number: int
+    ways: int
+
+
 def _explore(world: World, programs: Mapping[str, Program], limit: int) -> Explored:
-    next_step = _Programs(programs).next
+    known = _Programs(programs)
     names = tuple(programs)
     found = Explored()
     moves = _Moves(world, names)
-    start = moves.place()
-    histories: tuple[tuple[Any, ...], ...] = ((),) * len(names)
-    first = _digest((0, start.key, histories))
-    # How each state was reached first: the one before, and the step. The same state is always
-    # reached by as many steps, since these are part of it.
-    origins: dict[bytes, tuple[bytes, int, str]] = {first: (b"", 0, "")}
-    level = {first: (start, histories, 1)}
+    # The same state is always reached by as many steps, since these are part of it.
+    reached = [_Reached(-1, "", ())]
+    level = [_State(moves.place(), (0,) * len(names), 0, 1)]
 
-    def fail(violation: Violation, origin: bytes, line: str) -> Explored:
-        lines = [line] if line else []
-        while origins[origin][0]:
-            origin, _, line = origins[origin]
-            lines.append(line)
+    def fail(violation: Violation, number: int, last: _Reached | None = None) -> Explored:
+        lines = [] if last is None else [str(last)]
+        while number:
+            lines.append(str(reached[number]))
+            number = reached[number].origin
         found.failure, found.schedule = str(violation), tuple(reversed(lines))
-        found.states = len(origins)
+        found.states = len(reached)
         return found
 
     while level:
         moves.forget()
-        following: dict[bytes, tuple[_Place, tuple[tuple[Any, ...], ...], int]] = {}
-        for origin, (place, sent, ways) in level.items():
+        following: dict[tuple[bytes, tuple[int, ...]], _State] = {}
+        for place, sent, number, ways in level:
             moved = False
             for index, name in enumerate(names):
-                if sent[index] is OVER:
+                if sent[index] == OVER:
                     continue
-                step = next_step(name, sent[index])
+                step = known.next(name, sent[index])
                 if step is None:
                     continue
                 move = moves.make(place, name, step)
                 if move is None:
                     continue
-                line = f"{name}: {' '.join(map(str, step))}"
                 if isinstance(move, Violation):
-                    return fail(move, origin, line)
-                if move.waits:
-                    line += " (waits)"
-                    mine = sent[index]
-                else:
-                    line += f" -> {move.value}" if move.value is not None else ""
-                    mine = (*sent[index], move.value)
+                    return fail(move, number, _Reached(number, name, step))
                 moved = True
                 found.steps += 1
-                histories = tuple(
-                    _shown(move.place, next_step, x, mine if x == name else sent[number])
-                    for number, x in enumerate(names)
-                )
-                digest = _digest((found.depth + 1, move.place.key, histories))
-                if digest in following:
-                    *known, count = following[digest]
-                    following[digest] = (known[0], known[1], count + ways)
+                mine = sent[index]
+                if not move.waits:
+                    mine = known.send(mine, move.value)
+                    if known.next(name, mine) is None:
+                        mine = OVER
+                after = (*sent[:index], mine, *sent[index + 1 :])
+                if dead := move.place.dead:
+                    after = tuple(
+                        OVER if x in dead else y for x, y in zip(names, after, strict=True)
+                    )
+                key = (move.place.key, after)
+                before = following.get(key)
+                if before is not None:
+                    following[key] = before._replace(ways=before.ways + ways)
                     continue
-                origins[digest] = (origin, index, line)
-                following[digest] = (move.place, histories, ways)
-                assert not limit or len(origins) <= limit, f"more than {limit} states"
+                following[key] = _State(move.place, after, len(reached), ways)
+                reached.append(_Reached(number, name, step, move.value, move.waits))
+                assert not limit or len(reached) <= limit, f"more than {limit} states"
                 violation = moves.look(move.place)
                 if violation is not None:
-                    return fail(violation, digest, "")
+                    return fail(violation, len(reached) - 1)
             if not moved:
                 found.schedules += ways
                 violation = moves.look_at_end(place)
                 if violation is not None:
-                    return fail(violation, origin, "")
-        level = following
+                    return fail(violation, number)
+        level = list(following.values())
         found.depth += bool(level)
-    found.states = len(origins)
+    found.states = len(reached)
     return found
-
-
-def _shown(
-    place: _Place,
-    next_step: Callable[[str, tuple[Any, ...]], Step | None],
-    process: str,
-    sent: tuple[Any, ...],
-) -> tuple[Any, ...]:
-    """What a process was sent, as far as it matters."""
-    if sent is OVER or process in place.dead or next_step(process, sent) is None:
-        return OVER
-    return sent
 
 
 def _digest(state: object) -> bytes:

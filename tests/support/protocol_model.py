@@ -245,6 +245,7 @@ class Cloud:
         self.rules = rules
         self.clock = clock
         self.files: dict[int, bytearray] = {}
+        self._tables: dict[int, Table] = {}
         #: Files by name: what is there under it now.
         self.disk: dict[str, int] = {}
         self.made = 0
@@ -303,11 +304,16 @@ class Cloud:
         """Return the number of a new file."""
         self.made += 1
         self.files[self.made] = bytearray(local.size(_SLOTS))
+        self._tables.pop(self.made, None)
         return self.made
 
     def table(self, number: int) -> Table:
         """Return the table in a file."""
-        made = Table(memoryview(self.files[number]))
+        made = self._tables.get(number)
+        # Another one may have been there in another state.
+        if made is not None and self.files[number].startswith(made._fixed):
+            return made
+        made = self._tables[number] = Table(memoryview(self.files[number]))
         made._words = _Words(made._words, number, self)  # type: ignore[assignment]
         return made
 
