@@ -50,7 +50,7 @@ def test_each_has_its_environments() -> None:
             if service not in one:
                 assert not any(x.startswith(one["name"]) and package in x for x in lines)
                 continue
-            form = "-!telling" if service == "nova" else ""
+            form = "-!telling" if service in ("glance", "nova") else ""
             assert f"{one['name']}{form}: {package}~={one[service]}.0" in lines
         assert f"{one['name']}: -ctests/series/{one['name']}.txt" in lines
 
