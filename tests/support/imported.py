@@ -28,7 +28,7 @@ from types import ModuleType
 from support.readable import readable
 
 # Seconds; a bound on a hang, not an expectation.
-_PATIENCE = 180.0
+_PATIENCE = 600.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 

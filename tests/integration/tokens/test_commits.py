@@ -41,7 +41,7 @@ path = {path}
 coordinator = {coordinator}
 """
 # Seconds between validations that go on for many seconds; far less than a lease.
-PAUSE = 0.05
+PAUSE = 0.2
 
 
 class Place(NamedTuple):

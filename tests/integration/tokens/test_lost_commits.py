@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from keyfront.middleware.tokens.coordinator.local import SharedMemory
 from support import servers
 from support.fault_proxy import FaultProxy
 from support.history import History
+from support.imported import Imported
 from support.keystone_world import VALIDATE, Answer, Client, World, grant, random_name
 from support.keystones import keystone_state, serve_as_is
 from support.processes import kill
@@ -47,7 +46,7 @@ coordinator_timeout = 1
 #: How often each way to lose a commit is tried with each kind of change.
 ROUNDS = int(os.environ.get("KEYFRONT_LOST_COMMITS_ROUNDS", "1"))
 #: Seconds between reads: others need the processor, too.
-PAUSE = 0.02
+PAUSE = 0.05
 #: The command as PyMySQL and psycopg2 send it.
 COMMIT = {"mariadb": b"\x07\x00\x00\x00\x03COMMIT", "postgresql": b"Q\x00\x00\x00\x0bCOMMIT\x00"}
 SESSIONS = {
@@ -142,58 +141,65 @@ def _place(
         yield Place(kind, served, world, database, proxy, path, server, redis_proxy)
 
 
-@pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
-def test_a_machine_that_was_lost_in_a_commit_leaves_no_mark(tmp_path: Path, kind: str) -> None:
+@pytest.fixture(scope="module", params=["postgresql", "mariadb"])
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    """One without Redis, for all tests that leave it as they found it."""
+    more = "?plugin=keyfront" if request.param == "postgresql" else ""
+    folder = tmp_path_factory.mktemp("lost")
+    with _place(folder, request.param, more=more) as place:
+        yield place
+
+
+# The first of them: what others lose leaves marks until somebody asks for what was changed.
+def test_a_machine_that_was_lost_in_a_commit_leaves_no_mark(place: Place) -> None:
     """The server keeps its session, by default for two hours, but in no transaction."""
-    with _place(tmp_path, kind) as place:
-        person = place.world.person()
-        project, text = person.project, random_name()
-        place.lose("silent")
+    person = place.world.person()
+    project, text = person.project, random_name()
+    place.lose("silent")
 
-        def describe() -> None:
-            with suppress(HTTPException, OSError, AssertionError):
-                place.describe(project, text)
+    def describe() -> None:
+        with suppress(HTTPException, OSError, AssertionError):
+            place.describe(project, text)
 
-        thread = threading.Thread(target=describe)
-        thread.start()
-        try:
-            place.proxy.wait_for_losses(1)
-            wait_for(lambda: place.description(project) == text, "the server has committed")
-            assert place.under_way() == 1
-            then = place.sessions()
-        finally:
-            for process in place.served.masters("uwsgi").children():
-                kill(process)
-            thread.join(PATIENCE)
-        place.proxy.forward()
-        wait_for(lambda: _answers(place, person.token), "there are workers again")
+    thread = threading.Thread(target=describe)
+    thread.start()
+    try:
+        place.proxy.wait_for_losses(1)
+        wait_for(lambda: place.description(project) == text, "the server has committed")
         assert place.under_way() == 1
-        wait_for(lambda: place.is_unmarked(person.token), "nothing is marked any more")
-        assert place.sessions() & then, "the server keeps the session"
-        assert place.validate(person.token).status == 200
+        then = place.sessions()
+    finally:
+        for process in place.served.masters("uwsgi").children():
+            kill(process)
+        thread.join(PATIENCE)
+        place.proxy.forward()
+    wait_for(lambda: _answers(place, person.token), "there are workers again")
+    assert place.under_way() == 1
+    wait_for(lambda: place.is_unmarked(person.token), "nothing is marked any more")
+    assert place.sessions() & then, "the server keeps the session"
+    assert place.validate(person.token).status == 200
 
 
-def test_a_change_of_which_a_part_is_made_is_not_to_be_repeated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_a_change_of_which_a_part_is_made_is_not_to_be_repeated(place: Place) -> None:
     """A user is deleted before what he is granted: once more he would not be found."""
-    with _place(tmp_path, "postgresql") as place:
-        user = place.world.person().user.id
-        place.proxy.lose_at(b"DELETE FROM assignment", "unsent")
-        with closing(Client(place.served.url)) as client:
-            headers = {"X-Auth-Token": place.world.admin}
-            answers = [client.request("DELETE", f"/users/{user}", headers)]
-            place.proxy.forward()
-            answers.append(client.request("DELETE", f"/users/{user}", headers))
-        assert [answer.status for answer in answers] == [503, 404]
-        assert answers[0].headers["Retry-After"] is None
-        assert "a part of the change" in answers[0].body["error"]["message"]
+    user = place.world.person().user.id
+    place.proxy.lose_at(b"DELETE FROM assignment", "unsent")
+    with closing(Client(place.served.url)) as client:
+        headers = {"X-Auth-Token": place.world.admin}
+        answers = [client.request("DELETE", f"/users/{user}", headers)]
+        place.proxy.forward()
+        answers.append(client.request("DELETE", f"/users/{user}", headers))
+    assert [answer.status for answer in answers] == [503, 404]
+    assert answers[0].headers["Retry-After"] is None
+    assert "a part of the change" in answers[0].body["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
-def test_nobody_is_shown_anything_stale_of_commits_that_are_lost(
-    tmp_path: Path, kind: str
-) -> None:
+def test_nobody_is_shown_anything_stale_of_commits_that_are_lost(place: Place) -> None:
     """Nor told that a change was refused which may have been made."""
-    with _place(tmp_path, kind) as place, _Readers(place) as readers:
+    with _Readers(place) as readers:
         for fate in ("unsent", "sent", "unanswered") * ROUNDS:
             for change in (readers.rename_user, readers.rename_project, readers.revoke):
                 change(fate)
@@ -207,20 +213,18 @@ def test_nobody_is_shown_anything_stale_of_commits_that_are_lost(
 MANAGE = "from keystone.cmd.manage import main; main()"
 
 
-def test_nobody_is_shown_anything_stale_beside_keystone_manage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_nobody_is_shown_anything_stale_beside_keystone_manage(place: Place) -> None:
     """Not even if it loses its commit, and ends with that."""
-    served = _place(tmp_path, "postgresql", more="?plugin=keyfront")
-    with served as place, _Readers(place) as readers:
+    with Imported("keystone.cmd.manage") as imported, _Readers(place) as readers:
 
         def manage(*arguments: str) -> int:
-            command = [sys.executable, "-c", MANAGE]
-            command += ["--config-file", str(place.served.state / "keystone.conf"), *arguments]
+            config = place.served.state / "keystone.conf"
             variables = {**os.environ, "OS_BOOTSTRAP_PASSWORD": place.served.password}
-            done = subprocess.run(
-                command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=False,
-                timeout=PATIENCE,
-            )  # fmt: skip
-            print(arguments, done.stderr.decode(errors="replace")[-1000:])
+            done = imported.run(
+                "-c", MANAGE, "--config-file", config, *arguments, environment=variables
+            )
+            print(arguments, done.stderr[-1000:])
             return done.returncode
 
         for fate in ("unsent", "unanswered", ""):
