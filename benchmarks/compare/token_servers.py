@@ -75,8 +75,6 @@ class Candidate:
     :param memcached: true if Keystone's own caches are in a memcached
     :param token_caching: Keystone's ``[token] caching``
     :param kept: true if connections are kept
-    :param routes: the paths that keyfront's token cache answers besides validations; ``None``: the
-        default
     """
 
     label: str
@@ -84,7 +82,6 @@ class Candidate:
     memcached: bool = False
     token_caching: bool = True
     kept: bool = False
-    routes: tuple[str, ...] | None = None
 
     def configuration(self, keystone: Keystone, *, shared: Path, memcached: str) -> str:
         """Return what is added to keystone.conf.
@@ -97,8 +94,6 @@ class Candidate:
             if self.module is not None
             else _SHARED.format(shared=escaped(str(shared)))
         ]
-        if self.routes is not None:
-            parts.append(f"routes = {', '.join(self.routes)}\n")
         if self.memcached:
             parts.append(_MEMCACHED.format(memcached=memcached))
         if not self.token_caching:
@@ -112,7 +107,6 @@ CANDIDATES = {
     "bare": Candidate(label="bare WSGI application", module=BARE),
     "bare kept": Candidate(label="bare WSGI application", module=BARE, kept=True),
     "keyfront": Candidate(label="Keystone + keyfront"),
-    "keyfront no routes": Candidate(label="the same, without `routes`", routes=()),
     "keyfront kept": Candidate(label="Keystone + keyfront", kept=True),
     "keyfront+memcached": Candidate(label="Keystone + memcached + keyfront", memcached=True),
     "keyfront+memcached-tokens": Candidate(
