@@ -1,4 +1,4 @@
-"""Bounds the lines of one kind that a process logs: when everything fails, more say no more."""
+"""Bounds the lines of one kind that a process logs a second, however many things fail at once."""
 
 from __future__ import annotations
 

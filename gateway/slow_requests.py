@@ -1,17 +1,17 @@
-"""Tells of requests that took long where their time went, in one line each.
+"""Logs one line for each slow request, with the parts in which it spent its time.
 
-With ``KEYFRONT_SLOW_REQUEST`` seconds set, a request that takes longer is told of as::
+With ``KEYFRONT_SLOW_REQUEST`` seconds set, a request that takes longer is logged as::
 
     slow request: POST /v3/auth/tokens 201 took 1834 ms: queue 12, directory 0 (0 calls),
     statements 31 (9), hash 204 (1), rest 1587; cache -; req-6f1c...
 
-``queue`` is the time before its turn, told by the web server in front (``X-Request-Start``), and no
-part of what it took; ``rest`` is what none of the parts took: Keystone's own work, and waiting for
-the processor. What looks like an identifier in a path is told as ``{id}``, and no query, header or
-body is told, so that no line holds a token. With oslo.log's ``use_json`` the parts are fields of
-``extra``.
+``queue`` is the time before its turn, by the header ``X-Request-Start`` of the web server in front;
+it is no part of the time that the request took. ``rest`` is the time in none of the parts:
+Keystone's own work, and waiting for the processor. Whatever looks like an identifier in a path is
+logged as ``{id}``, and no query, header or body is logged, so no line holds a token. With
+oslo.log's ``use_json`` the parts are fields of ``extra``.
 
-It is the application that is timed, not the body's way from a slow client nor the answer's to him.
+The application is timed, not the transfer of the body from a slow client or of the answer to it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Keeps logs that cannot be written to from taking answers with them.
+"""Keeps answers from being lost where a log cannot be written.
 
-On a full disk a write to a log raises. uWSGI's error stream raises in whoever writes to it, and so
-does ``WatchedFileHandler``, by which Keystone logs, when its file was rotated meanwhile: an answer
-is then lost over a line of log. Here such a line is counted, and the first line that can be written
-again is followed, or in a stream preceded, by one that says how many could not.
+On a full disk a write to a log raises. uWSGI's error stream raises in its caller, and so does
+``WatchedFileHandler``, by which Keystone logs, if its file was rotated meanwhile: the request fails
+for a line of log. Here such a line is counted instead. Once a line can be written again, another
+line after it, or in a stream before it, says how many could not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tells metrics over HTTP, at an address or a unix socket: GET ``/metrics`` and nothing else."""
+"""Serves metrics over HTTP, at an address or a unix socket: GET ``/metrics`` and nothing else."""
 
 from __future__ import annotations
 

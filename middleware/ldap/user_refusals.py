@@ -1,4 +1,4 @@
-"""A limit of the refused logins of a user from an address, for all processes of a node.
+"""Limits the refused logins of a user from an address, over all processes of a node.
 
 Directories lock an account after some wrong passwords, so anybody who may send logins through a
 service can lock others out. Here refusals are counted by a user's name and the client's address: a

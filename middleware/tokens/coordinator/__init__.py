@@ -1,3 +1,3 @@
-"""Coordinators: the keepers of the token cache's epoch tables, in shared memory or in Redis."""
+"""Coordinators: they keep the token cache's epoch tables, in shared memory or in Redis."""
 
 __all__ = ["factory", "local", "mark_owners", "redis"]

@@ -1,8 +1,9 @@
-"""The mark of a request that came too late for its turn, for those before and behind it.
+"""The mark of a request that has waited too long in the queue of its server.
 
-:mod:`keyfront.gateway.queue_limit` sets it on what a cache may know, and refuses the request where
-the application would be asked. In between, nothing should be begun for it that others wait for.
+:mod:`keyfront.gateway.queue_limit` marks requests that a cache may still answer, and refuses them
+where Keystone would be asked. In between, no work should be begun for them for which other requests
+would wait.
 """
 
 ENVIRON_KEY = "keyfront.late"
-"""The WSGI variable; what it holds is the application that refuses the request."""
+"""The WSGI variable with the mark: the application that refuses the request."""

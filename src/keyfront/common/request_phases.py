@@ -1,9 +1,9 @@
-"""Notes where the time of a request goes, by the parts that take it, for whoever wants to know.
+"""Notes how a request spends its time: in the directory, in statements, in hashing passwords.
 
-Token cache, directory, database and hash are in packages that do not know each other, and none of
-them knows whether anybody asks: :mod:`keyfront.gateway.slow_requests` and
-:mod:`keyfront.gateway.traces` do. A context variable, so that threads and greenlets have their own.
-Where nobody asks, a part costs one look at it.
+These parts are in packages that do not know each other, and none of them knows who reads the notes:
+:mod:`keyfront.gateway.slow_requests` and :mod:`keyfront.gateway.traces` do. The notes are in a
+context variable, so each thread and greenlet has its own. Where nobody reads them, a part only
+looks whether there are any.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIRECTORY, STATEMENTS, HASH = range(len(TIMED))
 
 
 class RequestPhases:
-    """The phases of one request."""
+    """The time that one request has spent in each part, and what the token cache did with it."""
 
     __slots__ = ("began", "cache", "cache_also", "cache_reason", "counts", "seconds")
 
@@ -53,7 +53,7 @@ class RequestPhases:
 current: contextvars.ContextVar[RequestPhases | None] = contextvars.ContextVar(
     "keyfront_request_phases", default=None
 )
-"""Those of the request that is being served; ``None`` where nobody asks."""
+"""The phases of the request that is being served; ``None`` where nobody asks."""
 
 NOBODY = nullcontext()
 """What :func:`timed` returns where nobody asks; a look at :data:`current` spares that call."""
@@ -70,14 +70,14 @@ def timed(part: int, operation: str = "") -> Any:
 
 
 watches: dict[str, Callable[[Any], Any]] = {}
-"""A registry: who watches a part that is an application, before it is loaded, by the part's name.
+"""Wrappers of the parts that are applications, by the part's name; set before these are loaded.
 
-What stands here is given the application and returns what is to stand in its place.
+Each is given the application and returns the one to be used in its place.
 """
 
 
 def watched(part: str, application: Any) -> Any:
-    """Return an application as who watches it wants it; where nobody does, the application itself.
+    """Return an application in the wrapper that :data:`watches` has for it, or as it is.
 
     :param part: ``token cache`` or ``keystone``
     """

@@ -1,7 +1,7 @@
 """The contact of this process with a Redis: questions, outages, and changes it has yet to be told.
 
-A caller waits for it once, for the time of one answer. Then it counts as lost, and no other caller
-waits until one a second has reached it again.
+If Redis does not answer, its caller waits for the time of one answer, and Redis counts as lost.
+Then one caller a second tries it, and all others fail at once, until a try succeeds.
 """
 
 from __future__ import annotations

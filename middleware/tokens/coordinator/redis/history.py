@@ -1,15 +1,15 @@
-"""The memory of a process of a table in Redis, by which it notices that the table was set back.
+"""The record that a process keeps of a table in Redis, to notice that the table was set back.
 
-In one generation numbers only grow, and none comes back that another has followed. A virtual
-machine that is set back to a snapshot goes on in the same life, with the numbers of then, and
-anybody who may write to Redis may put an older number in the place of a newer one. So a process
-remembers the last change that it has seen, with a name that tells it from another one of the same
-number, the generations before, and the number of each slot that it was told. An answer must still
-hold all that was remembered before it was asked for.
+In one generation numbers only grow, and no number returns after a later one. But a virtual machine
+that is set back to a snapshot continues the same life of its Redis with the numbers of that time,
+and anybody who may write to Redis may replace a number by an older one. So a process remembers the
+last change that it has seen, with a name that tells it from another one of the same number; the
+earlier generations; and the last number of each slot. Any answer must agree with all that was
+remembered before it was asked for.
 
-Threads hear answers in another order than the table was read in. An answer that was asked for
-before another generation was heard of may be older or newer than that: it shows nothing of the
-memory to be wrong, and is not remembered.
+Threads may get answers in another order than the table was read in. An answer that was asked for
+before another generation became known may be older or newer than that generation: it contradicts
+nothing, and is not remembered.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ names it by ``run_id`` and ``master_replid``. Its numbers only grow within one l
 knows the life it belongs to, and each answer is taken only if, after it, the server was still
 master in that life.
 
-A connection that rested may be none any more: the server may have closed it, and a firewall have
-forgotten it, which then drops what is sent. It is looked at, or replaced, before it is used.
+An idle connection may be dead: the server may have closed it, or a firewall may have forgotten it
+and drop whatever is sent. So it is checked, or replaced, before it is used.
 
 Nothing is tried twice here: only the caller knows whether a question may be asked again.
 """
