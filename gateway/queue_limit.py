@@ -62,7 +62,7 @@ _BELIEVED = 600.0
 _NEEDED = ("/auth", "/OS-OAUTH2/token", "/ec2tokens", "/s3tokens", "/v3", "/healthcheck")
 
 behind_caches: list[WSGIApplication] = []
-"""A registry: the applications that :func:`refuse_late` has wrapped."""
+"""The applications that :func:`refuse_late` has wrapped in this process."""
 
 
 def from_environment() -> float:
@@ -97,15 +97,15 @@ def limit_queue(
         return application
     # Anonymous and shared, so that a worker that replaces another one knows of it.
     memory = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
-    # When the first request was begun; 0: none was, as far as this process knows.
+    # The time when the first request was begun; 0: none was, as far as this process knows.
     first = 0.0
     queues = [
         (part, _Queue(memory[at : at + 2], part * seconds, seconds))
         for at, part in ((1, _CHANGES), (3, _READS))
     ]
     soonest = _CHANGES * seconds
-    # Not 0 until somebody has waited for less than that, who came after the first one; and where a
-    # queue may stand.
+    # Both 0 or 1. Unknown is the length of the queues until a request that came after the first one
+    # has waited for less than that; waits is 1 while one of the queues may stand.
     unknown, waits = memory[5:6], memory[6:7]
     unknown[0] = waits[0] = 1.0
     wait = ("Retry-After", str(max(1, round(seconds))))
@@ -154,7 +154,7 @@ def limit_queue(
 
 
 def refuse_late(application: WSGIApplication) -> WSGIApplication:
-    """Wrap an application so that it refuses what came too late, in place of what is before it.
+    """Wrap an application so that it refuses the requests that :func:`limit_queue` marked as late.
 
     :param application: the application behind those that answer from what they know
     """
