@@ -1,4 +1,4 @@
-"""What is in the wheel and the source archive, and what the metadata promises."""
+"""What is in the wheel, and what the metadata promises."""
 
 import ast
 import importlib.metadata
@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -24,15 +23,6 @@ def run(*command: str | Path, cwd: Path) -> str:
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
-
-
-def build(kind: str, source: Path, into: Path) -> Path:
-    """Build through the hook that pip itself calls, without an environment of its own."""
-    into.mkdir()
-    hook = "import sys, setuptools.build_meta as b; getattr(b, 'build_' + sys.argv[1])(sys.argv[2])"
-    run(sys.executable, "-W", "ignore", "-c", hook, kind, into, cwd=source)
-    (built,) = into.iterdir()
-    return built
 
 
 def files_of(wheel: Path) -> set[str]:
@@ -54,12 +44,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tree: Path) -> Path:
-    return build("wheel", tree, tree.parent / "wheel")
-
-
-@pytest.fixture(scope="module")
-def sdist(tree: Path) -> Path:
-    return build("sdist", tree, tree.parent / "sdist")
+    """Built through the hook that pip itself calls, without an environment of its own."""
+    into = tree.parent / "wheel"
+    into.mkdir()
+    hook = "import sys, setuptools.build_meta as b; b.build_wheel(sys.argv[1])"
+    run(sys.executable, "-W", "ignore", "-c", hook, into, cwd=tree)
+    (built,) = into.iterdir()
+    return built
 
 
 def test_wheel_holds_only_the_package_and_its_metadata(wheel: Path) -> None:
@@ -82,23 +73,6 @@ def test_wheel_holds_every_source_file(tree: Path, wheel: Path) -> None:
         expected |= {f"keyfront/{path.relative_to(tree).as_posix()}" for path in found}
     packed = {name for name in files_of(wheel) if name.startswith("keyfront/")}
     assert packed == expected
-
-
-@pytest.mark.once
-def test_source_archive_makes_the_same_wheel_and_a_deleted_module_does_not_linger(
-    wheel: Path, sdist: Path, tmp_path: Path
-) -> None:
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (unpacked,) = tmp_path.iterdir()
-    extra = unpacked / "gateway/left_over.py"
-    extra.write_text("")
-    first = build("wheel", unpacked, tmp_path / "with")
-    assert files_of(first) == files_of(wheel) | {"keyfront/gateway/left_over.py"}
-    extra.unlink()
-    assert files_of(build("wheel", unpacked, tmp_path / "wheel")) == files_of(wheel)
-    for name in ("LICENSE", "tox.ini", "bindep.txt", "conftest.py", ".ci/run", "tests/unit"):
-        assert (unpacked / name).exists(), name
 
 
 def test_metadata(wheel: Path) -> None:

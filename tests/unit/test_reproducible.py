@@ -87,7 +87,16 @@ def test_two_builds_are_the_same_bytes(sources: tuple[Path, Path], tmp_path: Pat
     (record,) = (name for name in modes if name.endswith(".dist-info/RECORD"))
     assert modes.pop(record) == 0o100664  # setuptools' own choice
     assert set(modes.values()) == {0o100644}
-    # And the wheel is that of the source archive, which knows its date.
     (unpacked,) = (tmp_path / "unpacked").iterdir()
+    for name in ("LICENSE", "tox.ini", "bindep.txt", "conftest.py", ".ci/run", "tests/unit"):
+        assert (unpacked / name).exists(), name
+    # And the wheel is that of the source archive, which knows its date; a module that was there at
+    # the build before does not linger.
+    extra = unpacked / "gateway/left_over.py"
+    extra.write_text("")
+    build(unpacked, tmp_path / "with", "wheel", umask=0o027)
+    with zipfile.ZipFile(tmp_path / "with" / wheel.name) as packed:
+        assert set(packed.namelist()) == {*modes, record, "keyfront/gateway/left_over.py"}
+    extra.unlink()
     from_archive = build(unpacked, tmp_path / "from archive", "wheel", umask=0o027)
     assert from_archive == {wheel.name: first[wheel.name]}
