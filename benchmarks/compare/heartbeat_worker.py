@@ -9,7 +9,6 @@ the other argument holds is said at :class:`Task`.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -18,17 +17,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from keyfront.errors import MissingPartError, ServerError
 
 PATCHES = ("none", "eventlet", "gevent")
 WRITERS = 8
+# Messages of each of those, one of them large, one after the other.
+EACH = 10
 # Seconds; what RabbitMQ offers and oslo.messaging asks for.
 NEGOTIATED = 60
 SMALL, LARGE = 1_000, 100_000
-# Every so many-th body is a large one where they are mixed.
-MIX = 10
 # How often what is counted is counted: the least is meant.
 ROUNDS = 5
 # Seconds; nothing here takes that long, however busy the machine.
@@ -39,9 +38,9 @@ class Task(NamedTuple):
     """The task of a worker.
 
     :ivar patch: ``none``, ``eventlet`` or ``gevent``
-    :ivar over: the way of messages: ``eight`` connections, ``one`` for all eight threads, or
-        ``oslo``, by oslo.messaging and its pool
-    :ivar messages: to send, or writes to time
+    :ivar over: the way of messages: ``own``, a connection of py-amqp for one thread, ``shared``,
+        one for :data:`WRITERS` green threads at once, or ``oslo``, by oslo.messaging and its pool
+    :ivar messages: steps that are taken of :func:`sender`
     :ivar interval: seconds between beats, or ``None`` for the default
     :ivar seconds: the time for which an idle process is looked at
     :ivar thread: ``none`` to have nobody beat, ``idle`` for a thread that waits and does nothing
@@ -50,9 +49,9 @@ class Task(NamedTuple):
     port: int
     patch: str = "none"
     installed: bool = False
-    over: str = "eight"
+    over: str = "own"
     messages: int = 1000
-    connections: int = WRITERS
+    connections: int = 1
     interval: float | None = None
     seconds: float = 60.0
     thread: str = ""
@@ -87,87 +86,45 @@ def install(interval: float | None = None, *, threaded: bool = True) -> None:
         raise ServerError("the heartbeat is not in force; see the warning above")
 
 
-def publish(task: Task) -> dict[str, float]:
-    """Send messages, as many threads at once; gives ``rate`` (per second) and ``cpu`` (us each).
+def sender(task: Task) -> Callable[[], object]:
+    """Return what sends a message, or of ``shared`` connections one of each of :data:`WRITERS`.
 
-    Nobody gets them: RabbitMQ drops what no queue is bound for. The last answer is waited for, so
-    all has arrived.
+    Nobody gets them: RabbitMQ drops what no queue is bound for.
     """
     import threading
 
     if task.over == "oslo":
-        sends, finish = _oslo_senders(task)
-    else:
-        sends, finish = _amqp_senders(task)
-    failures: list[str] = []
-
-    def run(send: Callable[[int], object], numbers: range) -> None:
-        try:
-            for number in numbers:
-                send(number)
-        except Exception as error:
-            failures.append(f"{type(error).__name__}: {error}")
-
-    def all_at_once(count: int) -> None:
-        threads = [
-            threading.Thread(target=run, args=(send, range(first, count, WRITERS)))
-            for first, send in enumerate(sends)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    # what is made once is made now
-    all_at_once(max(WRITERS, task.messages // 20))
-    start, cpu = time.perf_counter(), time.process_time()
-    all_at_once(task.messages)
-    finish()
-    spent, cpu = time.perf_counter() - start, time.process_time() - cpu
-    if failures:
-        raise ServerError(f"a message was not sent: {failures[0]}")
-    return {"rate": task.messages / spent, "cpu": cpu / task.messages * 1e6}
-
-
-Senders = tuple[list[Callable[[int], object]], Callable[[], object]]
-
-
-def _amqp_senders(task: Task) -> Senders:
+        client = oslo_client(task.port)
+        return lambda: client.cast({}, "nothing", payload="s" * SMALL)
     import amqp
 
     from ..worlds.rabbitmq import connect
 
-    made = [connect(task.port, heartbeat=NEGOTIATED) for _ in range(_connections(task))]
-    channels = [made[number % len(made)].channel() for number in range(WRITERS)]
+    connection = connect(task.port, heartbeat=NEGOTIATED)
     small, large = amqp.Message(b"s" * SMALL), amqp.Message(b"l" * LARGE)
-    mixed = task.over == "one"
+    if task.over == "own":
+        send = connection.channel().basic_publish
+        return lambda: send(small, exchange="amq.fanout")
+    channels = [connection.channel() for _ in range(WRITERS)]
+    failures: list[str] = []
 
-    def sender(channel: Any) -> Callable[[int], object]:
-        def send(number: int) -> None:
-            body = large if mixed and number // WRITERS % MIX == 0 else small
-            channel.basic_publish(body, exchange="amq.fanout")
+    def several(channel: Any) -> None:
+        try:
+            for message in (large, *[small] * (EACH - 1)):
+                channel.basic_publish(message, exchange="amq.fanout")
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
 
-        return send
+    def at_once() -> None:
+        threads = [threading.Thread(target=several, args=(channel,)) for channel in channels]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise ServerError(f"a message was not sent: {failures[0]}")
 
-    def finish() -> None:
-        for channel in channels:
-            # nothing changes, but it is answered after all that was sent before
-            channel.basic_qos(0, 0, False)
-
-    return [sender(channel) for channel in channels], finish
-
-
-def _connections(task: Task) -> int:
-    return 1 if task.over == "one" else WRITERS
-
-
-def _oslo_senders(task: Task) -> Senders:
-    client = oslo_client(task.port)
-
-    def send(number: int) -> None:
-        client.cast({}, "nothing", payload="s" * SMALL)
-
-    return [send] * WRITERS, lambda: None
+    return at_once
 
 
 def oslo_client(port: int) -> Any:
@@ -238,41 +195,11 @@ def _beats(heartbeat: Any) -> int:
     return int(heartbeat.statistics()["beats"])
 
 
-def writes(task: Task) -> dict[str, list[float]]:
-    """Return microseconds of CPU for a ``transport.write`` of a small frame, ``kept`` and ``left``.
-
-    Both are connections of this one process, which takes turns: one has a heartbeat and so is
-    kept, the other has none and so is left as it comes. The frame is a heartbeat, which RabbitMQ
-    only takes note of.
-    """
-    from ..worlds.rabbitmq import connect
-
-    frame = memoryview(b"\x08\0\0\0\0\0\0\xce")
-    install()
-    sides = {
-        "kept": connect(task.port, heartbeat=NEGOTIATED),
-        "left": connect(task.port, heartbeat=0),
-    }
-    each = 1000
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(max(4, task.messages // each)):
-        for name in reversed(sides) if number % 2 else sides:
-            write = sides[name].transport.write
-            write(frame)
-            cpu = time.process_time()
-            for _ in range(each):
-                write(frame)
-            found[name].append((time.process_time() - cpu) / each * 1e6)
-            # RabbitMQ gets to read all of it, or the send buffer fills
-            sides[name].channel().close()
-    return found
-
-
 def restart(task: Task) -> None:
     """Publish when told to, a line each time, with nothing running in between.
 
     It waits in C for that line, so no greenlet runs meanwhile, as in a uWSGI worker that has no
-    request. Answers with ``milliseconds`` of the first publish.
+    request. Answers with the milliseconds of the publish.
     """
     client = oslo_client(task.port)
     client.cast({}, "nothing", payload="warm")
@@ -280,11 +207,11 @@ def restart(task: Task) -> None:
     while sys.stdin.readline():
         start = time.perf_counter()
         client.cast({}, "nothing", payload="first")
-        print(json.dumps({"milliseconds": (time.perf_counter() - start) * 1000}), flush=True)
+        print(json.dumps((time.perf_counter() - start) * 1000), flush=True)
 
 
 def counted(task: Task) -> dict[str, Any]:
-    """Publish from one thread, several times over; gives what it took apart from time.
+    """Send messages, several times over; gives what it took apart from time.
 
     Under valgrind ``dumps``, the numbers of callgrind's. Otherwise of each time ``own``, how often
     this thread waited for something, and ``others``, how often any other of the process did.
@@ -295,8 +222,7 @@ def counted(task: Task) -> dict[str, Any]:
 
     if task.thread == "idle":
         wait_for_ever()
-    sends, _ = _oslo_senders(task) if task.over == "oslo" else _amqp_senders(task)
-    send = functools.partial(sends[0], 0)
+    send = sender(task)
     if callgrind.running():
         if task.installed:
             from keyfront.gateway.heartbeat import pool_hooks
@@ -334,29 +260,13 @@ def wait_for_ever() -> None:
     native.start_new_thread(bell.acquire, ())
 
 
-ROLES = {"counted": counted, "publish": publish, "idle": idle, "writes": writes, "restart": restart}
+ROLES = {"counted": counted, "idle": idle, "restart": restart}
 
 
-def start(
-    role: str,
-    task: Task,
-    log: IO[str] | int = subprocess.PIPE,
-    *,
-    under: Sequence[str] = (),
-) -> subprocess.Popen[str]:
-    """Start a worker.
-
-    :param log: a file for what it logs, if it lives long
-    :param under: the command of a program that runs it
-    """
-    return subprocess.Popen(
-        [*under, sys.executable, "-W", "ignore", "-m", __name__, role, json.dumps(task._asdict())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        process_group=0,
-    )
+def command(role: str, task: Task) -> list[str]:
+    """Return the command of a worker."""
+    told = json.dumps(task._asdict())
+    return [sys.executable, "-W", "ignore", "-m", __name__, role, told]
 
 
 def run(role: str, task: Task, *, under: Sequence[str] = ()) -> dict[str, Any]:
@@ -365,17 +275,21 @@ def run(role: str, task: Task, *, under: Sequence[str] = ()) -> dict[str, Any]:
     :param under: the command of a program that runs it
     :raises ServerError: it failed, or hangs; names the end of what it printed
     """
-    process = start(role, task, under=under)
     try:
-        out, err = process.communicate(timeout=PATIENCE + task.seconds)
+        done = subprocess.run(
+            [*under, *command(role, task)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE + task.seconds,
+            check=False,
+            process_group=0,
+        )
     except subprocess.TimeoutExpired:
         raise ServerError(f"a worker ({role}, {task.patch}) hangs") from None
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode != 0:
-        raise ServerError(f"a worker ({role}, {task.patch}) failed: {err[-600:]}")
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    if done.returncode:
+        raise ServerError(f"a worker ({role}, {task.patch}) failed: {done.stderr[-600:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

@@ -8,29 +8,24 @@ SQLite database, in which every user has logged in before.
 
 from __future__ import annotations
 
-import json
-import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from keyfront.common import programs
-from keyfront.errors import ServerError
 
 from ..lineups import keystone
 from ..worlds import slapd as directory
 from ..worlds.processes import HOST
+from .keystone_process import KeystoneProcess, keystone_process
 
 DOMAIN, PROJECT, ROLE = "corp", "work", "member"
 # A user of Keystone's own; hashing the password costs next to nothing.
 LOCAL_USER, LOCAL_PASSWORD = "local", "local-secret"
 _CHEAPEST = 4
-STOP_PATIENCE = 10
 
 _KEYSTONE = """\
 [database]
@@ -44,13 +39,7 @@ password_hash_rounds = {rounds}
 [keyfront_token_cache]
 path = {shared}
 """
-#: Keystone's own caches, by what ``--cache`` calls them.
-CACHES = {
-    "off": "[cache]\nenabled = false\n",
-    # as Keystone comes: what one request asked for is remembered for that request
-    "request": "",
-    "memory": "[cache]\nbackend = dogpile.cache.memory\n",
-}
+_CACHES_OFF = "[cache]\nenabled = false\n"
 _DOMAIN = """\
 [identity]
 driver = {driver}
@@ -106,67 +95,6 @@ CANDIDATES = {
 }
 
 
-class Server:
-    """A Keystone in a process of its own, asked by its standard input."""
-
-    def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
-        self.name = name
-        self._process = process
-        self._log = log
-        self._answer()
-
-    def make_domain(self, name: str) -> None:
-        """Have it make a domain, before anybody has logged in: see :mod:`.ldap_worker`."""
-        self._ask({"make domain": name})
-
-    def logins(self, bodies: Sequence[object], *, at_once: bool = False) -> tuple[float, float]:
-        """Have it give a token for each body; gives the seconds, and those of CPU time.
-
-        :raises ServerError: it gave fewer
-        """
-        return self._timed({"logins": list(bodies), "at_once": at_once})
-
-    def authenticate(self, users: Sequence[int], *, at_once: bool = False) -> tuple[float, float]:
-        """Return the same of the driver alone: it finds the user and checks the password."""
-        pairs = [(directory.user_name(one), directory.user_password(one)) for one in users]
-        return self._timed({"authenticate": pairs, "domain": DOMAIN, "at_once": at_once})
-
-    def _timed(self, what: object) -> tuple[float, float]:
-        done = self._ask(what)
-        if failures := done["failures"]:
-            raise ServerError(f"{self.name}: {len(failures)} logins failed: {failures[0]}")
-        return done["seconds"], done["cpu"]
-
-    def request(
-        self, method: str, path: str, token: str | None = None, body: object = None
-    ) -> dict[str, Any]:
-        """Make one request; return ``token`` and ``body`` of the answer."""
-        done = self._ask({"request": [method, path, token, body]})
-        if not 200 <= done["status"] < 300:
-            raise ServerError(
-                f"{self.name} answers {method} /v3/{path} with {done['status']}{self._tail()}"
-            )
-        return done
-
-    def _ask(self, what: object) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(what) + "\n")
-            self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ServerError(f"{self.name} ended{self._tail()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _tail(self) -> str:
-        return f": {self._log.read_text(errors='replace')[-600:]}"
-
-
 class Keystones:
     """All Keystones of one measurement.
 
@@ -174,17 +102,13 @@ class Keystones:
     :param slapd: the directory that the users are in
     :param port: the port at which the Keystones find it
     :param users: number of users who may log in
-    :param cache: Keystone's own caches, one of :data:`CACHES`
     """
 
-    def __init__(
-        self, folder: Path, slapd: directory.Slapd, port: int, *, users: int, cache: str
-    ) -> None:
+    def __init__(self, folder: Path, slapd: directory.Slapd, port: int, *, users: int) -> None:
         self.folder = folder
         self.slapd = slapd
         self.port = port
         self.users = users
-        self.cache = cache
         self.keystone = keystone.Keystone(folder / "state")
         self._database = self.keystone.state.path / "keystone.sqlite"
 
@@ -211,20 +135,20 @@ class Keystones:
             server.logins([login(number) for number in range(self.users)])
 
     @contextmanager
-    def running(self, names: Sequence[str]) -> Iterator[dict[str, Server]]:
+    def running(self, names: Sequence[str]) -> Iterator[dict[str, KeystoneProcess]]:
         """Run all candidates at once, each with a copy of what :meth:`prepare` made."""
         with ExitStack() as stack:
             yield {
                 name: stack.enter_context(self._started(name, CANDIDATES[name])) for name in names
             }
 
-    def admin(self, server: Server) -> str:
+    def admin(self, server: KeystoneProcess) -> str:
         """Return a token of the administrator."""
         token: str = server.request("POST", "auth/tokens", None, self.keystone.login())["token"]
         return token
 
     @contextmanager
-    def _started(self, name: str, candidate: Candidate) -> Iterator[Server]:
+    def _started(self, name: str, candidate: Candidate) -> Iterator[KeystoneProcess]:
         folder = self.folder / name.replace(" ", "-")
         domains = folder / "domains"
         domains.mkdir(mode=0o700, parents=True)
@@ -243,39 +167,13 @@ class Keystones:
             "rounds": _CHEAPEST,
             "shared": folder / "tokens",
         }
-        log = folder / "worker.log"
-        text = _KEYSTONE.format(**_escaped(values))
-        # what is not measured need not be slow
+        # what is not measured need not be slow: that is as Keystone comes
         usual = candidate.pipeline or name not in CANDIDATES
-        text += CACHES["request" if usual else self.cache]
-        environment = {**os.environ, **self.keystone.configured(folder, text)}
-        command = [sys.executable, "-m", f"{__package__}.ldap_worker"]
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [
-                    *command,
-                    *(["--gevent"] if candidate.gevent else []),
-                    *(["--pipeline"] if candidate.pipeline else []),
-                ],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                text=True,
-                process_group=0,
-            )
-        try:
-            yield Server(name, process, log)
-        finally:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_PATIENCE)
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        text = _KEYSTONE.format(**_escaped(values)) + ("" if usual else _CACHES_OFF)
+        options = [f"--{x}" for x in ("gevent", "pipeline") if getattr(candidate, x)]
+        environment = self.keystone.configured(folder, text)
+        with keystone_process(name, folder / "worker.log", environment, *options) as running:
+            yield running
 
     def _domain(self, candidate: Candidate, *, direct: bool) -> str:
         values = {
@@ -297,6 +195,11 @@ def login(number: int) -> dict[str, Any]:
     """Return what a user of the directory asks for a token with: name, password, a project."""
     name, password = directory.user_name(number), directory.user_password(number)
     return keystone.login(name, password, PROJECT, domain={"name": DOMAIN})
+
+
+def credentials(number: int) -> tuple[str, str]:
+    """Return the identifier of a user of the directory, for its driver, and the password."""
+    return directory.user_name(number), directory.user_password(number)
 
 
 def local_login() -> dict[str, Any]:

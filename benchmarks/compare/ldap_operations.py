@@ -8,10 +8,6 @@ by LDAPS, BIND and close. The process's own time is measured (``time.process_tim
 slapd's nor the way to it counts, and others hardly do. python-ldap has one TLS context for all
 connections, as under Keystone; ldap3 is at its fastest (no schema, names not checked) but for its
 own TLS context of each connection, which it knows no other way.
-
-Medians over the rounds are printed, and for each other client the ratio, a median over the pairs.
-Microseconds depend on the machine: a goal in them that is missed is told, and no error. Ends with
-status 1 if the goal for connects, a ratio, was missed: see ``goals.py``.
 """
 
 from __future__ import annotations
@@ -23,21 +19,23 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keyfront.errors import KeyfrontError, MissingPartError, ServerError
+from keyfront.errors import MissingPartError, ServerError
 from keyfront.middleware.ldap.protocol.connection import Connection
 from keyfront.middleware.ldap.protocol.tls import TLS
 from keyfront.middleware.ldap.protocol.urls import ServerURL
 
+from ..results import Cell, Table
 from ..worlds.processes import HOST
 from ..worlds.slapd import PEOPLE, Slapd, slapd, user_dn, user_name, user_password
 from . import comparison
-from .goals import LDAP_BIND_MICROSECONDS, LDAP_SEARCH_MICROSECONDS, LDAPS_CONNECT, MET, MISSED
-from .ratios import Spread, by_round, in_words
+from .comparison import Comparison, Report
+from .goals import LDAP_BIND_MICROSECONDS, LDAP_SEARCH_MICROSECONDS, LDAPS_CONNECT
+from .ratios import Ratio, Spread, at_most, by_round, in_words
 
-ROUNDS = 20
 USERS = 20
 # Seconds; nothing here takes that long.
 PATIENCE = 10
@@ -48,7 +46,6 @@ SUBTREE = 2
 
 Step = Callable[[int], object]
 Steps = dict[str, Step]
-
 
 
 def _filter(number: int) -> str:
@@ -184,65 +181,42 @@ def measure(rounds: int) -> Times:
     with tempfile.TemporaryDirectory(prefix="ldap-operations-") as folder, ExitStack() as stack:
         server = stack.enter_context(slapd(Path(folder), USERS))
         steps = {client: make(server, stack) for client, make in CLIENTS.items()}
-        for name in CALLS:
-            for client in CLIENTS:
-                # whatever is made once is made now
-                timed(steps[client][name], 2)
-        for number in range(rounds):
-            for name, calls in CALLS.items():
-                for client in reversed(CLIENTS) if number % 2 else CLIENTS:
-                    # each cleans up after itself, and not in another's time
-                    gc.collect()
-                    times[name][client].append(timed(steps[client][name], calls))
+        cases = [(name, client) for name in CALLS for client in CLIENTS]
+        for name, client in cases:
+            # whatever is made once is made now
+            timed(steps[client][name], 2)
+        for _, (name, client) in comparison.in_turns(cases, rounds):
+            # each cleans up after itself, and not in another's time
+            gc.collect()
+            times[name][client].append(timed(steps[client][name], CALLS[name]))
     return times
 
 
-def table(times: Times) -> str:
-    """Return the result as text of at most 100 columns."""
-    lines = [f"{'us of CPU':<24}{'':<14}{'median':>10}{'lowest':>10}{'highest':>10}{'ratio':>22}"]
+def report(times: Times) -> Report:
+    """Return the times as a table, and how the goals were met."""
+    rows: list[list[Cell]] = []
     for name, clients in times.items():
         for client, rounds in clients.items():
-            one, text = Spread.of(rounds), ""
-            if client != "keyfront":
-                times_ours = Spread.of(by_round(rounds, clients["keyfront"]))
-                text = f"{times_ours.median:.2f} x keyfront"
-            lines.append(
-                f"{name if client == 'keyfront' else '':<24}{client:<14}{one.median:>10.1f}"
-                f"{one.low:>10.1f}{one.high:>10.1f}{text:>22}"
-            )
-    return "\n".join(lines)
-
-
-def judge(times: Times) -> list[tuple[str, str]]:
-    """Return each goal in words, and how it was met; the last one is the ratio."""
-    found = []
-    for name, bound in ((BIND, LDAP_BIND_MICROSECONDS), (SEARCH, LDAP_SEARCH_MICROSECONDS)):
-        spent = Spread.of(times[name]["keyfront"]).median
-        verdict = MET if spent <= bound else MISSED
-        found.append((f"{name} <= {bound:g} us: {spent:.1f}", verdict))
+            against = Spread.of(by_round(rounds, clients["keyfront"])).median
+            figures = (f"{x:.1f}" for x in Spread.of(rounds))
+            rows.append([f"{name}, {client}", *figures, f"{against:.2f}"])
+    columns = ["us of CPU", "median", "lowest", "highest", "times keyfront"]
+    verdicts = [
+        at_most(name, bound, "us", Spread.of(times[name]["keyfront"]).median)
+        for name, bound in ((BIND, LDAP_BIND_MICROSECONDS), (SEARCH, LDAP_SEARCH_MICROSECONDS))
+    ]
     pairs = by_round(*(times[CONNECT][each] for each in LDAPS_CONNECT[:2]))
-    return [*found, in_words(LDAPS_CONNECT, pairs, f"{CONNECT}, ", digits=2)]
+    verdicts += in_words([[Ratio(*LDAPS_CONNECT[:3], pairs)]])
+    return Report([Table(name="operations", columns=columns, rows=rows)], verdicts)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and print the table; 1 if the ratio was missed, 2 if it cannot be measured."""
-    parser = comparison.parser(__doc__)
-    parser.add_argument(
-        "--rounds", type=comparison.at_least_one, default=ROUNDS, help=f"an even number ({ROUNDS})"
-    )
-    options = parser.parse_args(arguments)
-    try:
-        times = measure(options.rounds)
-    except KeyfrontError as error:
-        print(f"ldap_operations: {error}", file=sys.stderr)
-        return 2
-    print(table(times))
-    verdicts = judge(times)
-    print()
-    for text, verdict in verdicts:
-        print(f"{verdict:<8} {text}")
-    return 1 if verdicts[-1][1] == MISSED else 0
-
+COMPARISON = Comparison(
+    title="A client's CPU time for operations of LDAP",
+    measure=lambda options: report(measure(options.rounds)),
+    numbers=(("--rounds", 20, "an even number"),),
+    distributions=("python-ldap", "ldap3"),
+)
+main = partial(comparison.main, "ldap_operations", __doc__, COMPARISON)
 
 if __name__ == "__main__":
     sys.exit(main())

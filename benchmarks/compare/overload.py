@@ -24,20 +24,21 @@ import json
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from keyfront.common.unix_sockets import temporary_parent
-from keyfront.errors import KeyfrontError
 
 from ..lineups.keystone import VALIDATION, Keystone, ask
 from ..lineups.lineup import TUNED, Lineup, served
 from ..load import generators, sender
 from ..load.measured import Load, percentile
+from ..results import Cell, Table
 from ..worlds.processes import HOST
 from . import comparison
-from .comparison import closed_rate, say
+from .comparison import Comparison, Report, closed_rate, say
 
 _USERS = 20
 _CLIENTS = 8
@@ -90,8 +91,8 @@ def capacity(url: str, token: str, users: list[str], seconds: float) -> float:
 
 def measure(
     keystone: Keystone, *, seconds: float, times: float, rate: float
-) -> tuple[float, dict[str, Load]]:
-    """Return the capacity, and what became of each kind of request.
+) -> dict[str, Load]:
+    """Return what became of each kind of request.
 
     :param keystone: a Keystone that is made
     :param seconds: seconds of the measurement
@@ -129,44 +130,45 @@ def measure(
             name: _sent(port, name, wires, rate, seconds, begins) for name, wires in others.items()
         }
         loads = {name: end() for name, end in ends.items()}
-        return most, {**loads, "changes": flood()}
+        return {**loads, "changes": flood()}
 
 
-def _row(name: str, load: Load) -> str:
-    def at(part: float) -> str:
-        return f"{percentile(load.latencies, part):.0f} ms" if load.latencies else "none"
-
-    other = load.failed - load.failures[_REFUSED]
-    return (
-        f"{name:<20} {load.good + load.failed:>6} {load.good:>9} {load.failures[_REFUSED]:>8}"
-        f" {other:>6} {at(0.5):>10} {at(0.99):>10}"
-    )
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the comparison."""
-    parser = comparison.parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long to look")
-    parser.add_argument("--times", type=float, default=3.0, help="changes, by the capacity")
-    parser.add_argument("--rate", type=float, default=4.0, help="other requests a second")
-    given = parser.parse_args(arguments)
-    try:
-        place = temporary_parent()
-        with tempfile.TemporaryDirectory(prefix="keyfront-overload-", dir=place) as folder:
-            keystone = Keystone(Path(folder, "state"))
-            keystone.make(say)
-            _, loads = measure(
-                keystone, seconds=given.seconds, times=given.times, rate=given.rate
-            )
-    except KeyfrontError as error:
-        print(f"overload: {error}", file=sys.stderr)
-        return 1
-    names = f"{'sent':>6} {'answered':>9} {'refused':>8} {'other':>6} {'half':>10} {'p99':>10}"
-    print(f"{'':<20} {names}")
+def report(loads: dict[str, Load]) -> Report:
+    """Return the table."""
+    rows: list[list[Cell]] = []
     for name, load in loads.items():
-        print(_row(name, load))
-    return 0
+        refused = load.failures[_REFUSED]
+        counts = load.good + load.failed, load.good, refused, load.failed - refused
+        times = (
+            f"{percentile(load.latencies, part):.0f} ms" if load.latencies else None
+            for part in (0.5, 0.99)
+        )
+        rows.append([name, *counts, *times])
+    columns = ["", "sent", "answered", "refused", "other", "p50", "p99"]
+    return Report([Table(name="overload", columns=columns, rows=rows)])
 
+
+def _measured(options: Namespace) -> Report:
+    with tempfile.TemporaryDirectory(prefix="overload-", dir=temporary_parent()) as folder:
+        keystone = Keystone(Path(folder, "state"))
+        keystone.make(say)
+        return report(
+            measure(keystone, seconds=options.seconds, times=options.times, rate=options.rate)
+        )
+
+
+COMPARISON = Comparison(
+    title="An overload of changes",
+    measure=_measured,
+    numbers=(
+        ("--seconds", 20, "how long to look"),
+        ("--times", 3, "changes, by the capacity"),
+        ("--rate", 4, "other requests a second"),
+    ),
+    distributions=("keystone", "uWSGI", "pyuwsgi"),
+    programs=("nginx",),
+)
+main = partial(comparison.main, "overload", __doc__, COMPARISON)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,8 +11,12 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..results import Cell, Table
 from . import goals
-from .goals import Goal
+from .goals import MET, UNCLEAR, Goal
+
+#: The name of the column that has goals.
+GOAL = "goal"
 
 
 class Spread(NamedTuple):
@@ -47,18 +51,14 @@ class Ratio(NamedTuple):
     pairs: tuple[float, ...]
 
     @property
-    def median(self) -> float:
-        """The ratio that tables show."""
-        return statistics.median(self.pairs)
-
-    @property
     def goal(self) -> Goal | None:
         """The goal that it has to reach, if there is one."""
         return goals.find(self.first, self.second, self.figure)
 
-    def spread(self, digits: int) -> str:
-        """Return the median, the lowest and the highest."""
-        return Spread.of(self.pairs).text(digits)
+    def text(self) -> str:
+        """Return the median, the lowest and the highest, with as many digits as mean something."""
+        high = max(self.pairs)
+        return Spread.of(self.pairs).text(3 if high < 0.1 else 2 if high < 10 else 0)
 
 
 def by_round(first: Sequence[float], second: Sequence[float]) -> tuple[float, ...]:
@@ -85,21 +85,50 @@ def ratios(
 ) -> Iterator[list[Ratio]]:
     """Return the ratios of each pair of cases that were measured, one for each figure."""
     for first, second in wanted:
-        if first in samples and second in samples:
+        if samples.get(first) and samples.get(second):
             yield [ratio(samples, first, second, figure) for figure in figures]
 
 
-def judge(found: Iterable[Iterable[Ratio]]) -> dict[Goal, str]:
-    """Say of each goal among ratios how it was met."""
-    return {one.goal: one.goal.judge(one.pairs) for each in found for one in each if one.goal}
+def in_words(found: Iterable[Iterable[Ratio]]) -> list[tuple[str, str]]:
+    """Return each goal among ratios with what was found, and how it was met."""
+    words = []
+    for one in (one for each in found for one in each):
+        if goal := one.goal:
+            text = f"{goal.figure} of {goal.first} / {goal.second} {goal}: {one.text()}"
+            words.append((text, goal.judge(one.pairs)))
+    return words
 
 
-def in_words(
-    goal: Goal, pairs: Sequence[float], what: str = "", digits: int = 3
+def at_most(
+    what: str, bound: float, unit: str, found: float, *, over: str = UNCLEAR
 ) -> tuple[str, str]:
-    """Return a goal with the ratio that was found, and how it was met.
+    """Return a goal for a figure itself in words, and how it was met.
 
-    :param what: words before the two cases
+    :param over: the verdict on more; by default it fails nothing: it may be the machine
     """
-    text = f"{what}{goal.first} / {goal.second} {goal}: {Spread.of(pairs).text(digits)}"
-    return text, goal.judge(pairs)
+    return f"{what} <= {bound:g} {unit}: {found:.3g}", MET if found <= bound else over
+
+
+def table(
+    found: Iterable[Sequence[Ratio]], figures: Mapping[str, str], labels: Mapping[str, str]
+) -> Table:
+    """Return ratios as the documents show them.
+
+    :param figures: the name of a column for each figure
+    :param labels: the words of cases; those without are called by their names
+    """
+    rows: list[list[Cell]] = []
+    for each in found:
+        names = " / ".join(labels.get(one, one) for one in each[0][:2])
+        wanted = [f"{one.figure} {one.goal}" for one in each if one.goal]
+        rows.append([names, *(one.text() for one in each), ", ".join(wanted)])
+    spread = "ratio: median of the pairs (lowest to highest)"
+    return Table(name="ratios", columns=[spread, *figures.values(), GOAL], rows=rows)
+
+
+def spreads(title: str, unit: str, found: Mapping[str, Spread], digits: int = 1) -> Table:
+    """Return figures over the rounds as a table, by the words of a row."""
+    rows: list[list[Cell]] = [
+        [name, *(f"{one:.{digits}f}" for one in spread)] for name, spread in found.items()
+    ]
+    return Table(name="figures", columns=[title, unit, "lowest", "highest"], rows=rows)

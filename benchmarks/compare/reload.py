@@ -1,6 +1,6 @@
 """Measures how long clients wait at a reload: keyfront's, beside that of the server itself.
 
-    python -m keyfront.benchmarks.compare.reload [--clients 50] [--reloads 2] [--topology NAME,…]
+    python -m keyfront.benchmarks.compare.reload [--clients 50] [--reloads 2] [--only NAME]
 
 Each topology is served twice: with Keystone's and Debian's own settings, and as ``keyfront render``
 has it (gevent: as ``keyfront serve``). The first is reloaded as its documents say, uWSGI by SIGHUP
@@ -16,7 +16,6 @@ for as long as Keystone takes to load.
 
 from __future__ import annotations
 
-import argparse
 import math
 import signal
 import statistics
@@ -24,24 +23,27 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from subprocess import PIPE, STDOUT, run
 from typing import NamedTuple
 
 from keyfront.common.unix_sockets import temporary_parent
-from keyfront.errors import KeyfrontError, OptionError, ServerError
+from keyfront.errors import ServerError
 
 from ..lineups import lineup
 from ..lineups.keystone import VERSION, Keystone
 from ..lineups.lineup import SERVE, TOPOLOGIES, TUNED, Lineup, Served
+from ..results import Cell, Table
 from ..worlds.processes import HOST, family, status
-from .comparison import at_least_one, say
+from . import comparison
+from .comparison import Comparison, Report, say
 from .goals import MET, MISSED, UNCLEAR
 
-CLIENTS, RELOADS = 50, 2
 PAUSE = 0.2
 """Seconds between an answer and the next request of the same client."""
 
@@ -209,67 +211,49 @@ def measure(
     return rest, found
 
 
-def line(name: str, rest: Reload, reloads: Sequence[Reload]) -> str:
+def row(name: str, rest: Reload, reloads: Sequence[Reload]) -> list[Cell]:
     """Return a row of the table: medians of the reloads, but for the sum of failures."""
     took, p99, longest = (
         statistics.median(getattr(one, field) for one in reloads)
         for field in ("took", "p99", "longest")
     )
     requests, failed = (sum(getattr(one, x) for one in reloads) for x in ("requests", "failed"))
-    return (
-        f"| {name} | {took:.1f} | {rest.p99:.2f} | {p99:.2f} | {longest:.2f} "
-        f"| {failed} of {requests} |"
+    seconds = (f"{x:.2f}" for x in (rest.p99, p99, longest))
+    return [name, f"{took:.1f}", *seconds, f"{failed} of {requests}"]
+
+
+def _measured(options: Namespace) -> Report:
+    rows, verdicts = [], []
+    with tempfile.TemporaryDirectory(prefix="keyfront-reload-", dir=temporary_parent()) as name:
+        keystone = Keystone(Path(name, "state"))
+        keystone.make()
+        for topology in comparison.chosen(dict.fromkeys(TOPOLOGIES), options.only):
+            for one in lineups(topology):
+                say(f"serving {one}")
+                rest, found = measure(
+                    one, keystone, clients=options.clients, reloads=options.reloads
+                )
+                rows.append(row(str(one), rest, found))
+                if one.tuning != "stock":
+                    goal = f"{topology}: p99 <= {GOAL_SECONDS:g} s and nobody failed"
+                    verdicts.append((goal, judge(found)))
+    columns = ["", "reload, s", "p99 without, s", "p99, s", "longest, s", "failed"]
+    caption = (
+        f"GET {VERSION}, {options.clients} clients, medians of {options.reloads} reloads: "
+        f"`{options.command}`."
     )
+    return Report([Table(name="reload", columns=columns, rows=rows, caption=caption)], verdicts)
 
 
-HEAD = (
-    "| | reload, s | p99 without, s | p99, s | longest, s | failed |\n"
-    "|---|---:|---:|---:|---:|---:|"
+COMPARISON = Comparison(
+    title="What clients notice of a reload",
+    measure=_measured,
+    numbers=(("--clients", 50, "who ask"), ("--reloads", 2, "of each line-up")),
+    only="nginx",
+    distributions=("keystone", "uWSGI", "pyuwsgi", "mod_wsgi"),
+    programs=("nginx", "apache2"),
 )
-
-
-def _topologies(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in TOPOLOGIES:
-            allowed = ", ".join(TOPOLOGIES)
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {allowed}")
-    return names
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and print the table; returns 1 if a goal is missed, 2 if it cannot be measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--clients", type=at_least_one, default=CLIENTS)
-    parser.add_argument("--reloads", type=at_least_one, default=RELOADS)
-    parser.add_argument(
-        "--topology", type=_topologies, default=list(TOPOLOGIES), metavar="NAME,…",
-        help=f"of {', '.join(TOPOLOGIES)} (default: all)",
-    )  # fmt: skip
-    options = parser.parse_args(arguments)
-    verdicts = {}
-    try:
-        with tempfile.TemporaryDirectory(prefix="keyfront-reload-", dir=temporary_parent()) as name:
-            keystone = Keystone(Path(name, "state"))
-            keystone.make()
-            print(f"GET {VERSION}, {options.clients} clients, medians of {options.reloads} reloads")
-            print(HEAD)
-            for topology in options.topology:
-                for one in lineups(topology):
-                    say(f"serving {one}")
-                    rest, found = measure(
-                        one, keystone, clients=options.clients, reloads=options.reloads
-                    )
-                    print(line(str(one), rest, found), flush=True)
-                    if one.tuning != "stock":
-                        verdicts[topology] = judge(found)
-    except (KeyfrontError, OptionError) as error:
-        print(f"reload: {error}", file=sys.stderr)
-        return 2
-    for topology, verdict in verdicts.items():
-        print(f"{topology}: p99 <= {GOAL_SECONDS:g} s and nobody failed: {verdict}")
-    return int(MISSED in verdicts.values())
-
+main = partial(comparison.main, "reload", __doc__, COMPARISON)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,8 +14,8 @@ from keyfront.middleware.tokens.entries import AUTH_CONTEXT
 from keyfront.middleware.tokens.request import ENVIRON_KEY
 
 # Of the length that Fernet tokens have.
-_TOKEN = "gAAAAAB{:0>177}"
-_CALLER = _TOKEN.format("caller")
+TOKEN = "gAAAAAB{:0>177}"
+_CALLER = TOKEN.format("caller")
 
 
 class Answers:
@@ -64,8 +64,11 @@ def _model(name: str) -> Any:
     )
 
 
-def validation(number: int) -> bytes:
-    """Return what Keystone says of a token scoped to a project, with a catalog of one service."""
+def validation(number: int, *, services: int = 1) -> bytes:
+    """Return what Keystone says of a token scoped to a project.
+
+    :param services: the services of its catalog
+    """
     now = time.time()
     stamps = [time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime(t)) for t in (now, now + 3600)]
     endpoint = {"region": "RegionOne", "region_id": "RegionOne", "url": "http://127.0.0.1:5000/v3"}
@@ -90,10 +93,11 @@ def validation(number: int) -> bytes:
                     {"id": f"{place:032x}", "interface": name, **endpoint}
                     for place, name in enumerate(("public", "internal", "admin"))
                 ],
-                "id": "0" * 32,
-                "type": "identity",
-                "name": "keystone",
+                "id": f"{one:032x}",
+                "type": f"type-{one}" if one else "identity",
+                "name": f"service-{one}" if one else "keystone",
             }
+            for one in range(services)
         ],
     }
     return json.dumps({"token": token}).encode()
@@ -142,5 +146,5 @@ def request(number: int) -> dict[str, Any]:
         "127.0.0.1:5000",
         HTTP_USER_AGENT="python-keystoneclient",
         HTTP_X_AUTH_TOKEN=_CALLER,
-        HTTP_X_SUBJECT_TOKEN=_TOKEN.format(number),
+        HTTP_X_SUBJECT_TOKEN=TOKEN.format(number),
     )

@@ -12,18 +12,19 @@ and the highest, and the same of the ratio to ``off`` in each round.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from unittest import mock
 
-from keyfront.errors import KeyfrontError
-
-from .ratios import Spread
+from ..results import Cell, Table
+from . import comparison
+from .comparison import Comparison, Report
+from .ratios import Spread, by_round
 from .token_hit import Pipeline, call, fill, new_filter, shared_folder
 from .token_stand_in import Answers, request
 
@@ -91,28 +92,31 @@ def turn(cache: Pipeline, variables: dict[str, str], url: str) -> float:
         return (time.process_time() - began) / CALLS * 1e6
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(prog="trace_cost", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each (default 15)")
-    options = parser.parse_args(arguments)
+def report(rounds: int) -> Report:
+    """Measure each line in each round, after one that is not counted."""
     found: dict[str, list[float]] = {name: [] for name in LINES}
     with shared_folder() as folder, _collector() as url:
         cache = new_filter(Answers(), folder, 2 * ENTRIES)
         fill(cache, ENTRIES)
-        for number in range(options.rounds + 1):
+        for number in range(rounds + 1):
             for name, variables in LINES.items():
                 spent = turn(cache, variables, url)
                 if number:  # the first is for the processor's caches
                     found[name].append(spent)
-    for name, rounds in found.items():
-        ratio = Spread.of([x / off for x, off in zip(rounds, found["off"], strict=True)])
-        print(f"{name:14}{Spread.of(rounds).text(1):>24} us a hit, {ratio.text(1)} times off")
-    return 0
+    rows: list[list[Cell]] = [
+        [name, Spread.of(one).text(1), Spread.of(by_round(one, found["off"])).text(1)]
+        for name, one in found.items()
+    ]
+    return Report([Table(name="traces", columns=["traces", "us a hit", "times off"], rows=rows)])
 
+
+COMPARISON = Comparison(
+    title="What traces cost a hit",
+    measure=lambda options: report(options.rounds),
+    numbers=(("--rounds", 15, "turns of each"),),
+    distributions=("opentelemetry-sdk",),
+)
+main = partial(comparison.main, "trace_cost", __doc__, COMPARISON)
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyfrontError as error:
-        sys.exit(str(error))
+    sys.exit(main())

@@ -85,8 +85,9 @@ def packaged(
     lazy: bool = False,
     kept: bool = False,
     threads: int = 1,
+    processes: int = PROCESSES,
 ) -> str:
-    """Return the packaged ini file for 2 processes, with no request log.
+    """Return the packaged ini file, with no request log.
 
     :param module: uWSGI's ``module``; ``None`` for keyfront's entrypoint
     :param lazy: true if each worker loads the application: nothing in it reopens what a fork must
@@ -100,7 +101,7 @@ def packaged(
         target=application.default_target(),
         runtime=folder,
         stop_timeout=1,
-        processes=PROCESSES,
+        processes=processes,
     )
     values = {**lineup.values(), "threads": threads, "stats_socket": folder / "stats.sock"}
     text = render("serve/uwsgi/keyfront.ini.j2", **values) + "\ndisable-logging = true\n"

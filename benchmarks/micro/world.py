@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keyfront.benchmarks.compare import ldap_worker, token_hit
+from keyfront.benchmarks.compare import in_process, token_hit
 from keyfront.benchmarks.compare.token_stand_in import Answers, request, validation
-from keyfront.benchmarks.lineups.keystone import Keystone
+from keyfront.benchmarks.lineups.keystone import VALIDATION, Keystone
 from keyfront.common.unix_sockets import temporary_parent
 from keyfront.errors import ServerError
 from keyfront.middleware.tokens.cache import TokenCache
@@ -98,15 +98,13 @@ def stock_validation() -> Iterator[Step]:
             sys.argv[1:] = arguments
             os.environ.clear()
             os.environ.update(before)
-        status, token, _ = ldap_worker.request(
-            application, "POST", "auth/tokens", None, keystone.login()
-        )
-        if status != 201 or not token:
-            raise ServerError(f"the administrator's login is answered {status}")
+        answer = in_process.request(application, "POST", VALIDATION, None, keystone.login())
+        if answer.status != 201 or not answer.token:
+            raise ServerError(f"the administrator's login is answered {answer.status}")
         environ = {
             **request(0),
-            "HTTP_X_AUTH_TOKEN": token,
-            "HTTP_X_SUBJECT_TOKEN": token,
+            "HTTP_X_AUTH_TOKEN": answer.token,
+            "HTTP_X_SUBJECT_TOKEN": answer.token,
         }
         yield served(application, environ)
 

@@ -36,7 +36,7 @@ OWN: Final = 20
 ALONE: Final = 107
 #: keyfront uwsgi, which keeps uWSGI's sockets over a reload: 12.8 of PSS (docs/plan.md).
 MANAGER: Final = 13
-# MiB; python -m keyfront.benchmarks.compare.front_memory
+# MiB; python -m keyfront.benchmarks.compare.memory front
 #: nginx's master and what the libraries of its processes share; a worker without connections.
 NGINX_MASTER: Final = 3
 NGINX_WORKER: Final = 2

@@ -12,7 +12,10 @@ from keyfront.benchmarks import results
 
 pytest.importorskip("pytest_benchmark")
 
-PARTS = {"authtoken", "epochs", "heartbeat", "ldap", "ldap_codec", "pipeline", "render", "tokens"}
+PARTS = {
+    *("authtoken", "epochs", "heartbeat", "ldap", "ldap_codec", "pipeline", "redis", "render"),
+    "tokens",
+}
 
 
 @pytest.mark.slow

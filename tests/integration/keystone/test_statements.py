@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from keyfront.benchmarks.compare import keystone_cpu
-from keyfront.gateway.serve.state import State
-from support.imported import Imported
+from keyfront.benchmarks.lineups.keystone import Keystone
 from support.keystones import keystone_state
 
 pytest.importorskip("keystone")
@@ -35,24 +32,13 @@ class Counts(NamedTuple):
     writes: float
 
 
-def counted(folder: Path, imported: Imported, *, reuse: bool = True) -> dict[str, Counts]:
+def counted(folder: Path, *, reuse: bool = True) -> dict[str, Counts]:
     """Each phase of ``keystone_cpu`` in a process that serves this Keystone."""
-    extra = EXTRA.format(path=folder / "shared", reuse=reuse)
-    state = keystone_state(folder / "state", extra=extra)
-    database = state / "keystone.sqlite"
-    arguments = [
-        *("--child", "keyfront", "--database", str(database)),
-        *("--url", f"sqlite:///{database}?plugin=keyfront&keyfront_path={folder / 'shared'}"),
-        *("--rounds", "1", "--users", "2", "--services", "1"),
-    ]
-    password = (state / "admin-password").read_text().strip()
-    environment = {
-        **os.environ, **State(state).environment(), "KEYFRONT_PASSWORD": password,
-        "PYTHONWARNINGS": "ignore",
-    }  # fmt: skip
-    done = imported.run("-m", keystone_cpu.__name__, *arguments, environment=environment)
-    assert done.returncode == 0, done.stderr
-    phases = json.loads(done.stdout.splitlines()[-1])
+    shared = folder / "shared"
+    extra = EXTRA.format(path=shared, reuse=reuse)
+    keystone = Keystone(keystone_state(folder / "state", extra=extra))
+    with keystone_cpu.measured(keystone, folder / "keyfront", "", shared=shared) as measured:
+        phases = measured.run(rounds=1, users=2, services=1)
     assert phases.keys() == set(keystone_cpu.PHASES)
     return {
         phase: Counts(every / requests, writes / requests)
@@ -60,8 +46,8 @@ def counted(folder: Path, imported: Imported, *, reuse: bool = True) -> dict[str
     }
 
 
-def test_little_is_read(tmp_path: Path, imported: Imported) -> None:
-    found = counted(tmp_path, imported)
+def test_little_is_read(tmp_path: Path) -> None:
+    found = counted(tmp_path)
     # of a user of whom nothing is known, and who is written about: what is his own
     assert found[keystone_cpu.DAY].statements <= 4, found
     assert found[keystone_cpu.DAY].writes == 1, found
@@ -78,10 +64,8 @@ def test_little_is_read(tmp_path: Path, imported: Imported) -> None:
     assert found[keystone_cpu.NEW].writes == 0, found
 
 
-def test_without_reuse_keystone_does_all_of_its_work(
-    tmp_path: Path, imported: Imported
-) -> None:
+def test_without_reuse_keystone_does_all_of_its_work(tmp_path: Path) -> None:
     """Else what the other test bounds would be bounded by something else."""
-    found = counted(tmp_path, imported, reuse=False)
+    found = counted(tmp_path, reuse=False)
     for phase in (keystone_cpu.DAY, keystone_cpu.LOGIN, keystone_cpu.RESCOPE, keystone_cpu.FIRST):
         assert found[phase].statements > 30, found

@@ -43,8 +43,8 @@ def test_the_goal() -> None:
 def test_a_row_has_medians_and_all_failures() -> None:
     rest = Reload(10, 0.02, 0.03, 0)
     found = [Reload(100, 1.0, 2.0, 3, 4.0), Reload(50, 3.0, 4.0, 1, 6.0)]
-    row = reload.line("uwsgi:stock:plain", rest, found)
-    assert row == "| uwsgi:stock:plain | 5.0 | 0.02 | 2.00 | 3.00 | 4 of 150 |"
+    row = reload.row("uwsgi:stock:plain", rest, found)
+    assert row == ["uwsgi:stock:plain", "5.0", "0.02", "2.00", "3.00", "4 of 150"]
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -56,6 +56,6 @@ def test_each_topology_is_stock_and_ours(topology: str) -> None:
 
 
 def test_an_unknown_topology_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        reload.main(["--topology", "uwsgi,iis"])
-    assert "'iis' is none of uwsgi" in capsys.readouterr().err
+    assert reload.main(["--only", "iis"]) == 2
+    told = capsys.readouterr().err
+    assert "--only = iis: must be in the name of a case: uwsgi; gevent; nginx+uwsgi;" in told

@@ -11,14 +11,13 @@ import pytest
 
 from keyfront.benchmarks import results
 from keyfront.benchmarks.compare import (
-    goals,
     service_application,
     service_rates,
     service_servers,
 )
-from keyfront.benchmarks.compare.comparison import Sample, Samples
 from keyfront.benchmarks.compare.goals import MET, MISSED, SERVICE_GOALS
-from keyfront.benchmarks.compare.service_rates import CASES, RATIOS, Settings
+from keyfront.benchmarks.compare.loaded import Sample, Samples
+from keyfront.benchmarks.compare.service_rates import CASES, RATIOS
 from keyfront.benchmarks.compare.service_servers import CANDIDATES, Services
 from keyfront.benchmarks.load.measured import CLOSED, Load
 from keyfront.errors import ServerError
@@ -49,22 +48,22 @@ def test_every_goal_is_of_cases_that_are_measured_and_shown() -> None:
 
 
 def test_every_goal_is_judged_by_its_figure(samples: Samples) -> None:
-    verdicts = service_rates.judge(samples)
-    assert verdicts == dict.fromkeys(SERVICE_GOALS, MET)
+    verdicts = service_rates.report(samples, "").verdicts
+    assert [verdict for _, verdict in verdicts] == [MET] * len(SERVICE_GOALS)
     # as fast as ever, by other means
     samples["lease"] = [one._replace(server_cpu=0.2) for one in samples["lease"]]
-    verdicts = service_rates.judge(samples)
-    assert [goal.figure for goal, verdict in verdicts.items() if verdict == MISSED] == ["CPU"]
-    assert goals.missed(verdicts) == ["missed: CPU of lease / memcached <= 0.1"]
+    verdicts = service_rates.report(samples, "").verdicts
+    assert [text for text, verdict in verdicts if verdict == MISSED] == [
+        "CPU of lease / memcached <= 0.1: 0.17 (0.17 to 0.17)"
+    ]
 
 
 def test_the_tables_are_whole(samples: Samples) -> None:
-    tables = service_rates.tables(samples, Settings(2, 1))
-    text = "\n".join(map(results.markdown, tables))
-    assert "keyfront, Redis, lease | 1 000 | 0.25 ms | 0.25 ms | 105 µs |" in text
-    assert "| 0.95 (0.95 to 0.95) | 1.05 (1.05 to 1.05) | rate >= 0.9: met |" in text
-    assert max(map(len, service_rates.table(samples).splitlines())) <= 100
-    assert len(service_rates.raw(samples)) == 2 * len(CASES)
+    report = service_rates.report(samples, "the command")
+    text = "\n".join(map(results.markdown, report.tables))
+    assert "keyfront, Redis, lease | 950 | 0.250 | 0.250 | 0 | 105 | 0.50 | 12 |" in text
+    assert "| 0.95 (0.95 to 0.95) | 1.05 (1.05 to 1.05) | rate >= 0.9 |" in text
+    assert len(report.samples) == 2 * len(CASES)
 
 
 def test_the_service_says_whose_token_it_was_given() -> None:

@@ -1,0 +1,147 @@
+"""A uWSGI loaded with wrk: what one round says of it, and the tables of all rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from keyfront.errors import ServerError
+
+from .. import results
+from ..lineups.uwsgi import Server
+from ..load import wrk
+from ..load.measured import Load, percentile
+from ..results import Table
+from . import comparison
+from .comparison import Report
+from .ratios import Ratio, in_words
+
+
+class Sample(NamedTuple):
+    """One case in one round.
+
+    :ivar server_cpu: CPU seconds that uWSGI's processes took
+    """
+
+    load: Load
+    server_cpu: float
+
+    @property
+    def rate(self) -> float:
+        """Good answers per second."""
+        return self.load.rate
+
+    @property
+    def p99(self) -> float:
+        """Milliseconds within which 99 of 100 answers came."""
+        return percentile(self.load.latencies or {}, 0.99)
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds per good answer."""
+        return self.server_cpu / self.load.good
+
+
+Samples = dict[str, list[Sample]]
+
+
+def once(
+    server: Server,
+    path: str,
+    headers: Mapping[str, str],
+    *,
+    seconds: int,
+    connections: int,
+    vary: str | None = None,
+) -> Sample:
+    """Load a server once.
+
+    :param vary: the query before a number that makes each request another one
+    :raises ServerError: nothing was answered well
+    """
+    before = server.cpu()
+    seen = wrk.run(
+        f"{server.url}{path}", headers, seconds=seconds, connections=connections, vary=vary
+    )
+    spent = server.cpu() - before
+    if not seen.good:
+        raise ServerError(f"{server.url}: no good answer, {seen.failed} errors; {server.tail()}")
+    return Sample(seen, spent)
+
+
+def in_rounds(cases: Sequence[str], rounds: int, measure: Callable[[str], Sample]) -> Samples:
+    """Measure each case in each round.
+
+    :param measure: takes the name of a case
+    """
+    samples: Samples = {name: [] for name in cases}
+    for _, name in comparison.in_turns(cases, rounds):
+        samples[name].append(measure(name))
+    return samples
+
+
+def rates(
+    samples: Mapping[str, Sequence[Sample]],
+    labels: Mapping[str, str],
+    *,
+    title: str,
+    caption: str,
+    against: str,
+    times: str,
+) -> Table:
+    """Return each case over all rounds: CPU time of an answer, and the cores that wrk took, too.
+
+    :param title: the name of the first column
+    :param against: the case of whose rate the last column has multiples
+    :param times: the name of that column
+    """
+    middle = {name: statistics.median(x.rate for x in each) for name, each in samples.items()}
+    rows: list[list[results.Cell]] = []
+    for name, each in samples.items():
+        latencies: Counter[int] = Counter()
+        for sample in each:
+            latencies.update(sample.load.latencies or {})
+        answers = sum(sample.load.good for sample in each)
+        seconds = sum(sample.load.seconds for sample in each)
+        multiple = middle[name] / middle[against]
+        rows.append(
+            [
+                labels[name],
+                f"{round(middle[name], -2 if middle[name] >= 1000 else 0):,.0f}".replace(",", " "),
+                *(_digits(percentile(latencies, part)) for part in (0.50, 0.99)),
+                sum(sample.load.failed for sample in each),
+                f"{sum(sample.server_cpu for sample in each) / answers * 1e6:.0f}",
+                f"{sum(sample.load.generator_cpu for sample in each) / seconds:.2f}",
+                f"{multiple:.{0 if multiple >= 10 else 1}f}",
+            ]
+        )
+    columns = [title, "per second", "p50, ms", "p99, ms", "errors", "CPU, µs", "wrk", times]
+    return Table(name="rates", columns=columns, rows=rows, caption=caption)
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3f}" if value < 1 else f"{value:.1f}"
+
+
+def report(
+    samples: Samples, found: Sequence[Sequence[Ratio]], tables: Sequence[Table]
+) -> Report:
+    """Return the tables, what the goals among ratios say, and every round of every case."""
+    raw: list[results.Sample] = [
+        {
+            "case": name,
+            "round": number,
+            "requests": sample.load.good,
+            "seconds": sample.load.seconds,
+            "errors": sample.load.failed,
+            "p50_ms": percentile(sample.load.latencies or {}, 0.50),
+            "p99_ms": sample.p99,
+            "server_cpu": sample.server_cpu,
+            "generator_cpu": sample.load.generator_cpu,
+        }
+        for name, each in samples.items()
+        for number, sample in enumerate(each)
+    ]
+    return Report(tables, in_words(found), raw)

@@ -1,0 +1,256 @@
+"""Memory of uWSGI's workers, by when they load Keystone, and of nginx and Apache.
+
+    python -m keyfront.benchmarks.compare.memory fork [--processes 8] [--requests 20]
+    python -m keyfront.benchmarks.compare.memory front [--clients 500]
+
+``fork`` makes a Keystone on SQLite in a temporary folder and serves it twice, as packaged: loaded
+once and forked, and with ``lazy-apps`` loaded by each worker. Each time every worker answers at
+least ``--requests`` requests, half ``GET /v3`` and half validations of one token, before the memory
+is read: pages that requests write to are copied.
+
+``front`` starts nginx, Apache's event MPM and its prefork MPM one after the other on a free
+loopback port, with TLS, and reads what they take before clients connect and after each has made one
+request and stays connected. ``keyfront plan`` goes by these figures (gateway/plan/costs.py).
+
+PSS (proportional set size, /proc/PID/smaps_rollup) counts a page shared by n processes as 1/n in
+each, so its sum over them is the memory they really take. RSS counts it n times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keyfront.common import programs
+from keyfront.common.unix_sockets import temporary_parent
+from keyfront.errors import ServerError
+from keyfront.gateway.render import certificates
+from keyfront.gateway.serve import lineups as serve_lineups
+from keyfront.gateway.serve.lineups import Program
+
+from ..lineups import servers, uwsgi
+from ..lineups.keystone import VALIDATION, VERSION, Keystone
+from ..lineups.uwsgi import Server
+from ..results import Cell, Table
+from ..worlds import processes
+from ..worlds.ports import free_port
+from . import comparison
+from .comparison import Comparison, Report
+
+_REQUEST = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
+_PREFORK = 40
+
+_PREFORKED = {
+    "ServerLimit": _PREFORK,
+    "StartServers": _PREFORK,
+    "MaxRequestWorkers": _PREFORK,
+    "MinSpareServers": _PREFORK,
+    "MaxSpareServers": _PREFORK + 1,
+}
+
+
+def _event(clients: int) -> dict[str, object]:
+    return {
+        "ServerLimit": 4,
+        "StartServers": 4,
+        "ThreadsPerChild": 32,
+        "MaxRequestWorkers": 128,
+        "MaxSpareThreads": 128,
+        "AsyncRequestWorkerFactor": clients // 32 + 2,
+    }
+
+
+def ask(server: Server, token: str, stats: Path, requests: int, workers: int) -> None:
+    """Send requests until every worker has answered so many.
+
+    :param stats: the socket of uWSGI's own counts
+    :raises ServerError: a worker answers too few, or not as it should
+    """
+    headers = {"X-Auth-Token": token, "X-Subject-Token": token}
+    fewest = 0
+    for _ in range(200):
+        for path, given in ((VERSION, {}), (VALIDATION, headers)):
+            # more at a time than workers, so that all of them are woken
+            for status, *_rest in server.answers(2 * workers, path, given):
+                if status != 200:
+                    raise ServerError(f"GET {path} is answered {status}")
+        fewest = min(worker["requests"] for worker in _stats(stats)["workers"])
+        if fewest >= requests:
+            return
+    raise ServerError(f"a worker answered only {fewest} of {requests} requests")
+
+
+def _stats(path: Path) -> Any:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        with client.makefile("rb") as answer:
+            return json.load(answer)
+
+
+def fork(workers: int, requests: int) -> Report:
+    """Serve Keystone in both ways; return the table.
+
+    :raises MissingPartError: uWSGI or Keystone is not installed next to this Python
+    :raises ServerError: a part did not start, or does not answer as it should
+    """
+    serve_lineups.check("uwsgi")
+    rows: list[list[Cell]] = []
+    with tempfile.TemporaryDirectory(prefix="fork-memory-", dir=temporary_parent()) as name:
+        keystone = Keystone(Path(name, "state"))
+        keystone.make()
+        for label, lazy in (("before the fork", False), ("after (lazy-apps)", True)):
+            folder, port = Path(name, "lazy" if lazy else "forked"), free_port()
+            folder.mkdir()
+            ini = uwsgi.packaged(keystone.state, port, folder, lazy=lazy, processes=workers)
+            environment = keystone.state.environment()
+            with uwsgi.serving(
+                folder, ini, port, environment, lazy=lazy, processes=workers
+            ) as server:
+                ask(server, keystone.token(server.url), folder / "stats.sock", requests, workers)
+                pids = processes.family(server.process.pid)
+                found = [processes.memory(pid) for pid in pids]
+            pss, rss = ([one[kind] for one in found] for kind in ("Pss", "Rss"))
+            figures = sum(pss), sum(rss), sum(pss[1:]) / workers
+            rows.append([label, *(f"{x:.1f}" for x in figures)])
+    columns = ["MiB of master and workers", "PSS", "RSS", "PSS a worker"]
+    return Report([Table(name="fork", columns=columns, rows=rows)])
+
+
+class Front(NamedTuple):
+    """The memory of a server's processes together, in MiB, without and with clients."""
+
+    processes: int
+    idle: float
+    clients: int
+    busy: float
+
+    @property
+    def client(self) -> float:
+        """KiB of a client."""
+        return (self.busy - self.idle) * 1024 / self.clients
+
+
+def pss(master: int) -> tuple[int, float]:
+    """Return how many a process and its children are, and the MiB they take together."""
+    pids = processes.family(master)
+    return len(pids), sum(processes.memory(pid)["Pss"] for pid in pids)
+
+
+@contextlib.contextmanager
+def connected(port: int, clients: int) -> Iterator[None]:
+    """Clients that made one request each and stay."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with contextlib.ExitStack() as stack:
+        for _ in range(clients):
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            client = stack.enter_context(context.wrap_socket(plain))
+            client.sendall(_REQUEST)
+            if not client.recv(4096):
+                raise ServerError(f"the server at port {port} closed a connection unanswered")
+        yield
+
+
+def run(program: Program, port: int, clients: int) -> Front:
+    """Run a server and read its memory.
+
+    :raises ServerError: it does not start, or does not answer
+    """
+    with servers.started(program) as server:
+        server.wait_for_port(port)
+        before = (0, 0.0)
+
+        def settled() -> bool:
+            # all of its processes are there when nothing changes any more
+            nonlocal before
+            time.sleep(0.3)
+            before, last = pss(server.pid), before
+            return before[0] > 1 and before[0] == last[0] and abs(before[1] - last[1]) < 0.05
+
+        server.wait_until(settled)
+        count, idle = pss(server.pid)
+        with connected(port, clients):
+            return Front(count, idle, clients, pss(server.pid)[1])
+
+
+def candidates(folder: Path, clients: int) -> Iterator[tuple[str, Program, int, int]]:
+    """Write the files of each server; gives its name, program, port and clients."""
+    certificate, key = certificates.make(folder, "localhost")
+    user = (programs.front_user() or (None,))[0]
+    for slots in (1024, 16384):
+        port = free_port()
+        nginx = servers.nginx(
+            folder,
+            f"{processes.HOST}:{port} ssl",
+            location=["return 404"],
+            main={"worker_processes": 1, "worker_rlimit_nofile": slots},
+            events={"worker_connections": slots},
+            http={
+                "keepalive_timeout": "75s",
+                "ssl_certificate": certificate,
+                "ssl_certificate_key": key,
+            },
+            access_log="off",
+            user=user,
+        )
+        yield f"nginx, {slots} slots", nginx, port, min(clients, slots // 2)
+    lines = [f'SSLCertificateFile "{certificate}"', f'SSLCertificateKeyFile "{key}"']
+    for mpm, limits, most in (
+        ("event", _event(clients), clients),
+        ("prefork", _PREFORKED, _PREFORK - 1),
+    ):
+        port = free_port()
+        apache = servers.apache(
+            folder,
+            f"{processes.HOST}:{port}",
+            mpm=mpm,
+            directives={**limits, "KeepAliveTimeout": 75},
+            loaded=["ssl"],
+            content=["SSLEngine on", *lines],
+        )
+        yield f"Apache {mpm}", apache, port, min(clients, most)
+
+
+def front(clients: int) -> Report:
+    """Measure each web server; return the table."""
+    rows: list[list[Cell]] = []
+    with tempfile.TemporaryDirectory(prefix="front-memory-", dir=temporary_parent()) as name:
+        # a web server's own user has to reach its files
+        os.chmod(name, 0o711)
+        for label, program, port, some in candidates(Path(name), clients):
+            one = run(program, port, some)
+            figures = one.processes, f"{one.idle:.1f}", one.clients, f"{one.busy:.1f}"
+            rows.append([label, *figures, f"{one.client:.1f}"])
+    columns = ["MiB", "processes", "idle", "clients", "with them", "KiB a client"]
+    return Report([Table(name="front", columns=columns, rows=rows)])
+
+
+COMPARISONS = {
+    "fork": Comparison(
+        title="Memory of uWSGI's workers, by when they load Keystone",
+        measure=lambda options: fork(options.processes, options.requests),
+        numbers=(("--processes", 8, "workers"), ("--requests", 20, "of a worker, at least")),
+        distributions=("keystone", "uWSGI", "pyuwsgi"),
+    ),
+    "front": Comparison(
+        title="Memory of web servers and their clients",
+        measure=lambda options: front(options.clients),
+        numbers=(("--clients", 500, "connections"),),
+        programs=("nginx", "apache2"),
+    ),
+}
+main = partial(comparison.main, "memory", __doc__, COMPARISONS)
+
+if __name__ == "__main__":
+    sys.exit(main())
