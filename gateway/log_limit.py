@@ -25,7 +25,7 @@ class LogLimit:
         self._left_out = 0
 
     def admit(self) -> int | None:
-        """Return how many lines were left out before this one; ``None`` if it is left out, too."""
+        """Return the number of lines left out before this one; ``None`` if it is left out, too."""
         with self._lock:
             now = self._clock()
             if now >= self._until:

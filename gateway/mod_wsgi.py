@@ -62,7 +62,7 @@ def _in_daemon_process() -> bool:
 
 
 def _daemons() -> tuple[int, int]:
-    """Return how many processes there are at most, and the threads of each."""
+    """Return the largest number of processes, and the number of threads of each."""
     try:
         import mod_wsgi
     except ImportError:

@@ -49,7 +49,7 @@ def find_fault(path: Path, name: str, *, imports: bool = True) -> PasteFileError
 
 
 def egg_fault(uri: str, *groups: str) -> str | None:
-    """Return why ``egg:DISTRIBUTION[#NAME]`` names no entry point of these groups, or ``None``."""
+    """Return the fault of ``egg:DISTRIBUTION[#NAME]`` as an entry point of these groups, if any."""
     distribution, _, name = uri.removeprefix("egg:").partition("#")
     name = name or "main"
     try:
@@ -270,7 +270,7 @@ class _Search:
 
 
 def module_fault(module: str, attribute: str | None, *, imports: bool) -> str | None:
-    """Return why a module has no such attribute, or ``None``.
+    """Return the reason why a module has no such attribute, or ``None``.
 
     :param imports: import the module, else only look whether there is one
     """

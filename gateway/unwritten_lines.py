@@ -64,7 +64,7 @@ class UnwrittenLines:
 
 
 def sentence(count: int, reason: str) -> str:
-    """Return what an operator is told.
+    """Return a sentence for the operator.
 
     :param count: the number of lines that were lost, at least 1
     :param reason: the system's words

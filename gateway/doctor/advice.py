@@ -56,7 +56,7 @@ def around(tree: Tree, directive: Directive, *lines: str) -> tuple[str, ...]:
 
 
 def mark(line: str) -> Mark | None:
-    """Return what a line marks; ``None`` if it is no mark."""
+    """Return the mark that a line is; ``None`` if it is none."""
     match = _MARK.match(line)
     return Mark(match[1], match[3], int(match[4] or 0)) if match else None
 

@@ -359,7 +359,7 @@ def _configured(found: Found, program: str, option: str) -> str:
 
 
 def _surroundings(found: Found, given: Given) -> None:
-    """Read what lies around the servers: the kernel's settings, database, caches."""
+    """Read the surroundings of the servers: the kernel's settings, database, caches."""
     files = found.files
     paths = files.glob(*_SYSCTL)
     if paths:

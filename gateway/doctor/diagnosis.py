@@ -59,7 +59,7 @@ class Diagnosis:
         return 1 if any(result.level == ERROR for result in self.results) else 0
 
     def count(self, level: str) -> int:
-        """Return how many findings have a level."""
+        """Return the number of findings of a level."""
         return sum(result.level == level for result in self.results)
 
 

@@ -97,7 +97,7 @@ def _lineup(found: Found) -> str:
 
 
 def _listen(found: Found) -> str:
-    """Return where the foremost server listens, as ``--listen`` has it."""
+    """Return the address at which the foremost server listens, as ``--listen`` has it."""
     trees = [tree for tree in (found.nginx, found.apache) if tree is not None]
     for tree in trees:
         for directive in tree.all("listen"):

@@ -253,7 +253,7 @@ class Found:
                     yield target, directive
 
     def stop_of(self, conf: UwsgiConf) -> tuple[float, Place, str] | None:
-        """Return how long a uWSGI is given to end: seconds, where that is said, and how.
+        """Return the time that a uWSGI is given to end: seconds, the place and the words for it.
 
         A container's engine, or else systemd; ``None`` where nothing says so.
         """
@@ -304,5 +304,5 @@ class Found:
 
 
 def setting_text(found: Setting | None, default: str) -> str:
-    """Return how a setting is spoken of: its value, or its default, which is said to be one."""
+    """Return a setting's value in words: the one that is set, or its default, called so."""
     return found.value if found is not None else f"{default}, the default"

@@ -190,7 +190,7 @@ def _counters(found: Found) -> Iterator[tuple[str, int]]:
 
 
 def _sockets(found: Found) -> str:
-    """Return what ss says of listening sockets."""
+    """Return the listening sockets, as ss shows them."""
     if found.files.root != Path("/"):
         return ""
     try:
@@ -324,7 +324,7 @@ def _uwsgi_logs(found: Found) -> list[str]:
 
 
 def _loading(found: Found) -> tuple[float, str] | None:
-    """Return how long Keystone took to load the last times that uWSGI's logs tell of, the most."""
+    """Return the longest time that Keystone took to load, of the last times in uWSGI's logs."""
     texts = [(x, _tail(found, x)) for x in found.files.glob(*_uwsgi_logs(found), *_LOGS)]
     if found.files.root == Path("/"):
         texts += [(f"the journal of {conf.unit}", _journal(conf.unit)) for conf in found.uwsgi]

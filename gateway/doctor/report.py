@@ -247,7 +247,7 @@ class _Step:
 
 
 def _steps(results: list[Result]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Give what is to be done, file by file: the file, the lines, the codes; notes are left out.
+    """Yield the work to be done, file by file: the file, the lines, the codes; notes are left out.
 
     A section of an ini file, or a mark of :mod:`.advice`, stands once before its lines.
     """
@@ -357,7 +357,7 @@ def as_json(made: Diagnosis, found: Found) -> str:
 
 
 def unlike_a_node(content: object) -> str:
-    """Return what keeps JSON from being what :func:`as_json` gives of a node; empty if nothing."""
+    """Return the fault by which JSON is not what :func:`as_json` gives of a node; empty if none."""
     node = content.get("node") if isinstance(content, dict) else None
     if not isinstance(node, dict):
         return "no part node"

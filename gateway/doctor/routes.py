@@ -140,7 +140,7 @@ def host_of(directive: Directive) -> Directive | None:
 
 
 def _said_around(directive: Directive) -> str:
-    """Return what a directive of Apache and the blocks around it say of whom they serve."""
+    """Return the words of a directive of Apache and of the blocks around it on whom they serve."""
     words = [directive.value]
     for block in directive.around:
         words.append(block.value)

@@ -210,7 +210,7 @@ def _replication(connection: Any) -> tuple[list[dict[str, Any]], str]:
 
 
 def galera(status: dict[str, str]) -> str:
-    """Return what is wrong with a node of Galera, by its status; empty if nothing is."""
+    """Return the fault of a node of Galera, by its status; empty if it has none."""
     state = status.get("wsrep_local_state_comment", "")
     if (
         not status.get("wsrep_cluster_size", "0").isdigit()

@@ -117,7 +117,7 @@ class Settings:
         return default if found is None else found.on
 
     def place(self, *names: str) -> Place:
-        """Return where it is set, or else the file."""
+        """Return the place where it is set, or else the file."""
         found = self.last(*names)
         return found.place if found else Place(self.path)
 

@@ -16,7 +16,7 @@ from .registry import ConnectionRegistry, writer_of
 
 
 def difference(amqp: Any) -> str | None:
-    """Return what in this py-amqp is not as keyfront needs it; ``None`` if all is.
+    """Return a difference of this py-amqp from what keyfront needs; ``None`` without one.
 
     This is found out by trying, not by version: a frame is written through a transport that is not
     connected, and must come out as one call of ``_write`` with the bytes of AMQP 0-9-1.

@@ -389,7 +389,7 @@ def _fitting(described: dict[str, Any]) -> bytes:
 
 
 def _text(word: int, area: bytes) -> dict[str, Any] | None:
-    """Return what is said in the file; ``None`` if it is damaged or being written."""
+    """Return the text in the file, read as JSON; ``None`` if it is damaged or being written."""
     if word == 0:
         return {}
     length = word & 0xFFFFFFFF

@@ -144,7 +144,7 @@ def remove() -> None:
 
 
 def statistics() -> dict[str, Any]:
-    """Return what the heartbeat did in this process, by name; empty where it is not installed.
+    """Return the heartbeat's counts in this process, by name; empty where it is not installed.
 
     The counts of :data:`.counters.NAMES`, ``lateness_worst`` and ``lateness_p99`` in seconds,
     ``unsafe`` (a list of lines), ``command``, ``server``, ``threading`` and ``interval``.

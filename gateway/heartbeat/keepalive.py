@@ -178,7 +178,7 @@ class Keepalive(Generic[T]):
         )
 
     def statistics(self) -> dict[str, float]:
-        """Return what happened so far in this process, by name.
+        """Return the counts of this process so far, by name.
 
         ``watched``; ``heard`` (alive without a check), ``checked`` (alive by a check),
         ``refused`` (the check returned ``False``), ``failed`` (it raised), ``closed``,

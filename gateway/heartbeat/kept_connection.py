@@ -231,7 +231,7 @@ class KeptConnection:
                 self.row[STOPPED] += 1
 
     def state(self) -> State | None:
-        """Return what the kernel knows of the connection; ``None`` if it is not TCP."""
+        """Return the kernel's state of the connection; ``None`` if it is not TCP."""
         return look_at(self.sock)
 
     def silent(self, state: State) -> bool:

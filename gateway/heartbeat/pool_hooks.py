@@ -347,7 +347,7 @@ def _part_of_frame(transport: Any) -> bool:
 
 
 def _items(pool: Any) -> list[Any]:
-    """Return what lies in oslo.messaging's pool."""
+    """Return the items that lie in oslo.messaging's pool."""
     return [entry[-1] for entry in list(getattr(pool, "_items", ()))]
 
 
@@ -366,7 +366,7 @@ def _wait_for_answers(items: list[Any]) -> None:
 
 
 def _inherited(pool: Any) -> list[Any]:
-    """Return what lies in a pool and was made before this process was forked."""
+    """Return the items in a pool that were made before this process was forked."""
     pid = os.getpid()
     return [item for item in _items(pool) if getattr(item, "_initial_pid", pid) != pid]
 

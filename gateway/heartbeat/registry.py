@@ -273,7 +273,7 @@ class ConnectionRegistry:
             self.counts.close()
 
     def statistics(self) -> dict[str, Any]:
-        """Return what was done in this process, by name; see :func:`.installation.statistics`."""
+        """Return the counts of this process, by name; see :func:`.installation.statistics`."""
         self.renew()
         self._show()
         return self.counts.statistics()
@@ -440,7 +440,7 @@ def _named() -> dict[str, str]:
 
 
 def kept_by(client: Any) -> KeptConnection | None:
-    """Return what is kept of a connection of kombu's, if it is connected and kept."""
+    """Return the kept connection of one of kombu's, if it is connected and kept."""
     connection = getattr(client, "_connection", None)
     writer = writer_of(getattr(connection, "_transport", None))
     return None if writer is None else writer.kept

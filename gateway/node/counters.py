@@ -211,7 +211,7 @@ class _Counted:
 
 
 def _per_thread() -> Any:
-    """Return what has attributes of its own in each native thread."""
+    """Return an object with attributes of its own in each native thread."""
     monkey: Any = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
         return SimpleNamespace()  # greenlets of one thread never add at the same instant
@@ -219,7 +219,7 @@ def _per_thread() -> Any:
 
 
 def read(folder: Path) -> Count:
-    """Return what the processes of a node counted, without taking part.
+    """Return the counts of a node's processes, without taking part.
 
     :raises CoordinatorError: there is no node in the folder, or it is not readable
     """

@@ -150,7 +150,7 @@ def answers(
     found: Callable[[int, bool], object] = lambda place, ok: None,
     draining: Callable[[Path | None], bool] = is_draining,
 ) -> dict[str, WSGIApplication]:
-    """Return what answers questions for health, by path.
+    """Return the applications that answer questions for health, by path.
 
     :param checks: the parts that the application needs
     :param folder: the node's folder, which tells whether it is draining; ``None`` without one
@@ -244,7 +244,7 @@ class _Part:
             self._found(self.described(raised), now, answered)
 
     def end(self) -> PartState:
-        """Return what it says, or that it does not within its time."""
+        """Return the part's state, or that it does not answer within its time."""
         with self.lock:
             answered, asked_at = self.answered, self.asked_at
         if answered is not None and asked_at is not None:

@@ -62,7 +62,7 @@ class Lineup:
     processes: int = field(default_factory=cores)
 
     def values(self) -> dict[str, object]:
-        """Return what the templates are filled with, by name."""
+        """Return the values for the templates, by name."""
         front = installed.front_user()
         return {
             "version": __version__,

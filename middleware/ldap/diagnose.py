@@ -179,7 +179,7 @@ class ServerReport:
         return self._found("search", "milliseconds", float)
 
     def _found(self, name: str, key: str, kind: type[T]) -> T | None:
-        """Return what a step found: its last line, after those of addresses that did not answer."""
+        """Return a step's finding: its last line, after those of addresses that did not answer."""
         found = [x.data[key] for x in self.checks if x.name == name and key in x.data]
         return found[-1] if found and isinstance(found[-1], kind) else None
 

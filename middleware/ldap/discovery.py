@@ -177,7 +177,7 @@ class Discovery:
                 self._changed.wait_for(lambda: self._job is None or enough(), seconds)
 
     def reasons(self, *, awaited: bool = True) -> list[DirectoryUnavailableError]:
-        """Return why domains stand for no servers, or for those known before.
+        """Return the reasons why domains stand for no servers, or for those known before.
 
         :param awaited: also of those that have not been looked up yet
         """

@@ -118,7 +118,7 @@ class Kerberos:
 
 
 def kerberos_of(values: Mapping[str, Any]) -> Kerberos | None:
-    """Return what the options ``kerberos_…`` of a configuration say; ``None`` if none is given.
+    """Return the values of the options ``kerberos_…``; ``None`` if none is given.
 
     :param values: values by the options' names
     :raises OptionError: one is empty
@@ -314,7 +314,7 @@ class Tickets:
         return made is None or time.monotonic() >= made.renew_at or made.keys != self.keys()
 
     def keys(self) -> bytes:
-        """Return what tells the service's keys from others, by the present file."""
+        """Return a value that tells the service's keys from others, by the present file."""
         path = self._options.source
         asked = (self._options.principal or "").encode("utf-8", "surrogateescape")
         stamp: tuple[int, ...] = ()
@@ -523,7 +523,7 @@ class _Context:
 
 
 def _failure(gss: Any, error: Any) -> _Failure:
-    """Return what an error of GSSAPI says; to be called by the thread in which it came up."""
+    """Return the text of an error of GSSAPI; to be called by the thread in which it came up."""
     minor = error.min_code - (1 << 32) if error.min_code >= 1 << 31 else error.min_code
     words = error.get_all_statuses(error.min_code, False) if error.min_code else []
     words = words or error.get_all_statuses(error.maj_code, True)

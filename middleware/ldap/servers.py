@@ -410,7 +410,7 @@ class ServerSet:
     def open(
         self, connect: Callable[[ServerURL, Address, float], C], timeout: float | None = None
     ) -> C:
-        """Return what ``connect`` returns for the first server with which it does not fail.
+        """Return the result of ``connect`` with the first server with which it does not fail.
 
         Servers that are up come first. Only if there is none is one tried that is down, if its
         time has come and nobody else is trying it; and if there is none of these either, it fails
@@ -612,7 +612,7 @@ class ServerSet:
         return (0, 0) if found is None else (found.lookups, found.failures)
 
     def lookup_failures(self) -> list[str]:
-        """Return why servers could not be looked up last, one line for each domain."""
+        """Return the reasons why servers could not be looked up last, one line for each domain."""
         found = self._discovery
         return [] if found is None else [str(each) for each in found.reasons(awaited=False)]
 
@@ -622,7 +622,7 @@ class ServerSet:
         return None if self._discovery is None else self._discovery.next_due()
 
     def states(self) -> list[ServerState]:
-        """Return what is known of each server that is named now, the preferred ones first."""
+        """Return the state of each server that is named now, the preferred ones first."""
         with self._changed:
             return [
                 ServerState(

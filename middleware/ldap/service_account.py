@@ -191,11 +191,11 @@ class ServiceAccount:
             secret = fresh = b""
 
     def _offered(self, connection: Connection) -> bytes:
-        """Return what is offered over a connection."""
+        """Return the secret that is offered over a connection."""
         return self._password
 
     def _another(self, secret: bytes) -> bytes:
-        """Return what may be offered over a connection on which ``secret`` was refused."""
+        """Return the secret to offer over a connection on which ``secret`` was refused."""
         return self._read_again()
 
     def _see_alive(self, connection: Connection, seconds: float) -> None:
@@ -309,7 +309,7 @@ class ServiceAccount:
             self._changed.notify_all()
 
     def _held(self) -> CredentialsError | None:
-        """Return why it is not offered now, unless the file has another password by now."""
+        """Return the reason not to offer it now, unless the file has another password by now."""
         refused = self._refusals.held(self._password)
         if refused is None and self._resting is not None:
             until, error = self._resting

@@ -89,7 +89,7 @@ class ServiceRefusals:
         return self._path is not None and time.monotonic() >= self._alone_until
 
     def held(self, secret: bytes, server: str | None = None) -> CredentialsError | None:
-        """Return why a password is not to be offered now; ``None`` if it may be.
+        """Return the reason why a password is not to be offered now; ``None`` if it may be.
 
         :param server: the server that it would be offered to; ``None`` to ask of all of them
         """
@@ -202,7 +202,7 @@ class ServiceRefusals:
                 lock.after_fork()
 
     def _read(self) -> dict[str, Any]:
-        """Return what is in the file; without one, what this process knows."""
+        """Return the content of the file; without one, that which this process knows."""
         if self._path is None:
             return self._memory
         try:

@@ -258,7 +258,7 @@ def _slot(tag: str, count: int) -> int:
 def changed(
     epoch: Epoch, slots: Slots, generation: int, numbers: tuple[int, ...]
 ) -> str | None:
-    """Return what has changed in ``slots`` since ``epoch``; only counts are made by it.
+    """Return the tag of a change in ``slots`` since ``epoch``; only counts are made by it.
 
     :param epoch: the epoch with which the answer was kept
     :param slots: the slots that the answer depends on

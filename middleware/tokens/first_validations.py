@@ -101,7 +101,7 @@ class Subject(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Subject:
-        """Return what :meth:`pack` packed."""
+        """Return the facts that :meth:`pack` packed."""
         (target, epoch, numbers, times), body = _unpacked(packed)
         return cls(target, body, Epoch(*epoch), Slots(numbers), _lifetime(times))
 
@@ -131,7 +131,7 @@ class Caller(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Caller:
-        """Return what :meth:`pack` packed."""
+        """Return the facts that :meth:`pack` packed."""
         (credentials, headers, request_id, subject, length, epoch, numbers, times), _ = (
             _unpacked(packed)
         )

@@ -523,7 +523,7 @@ def forwarded_for(found: Found) -> Iterator[Finding]:
 
 
 def _sign_of_balancer(found: Found, hosts: tuple[Directive | None, ...]) -> Place | None:
-    """Return what says that a balancer appends the address; ``None`` if nothing does."""
+    """Return the place that shows that a balancer appends the address; ``None`` without one."""
     protocol = [x for x in _tree(found).all("remoteipproxyprotocol") if x.value.lower() == "on"]
     if protocol or any(map(routes.sends_proxy, routes.backends(found))):
         return None  # by the PROXY protocol, which leaves the client's header as it is
@@ -585,7 +585,7 @@ def secrets_in_log(found: Found) -> Iterator[Finding]:
 
 
 def _federated(tree: Tree) -> list[Directive]:
-    """Return what says that a module logs users in, and takes its own headers from clients."""
+    """Return the directives by which modules log users in and take their headers from clients."""
     modules = ("openid-connect", "auth-openidc", "oauth20", "mellon", "shibboleth")
     return [
         *tree.all("oidcprovidermetadataurl", "oidcproviderissuer", "oidcmetadatadir"),

@@ -177,7 +177,7 @@ def _named(known: Directive | None) -> str:
 def before_daemon(
     found: Found, daemon: Directive, options: dict[str, str]
 ) -> tuple[float, Directive | None]:
-    """Return how long Apache waits for a daemon, and the directive that says so."""
+    """Return the time that Apache waits for a daemon, and the directive that says so."""
     own = seconds(options.get("socket-timeout", "0"))
     if own:
         return own, daemon
@@ -281,7 +281,7 @@ class _Front:
 
 
 def _fronts(found: Found) -> Iterator[_Front]:
-    """Give what the web servers before uWSGI wait for Keystone."""
+    """Yield the times that the web servers before uWSGI wait for Keystone."""
     seen: set[Place] = set()
     for directive in routes.nginx_passes(found):
         assert found.nginx is not None

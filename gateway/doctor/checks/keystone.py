@@ -436,7 +436,7 @@ _SAME = (
 
 
 def node_part(found: Found) -> dict[str, dict[str, object]]:
-    """Return what is compared between nodes; it has no secret."""
+    """Return the facts that are compared between nodes, without secrets."""
     conf = found.keystone
     try:
         processes, threads = found.workers

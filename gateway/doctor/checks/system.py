@@ -307,7 +307,7 @@ def _denied(found: Found) -> list[Unread]:
 
 
 def _ends(found: Found, path: str) -> float | None:
-    """Return when a certificate ends, in seconds since 1970."""
+    """Return the end of a certificate, in seconds since 1970."""
     text = found.files.text(path)
     try:
         from cryptography import x509

@@ -42,7 +42,7 @@ class Files:
     apart: dict[str, None] = field(default_factory=dict)
 
     def real(self, path: str | Path) -> Path:
-        """Return where a path of the machine lies here."""
+        """Return the path here of a path of the machine."""
         return self.root / str(path).lstrip("/")
 
     def exists(self, path: str | Path) -> bool:
@@ -74,7 +74,7 @@ class Files:
         return self.root == Path("/") or any(self.exists(x) for x in _SHELLS)
 
     def resolved(self, path: str | Path) -> Path:
-        """Return where a path leads, its links followed within the root."""
+        """Return the end of a path, its links followed within the root."""
         # No file has such a name, and no call of the system takes it.
         path = str(path).replace("\0", "?")
         if self.root == Path("/"):
@@ -170,7 +170,7 @@ class Files:
 
 
 def _target(path: Path) -> str:
-    """Return where a link leads; empty if it is none, or may not be looked at."""
+    """Return the target of a link; empty if it is none, or may not be looked at."""
     try:
         return os.readlink(path)
     except OSError:

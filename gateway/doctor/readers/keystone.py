@@ -47,7 +47,7 @@ class KeystoneConf:
         return default if found is None else found.on
 
     def place(self, section: str, name: str) -> Place:
-        """Return where it is set, or else the last file."""
+        """Return the place where it is set, or else the last file."""
         found = self.last(section, name)
         return found.place if found else Place(self.path)
 

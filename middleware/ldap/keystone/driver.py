@@ -368,7 +368,7 @@ def unavailable(reason: str) -> DirectoryUnavailable:
 
 
 def _told(error: Exception) -> exception.Error:
-    """Log why Keystone's LDAP code cannot go on, and return its exception."""
+    """Log the reason why Keystone's LDAP code cannot go on, and return its exception."""
     if isinstance(error, OptionError):
         LOG.error("LDAP: %s", error)
         return exception.UnexpectedError(exception=str(error))
@@ -387,7 +387,7 @@ def _told(error: Exception) -> exception.Error:
 
 
 def _address() -> str:
-    """Return who asks, as Keystone sees it: behind proxies by ``[oslo_middleware]``."""
+    """Return the client's address, as Keystone sees it: behind proxies by ``[oslo_middleware]``."""
     return flask.request.remote_addr or "" if flask.has_request_context() else ""
 
 
@@ -422,7 +422,7 @@ def _forget() -> None:
 
 
 def _asked(operation: str, call: Callable[[], T]) -> T:
-    """Return what a search finds, with Keystone's exceptions for outages and refusals.
+    """Return the result of a search, with Keystone's exceptions for outages and refusals.
 
     :param operation: the operation's name in a trace
     :raises keystone.exception.Error: as :meth:`Handler.search_s`

@@ -44,7 +44,7 @@ class Reading:
         }
 
     def kind(self, attributes: dict[str, list[bytes]]) -> Literal["user", "group", "other"]:
-        """Return what an entry is, by its object classes."""
+        """Return the kind of an entry, by its object classes."""
         found = {
             value.decode("utf-8", "replace").lower()
             for name, values in attributes.items()

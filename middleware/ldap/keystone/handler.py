@@ -264,7 +264,7 @@ class PoolHandler(common.LDAPHandler):
         *args: Any,
         **options: Any,
     ) -> None:
-        """Note what a search needs. All else was settled when the pool was made."""
+        """Note the options of searches. All else was settled when the pool was made."""
         self.page_size = page_size
         if alias_dereferencing is not None:
             self._dereference = alias_dereferencing
@@ -300,7 +300,7 @@ class PoolHandler(common.LDAPHandler):
             pool.authenticate(who, cred)
 
     def unbind_s(self) -> None:
-        """Return what is still borrowed. Never fails."""
+        """Give back the connections that are still borrowed. Never fails."""
         paged, self._paged = self._paged, None
         if paged is not None:
             paged.close()
@@ -458,7 +458,7 @@ def _is_reference(item: tuple[Any, Any]) -> bool:
 
 
 def _default_dereference() -> int:
-    """Return what ``alias_dereferencing = default`` means: ldap.conf's, which python-ldap read."""
+    """Return the value of ``alias_dereferencing = default``: ldap.conf's, read by python-ldap."""
     return int(ldap.get_option(ldap.OPT_DEREF))
 
 

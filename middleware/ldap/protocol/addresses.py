@@ -104,7 +104,7 @@ class Addresses:
         self._known: Sequence[tuple[Any, ...]] = ()
 
     def reach(self, call: Callable[[ServerURL, Address, float], C], seconds: float) -> C:
-        """Return what ``call`` returns for the first address with which it does not fail.
+        """Return the result of ``call`` with the first address with which it does not fail.
 
         The name's lookup is part of the time.
 

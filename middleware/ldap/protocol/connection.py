@@ -542,7 +542,7 @@ class Connection:
         raise self._broken(broken)
 
     def budget(self) -> Budget:
-        """Return what an answer may take in all."""
+        """Return the time that an answer may take in all."""
         return Budget(self._limits)
 
     def ping(self, timeout: float | None = None) -> None:
@@ -660,7 +660,7 @@ class Connection:
         return message
 
     def _next_step(self, exchange: Exchange, challenge: bytes) -> bytes:
-        """Return what the next BIND of an exchange says, or raise on behalf of the server."""
+        """Return the content of the next BIND of an exchange, or raise on behalf of the server."""
         broken = ""
         try:
             return exchange.answer(challenge)
@@ -697,7 +697,7 @@ class Connection:
         self, message: Message, mechanism: str, nobody: Verdict, deadline: float | None,
         *, unasked: str = "",
     ) -> str:  # fmt: skip
-        """Return who the server made of a BIND by SASL that it accepted.
+        """Return the identity that the server made of a BIND by SASL that it accepted.
 
         :param message: the answer to it
         :param nobody: the verdict if that is nobody
@@ -722,12 +722,12 @@ class Connection:
         return identity
 
     def _deadline(self, timeout: float | None) -> float | None:
-        """Return when an operation of several messages that begins now is to end."""
+        """Return the end of an operation of several messages that begins now."""
         seconds = self._timeout if timeout is None else timeout
         return None if seconds is None else time.monotonic() + seconds
 
     def _left(self, deadline: float | None) -> float | None:
-        """Return what is left of the time of an operation that is half done."""
+        """Return the time that is left of an operation that is half done."""
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             self.usable = False

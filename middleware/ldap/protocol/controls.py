@@ -142,7 +142,7 @@ class PasswordPolicy(NamedTuple):
 
 
 def password_policy(controls: Iterable[Control]) -> PasswordPolicy | None:
-    """Return what the password policy says about a bind, ``None`` if nothing.
+    """Return the password policy's words on a bind, ``None`` without any.
 
     :raises ProtocolError: the control is broken
     """
@@ -191,7 +191,7 @@ class EntryState(NamedTuple):
 
 
 def entry_state(controls: Iterable[Control]) -> EntryState | None:
-    """Return what a server says of an entry, by either control; ``None`` if nothing.
+    """Return a server's note on an entry, by either control; ``None`` without one.
 
     :raises ProtocolError: the control is broken
     """

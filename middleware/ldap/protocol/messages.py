@@ -70,7 +70,7 @@ def password_octets(password: str | bytes) -> bytes | None:
 
 
 def never_sent(password: bytes | None) -> str:
-    """Return why a password is sent to no server; ``None`` is what no UTF-8 can express.
+    """Return the reason why a password is sent to no server; ``None`` is one that is no UTF-8.
 
     Samba and 389 Directory Server end a password at a NUL: with anything after it, the right one
     would be taken for right.
@@ -589,7 +589,7 @@ def _read_result(message: Message, data: bytes, at: int, end: int) -> None:
 def _read_named(
     message: Message, data: bytes, at: int, end: int, oid: int | None, value: int
 ) -> None:
-    """Read what is optional: a name and a value by these tags, referrals, and what we ignore."""
+    """Read the optional parts: a name and a value by these tags, referrals, and what we ignore."""
     message.oid = message.value = None
     while at < end:
         tag, start, at = read_header(data, at, end)

@@ -95,7 +95,7 @@ class Exchange:
         self.finished = False
 
     def answer(self, challenge: bytes) -> bytes:
-        """Return what the next request says.
+        """Return the content of the next request.
 
         :param challenge: the server's part of the answer to the last one
         :raises ProtocolError: that is none of the steps

@@ -314,7 +314,7 @@ def _words(dns: Any, error: Exception, seconds: float) -> str:
 
 
 def _of_nameservers(error: Any) -> str:
-    """Return what each DNS server has answered, or why none could be asked."""
+    """Return the answer of each DNS server, or the reason why none could be asked."""
     told = []
     for nameserver, _, _, reason, _ in error.kwargs.get("errors") or ():
         text = os.strerror(reason.errno) if getattr(reason, "errno", None) else str(reason)

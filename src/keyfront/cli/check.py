@@ -186,7 +186,7 @@ class Report:
 
 
 def _said_by(token: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what a token says, without secrets."""
+    """Return the content of a token, without secrets."""
     user = token["user"]
     rows = [("user", f"{user['name']} in {user['domain']['name']}")]
     for scope in ("project", "domain"):
@@ -409,7 +409,7 @@ class _Server:
         return answer, text, taken
 
     def _note(self, answer: HTTPResponse) -> None:
-        """Note what the server says of its own time, and by which id its log has the request."""
+        """Note the server's own time, and the id by which its log has the request."""
         if not self._step:
             return
         known = _REQUEST_ID.fullmatch(answer.headers.get("x-openstack-request-id", ""))

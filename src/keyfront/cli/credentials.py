@@ -42,7 +42,7 @@ class Credentials:
         return f"<Credentials for {self.url}>"
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return how connections are encrypted; ``None`` if the URL says that they are not.
+        """Return the TLS context of connections; ``None`` if the URL says that they have none.
 
         :raises ServerError: the file of certificates cannot be read
         """
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def of_arguments(arguments: argparse.Namespace) -> Credentials:
-    """Return who asks which Keystone: what is named by an option counts first.
+    """Return the credentials and the Keystone: those that an option names count first.
 
     :raises OptionError: a variable or a cloud cannot be used
     :raises ServerError: there is no Keystone of ``keyfront serve``, and no other one is named
@@ -96,7 +96,7 @@ def of_arguments(arguments: argparse.Namespace) -> Credentials:
 
 
 def of_environment() -> Credentials:
-    """Return what the ``OS_*`` variables say.
+    """Return the credentials that the ``OS_*`` variables name.
 
     :raises OptionError: one is missing or cannot be used
     """
@@ -111,7 +111,7 @@ def of_environment() -> Credentials:
 
 
 def login_of_environment() -> dict[str, Any]:
-    """Return what is sent as ``auth``, as the ``OS_*`` variables say.
+    """Return the value of ``auth``, as the ``OS_*`` variables say.
 
     :raises OptionError: one is missing
     """
@@ -127,7 +127,7 @@ def _variables() -> dict[str, str]:
 
 
 def of_cloud(name: str) -> Credentials:
-    """Return what ``clouds.yaml`` says of a cloud.
+    """Return the credentials of a cloud in ``clouds.yaml``.
 
     :param name: its name there
     :raises OptionError: there is no such cloud, or its credentials cannot be used

@@ -238,7 +238,7 @@ def _log_in(arguments: argparse.Namespace, found: Found) -> None:
 
 
 def _would_render(options: list[str]) -> tuple[Sequence[File], Path]:
-    """Return what keyfront render would write, and the folder.
+    """Return the files that keyfront render would write, and their folder.
 
     :raises OptionError: an option does not do
     """

@@ -123,7 +123,7 @@ def _age(now: float, when: float) -> int:
 
 
 def _queue(found: counters.Count) -> dict[str, Any] | None:
-    """Return how long requests waited for a worker; ``None`` where nobody measures it."""
+    """Return the times that requests waited for a worker; ``None`` where nobody measures it."""
     counted = sum(found.waited)
     if not counted and not found.shed:
         return None

@@ -595,7 +595,7 @@ def _another_process(
 
 
 def _epochs(node: Node, coordinator: Any) -> str:
-    """Return why a node does not go by the epoch table of this one; empty if it does."""
+    """Return the reason why a node does not go by this one's epoch table; empty if it does."""
     from keyfront.middleware.tokens import tags_header
 
     try:
@@ -632,7 +632,7 @@ def _epochs(node: Node, coordinator: Any) -> str:
 
 
 def _asked(node: Node) -> tuple[int, dict[str, str]]:
-    """Return what a node says of its token, and of how long that stands."""
+    """Return a node's answer about its token, with the headers that tell how long it stands."""
     from keyfront.middleware.tokens import tags_header
 
     headers = {

@@ -63,7 +63,7 @@ class Rates:
         self._seconds = until - since if before is not None else 0.0
 
     def grown(self, *names: str) -> int | None:
-        """Return how much these counts grew, at least 0: they begin anew with the node's folder.
+        """Return the growth of these counts, at least 0: they begin anew with the node's folder.
         ``None`` if that is not known.
         """
         if self._seconds <= 0 or not self._before.keys() & self.now.keys() >= set(names):
@@ -76,12 +76,12 @@ class Rates:
         return sum(self.now.get(name, 0) for name in names)
 
     def rate(self, *names: str) -> str:
-        """Return how much these counts grew a second, in at most seven columns."""
+        """Return the growth of these counts a second, in at most seven columns."""
         grown = self.grown(*names)
         return "-" if grown is None else per_second(grown / self._seconds)
 
     def waited(self) -> list[int] | None:
-        """Return how many waited in the interval, by the bits of the microseconds."""
+        """Return the numbers of requests that waited, by the bits of the microseconds."""
         before, now = (one.get("by_microseconds") for one in (self._before, self.now))
         if not before or not now:
             return None

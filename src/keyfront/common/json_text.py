@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parse(text: str | bytes) -> Any:
-    """Return what a JSON text says.
+    """Return the value of a JSON text.
 
     :param text: the text; bytes are UTF-8, UTF-16 or UTF-32
     :raises ValueError: it is no JSON (``json.JSONDecodeError``, which tells the line), no text, or

@@ -19,7 +19,7 @@ _WIPE_ON_FORK = 18  # asm-generic/mman-common.h
 
 
 def started(pid: int | str) -> int | None:
-    """Return when a process started, in clock ticks since the machine did (proc(5), stat).
+    """Return the start of a process, in clock ticks since the machine's (proc(5), stat).
 
     ``None`` if it does not live, be it that it is a zombie.
     """

@@ -22,7 +22,7 @@ _SHORT = "/tmp"
 
 
 def length(path: Path | str) -> int:
-    """Return how many bytes a path has."""
+    """Return the number of bytes of a path."""
     return len(os.fsencode(path))
 
 
