@@ -20,7 +20,7 @@ Play = Callable[..., Any]
 # second is due; and of the hooks in it.
 MISS = 12
 DUE = 14
-HOOKS = 23
+HOOKS = 21
 
 # One crossing: the filter calls Keystone's application, which answers as PEP 3333 has it.
 CROSSINGS = [
