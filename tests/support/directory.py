@@ -327,10 +327,11 @@ class Directory:
 
     def wait_for(self, condition: Callable[[Counts], bool], what: str) -> Counts:
         """Wait until the counts are so; returns them."""
-        deadline = time.monotonic() + PATIENCE
+        began = time.monotonic()
         while not condition(counts := self.counts()):
-            assert time.monotonic() < deadline, f"waited in vain until {what}: {counts}"
-            time.sleep(0.01)
+            waited = time.monotonic() - began
+            assert waited < PATIENCE, f"waited in vain until {what}: {counts}"
+            time.sleep(min(max(0.01, waited / 20), 0.2))
         return counts
 
     def _catch_up(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from oauthlib import oauth1
 
 from keyfront.middleware.tokens import tags_header
-from support.served import PATIENCE
+from support.served import PATIENCE, wait_for
 
 VALIDATE = "/auth/tokens"
 
@@ -126,10 +125,12 @@ class World:
         In a new folder it does so when the database has no transaction from before left.
         """
         own = {"X-Subject-Token": self.admin, tags_header.NAME: tags_header.ASK}
-        deadline = time.monotonic() + PATIENCE
-        while self.call("GET", VALIDATE, headers=own).headers[tags_header.NAME] == tags_header.NONE:
-            assert time.monotonic() < deadline, "nothing is kept"
-            time.sleep(0.02)
+
+        def is_kept() -> bool:
+            answer = self.call("GET", VALIDATE, headers=own)
+            return answer.headers[tags_header.NAME] != tags_header.NONE
+
+        wait_for(is_kept, "something is kept")
 
     def call(
         self, method: str, path: str, body: object = None, *, token: str | None = None,

@@ -174,10 +174,12 @@ def _read_until(process: subprocess.Popen[bytes], until: bytes) -> bytes:
 def wait_for(condition: object, what: str, seen: Sequence[object] = ()) -> None:
     """Poll a condition until it is true; if it never is, say the last of what it has seen."""
     assert callable(condition)
-    deadline = time.monotonic() + PATIENCE
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}: {seen[-1:]}"
-        time.sleep(0.02)
+        waited = time.monotonic() - began
+        assert waited < PATIENCE, f"waited in vain until {what}: {seen[-1:]}"
+        # What takes long is looked at less often: many a look takes a server longer than a pause.
+        time.sleep(min(max(0.02, waited / 20), 0.2))
 
 
 def stats(path: Path) -> dict[str, object]:
