@@ -41,9 +41,9 @@ PATIENCE = 120.0
 # a process stands still for a part of that.
 HEARTBEAT = 3
 MODELS = ("none", "eventlet", "gevent")
-_TICK = 0.01
+_TICK = 0.02
 # Seconds between log lines: six workers that write often are a load of their own.
-_CHATTER = 0.05
+_CHATTER = 0.2
 _read, _write = os.read, os.write
 _start_native, _sleep_natively = _thread.start_new_thread, time.sleep
 # The seconds that each thread has asked to sleep, once they are counted.
