@@ -271,7 +271,10 @@ def app_factory(global_conf: Mapping[str, str] | None, **local_conf: str) -> WSG
     )
     views = token_cache.connect(database)
     if token_cache.leaves_out_work():
+        from .repeated_work import know_what_is_a_coroutine
+
         needless_middleware.pass_by(application)
+        know_what_is_a_coroutine(application)
     application = refuse_deep(application, limit=_largest_body())
     loss = DatabaseLoss()
     loss.watch()

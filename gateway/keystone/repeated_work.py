@@ -13,7 +13,7 @@ import math
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -29,7 +29,7 @@ from .body_schemas import keep_validators
 from .cache_regions import name_of
 from .fernet_keys import keep_keys
 from .imports import import_keystone, incompatible
-from .worker_memory import KeystoneMemory, NotKept, noted_as_check
+from .worker_memory import KeystoneMemory, NotedAsCheck, NotKept
 
 
 def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
@@ -43,7 +43,9 @@ def leave_out(ttl: float, memory: KeystoneMemory | None) -> None:
     keep_validators(import_keystone("keystone.common.validation"))
     bind_at_once(importlib.import_module("decorator"))
     yield_to_greenlets_only(importlib.import_module("oslo_db.sqlalchemy.engines"))
-    keep_keys(import_keystone("keystone.token.token_formatters"))
+    formatters = import_keystone("keystone.token.token_formatters")
+    keep_keys(formatters)
+    turn_identifiers_once(formatters)
     call_at_once(import_keystone("keystone.common.manager"))
     if memory is not None:
         of_keystone = [one for name, one in sys.modules.items() if name.startswith("keystone.")]
@@ -170,6 +172,7 @@ def call_at_once(manager: Any) -> None:
     try:
         traced = manager._TraceMeta.wrapper(lambda self: None, "Manager").__code__
         is_on, level = manager.LOG.logger.isEnabledFor, manager.log.TRACE
+        known: Mapping[int, bool] = getattr(manager.LOG.logger, "_cache", {})
     except AttributeError:
         return
     inner = [one for one in traced.co_consts if hasattr(one, "co_names")]
@@ -179,7 +182,8 @@ def call_at_once(manager: Any) -> None:
     def called(method: Any, wrapped: Any) -> Any:
         @functools.wraps(wrapped)
         def call(*values: Any, **named: Any) -> Any:
-            if is_on(level):
+            # What the logger itself has kept of its answer, until a level is set anew.
+            if known.get(level, True) and is_on(level):
                 return wrapped(*values, **named)
             return method(*values, **named)
 
@@ -230,8 +234,8 @@ def _cells(function: Any) -> dict[str, Any]:
 
 # The same two times of one token are parsed six times, always with the same result.
 
-# Characters of a time at most; only a client's made-up one is longer.
-_LONGEST_TIME = 64
+# Characters of a time at most, and of an identifier; only a client's made-up one is longer.
+_LONGEST_TIME = _LONGEST_IDENTIFIER = 64
 
 
 def read_times_once(timeutils: Any) -> None:
@@ -284,6 +288,42 @@ def write_times_once(utils: Any) -> None:
     utils.isotime = isotime
 
 
+# A token has the identifiers of its user and project as 16 bytes: one login turns them to and fro
+# six times.
+
+# By the name of a method, all names that it uses.
+_UUIDS: Mapping[str, tuple[type[str | bytes], frozenset[str]]] = {
+    "convert_uuid_hex_to_bytes": (str, frozenset({"uuid", "UUID", "bytes"})),
+    "convert_uuid_bytes_to_hex": (bytes, frozenset({"uuid", "UUID", "hex"})),
+}
+
+
+def turn_identifiers_once(formatters: Any) -> None:
+    """Make Keystone keep the last results of turning identifiers to bytes and back.
+
+    :param formatters: Keystone's module ``keystone.token.token_formatters``; a method that uses
+        other names than the known ones is left alone
+    """
+    payload = formatters.BasePayload
+    for method, (kind, names) in _UUIDS.items():
+        function: Any = getattr(vars(payload).get(method), "__func__", None)
+        code = getattr(function, "__code__", None)
+        if code is not None and names.issuperset(code.co_names):
+            setattr(payload, method, classmethod(_turned_once(function, kind)))
+
+
+def _turned_once(turn: Callable[[Any, Any], Any], kind: type[str | bytes]) -> Callable[..., Any]:
+    # For any of the classes it is the same.
+    kept = functools.lru_cache(maxsize=1024)(functools.partial(turn, None))
+
+    @functools.wraps(turn)
+    def turned(cls: Any, value: Any) -> Any:
+        short = type(value) is kind and len(value) <= _LONGEST_IDENTIFIER
+        return kept(value) if short else turn(cls, value)
+
+    return turned
+
+
 # For each check of a policy, and twice for each request, the arguments of a method are looked up.
 
 @functools.lru_cache(maxsize=512)
@@ -315,6 +355,40 @@ def look_at_signatures_once(module: Any) -> None:
         module.inspect = _Inspect()
     if getattr(module, "getfullargspec", None) is inspect.getfullargspec:
         module.getfullargspec = _getfullargspec
+
+
+# flask asks eight times in each request whether a function that it is about to call is a coroutine.
+
+def know_what_is_a_coroutine(application: Any) -> None:
+    """Make flask find out once of each function whether it is a coroutine.
+
+    :param application: Keystone's flask application; one that decides by more than the function is
+        left alone
+    """
+    ensure: Any = getattr(application, "ensure_sync", None)
+    code = getattr(ensure, "__code__", None)
+    if code is None or not _ENSURES.issuperset(code.co_names):
+        return
+    plain: set[FunctionType] = set()
+
+    @functools.wraps(ensure)
+    def ensure_sync(function: Any) -> Any:
+        if type(function) is FunctionType:
+            if function in plain:
+                return function
+            found = ensure(function)
+            if found is function and len(plain) < _FUNCTIONS:
+                plain.add(function)
+            return found
+        return ensure(function)
+
+    application.ensure_sync = ensure_sync
+
+
+# All names that flask's method uses.
+_ENSURES = frozenset({"iscoroutinefunction", "async_to_sync"})
+# Functions that are known at most; an application has some hundreds.
+_FUNCTIONS = 4096
 
 
 # When a connection goes back to its pool, oslo.db has the thread give way, so that other greenlets
@@ -540,7 +614,7 @@ def look_for_new_tokens_at_once(
             younger = False
         if not younger:
             return check(self, token_values)
-        with noted_as_check(request):
+        with NotedAsCheck(request):
             return compute(self, token_values)
 
     check_revocation_v3.keyfront = True  # type: ignore[attr-defined]

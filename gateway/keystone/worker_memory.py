@@ -24,8 +24,8 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from hashlib import blake2b
+from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from dogpile.cache.api import NO_VALUE, CacheBackend, CachedValue, CacheMutex
@@ -268,7 +268,7 @@ class KeystoneMemory(CacheBackend):
             request.kept[key] = found.reads
             kept = request.values[key] = found.data, found.metadata
         payload = pickle.loads(kept[0])
-        if _is_token(payload) and payload.id is None:
+        if type(payload) not in _PLAIN and _is_token(payload) and payload.id is None:
             payload.id = _argument(key)
         return payload, kept[1]
 
@@ -448,6 +448,10 @@ def _is_kept_elsewhere(request: Request, key: str, function: str) -> bool:
     return outer is not None and any(fill.key.startswith(outer) for fill in request.fills)
 
 
+# Mostly a value is one of these, and no token.
+_PLAIN = frozenset({dict, list, str, NoneType})
+
+
 def _is_token(payload: object) -> bool:
     return hasattr(payload, "audit_ids")
 
@@ -561,19 +565,28 @@ def _end_fill(request: Request, key: str) -> Reads | None:
     return Reads(frozenset(families), frozenset(tags), frozenset(followed))
 
 
-@contextmanager
-def noted_as_check(request: Request) -> Iterator[None]:
-    """Note what is read in the block as a check of a token against revocations that is kept.
+class NotedAsCheck:
+    """Notes what is read in its block as a check of a token against revocations that is kept.
 
-    It depends on what the token depends on, where by itself it would on each change.
+    Such a check depends on what the token depends on, where by itself it would on each change.
+
+    :param request: the notes on the request
     """
-    request.fills.append(Fill(_REVOKED))
-    try:
-        yield
-    finally:
-        reads = _end_fill(request, _REVOKED)
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        """Begin to note."""
+        self._request.fills.append(Fill(_REVOKED))
+
+    def __exit__(self, *error: object) -> None:
+        """Note what was read for whoever waits for the check."""
+        reads = _end_fill(self._request, _REVOKED)
         if reads is not None:
-            request.note(reads)
+            self._request.note(reads)
 
 
 class Vouched(ProxyBackend):
@@ -713,10 +726,15 @@ def _use(region: Any, memory: KeystoneMemory) -> None:
         if request is None:
             return ask(key, creator, expiration_time, should_cache_fn, creator_args)
         # As dogpile.cache does where no lock has to be had, and without asking for one.
-        key = region.key_mangler(key)
+        if request.own_name or region.key_mangler is not own_mangler:
+            key = region.key_mangler(key)
         if find is not None and region.backend is noting:
-            value = find(request, key) or NO_VALUE
-            noting._looked_for(key, value)
+            value = find(request, key)
+            if value is None:
+                value = NO_VALUE
+                noting._looked_for(key, value)
+            elif not request.as_it_is:
+                request.note(request.kept.get(key, _UNKNOWN))
         else:
             value = region.backend.get(key)
         if value is not NO_VALUE:

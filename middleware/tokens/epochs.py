@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import operator
 import threading
 import time
@@ -239,7 +240,7 @@ def slots(tags: Iterable[str], count: int) -> Slots:
     :param count: number of slots in the table, more than twice that of the fixed tags
     :raises ValueError: there are no tags
     """
-    return Slots(_slot(tag, count) for tag in tags)
+    return Slots(map(_slot, tags, itertools.repeat(count)))
 
 
 # Mostly the same tags are asked for again.
@@ -373,7 +374,9 @@ class View(NamedTuple):
         """
         generation, numbers = coordinator.snapshot()
         # A change under way has no number yet: the one before it counts.
-        last = max((number for number in numbers if number != DIRTY), default=0)
+        last = max(numbers, default=0)
+        if last == DIRTY:
+            last = max((number for number in numbers if number != DIRTY), default=0)
         seen = Epoch(generation, last)
         return cls(coordinator, numbers, seen, settling.settled(seen))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import datetime
+import functools
 import math
 import secrets
 import types
@@ -256,35 +257,36 @@ def tags(request: Request, asked: list[str]) -> set[str] | None:
     return found
 
 
-def token_tags(model: Any) -> Iterator[str]:
-    """Yield the tags of a validated token.
+def token_tags(model: Any) -> list[str]:
+    """Return the tags of a validated token.
 
     :param model: Keystone's ``TokenModel``
     :raises ValueError: no tag can be made of an identifier
     :raises AttributeError: the model does not look as Keystone 30's; so do KeyError and TypeError
     """
-    yield from _SHARED
+    found = [*_SHARED, *_user_tags(model.user_id, model.user["domain_id"])]
     for audit in model.audit_ids:
-        yield tag("audit", audit)
-    yield from _user_tags(model.user_id, model.user["domain_id"])
+        found.append(tag("audit", audit))
     if model.domain_id:
-        yield tag("project", model.domain_id)
+        found.append(tag("project", model.domain_id))
     if model.project_id:
-        yield tag("project", model.project_id)
-        yield tag("project", model.project_domain["id"])
+        found.append(tag("project", model.project_id))
+        found.append(tag("project", model.project_domain["id"]))
     if model.trust_id:
-        yield from _trust_tags(model)
+        found += _trust_tags(model)
     if model.application_credential_id:
-        yield tag("appcred", model.application_credential_id)
+        found.append(tag("appcred", model.application_credential_id))
     if model.access_token_id:
-        yield "oauth"
+        found.append("oauth")
+    return found
 
 
-def _user_tags(user: str, domain: str) -> Iterator[str]:
-    yield tag("user", user)
-    yield tag("grants:user", user)
-    yield tag("members", user)
-    yield tag("project", domain)
+@functools.lru_cache(maxsize=2048)
+def _user_tags(user: str, domain: str) -> tuple[str, ...]:
+    return (
+        *(tag(kind, user) for kind in ("user", "grants:user", "members")),
+        tag("project", domain),
+    )
 
 
 def _trust_tags(model: Any) -> Iterator[str]:

@@ -25,6 +25,7 @@ Tags of rows:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -297,6 +298,8 @@ class _UnknownRowError(Exception):
     """A row lacks a value that its tag needs, or has one that no row of Keystone should have."""
 
 
+# Mostly the same are asked for again: each request makes some twenty.
+@functools.lru_cache(maxsize=8192)
 def tag(kind: str, identity: str) -> str:
     """Return the tag of one row: ``tag("user", "AB1")`` is ``user:ab1``.
 

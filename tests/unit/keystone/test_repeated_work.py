@@ -10,6 +10,7 @@ import itertools
 import logging
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -223,6 +224,88 @@ def test_a_time_is_read_once() -> None:
             with pytest.raises((TypeError, ValueError)):
                 timeutils.parse_isotime(wrong)
     assert len(read) == 7
+
+
+def outcome(deed: Callable[..., Any], *values: Any) -> Any:
+    """Return what a call returns, or the type of what it raises."""
+    try:
+        return deed(*values)
+    except Exception as error:
+        return type(error)
+
+
+def test_identifiers_of_tokens_are_turned_once() -> None:
+    payload = pytest.importorskip("keystone.token.token_formatters").BasePayload
+    theirs = {name: vars(payload)[name].__func__ for name in repeated_work._UUIDS}
+    copied = SimpleNamespace(
+        BasePayload=type("Copied", (), {name: classmethod(one) for name, one in theirs.items()})
+    )
+    repeated_work.turn_identifiers_once(copied)
+    ours = copied.BasePayload
+    before = dict(vars(ours))
+    repeated_work.turn_identifiers_once(copied)
+    assert dict(vars(ours)) == before
+    ids = [uuid.uuid4() for _ in range(3)]
+    values = [
+        *(form for one in ids for form in (one.hex, one.hex.upper(), str(one), one.bytes)),
+        *("", "default", "{" + ids[0].hex + "}", "é" * 32, b"", b"x" * 15, "a" * 1000),
+        *(None, 7, [], bytearray(ids[0].bytes), type("Text", (str,), {})(ids[0].hex)),
+    ]
+    for name, turn in theirs.items():
+        made = 0
+        for value in values * 2:
+            assert outcome(getattr(ours, name), value) == outcome(turn, payload, value), value
+            made += type(outcome(turn, payload, value)) in (str, bytes)
+        assert made
+    counted: list[str] = []
+
+    class Other:
+        @classmethod
+        def convert_uuid_hex_to_bytes(cls, value: str) -> bytes:
+            counted.append(value)
+            return uuid.UUID(value).bytes
+
+    repeated_work.turn_identifiers_once(SimpleNamespace(BasePayload=Other))
+    for _ in range(2):
+        Other.convert_uuid_hex_to_bytes(ids[0].hex)
+    assert len(counted) == 2, "it does more than it is known to do"
+
+
+def test_what_is_a_coroutine_is_asked_once_of_each_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flask = pytest.importorskip("flask")
+    asked: list[object] = []
+
+    def is_one(function: object) -> bool:
+        asked.append(function)
+        return inspect.iscoroutinefunction(function)
+
+    monkeypatch.setattr("flask.app.iscoroutinefunction", is_one)
+    application = flask.Flask("one")
+    application.async_to_sync = lambda function: "made"
+    repeated_work.know_what_is_a_coroutine(application)
+
+    def plain() -> None: ...
+
+    async def coroutine() -> None: ...
+
+    method = TODAY.isoformat
+    for _ in range(3):
+        assert application.ensure_sync(plain) is plain
+        assert application.ensure_sync(coroutine) == "made"
+        assert application.ensure_sync(method) is method
+    assert asked.count(plain) == 1
+    assert asked.count(coroutine) == asked.count(method) == 3
+
+    class Other(flask.Flask):  # type: ignore[misc, name-defined]
+        def ensure_sync(self, function: Any) -> Any:
+            return super().ensure_sync(function)
+
+    other = Other("two")
+    repeated_work.know_what_is_a_coroutine(other)
+    assert "ensure_sync" not in vars(other)
+    repeated_work.know_what_is_a_coroutine(SimpleNamespace())
 
 
 def test_signatures_are_looked_up_once() -> None:
