@@ -48,6 +48,10 @@ _FORMS = "config:FILE[#NAME], egg:DISTRIBUTION[#NAME] or MODULE:CALLABLE"
 # Seconds a client is told to wait after a failed load; a server needs about that long to restart.
 RETRY_AFTER = 10
 
+# Objects that are frozen: more than Python 3.12 itself begins with (375, other releases none), and
+# fewer than whoever freezes on purpose has frozen, which is not undone.
+_FROZEN_BY_PYTHON = 1000
+
 # To the last @ of the word: a password that is not URL-encoded may hold one.
 _CREDENTIALS = re.compile(r"(://[^\s:/@]*:)\S*@")
 _OBJECT = re.compile(r"^\w+(\.\w+)*:\w+(\.\w+)*$")
@@ -120,7 +124,7 @@ def _uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        if gc.get_freeze_count() < _FROZEN_BY_PYTHON:
             # Straight to the oldest generation, so that the next allocation does not look at all.
             gc.freeze()
             gc.unfreeze()

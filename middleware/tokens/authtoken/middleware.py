@@ -38,6 +38,7 @@ except ModuleNotFoundError as error:
     ) from error
 import webob.exc
 from keystoneauth1 import access
+from keystoneauth1.identity import v2
 from keystonemiddleware.auth_token import _user_plugin
 
 from ..coordinator.factory import coordinator_of
@@ -113,7 +114,9 @@ class AuthProtocol(_Stock):
     def _tell(self, values: Mapping[str, Any]) -> None:
         """Log by what this middleware goes, and what it cannot go by; once, at the start."""
         url = getattr(self._auth, "auth_url", None) or getattr(self._auth, "endpoint", None) or ""
-        if self._auth is None:
+        # What keystonemiddleware before 13 makes then logs in by API v2, which no Keystone has.
+        by_v2 = isinstance(getattr(self._auth, "_plugin", None), v2.Password)
+        if self._auth is None or by_v2:
             LOG.warning("authtoken: Keystone cannot be asked: auth_type is not set")
         elif url and "://" not in url:
             LOG.warning("authtoken: Keystone cannot be asked: its URL has no http:// or https://")
