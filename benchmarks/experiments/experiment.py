@@ -172,12 +172,12 @@ def as_text(tables: Iterable[results.Table], notes: Iterable[str]) -> str:
     caption = ""
     for table in tables:
         if table.name == WORDS:
-            lines += ["", "What keyfront changes:"]
+            lines += ["", "what keyfront changes:"]
             lines += [_item(str(row[-1])) for row in table.rows] + [results.folded(caption)]
         elif table.name == CHANGES:
             caption = table.caption
         elif table.name == COMPARISON:
-            lines += ["Published and measured:", results.folded(table.caption)]
+            lines += ["published and measured:", results.folded(table.caption)]
             for what, published, measured, verdict in table.rows:
                 lines.append(_item(f"{what}: {verdict}. Published: {published}. Here: {measured}."))
         else:
