@@ -15,7 +15,8 @@ from collections import defaultdict
 
 from .. import results
 from ..compare import ldap_logins
-from ..compare.ldap_keystones import DOMAIN, Server, login
+from ..compare.keystone_process import KeystoneProcess
+from ..compare.ldap_keystones import DOMAIN, login
 from ..compare.ldap_logins import CASES, Sample, Samples, Settings, name_of, row
 from ..compare.ratios import ratio
 from ..worlds import slapd as directory
@@ -55,7 +56,6 @@ def settings(world: World) -> Settings:
     return Settings(
         tokens=QUICK_TOKENS if quick else TOKENS,
         rounds=QUICK_ROUNDS if quick else ROUNDS,
-        cache="off",
         logins=1,
         stock_logins=1,
         only=only,
@@ -63,7 +63,7 @@ def settings(world: World) -> Settings:
 
 
 def calls(
-    keystone: Server, admin: str, *, quick: bool
+    keystone: KeystoneProcess, admin: str, *, quick: bool
 ) -> dict[str, tuple[str, str, str | None, object]]:
     """Return the mix: each call's name, with method, path, token and body.
 
@@ -291,7 +291,7 @@ def run(world: World, record: results.Record) -> Conclusions:
         "tokens": chosen.tokens,
         "rounds": chosen.rounds,
         "distance_ms": DISTANCE,
-        "cache": chosen.cache,
+        "cache": "off",
     }
     directory.slapd_program()
     folder = world.folder()

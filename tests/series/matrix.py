@@ -5,7 +5,8 @@
     python tests/series/matrix.py --table                        # only the table, of earlier runs
 
 Which series, Pythons and tests there are stands in series.toml. Each environment is one of tox's
-(``tox -e 2025.1-py312``); what it found is kept in ``.tox/series``. Ends with 1 if a test failed.
+(``tox -e 2025.1-py312``); what it found is kept in ``.tox/series``. What the page says of others,
+which were run elsewhere, stays. Ends with 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -97,33 +98,65 @@ def cell(report: Path) -> str:
     return f"**{failed} failed**, {passed}" if failed else str(passed)
 
 
+def date(reports: list[Path]) -> str:
+    """Return the day of the oldest of these reports."""
+    suites = [one for path in reports for one in ET.parse(path).getroot().iter("testsuite")]
+    return min(one.get("timestamp", "")[:10] for one in suites)
+
+
 def table(found: list[Environment], parts: dict[str, list[str]]) -> str:
-    """Return the table in Markdown: a row for each environment run, a column for each part."""
-    rows = [
-        (one, [cell(one.report(part)) for part in parts])
-        for one in found
-        if any(one.report(part).exists() for part in parts)
-    ]
+    """Return the table in Markdown: a row for each environment, a column for each part."""
     majors = {one["name"]: one["keystone"] for one in listed()["series"]}
     lines = [
-        f"| OpenStack | Keystone | Python | {' | '.join(parts)} |",
-        "|---" * 3 + "|---:" * len(parts) + "|",
+        f"| OpenStack | Keystone | Python | {' | '.join(parts)} | run |",
+        "|---" * 3 + "|---:" * len(parts) + "|---|",
     ]
-    for one, cells in rows:
+    for one in found:
+        reports = [one.report(part) for part in parts]
+        made = [path for path in reports if path.exists()]
         where = [one.series, str(majors[one.series]), one.python]
-        lines.append(f"| {' | '.join(where + cells)} |")
+        cells = [*where, *map(cell, reports), date(made) if made else ""]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def with_earlier(table: str, earlier: str) -> str:
+    """Fill a table's empty cells from an earlier one, and leave out rows that stay empty.
+
+    A row is known by its first three cells. Its last is the day of the run: if something earlier
+    was filled in, the earlier one.
+    """
+
+    def rows(text: str) -> dict[tuple[str, ...], list[str]]:
+        lines = [line.strip()[1:-1].split("|") for line in text.strip().splitlines()]
+        found = [[cell.strip() for cell in line] for line in lines]
+        return {tuple(line[:3]): line for line in found}
+
+    head, line, *_ = table.splitlines()
+    before = rows(earlier)
+    made = [head, line]
+    for key, row in list(rows(table).items())[2:]:
+        old = before.get(key, [])
+        if len(old) == len(row):
+            *cells, day = zip(row, old, strict=True)
+            row = [new or past for new, past in cells]
+            filled = any(past and not new for new, past in cells)
+            row.append(min(filter(None, day), default="") if filled else day[0])
+        if any(row[3:]):
+            made.append(f"| {' | '.join(row)} |")
+    return "\n".join(made)
+
+
 def put_in(text: str, document: Path, start: str = START, end: str = END) -> None:
-    """Write a table between two markers of a document.
+    """Write a table between two markers of a document; what only stands there stays.
 
     :raises SystemExit: it has no such markers
     """
     before, found, rest = document.read_text(encoding="utf-8").partition(start)
-    _, ended, after = rest.partition(end)
+    old, ended, after = rest.partition(end)
     if not found or not ended:
         raise SystemExit(f"{document.name} has no {start} with an {end} behind it")
+    text = with_earlier(text, old)
     document.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 

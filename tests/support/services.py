@@ -63,10 +63,11 @@ def configure_glance(folder: Path, database: str, sections: str) -> None:
     )
 
 
-def configure_nova(folder: Path, api: str, cell: str, sections: str) -> None:
+def configure_nova(folder: Path, api: str, cell0: str, cell: str, sections: str) -> None:
     """Write nova's configuration, with its own paste file but for one line, and make its tables.
 
     :param api: the URL of a database
+    :param cell0: the URL of another, of servers that run nowhere
     :param cell: the URL of another
     """
     own = Path(sys.prefix, "etc", "nova", "api-paste.ini")
@@ -78,8 +79,35 @@ def configure_nova(folder: Path, api: str, cell: str, sections: str) -> None:
         f"[api_database]\nconnection = {api}\n"
         f"[database]\nconnection = {cell}\n" + sections
     )
-    for words in (["api_db", "sync"], ["db", "sync", "--local_cell"]):
+    # without cells it lists no servers, services and hosts
+    for words in (
+        ["api_db", "sync"],
+        ["cell_v2", "map_cell0", "--database_connection", cell0],
+        ["db", "sync"],
+        ["cell_v2", "create_cell", "--name", "cell1"],
+    ):
         manage("nova", config, *words)
+
+
+def configure_neutron(folder: Path, database: str, sections: str) -> None:
+    """Write neutron's configuration, with its own paste file but for one line, and make its tables.
+
+    :param database: the URL of a database that is not SQLite, in which neutron cannot make tables
+    """
+    own = Path(sys.prefix, "etc", "neutron", "api-paste.ini")
+    paste = folder / "api-paste.ini"
+    paste.write_text(one_line_changed(own.read_text()))
+    config = folder / "neutron.conf"
+    config.write_text(
+        f"[DEFAULT]\nstate_path = {folder}\ntransport_url = fake:/\n"
+        f"api_paste_config = {paste}\ncore_plugin = ml2\n"
+        f"[oslo_concurrency]\nlock_path = {folder}\n"
+        "[ml2]\ntype_drivers = local\nproject_network_types = local\nmechanism_drivers =\n"
+        f"[database]\nconnection = {database}\n" + sections
+    )
+    (folder / "plugins" / "ml2").mkdir(parents=True)
+    (folder / "plugins" / "ml2" / "ml2_conf.ini").touch()
+    manage("neutron-db", config, "upgrade", "head")
 
 
 def manage(service: str, config: Path, *words: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from keyfront.gateway.keystone import series
-from series import functional, matrix
+from series import functional, installs, matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "series"
@@ -44,13 +44,13 @@ def test_each_has_its_environments() -> None:
     for one in LISTED:
         packages = {
             "keystone": "keystone", "glance": "glance", "nova": "nova",
-            "placement": "openstack-placement",
+            "placement": "openstack-placement", "neutron": "neutron",
         }  # fmt: skip
         for service, package in packages.items():
             if service not in one:
                 assert not any(x.startswith(one["name"]) and package in x for x in lines)
                 continue
-            form = "-!telling" if service in ("glance", "nova") else ""
+            form = "-!telling" if service in ("glance", "nova", "neutron") else ""
             assert f"{one['name']}{form}: {package}~={one[service]}.0" in lines
         assert f"{one['name']}: -ctests/series/{one['name']}.txt" in lines
 
@@ -124,21 +124,51 @@ def test_a_version_is_told_with_its_series(version: str, said: str) -> None:
 def test_the_table_is_made_of_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "RESULTS", tmp_path)
     (one,) = matrix.environments(["2025.1"], ["3.11"])
-    report = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="1"/></testsuites>'
-    one.report("serve").write_text(report.format(5, 0))
-    one.report("units").write_text(report.format(9, 2))
+    report = (
+        '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="1"'
+        ' timestamp="2026-11-{}T10:00:00+00:00"/></testsuites>'
+    )
+    one.report("serve").write_text(report.format(5, 0, 29))
+    one.report("units").write_text(report.format(9, 2, 28))
     made = matrix.table([one], {"serve": [], "holes": [], "units": []})
-    assert made.splitlines()[-1] == "| 2025.1 | 27 | 3.11 | 4 |  | **2 failed**, 6 |"
+    row = "| 2025.1 | 27 | 3.11 | 4 |  | **2 failed**, 6 | 2026-11-28 |"
+    assert made.splitlines()[-1] == row
     document = tmp_path / "page.md"
     document.write_text("before\n<!-- series -->\nold\n<!-- /series -->\nafter\n")
     matrix.put_in(made, document)
     text = document.read_text()
     assert text.startswith("before\n<!-- series -->\n\n| OpenStack |")
-    assert text.endswith("|\n\n<!-- /series -->\nafter\n")
+    assert text.endswith(f"{row}\n\n<!-- /series -->\nafter\n")
     assert "old" not in text
     document.write_text("no markers\n")
     with pytest.raises(SystemExit, match=r"page\.md has no <!-- series -->"):
         matrix.put_in(made, document)
+
+
+def test_what_was_run_elsewhere_stays_in_the_table(tmp_path: Path) -> None:
+    head = "| OpenStack | server | database | identity | image | run |\n|---|---|---|---|---|---|\n"
+    here = (
+        "| 2026.2 | a | b |  | 5 | 2026-11-29 |\n| 2026.2 | c | b |  |  |  |\n"
+        "| 2026.1 | a | b | 7 |  | 2026-11-29 |\n| 2026.1 | c | b |  |  |  |\n"
+        "| 2025.2 | a | b | 7 | 5 | 2026-11-29 |"
+    )
+    elsewhere = (
+        "| 2026.2 | a | b | 4 |  | 2026-11-24 |\n| 2026.2 | c | b | 6 |  | 2026-11-23 |\n"
+        "| 2026.1 | a | b | **1 failed**, 6 |  | 2026-11-24 |\n"
+        "| 2025.2 | a | b | 7 |  | 2026-11-24 |\n| 2024.1 | a | b | 7 | 5 | 2026-11-24 |\n"
+    )
+    document = tmp_path / "page.md"
+    document.write_text(f"<!-- series -->\n\n{head}{elsewhere}\n<!-- /series -->\n")
+    for _ in range(2):
+        matrix.put_in(head + here, document)
+        assert document.read_text() == (
+            f"<!-- series -->\n\n{head}"
+            "| 2026.2 | a | b | 4 | 5 | 2026-11-24 |\n"  # the day of its oldest figure
+            "| 2026.2 | c | b | 6 |  | 2026-11-23 |\n"
+            "| 2026.1 | a | b | 7 |  | 2026-11-29 |\n"  # run again, and mended
+            "| 2025.2 | a | b | 7 | 5 | 2026-11-29 |\n"  # a series that is no longer listed goes
+            "\n<!-- /series -->\n"
+        )
 
 
 def test_what_is_not_listed_is_refused() -> None:
@@ -155,14 +185,43 @@ def test_the_table_of_other_suites_is_made_of_results() -> None:
             "nginx+uwsgi mariadb": {"identity": passed, "image": bad, "date": "2026-11-28"},
         }
     }
-    head, _, *rows = functional.table(results).splitlines()
-    names = "| OpenStack | server | database | identity | image | compute | placement | run |"
-    assert head == names
+    head, _, *rows = matrix.with_earlier(functional.table(results), "").splitlines()
+    suites = "identity | image | compute | network | placement"
+    assert head == f"| OpenStack | server | database | {suites} | run |"
     assert rows == [
-        "| 2026.2 | `uwsgi` | postgresql | 138 |  |  |  | 2026-11-29 |",
-        "| 2026.2 | `nginx+uwsgi` | mariadb | 138 | **1 failed**, 60, 3 skipped |  |  |"
+        "| 2026.2 | `uwsgi` | postgresql | 138 |  |  |  |  | 2026-11-29 |",
+        "| 2026.2 | `nginx+uwsgi` | mariadb | 138 | **1 failed**, 60, 3 skipped |  |  |  |"
         " 2026-11-28 |",
     ]
+
+
+def test_the_table_of_installations_tells_what_pip_did() -> None:
+    before = {"glance": "33.0.0", "webob": "1.8.9", "six": "1.17.0"}
+    quiet = installs.compared(before, {**before, "keyfront": "0.1.0"})
+    assert quiet == {"added": [], "moved": []}
+    after = {"glance": "33.0.0", "webob": "1.8.8", "keyfront": "0.1.0", "jinja2": "3.1.6"}
+    loud = installs.compared(before, after)
+    results = {
+        "2026.2 glance": {**loud, "date": "2026-11-29"},
+        "2026.2 keystone": {**quiet, "extras": loud, "date": "2026-11-29"},
+    }
+    head, _, *rows = matrix.with_earlier(installs.table(results), "").splitlines()
+    assert head == "| OpenStack | Python | into that of | added | moved | run |"
+    moved = "jinja2 | six 1.17.0 to nothing, webob 1.8.9 to 1.8.8 | 2026-11-29 |"
+    assert rows == [
+        "| 2026.2 | 3.13 | keystone | nothing | nothing | 2026-11-29 |",
+        f"| 2026.2 | 3.13 | keystone, extras | {moved}",
+        f"| 2026.2 | 3.13 | glance | {moved}",
+    ]
+
+
+def test_the_page_shows_no_installation_that_moved_something() -> None:
+    _, _, rest = DOCUMENT.partition(installs.START)
+    shown, ended, _ = rest.partition(installs.END)
+    assert ended
+    rows = [line.split(" | ") for line in shown.strip().splitlines()[2:]]
+    assert {row[0].strip("| ") for row in rows} == {one["name"] for one in LISTED}
+    assert {row[4] for row in rows} == {"nothing"}
 
 
 def test_the_page_has_a_place_for_them_and_shows_only_what_passed() -> None:
@@ -184,6 +243,8 @@ def test_identity_runs_everywhere_and_what_services_ask_once(
         if functional.wanted(suite, server, database)
     ]
     assert [one[0] for one in where].count("identity") == 10
-    assert where[10:] == [(x, *functional.SERVICES_ON) for x in ("image", "compute", "placement")]
+    suites = ("image", "compute", "network", "placement")
+    assert where[10:] == [(suite, *functional.SERVICES_ON) for suite in suites]
     monkeypatch.setattr(functional, "find_spec", lambda name: None)
     assert not functional.wanted("compute", *functional.SERVICES_ON)
+    assert not functional.wanted("network", *functional.SERVICES_ON)

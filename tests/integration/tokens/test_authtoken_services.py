@@ -14,8 +14,8 @@ import pytest
 from support.keystone_world import Client, World
 from support.keystones import serve_as_is
 from support.served import Served, wait_for
-from support.servers import memcached
-from support.services import authtoken, configure_glance, configure_nova
+from support.servers import mariadb, memcached
+from support.services import authtoken, configure_glance, configure_neutron, configure_nova
 
 # What a server of the operator's choice would do.
 PROGRAM = """\
@@ -62,6 +62,13 @@ def service(folder: Path, module: str, variable: str, before: str = "") -> Itera
     finally:
         process.kill()
         process.wait()
+
+
+def role(keystone: Served, name: str) -> str:
+    """The id of a role that Keystone's bootstrap makes."""
+    world = World(keystone.url, keystone.password)
+    (found,) = world.call("GET", f"/roles?name={name}").body["roles"]
+    return str(found["id"])
 
 
 def check(keystone: Served, url: str, path: str, status: int, *roles: str) -> None:
@@ -112,10 +119,19 @@ def test_glance_with_its_own_paste_file(keystone: Served, tmp_path: Path) -> Non
 
 def test_nova_with_its_own_paste_file(keystone: Served, tmp_path: Path) -> None:
     pytest.importorskip("nova", reason="nova is installed by tox -e 2026.1 and its like only")
-    databases = [f"sqlite:///{tmp_path / name}.sqlite" for name in ("api", "cell")]
+    databases = [f"sqlite:///{tmp_path / name}.sqlite" for name in ("api", "cell0", "cell")]
     configure_nova(tmp_path, *databases, authtoken(keystone.url, keystone.password))
     with service(tmp_path, "nova.wsgi.osapi_compute", "OS_NOVA_CONFIG_DIR") as url:
-        check(keystone, url, "/v2.1/flavors", 200)
+        check(keystone, url, "/v2.1/servers/detail", 200, role(keystone, "reader"))
+
+
+def test_neutron_with_its_own_paste_file(keystone: Served, tmp_path: Path) -> None:
+    pytest.importorskip("neutron", reason="neutron is installed by tox -e 2026.2 only")
+    sections = authtoken(keystone.url, keystone.password)
+    with mariadb(tmp_path) as database:
+        configure_neutron(tmp_path, database.fresh_database("neutron"), sections)
+        with service(tmp_path, "neutron.wsgi.api", "OS_NEUTRON_CONFIG_DIR") as url:
+            check(keystone, url, "/v2.0/networks", 200, role(keystone, "reader"))
 
 
 def test_placement_which_has_no_paste_file(keystone: Served, tmp_path: Path) -> None:
@@ -129,7 +145,5 @@ def test_placement_which_has_no_paste_file(keystone: Served, tmp_path: Path) -> 
         "from keyfront.middleware.tokens.authtoken.install import install\n"
         "install()"
     )  # fmt: skip
-    world = World(keystone.url, keystone.password)
-    (admin,) = world.call("GET", "/roles?name=admin").body["roles"]
     with service(tmp_path, "placement.wsgi.api", "OS_PLACEMENT_CONFIG_DIR", before) as url:
-        check(keystone, url, "/resource_providers", 200, admin["id"])
+        check(keystone, url, "/resource_providers", 200, role(keystone, "admin"))
