@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import bcrypt
@@ -25,7 +26,9 @@ import bcrypt
 from keyfront.errors import MissingPartError
 from keyfront.gateway.keystone.password_slices import in_long_slices, slice_of
 
+from ..results import Cell, Table
 from . import comparison
+from .comparison import Comparison, Report
 from .ratios import Spread
 
 _SLEEPS, _COMPUTES, _LATE = 0.003, 0.0003, 0.0005
@@ -103,25 +106,23 @@ def _round(check: Callable[..., object] | None, seconds: float) -> Round:
     )
 
 
-def table(found: Rounds) -> str:
-    """Return the result as text of at most 100 columns."""
-    lines = [f"{'':<16}{'over 0.5 ms late, %':>24}{'p99, ms':>24}{'hashes/s':>20}"]
-    for name, rounds in found.items():
-        late, p99, hashes = (Spread.of(figures) for figures in zip(*rounds, strict=True))
-        lines.append(f"{name:<16}{late.text(1):>24}{p99.text(2):>24}{hashes.text(1):>20}")
-    return "\n".join(lines)
+def report(rounds: int, seconds: float) -> Report:
+    """Measure each case in each round."""
+    rows: list[list[Cell]] = []
+    for name, measured in measure(rounds, seconds).items():
+        late, p99, hashes = (Spread.of(figures) for figures in zip(*measured, strict=True))
+        rows.append([name, late.text(1), p99.text(2), hashes.text(1)])
+    columns = ["", "over 0.5 ms late, %", "p99, ms", "hashes/s"]
+    return Report([Table(name="wakeups", columns=columns, rows=rows)])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and print the table; 2 if it cannot be measured."""
-    parser = comparison.parser(__doc__)
-    parser.add_argument("--rounds", type=comparison.at_least_one, default=5)
-    parser.add_argument("--seconds", type=float, default=2, help="of each case (default 2)")
-    options = parser.parse_args(arguments)
-    return comparison.finish(
-        "hash_wakeups", lambda: measure(options.rounds, options.seconds), table
-    )
-
+COMPARISON = Comparison(
+    title="How late threads wake up beside a hash",
+    measure=lambda options: report(options.rounds, options.seconds),
+    numbers=(("--rounds", 5, "turns of each"), ("--seconds", 2, "of each turn")),
+    distributions=("bcrypt",),
+)
+main = partial(comparison.main, "hash_wakeups", __doc__, COMPARISON)
 
 if __name__ == "__main__":
     sys.exit(main())
