@@ -67,9 +67,8 @@ def measure(rounds: int, seconds: float) -> Rounds:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:
-        for number in range(rounds):
-            for name in reversed(CASES) if number % 2 else CASES:
-                found[name].append(_round(CASES[name], seconds))
+        for _, name in comparison.in_turns(list(CASES), rounds):
+            found[name].append(_round(CASES[name], seconds))
     finally:
         os.sched_setaffinity(0, cores)
     return found
@@ -106,20 +105,20 @@ def _round(check: Callable[..., object] | None, seconds: float) -> Round:
     )
 
 
-def report(rounds: int, seconds: float) -> Report:
-    """Measure each case in each round."""
+def report(found: Rounds) -> Report:
+    """Return the table."""
     rows: list[list[Cell]] = []
-    for name, measured in measure(rounds, seconds).items():
-        late, p99, hashes = (Spread.of(figures) for figures in zip(*measured, strict=True))
+    for name, rounds in found.items():
+        late, p99, hashes = (Spread.of(figures) for figures in zip(*rounds, strict=True))
         rows.append([name, late.text(1), p99.text(2), hashes.text(1)])
-    columns = ["", "over 0.5 ms late, %", "p99, ms", "hashes/s"]
+    columns = ["a thread", "over 0.5 ms late, %", "p99, ms", "hashes/s"]
     return Report([Table(name="wakeups", columns=columns, rows=rows)])
 
 
 COMPARISON = Comparison(
-    title="How late threads wake up beside a hash",
-    measure=lambda options: report(options.rounds, options.seconds),
-    numbers=(("--rounds", 5, "turns of each"), ("--seconds", 2, "of each turn")),
+    title="Wakeups on a core on which a password is hashed",
+    measure=lambda options: report(measure(options.rounds, options.seconds)),
+    numbers=(("--rounds", 5, "an odd number"), ("--seconds", 2, "of each case")),
     distributions=("bcrypt",),
 )
 main = partial(comparison.main, "hash_wakeups", __doc__, COMPARISON)

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("bcrypt")
 
+from keyfront.benchmarks import results
 from keyfront.benchmarks.compare import hash_wakeups
 from keyfront.gateway.keystone.password_slices import slice_of
 
@@ -15,8 +16,9 @@ from keyfront.gateway.keystone.password_slices import slice_of
 @pytest.mark.skipif(not slice_of(), reason="the kernel has no slices of a thread's own")
 def test_all_cases_are_measured() -> None:
     cores = os.sched_getaffinity(0)
-    (table,) = hash_wakeups.report(1, 0.05).tables
-    assert [row[0] for row in table.rows] == list(hash_wakeups.CASES)
+    (table,) = hash_wakeups.report(hash_wakeups.measure(1, 0.05)).tables
+    assert [row[0] for row in table.rows] == [*hash_wakeups.CASES]
+    assert max(map(len, results.plain(table).splitlines())) <= 80
     assert os.sched_getaffinity(0) == cores
 
 
