@@ -22,10 +22,9 @@ clients do nothing else: its capacity. Then, in turn, for so many seconds each:
 The flood is ``--times`` the capacity (or ``--tries`` a second), at random times, each try from
 another address (127.64.0.0/10) and for one of 20 users that there are, those three among them: for
 a name that there is not, Keystone hashes nothing. At most 1000 tries are under way at a time. Its
-sender and the process aside have the lowest priority (nice 19, also as groups of the scheduler),
-and yet the same cores as Keystone and its clients: compare *flood* with *aside*. The ratios of p99
-are of the two phases of each round, and shown as their median, with the lowest and highest: of one
-round p99 rests on as few answers as one in a hundred.
+sender and the process aside have the lowest priority (nice 19), and yet the same cores as Keystone
+and its clients: compare *flood* with *aside*. The ratios of p99 are of the two phases of a round;
+shown are their median, the lowest and the highest: p99 of one round rests on few answers.
 
 A validation's time begins when it was due, so none is left out while the server or the client
 stands still. A login succeeds if it is answered 201 within ten seconds. Recovery is the time from
@@ -172,8 +171,7 @@ def _flooding(port: int, rate: float, seconds: float, begins: float) -> Process:
 
 def _refuse_all(listening: socket.socket, parent: int) -> None:
     """Refuse each login, without looking at it, until the parent process has ended."""
-    os.setsid()
-    sender.give_way(_LOWEST)
+    os.nice(_LOWEST)
     body = b'{"error": {"code": 503, "message": "No.", "title": "Service Unavailable"}}'
     answer = (
         b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 2\r\n"

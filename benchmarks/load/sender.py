@@ -21,7 +21,6 @@ import time
 from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, BinaryIO
 
 # Seconds before a due time at which sleeping ends; epoll wakes up to a millisecond late.
@@ -79,17 +78,6 @@ def job(
         "niceness": niceness,
     }
     return json.dumps(head).encode() + b"\n" + times.tobytes() + places.tobytes()
-
-
-def give_way(niceness: int) -> None:
-    """Leave the processors to others, with all of this session.
-
-    Where sessions are groups of the scheduler (sched(7), autogroup) a niceness counts within the
-    session only, and the group has one of its own.
-    """
-    os.nice(niceness)
-    with suppress(OSError), open("/proc/self/autogroup", "w") as group:
-        group.write(str(niceness))
 
 
 class _Exchange:
@@ -362,7 +350,7 @@ def main(given: BinaryIO, out: Any) -> None:
     times.frombytes(given.read(settings["count"] * times.itemsize))
     places.frombytes(given.read(settings["count"] * places.itemsize))
     if settings["niceness"]:
-        give_way(settings["niceness"])
+        os.nice(settings["niceness"])
     # what loading the job took is none of the generator's work
     before = time.process_time()
     sender = Sender(settings, times, places)
