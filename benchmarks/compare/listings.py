@@ -1,0 +1,133 @@
+"""Reads of an unchanged cloud: projects, a user and role assignments, beside memcached.
+
+    python -m keyfront.benchmarks.compare.listings [--rounds 3] [--users 30] [--requests 100]
+        [--changes]
+
+Makes a Keystone on SQLite in a temporary folder and serves it by uWSGI, 2 processes: stock Keystone
+with memcached behind its own caches, and keyfront as it is by default. In each round an
+administrator asks each of them with four connections at once, each new for each request:
+
+    GET /v3/projects            so often
+    GET /v3/users/{id}          of one user after the other
+    GET /v3/role_assignments    so often
+
+A first round fills caches and is not counted. With ``--changes`` another process makes ten users
+and grants a second meanwhile, as in ``cloud_mix``: what shows these has to be read again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from keyfront.cli.credentials import Credentials
+from keyfront.common.unix_sockets import temporary_parent
+
+from ..lineups.keystone import PROJECTS, ask
+from ..lineups.lineup import memory_folder
+from ..load import cloud_users
+from ..load.cloud_client import Client
+from ..load.cloud_round import Settings
+from ..results import Cell, Table
+from . import cloud_mix, comparison
+from .cloud_mix import AGAINST, changed
+from .comparison import Comparison, Report, in_turns, say
+from .ratios import Spread, by_round
+from .token_servers import CANDIDATES, Servers, check
+
+NAMES = (AGAINST, "keyfront")
+PATHS = (PROJECTS, "/v3/users/{id}", "/v3/role_assignments")
+
+#: Changes a second with ``--changes``.
+CHANGES = 10
+
+#: The answers a second of one candidate in one round, by path.
+Sample = dict[str, float]
+
+
+def ask_everything(url: str, token: str, users: list[str], requests: int) -> Sample:
+    """Read everything so often.
+
+    :param url: the server's URL, without a path
+    :param token: an administrator's token
+    :param users: the identifiers of the users that are asked for
+    :param requests: number of requests for each path
+    :raises ServerError: something was not answered as it should
+    """
+    found = {}
+    with ThreadPoolExecutor(Settings().clients) as pool:
+        for path in PATHS:
+            one = itertools.cycle(users)
+            paths = [path.format(id=next(one)) for _ in range(requests)]
+            begun = time.monotonic()
+            for _ in pool.map(lambda asked: ask(url, "GET", asked, token), paths):
+                pass
+            found[path] = requests / (time.monotonic() - begun)
+    return found
+
+
+def measure(options: Namespace) -> dict[str, list[Sample]]:
+    """Read everything of each candidate in each round, after one that is not counted.
+
+    :raises MissingPartError: memcached, pymemcache, uWSGI or Keystone is not installed
+    :raises ServerError: a server did not start or does not answer as it should
+    """
+    check()
+    samples: dict[str, list[Sample]] = {name: [] for name in NAMES}
+    with (
+        tempfile.TemporaryDirectory(prefix="listings-", dir=temporary_parent()) as folder,
+        tempfile.TemporaryDirectory(prefix="listings-", dir=memory_folder()) as shared,
+    ):
+        servers = Servers(Path(folder), Path(shared), extra=cloud_mix.EXTRA)
+        say("a Keystone and its servers start")
+        with servers.running(NAMES):
+            stock = servers[AGAINST].url
+            admin = Credentials(f"{stock}/v3", servers.keystone.login()["auth"])
+            with closing(Client(admin, timeout=Settings().timeout)) as client:
+                cloud_users.Domain(client).make(options.users, 1)
+            token = servers.keystone.token(stock)
+            users = [user["id"] for user in ask(stock, "GET", "/v3/users", token)["users"]]
+            for number, name in in_turns(NAMES, options.rounds + 1):
+                with changed(servers.database_url(name), CHANGES if options.changes else 0):
+                    sample = ask_everything(servers[name].url, token, users, options.requests)
+                if number:
+                    samples[name].append(sample)
+    return samples
+
+
+def report(samples: dict[str, list[Sample]]) -> Report:
+    """Return the rates, with the ratios to stock Keystone with memcached, round by round."""
+    rows: list[list[Cell]] = []
+    for path in PATHS:
+        rates = {name: [sample[path] for sample in own] for name, own in samples.items()}
+        times = Spread.of(by_round(rates[NAMES[1]], rates[AGAINST]))
+        middle = (f"{statistics.median(rates[name]):.0f}" for name in NAMES)
+        rows.append([path, *middle, times.text(1)])
+    columns = ["a second", *(CANDIDATES[name].label for name in NAMES), "times"]
+    return Report([Table(name="reads", columns=columns, rows=rows)])
+
+
+COMPARISON = Comparison(
+    title="Reads of an unchanged cloud",
+    measure=lambda options: report(measure(options)),
+    numbers=(
+        ("--rounds", 3, "besides the first"),
+        ("--users", 30, "of the cloud"),
+        ("--requests", 100, "of each kind in a round"),
+    ),
+    flags=(("--changes", f"{CHANGES} changes of other things a second"),),
+    distributions=("keystone", "uWSGI", "pyuwsgi", "pymemcache"),
+    programs=("memcached",),
+)
+main = partial(comparison.main, "listings", __doc__, COMPARISON)
+
+if __name__ == "__main__":
+    sys.exit(main())
