@@ -170,9 +170,11 @@ def test_nobody_waits_longer_than_he_has() -> None:
         ends.wait(PATIENCE)
         return 5
 
-    for _ in range(3):
+    tried = 0
+    while tried < 3 or not calls:
         with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
             thread.do("same", slow, SHORT)
+        tried += 1
     # What nobody waits for any more is not begun, and what was asked for twice is done once.
     with pytest.raises(TimeoutError):
         thread.do("other", lambda: calls.append(2), SHORT)
@@ -190,9 +192,15 @@ def test_nobody_waits_longer_than_he_has() -> None:
 
 def test_who_comes_late_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A KDC that is silent has been waited for."""
-    thread, ends = NativeThread(), threading.Event()
-    with pytest.raises(TimeoutError):
-        thread.do("same", lambda: ends.wait(PATIENCE), SHORT)
+    thread, began, ends = NativeThread(), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        began.set()
+        ends.wait(PATIENCE)
+
+    while not began.is_set():
+        with pytest.raises(TimeoutError):
+            thread.do("same", slow, SHORT)
     monkeypatch.setattr(kerberos, "LATE_SECONDS", 0.0)
     for key in ("same", "other"):
         with pytest.raises(TimeoutError, match=r"^for \d+ s$"):
@@ -309,8 +317,10 @@ def test_what_is_no_refusal(library: Library, keytab: Path, error: GSSError, wor
 def test_a_login_that_comes_too_late_counts(library: Library, keytab: Path) -> None:
     tickets = Tickets(Kerberos(keytab=str(keytab)))
     library.answers.clear()
-    with pytest.raises(KerberosError, match=r"no answer of the KDC within 0\.05 s to the login of"):
-        tickets.log_in(SHORT)
+    # A login that was not begun in time, as on a busy machine, is none: nobody wants it any more.
+    while not library.stores:
+        with pytest.raises(KerberosError, match=r"of the KDC within 0\.05 s to the login of"):
+            tickets.log_in(SHORT)
     library.answers.set()
     wait_for(lambda: tickets.good, "the ticket is there")
     assert len(library.stores) == 1
@@ -346,8 +356,12 @@ def test_one_server_for_which_the_kdc_is_silent_holds_up_no_other(
     silent.clear()
     try:
         words = r"within 0\.05 s to the request for a ticket of ldap/a$"
-        with pytest.raises(KerberosError, match=words):
-            tickets.exchange("a", b"", SHORT)
+        began: list[bool] = []
+        while not any(began):
+            with pytest.raises(KerberosError, match=words):
+                tickets.exchange("a", b"", SHORT)
+            calls = list(tickets._threads["ldap/a@"]._calls)
+            began = [call.began is not None for call in calls]
         library.answers = threading.Event()
         library.answers.set()
         tickets.exchange("b", b"", PATIENCE)
@@ -510,8 +524,9 @@ def test_a_silent_kdc_comes_before_any_server(
 ) -> None:  # fmt: skip
     account = made(keytab)
     library.answers.clear()
-    with pytest.raises(DirectoryUnavailableError, match="no answer of the KDC"):
-        account.begin(SHORT)
+    while not library.stores:
+        with pytest.raises(DirectoryUnavailableError, match="no answer of the KDC"):
+            account.begin(SHORT)
     library.answers.set()
     wait_for(lambda: account._tickets.good, "it answered")
     assume(account, FakeConnection())
