@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import operator
 import threading
 import time
@@ -240,11 +239,11 @@ def slots(tags: Iterable[str], count: int) -> Slots:
     :param count: number of slots in the table, more than twice that of the fixed tags
     :raises ValueError: there are no tags
     """
-    return Slots(map(_slot, tags, itertools.repeat(count)))
+    return Slots(
+        _kept_slot(tag, count) if len(tag) <= _LONGEST_KEPT else _slot(tag, count) for tag in tags
+    )
 
 
-# Mostly the same tags are asked for again.
-@functools.lru_cache(maxsize=8192)
 def _slot(tag: str, count: int) -> int:
     fixed = _FIXED_SLOTS.get(tag)
     if fixed is not None:
@@ -254,6 +253,11 @@ def _slot(tag: str, count: int) -> int:
     identifier = tag.rpartition(":")[2]
     digest = hashlib.blake2b(identifier.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return len(_FIXED_SLOTS) + int.from_bytes(digest, "big") % (count - len(_FIXED_SLOTS))
+
+
+# Mostly the same tags are asked for again. Anybody may have one made that is as long as a request.
+_LONGEST_KEPT = 300
+_kept_slot = functools.lru_cache(maxsize=8192)(_slot)
 
 
 def changed(

@@ -67,7 +67,7 @@ def reads(statement: str, parameters: object, find: Find | None = None) -> Reads
                 names = search.names(parameters)
                 owners[search] = search.owners(parameters, find)
                 tags |= names
-            tags.update(rules.tag(kind, one) for kind in kinds for one in owners[search])
+            tags.update(rules.tag(kind, one) for kind in kinds for one in owners[search])  # type: ignore[arg-type]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             tags.add(family)
     for family, kinds, places in found.owned:

@@ -298,8 +298,6 @@ class _UnknownRowError(Exception):
     """A row lacks a value that its tag needs, or has one that no row of Keystone should have."""
 
 
-# Mostly the same are asked for again: each request makes some twenty.
-@functools.lru_cache(maxsize=8192)
 def tag(kind: str, identity: str) -> str:
     """Return the tag of one row: ``tag("user", "AB1")`` is ``user:ab1``.
 
@@ -313,10 +311,20 @@ def tag(kind: str, identity: str) -> str:
     :raises ValueError: the identity is empty, or holds anything but printable ASCII: only the
         database knows which of such values are equal
     """
+    return (_kept_tag if len(identity) <= _LONGEST_KEPT else _tag)(kind, identity)
+
+
+def _tag(kind: str, identity: str) -> str:
     folded = identity.rstrip(" ").lower()
     if not folded or not folded.isascii() or not folded.isprintable():
         raise ValueError(f"{kind}: no tag can be made of {identity!r}")
     return f"{kind}:{folded}"
+
+
+# Mostly the same are asked for again: each request makes some twenty. Anybody may ask for as long
+# an identifier as a request has room for, without a login.
+_LONGEST_KEPT: Final = 255
+_kept_tag = functools.lru_cache(maxsize=8192)(_tag)
 
 
 # Letters that are equal in some language: MariaDB and MySQL have collations for Lithuanian (i and

@@ -7,12 +7,14 @@ import importlib.util
 import pkgutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation import rules
 from keyfront.middleware.tokens.invalidation.rules import (
     ALL,
@@ -427,3 +429,15 @@ def test_types_of_grants_and_mappings_are_those_of_keystone() -> None:
         assert tags("id_mapping", "delete", (), [{"public_id": "x", "entity_type": entity}]) != (
             EVERYTHING
         )
+
+
+def test_identifiers_as_long_as_a_request_are_not_kept() -> None:
+    """Anybody may send some, in a login that fails or in a URL."""
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            slots([tag("user", f"{number:0100000}")], 65536)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1_000_000
