@@ -218,8 +218,10 @@ def closed_rate(deeds: Sequence[Callable[[], object]], seconds: float) -> float:
     with ThreadPoolExecutor(len(deeds)) as pool:
         began = time.monotonic()
         clients = [pool.submit(repeat, deed) for deed in deeds]
-        over.wait(seconds)
-        over.set()
+        try:
+            over.wait(seconds)
+        finally:
+            over.set()
         return sum(client.result() for client in clients) / (time.monotonic() - began)
 
 

@@ -89,14 +89,16 @@ def _round(check: Callable[..., object] | None, seconds: float) -> Round:
     thread.start()
     late = []
     began = time.monotonic()
-    while time.monotonic() - began < seconds:
-        due = time.monotonic() + _SLEEPS
-        time.sleep(_SLEEPS)
-        late.append(time.monotonic() - due)
-        while time.monotonic() < due + late[-1] + _COMPUTES:
-            pass
-    over.set()
-    thread.join()
+    try:
+        while time.monotonic() - began < seconds:
+            due = time.monotonic() + _SLEEPS
+            time.sleep(_SLEEPS)
+            late.append(time.monotonic() - due)
+            while time.monotonic() < due + late[-1] + _COMPUTES:
+                pass
+    finally:
+        over.set()
+        thread.join()
     late.sort()
     return Round(
         100 * sum(one > _LATE for one in late) / len(late),

@@ -16,6 +16,7 @@ import socket
 import ssl
 import threading
 import time
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -29,6 +30,7 @@ LOST = "no answer"
 
 # Bytes of a body at most, and of a part of an answer.
 _LONGEST = 16 << 20
+_DIGITS = len(str(_LONGEST))
 _MUCH = 1 << 16
 # They have none, whatever they tell of its length.
 _WITHOUT_BODY = ("100", "101", "102", "103", "204", "304")
@@ -285,6 +287,7 @@ class _Connection:
             not (lines[0].startswith("HTTP/1.1 ") and status.isdecimal() and length.isdecimal())
             or status in _WITHOUT_BODY
             or "transfer-encoding" in fields
+            or len(length) > _DIGITS
             or int(length) > _LONGEST
         ):
             return self._unusual(sock, data)
@@ -298,14 +301,17 @@ class _Connection:
             missing -= len(more)
         if missing or "close" in fields.get("connection", "").lower():
             self.close()
-        return int(status), fields.get("x-subject-token", ""), b"".join(parts)
+        return int(status), fields.get("x-subject-token", ""), b"".join(parts)[: int(length)]
 
     def _unusual(self, sock: socket.socket, data: bytes) -> tuple[int, str, bytes]:
         """Take an answer that has no usual form, of which some bytes are there."""
         answer = HTTPResponse(_Begun(sock, data))  # type: ignore[arg-type]
         answer.begin()
-        text = answer.read(_LONGEST)
-        if answer.will_close or not answer.isclosed():
+        text = answer.read(_LONGEST + 1)
+        if answer.length or len(text) > _LONGEST:
+            raise IncompleteRead(text)
+        # Of another one to come, the answer itself is still on its way.
+        if answer.will_close or not answer.isclosed() or answer.status < HTTPStatus.OK:
             self.close()
         return answer.status, answer.headers.get("X-Subject-Token", ""), text
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import operator
 import statistics
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -230,6 +231,7 @@ class Mix:
         self._cpu = cpu
         self._progress = progress
         self._lost = 0
+        self._why = ""
         self._others: dict[Account, str] = {}
 
     def prepare(self) -> Alone:
@@ -345,6 +347,7 @@ class Mix:
         found: list[tuple[int, Answer]] = []
         places = itertools.count()
         texts: dict[bytes, bytes] = {}
+        guard = threading.Lock()
 
         def work() -> None:
             while self._lost < _LOST and (place := next(places)) < len(requests):
@@ -352,7 +355,10 @@ class Mix:
                 # All are kept until the end, and most say the same.
                 text = texts.setdefault(answer.text, answer.text)
                 found.append((place, answer._replace(text=text)))
-                self._lost = self._lost + 1 if answer.failure.startswith(LOST) else 0
+                with guard:
+                    if self._lost < _LOST:  # or it is given up, whoever is answered later
+                        self._lost = self._lost + 1 if answer.failure.startswith(LOST) else 0
+                        self._why = answer.failure
 
         before, begun = self._cpu() if self._cpu else None, time.monotonic()
         asking = time.process_time()
@@ -368,7 +374,7 @@ class Mix:
         if self._lost >= _LOST:
             raise ServerError(
                 f"{self._client.url}: {_LOST} requests in a row had no answer: "
-                f"{found[-1][1].failure}"
+                f"{self._why}"
             )
         faults: dict[bytes, str] = {}
         answers = []

@@ -108,13 +108,26 @@ def test_forms_over_a_kept_connection(form: str) -> None:
         [b"HTTP/1.0 200 OK\r\n" + LENGTH + BODY],
         [b"HTTP/1.0 200 OK\r\n\r\n", BODY],
         [OK + LENGTH + BODY + b"more than it told"],
+        [OK + LENGTH, BODY + b"more than it told"],
+        [OK + b"Content-Length: " + b"0" * 5000 + LENGTH[16:] + BODY],
     ],
-    ids=["it says so", "no length", "HTTP/1.0", "HTTP/1.0 without a length", "too many bytes"],
+    ids=[
+        "it says so", "no length", "HTTP/1.0", "HTTP/1.0 without a length", "too many bytes",
+        "too many bytes of the body", "many digits",
+    ],
 )
 def test_a_connection_that_ends_is_made_anew(parts: list[bytes]) -> None:
     with asking([parts], [parts]) as (client, _):
         for _ in range(2):
             assert client.ask("POST", "/users", "t", {}).text == BODY
+
+
+def test_an_answer_that_is_not_the_last_one_is_nobody_elses() -> None:
+    early = [b"HTTP/1.1 103 Early Hints\r\n\r\n", OK + LENGTH + BODY]
+    other = OK + b"Content-Length: 2\r\n\r\n{}"
+    with asking([early], [[other]]) as (client, _):
+        assert client.ask("GET", "/a").failure == "status 103"
+        assert client.ask("GET", "/b").text == b"{}"
 
 
 def test_a_kept_connection_that_was_closed_is_made_anew_once() -> None:
@@ -135,8 +148,13 @@ def test_a_kept_connection_that_was_closed_is_made_anew_once() -> None:
         [OK + LENGTH + BODY[:5]],
         [b"not HTTP\r\n\r\n"],
         [OK + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nabc"],
+        [b"HTTP/1.0 200 OK\r\n" + LENGTH + BODY[:5]],
+        [b"HTTP/1.1 100 Continue\r\n\r\n" + OK + LENGTH + BODY[:5]],
     ],
-    ids=["nothing", "half a head", "half a body", "another protocol", "half a chunk"],
+    ids=[
+        "nothing", "half a head", "half a body", "another protocol", "half a chunk",
+        "half a body of HTTP/1.0", "half a body of an answer to come",
+    ],
 )
 def test_what_is_no_answer(parts: list[bytes]) -> None:
     with asking([parts]) as (client, _):
