@@ -58,11 +58,11 @@ def opened(url: str, consistency: str) -> Iterator[Coordinator]:
 
 
 def test_strict_check_against_a_ping(paired: Any, url: str, ping: Any) -> None:
-    """It is one round trip."""
+    """It is one round trip, and 1.05 times a ping; with two it would be 2."""
     with opened(url, "strict") as table:
         epoch = table.now()
         assert table.fresh(epoch, SLOTS)
-        paired(lambda: table.fresh(epoch, SLOTS), ping, limit=3)
+        paired(lambda: table.fresh(epoch, SLOTS), ping, limit=1.8)
 
 
 def test_check_within_a_lease_against_shared_memory(paired: Any, url: str) -> None:
@@ -77,6 +77,6 @@ def test_check_within_a_lease_against_shared_memory(paired: Any, url: str) -> No
 
 @pytest.mark.parametrize("consistency", ["strict", "lease"])
 def test_change_against_a_ping(paired: Any, url: str, ping: Any, consistency: str) -> None:
-    """It is two round trips: a change is marked, then stamped."""
+    """It is two round trips: a change is marked, then stamped; that is 2.9 to 3.3 times a ping."""
     with opened(url, consistency) as table:
-        paired(lambda: table.stamp(table.mark(CHANGED)), ping, limit=8)
+        paired(lambda: table.stamp(table.mark(CHANGED)), ping, limit=5)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,15 @@ def date(reports: list[Path]) -> str:
     return min(one.get("timestamp", "")[:10] for one in suites)
 
 
-def table(found: list[Environment], parts: dict[str, list[str]]) -> str:
-    """Return the table in Markdown: a row for each environment, a column for each part."""
+def table(
+    found: list[Environment],
+    parts: dict[str, list[str]],
+    failed: Collection[tuple[Environment, str]] = (),
+) -> str:
+    """Return the table in Markdown: a row for each environment, a column for each part.
+
+    :param failed: what was to be run and left no report
+    """
     majors = {one["name"]: one["keystone"] for one in listed()["series"]}
     lines = [
         f"| OpenStack | Keystone | Python | {' | '.join(parts)} | run |",
@@ -115,7 +123,8 @@ def table(found: list[Environment], parts: dict[str, list[str]]) -> str:
         reports = [one.report(part) for part in parts]
         made = [path for path in reports if path.exists()]
         where = [one.series, str(majors[one.series]), one.python]
-        cells = [*where, *map(cell, reports), date(made) if made else ""]
+        told = ["**failed**" if (one, part) in failed else cell(one.report(part)) for part in parts]
+        cells = [*where, *told, date(made) if made else ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -177,7 +186,10 @@ def main() -> int:
     if not arguments.table:
         for environment in asked:
             run(environment, chosen, arguments.tox)
-    put_in(table(environments(None, None), parts), DOCUMENT)
+    # What left no report is no reason to go by an earlier one.
+    failed = {(x, part) for x in asked for part in chosen if not x.report(part).exists()}
+    told = set() if arguments.table else failed
+    put_in(table(environments(None, None), parts, told), DOCUMENT)
     reports = [cell(one.report(part)) for one in asked for part in chosen]
     return 1 if any("failed" in found or not found for found in reports) else 0
 

@@ -133,6 +133,9 @@ def test_the_table_is_made_of_reports(tmp_path: Path, monkeypatch: pytest.Monkey
     made = matrix.table([one], {"serve": [], "holes": [], "units": []})
     row = "| 2025.1 | 27 | 3.11 | 4 |  | **2 failed**, 6 | 2026-11-28 |"
     assert made.splitlines()[-1] == row
+    # What was to be run and left no report does not look as if an earlier run were its own.
+    failed = matrix.table([one], {"serve": [], "holes": []}, {(one, "holes")})
+    assert failed.splitlines()[-1] == "| 2025.1 | 27 | 3.11 | 4 | **failed** | 2026-11-29 |"
     document = tmp_path / "page.md"
     document.write_text("before\n<!-- series -->\nold\n<!-- /series -->\nafter\n")
     matrix.put_in(made, document)

@@ -247,6 +247,7 @@ def test_a_flood_keeps_nobody_out(served: Served, world: World) -> None:
     assert _log_in(served, "127.3.0.1", newcomer)[0] == 201
 
 
+@pytest.mark.skipif(not slice_of(), reason="the kernel has no slices of a thread's own")
 def test_others_have_the_core_of_a_hash_as_soon_as_they_wake_up(
     served: Served, world: World
 ) -> None:
