@@ -14,9 +14,8 @@ from ..lineups.uwsgi import Server
 from ..load import wrk
 from ..load.measured import Load, percentile
 from ..results import Table
-from . import comparison
+from . import comparison, ratios
 from .comparison import Report
-from .ratios import Ratio, in_words
 
 
 class Sample(NamedTuple):
@@ -82,7 +81,7 @@ def in_rounds(cases: Sequence[str], rounds: int, measure: Callable[[str], Sample
     return samples
 
 
-def rates(
+def _rates(
     samples: Mapping[str, Sequence[Sample]],
     labels: Mapping[str, str],
     *,
@@ -91,12 +90,7 @@ def rates(
     against: str,
     times: str,
 ) -> Table:
-    """Return each case over all rounds: CPU time of an answer, and the cores that wrk took, too.
-
-    :param title: the name of the first column
-    :param against: the case of whose rate the last column has multiples
-    :param times: the name of that column
-    """
+    """Return each case over all rounds: CPU time of an answer, and the cores that wrk took, too."""
     middle = {name: statistics.median(x.rate for x in each) for name, each in samples.items()}
     rows: list[list[results.Cell]] = []
     for name, each in samples.items():
@@ -126,9 +120,30 @@ def _digits(value: float) -> str:
 
 
 def report(
-    samples: Samples, found: Sequence[Sequence[Ratio]], tables: Sequence[Table]
+    samples: Samples,
+    wanted: Sequence[tuple[str, str]],
+    figures: Mapping[str, str],
+    labels: Mapping[str, str],
+    *,
+    title: str,
+    caption: str,
+    against: str,
+    times: str,
 ) -> Report:
-    """Return the tables, what the goals among ratios say, and every round of every case."""
+    """Return rates and ratios in tables, what the goals say, and every round of every case.
+
+    :param wanted: the pairs of cases that have ratios
+    :param figures: the name of a column for each figure of a ratio
+    :param labels: the words of cases
+    :param title: the name of the first column of rates
+    :param against: the case of whose rate the last column has multiples
+    :param times: the name of that column
+    """
+    found = list(ratios.ratios(samples, wanted, list(figures)))
+    tables = [
+        _rates(samples, labels, title=title, caption=caption, against=against, times=times),
+        ratios.table(found, figures, labels),
+    ]
     raw: list[results.Sample] = [
         {
             "case": name,
@@ -144,4 +159,4 @@ def report(
         for name, each in samples.items()
         for number, sample in enumerate(each)
     ]
-    return Report(tables, in_words(found), raw)
+    return Report(tables, ratios.in_words(found), raw)

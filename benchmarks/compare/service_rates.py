@@ -36,7 +36,7 @@ from keyfront.errors import ServerError
 from ..lineups.lineup import memory_folder
 from ..lineups.uwsgi import PROCESSES
 from ..load import wrk
-from . import comparison, loaded, ratios
+from . import comparison, loaded
 from .comparison import Comparison, Report, say
 from .loaded import Sample, Samples
 from .service_servers import CANDIDATES, SERVICES, Services
@@ -140,9 +140,10 @@ def measure_once(services: Services, case: Case, seconds: int) -> Sample:
 
 def report(samples: Samples, command: str) -> Report:
     """Return the tables ``rates`` and ``ratios``, and how the goals were met."""
-    found = list(ratios.ratios(samples, RATIOS, list(FIGURES)))
-    rates = loaded.rates(
+    return loaded.report(
         samples,
+        RATIOS,
+        FIGURES,
         LABELS,
         title="in front of the service",
         caption=f"`{command}`: wrk with {CONNECTIONS} connections, Redis, memcached and Keystone "
@@ -150,7 +151,6 @@ def report(samples: Samples, command: str) -> Report:
         against="memcached",
         times="times memcached",
     )
-    return loaded.report(samples, found, [rates, ratios.table(found, FIGURES, LABELS)])
 
 
 COMPARISON = Comparison(

@@ -47,7 +47,7 @@ from ..lineups.keystone import VALIDATION
 from ..lineups.lineup import memory_folder
 from ..lineups.uwsgi import PROCESSES
 from ..load import wrk
-from . import comparison, loaded, ratios
+from . import comparison, loaded
 from .comparison import Comparison, Report, say
 from .loaded import Sample, Samples
 from .token_servers import CANDIDATES, CONNECTIONS, Servers, check
@@ -205,9 +205,10 @@ def _check_misses(samples: Samples) -> None:
 
 def report(samples: Samples, command: str, threads: int = 1) -> Report:
     """Return the tables ``rates`` and ``ratios``, and how the goals were met."""
-    found = list(ratios.ratios(samples, RATIOS, list(FIGURES)))
-    rates = loaded.rates(
+    return loaded.report(
         samples,
+        RATIOS,
+        FIGURES,
         LABELS,
         title="validations of a token",
         caption=f"`{command}`: wrk with {CONNECTIONS} connections on the same cores; uWSGI "
@@ -215,7 +216,6 @@ def report(samples: Samples, command: str, threads: int = 1) -> Report:
         against="keystone",
         times="times Keystone",
     )
-    return loaded.report(samples, found, [rates, ratios.table(found, FIGURES, LABELS)])
 
 
 COMPARISON = Comparison(

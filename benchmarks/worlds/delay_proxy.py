@@ -13,17 +13,12 @@ import select
 import selectors
 import socket
 import struct
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from keyfront.errors import ServerError
-
 from .ports import HOST
-
-# Seconds that it gets to end.
-_PATIENCE = 90.0
+from .processes import LineProcess, told
 
 
 class DelayProxy:
@@ -32,25 +27,16 @@ class DelayProxy:
     :ivar port: the port of loopback at which it listens
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: LineProcess) -> None:
         self._process = process
-        self.port = int(self._answer())
+        self.port = int(process.line())
 
     def delay(self, round_trip: float) -> None:
         """Have each round trip take so many seconds more, from now on.
 
         A new connection takes those of its handshake as well, before its first bytes arrive.
         """
-        assert self._process.stdin is not None
-        print(round_trip / 2, file=self._process.stdin, flush=True)
-        self._answer()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line:
-            raise ServerError("the proxy has ended")
-        return line
+        self._process.ask(round_trip / 2)
 
 
 @contextlib.contextmanager
@@ -59,18 +45,8 @@ def delay_proxy(target_port: int) -> Iterator[DelayProxy]:
 
     :raises ServerError: it has ended
     """
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-m", __name__, str(target_port)]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-        try:
-            yield DelayProxy(process)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with told([sys.executable, "-m", __name__, str(target_port)]) as process:
+        yield DelayProxy(process)
 
 
 class _Distance:

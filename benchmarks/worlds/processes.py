@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +34,8 @@ _PR_SET_PDEATHSIG = 1
 START_PATIENCE = 300.0
 # Seconds that a server gets to end; it has no requests left to answer.
 STOP_PATIENCE = 5.0
+# Seconds until a process has ended that is told to by the end of its input.
+_LINE_PATIENCE = 90.0
 #: Descriptors of a login shell or a unit without settings, which stock servers get.
 STOCK_FILES = 1024
 #: Descriptors for everything else; enough for 5000 connections through a web server.
@@ -303,3 +305,50 @@ def finished(process: Process, seconds: float) -> tuple[str, str, float]:
                 f"{time.monotonic() - started:.0f} s: {errors[-300:] or out[-300:]}"
             )
         return out, errors, process.cpu()
+
+
+class LineProcess:
+    """A process of ours that answers each line of standard input with one, from :func:`told`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def ask(self, *words: object) -> str:
+        """Write words in a line, and return the next one that it writes.
+
+        :raises ServerError: it has ended
+        """
+        assert self._process.stdin is not None
+        print(*words, file=self._process.stdin, flush=True)
+        return self.line()
+
+    def line(self) -> str:
+        """Return the next line that it writes.
+
+        :raises ServerError: it has ended
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise ServerError(f"{self._process.args!r} has ended")
+        return line
+
+
+@contextlib.contextmanager
+def told(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[LineProcess]:
+    """Run a process that ends with its standard input, until the block ends."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, env=environment
+    ) as process:
+        try:
+            yield LineProcess(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(_LINE_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()

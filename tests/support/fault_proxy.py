@@ -23,7 +23,6 @@ import select
 import selectors
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfront.benchmarks.worlds.ports import bind_stable
+from keyfront.benchmarks.worlds.processes import LineProcess, told
 
 # Seconds; a bound on a hang, not an expectation.
 PATIENCE = 90.0
@@ -624,47 +624,28 @@ class FaultProxy:
 class ProxyProcess:
     """A :class:`FaultProxy` in a process of its own, from :func:`proxy_process`."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: LineProcess) -> None:
         self._process = process
-        self.port = int(self._line())
+        self.port = int(process.line())
 
     def url(self, scheme: str = "ldap") -> str:
         return f"{scheme}://{'localhost' if scheme == 'ldaps' else '127.0.0.1'}:{self.port}"
 
     def ask(self, command: str, *arguments: object) -> str:
         """Have it do something (``ask("forward", 0.01)``) or tell (``ask("connections")``)."""
-        assert self._process.stdin is not None
-        print(command, *arguments, file=self._process.stdin, flush=True)
-        answer = self._line()
+        answer = self._process.ask(command, *arguments)
         assert not answer.startswith("error"), answer
         return answer
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        assert line, "the proxy has ended"
-        return line
 
 
 @contextlib.contextmanager
 def proxy_process(target_port: int, *, delay: float = 0.0) -> Iterator[ProxyProcess]:
     """Run this file as a program until the block ends."""
     command = [sys.executable, "-m", __name__, "--target", str(target_port), "--delay", str(delay)]
-    pipe = subprocess.PIPE
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, text=True, env=environment
-    ) as process:
-        try:
-            yield ProxyProcess(process)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with told(command, environment) as process:
+        yield ProxyProcess(process)
 
 
 def _obey(proxy: FaultProxy, line: str) -> object:

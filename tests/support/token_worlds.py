@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from keyfront.middleware.tokens.cache import TokenCache
 from keyfront.middleware.tokens.coordinator.local import SharedMemory
+from keyfront.middleware.tokens.directory_leases import Leases, leases
 from keyfront.middleware.tokens.entries import AUTH_CONTEXT, new_request_id
 from keyfront.middleware.tokens.epochs import slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
@@ -149,3 +151,14 @@ class World:
     @property
     def counts(self) -> dict[str, int]:
         return self.cache._node.statistics()
+
+
+@contextmanager
+def own_leases(folder: Path) -> Iterator[Leases]:
+    """Give this process leases of directories until the block ends."""
+    made = leases.make(folder)
+    assert made is not None
+    try:
+        yield made
+    finally:
+        leases.leases = None

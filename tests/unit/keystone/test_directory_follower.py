@@ -24,6 +24,7 @@ from keyfront.middleware.tokens.directory_leases import leases as process_leases
 from keyfront.middleware.tokens.epochs import Epoch, slots
 from keyfront.middleware.tokens.invalidation.reads import Reads
 from keyfront.middleware.tokens.request import Request, current
+from support.token_worlds import own_leases
 
 FOUND = Followed(
     "domain", "name", SimpleNamespace(ttl=None, subscription=()),
@@ -46,10 +47,8 @@ class Coordinator:
 
 @pytest.fixture
 def leases(tmp_path: Path) -> Iterator[Leases]:
-    made = process_leases.make(tmp_path)
-    assert made is not None
-    yield made
-    process_leases.leases = None
+    with own_leases(tmp_path) as made:
+        yield made
 
 
 def made(folder: Path, coordinator: Any = None) -> Directories:

@@ -16,15 +16,13 @@ from keyfront.middleware.tokens.directory_leases import leases as process_leases
 from keyfront.middleware.tokens.entries import Entry, FollowedEntry, Lifetime
 from keyfront.middleware.tokens.epochs import Epoch, Slots
 from keyfront.middleware.tokens.tags_header import parse
-from support.token_worlds import World
+from support.token_worlds import World, own_leases
 
 
 @pytest.fixture
 def leases(tmp_path: Path) -> Iterator[Leases]:
-    made = process_leases.make(tmp_path)
-    assert made is not None
-    yield made
-    process_leases.leases = None
+    with own_leases(tmp_path) as made:
+        yield made
 
 
 def test_nobody_follows_what_nobody_knows(leases: Leases) -> None:
