@@ -27,13 +27,14 @@ from redis.retry import Retry
 
 from .address import Address
 
+# Each new connection would name the client library, which needs a right of its own.
 try:
-    from redis.driver_info import DriverInfo as _DriverInfo  # noqa: F401
+    from redis.driver_info import DriverInfo
 except ImportError:
-    # Each new connection would name the client library, which needs a right of its own.
     _ANONYMOUS: dict[str, Any] = {"lib_name": None, "lib_version": None}
 else:
-    _ANONYMOUS = {"driver_info": None}
+    # Of none at all redis-py 7 makes its own.
+    _ANONYMOUS = {"driver_info": DriverInfo(name="", lib_version="")}
 
 #: Connections that are kept open while nobody uses them, in each process.
 IDLE = 64
