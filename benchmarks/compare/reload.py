@@ -224,10 +224,11 @@ def row(name: str, rest: Reload, reloads: Sequence[Reload]) -> list[Cell]:
 
 def _measured(options: Namespace) -> Report:
     rows, verdicts = [], []
+    topologies = comparison.chosen(dict.fromkeys(TOPOLOGIES), options.only)
     with tempfile.TemporaryDirectory(prefix="keyfront-reload-", dir=temporary_parent()) as name:
         keystone = Keystone(Path(name, "state"))
         keystone.make()
-        for topology in comparison.chosen(dict.fromkeys(TOPOLOGIES), options.only):
+        for topology in topologies:
             for one in lineups(topology):
                 say(f"serving {one}")
                 rest, found = measure(
