@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,8 +57,8 @@ class Address:
         # What is wrong in it is not repeated: a password may be anywhere.
         wrong = OptionError("coordinator", "(not shown)", _ALLOWED)
         try:
-            parts = urlsplit(values["coordinator"])
-            hosts, path, database = _where(parts, _SENTINEL_PORT if master else _PORT)
+            parts, place = _split(values["coordinator"])
+            hosts, path, database = _where(parts, place, _SENTINEL_PORT if master else _PORT)
         except ValueError:
             raise wrong from None
         if len(hosts) > 1 and not master:
@@ -65,7 +66,7 @@ class Address:
         if path and master:
             raise wrong
         unix_sockets.check("coordinator", path)
-        user, password = _who(parts.netloc)
+        user, password = _who(place)
         files = {name: values[f"coordinator_{name}"] or "" for name in _FILES}
         for name, file in files.items():
             if file and parts.scheme != "rediss":
@@ -98,12 +99,22 @@ class Address:
         return f"redis{'s' if self.tls else ''}://{hosts}/{self.database}{master}"
 
 
-def _where(parts: Any, default: int) -> tuple[tuple[tuple[str, int], ...], str, int]:
+def _split(url: str) -> tuple[Any, str]:
+    """Return a URL's parts, but for user and hosts, and these.
+
+    Newer Pythons, and Debian's 3.11, refuse a list of hosts of which one is in brackets.
+    """
+    scheme, slashes, rest = url.partition("://")
+    place = re.split("[/?#]", rest, maxsplit=1)[0]
+    return urlsplit(scheme + slashes + rest[len(place) :]), place
+
+
+def _where(parts: Any, place: str, default: int) -> tuple[tuple[tuple[str, int], ...], str, int]:
     """Return hosts, path and database of a URL.
 
     :raises ValueError: it is no such URL
     """
-    place = parts.netloc.rpartition("@")[2]
+    place = place.rpartition("@")[2]
     if parts.fragment:
         raise ValueError("fragment")
     if parts.scheme == "unix":
