@@ -19,8 +19,9 @@ from support.token_changes import Change, Kind, Prepared, Read
 
 # Reads that each reader completes in each state before the next change.
 ENOUGH = 3
-# Seconds between the reads of one reader beside a change: they are many, and the change, which they
-# are to meet in all of its parts, needs the workers as well.
+# Seconds between the reads of one reader beside a change, and while the state before it may still
+# be shown: they are many, and the change, which they are to meet in all of its parts, needs the
+# workers as well.
 PACE = 0.01
 
 
@@ -110,7 +111,8 @@ class _Board:
     def pause(self, reader: int) -> None:
         """Wait for the next change if this reader has read enough, and leave the rest the CPU."""
         with self._condition:
-            if self._since is None and not self.ended:
+            proves = self._since is not None and time.monotonic() > self._since
+            if not proves and not self.ended:
                 self._condition.wait(PACE)
             while (
                 self._since is not None
