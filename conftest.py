@@ -23,6 +23,9 @@ ONCE = tuple(
 )  # fmt: skip
 STARTS_SERVERS = (TESTS / "integration", TESTS / "conformance")
 
+# Of what is imported and collected hardly anything is ever let go.
+gc.disable()
+
 # It is .ci/test's for this process: one that a test starts is to find the plugins there are.
 os.environ.pop("PYTEST_DISABLE_PLUGIN_AUTOLOAD", None)
 
@@ -42,11 +45,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_collection() -> None:
-    # Of what is made meanwhile hardly anything is ever let go.
-    gc.disable()
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(folder in item.path.parents for folder in STARTS_SERVERS):
@@ -57,6 +55,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     # What was imported and collected stays: the collector need not look at it again and again.
-    gc.collect()
     gc.freeze()
     gc.enable()

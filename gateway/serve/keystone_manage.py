@@ -11,6 +11,7 @@ answers by one on standard output.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -116,8 +117,12 @@ def main() -> None:
     # That nobody hears of what is changed, and where: nobody serves yet.
     for name in ("folder", "invalidation.change_log"):
         logging.getLogger(f"keyfront.middleware.tokens.{name}").setLevel(logging.ERROR)
+    # What is imported stays, for all commands, and none looks through it for garbage.
+    gc.disable()
     with needless_imports.without_resolver():
         from keystone.cmd import manage
+    gc.freeze()
+    gc.enable()
 
     config = sys.argv[1]
     for line in sys.stdin:

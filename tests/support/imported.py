@@ -86,11 +86,12 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print while they are imported
+    # What is there is for all forks, and nobody looks through it.
+    gc.disable()
     for module in sys.argv[1:]:
         importlib.import_module(module)
-    # What is there is for all forks, and none of them looks through it.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     parent = os.getpid()
     while line := sys.stdin.readline():
         words, variables, files, folder = json.loads(line)
