@@ -49,6 +49,7 @@ transport_url = {broker}
 log_file = {folder}/disk/keystone.log
 # with nobody there the change is made all the same, and the notification lost
 [oslo_messaging_notifications]
+transport_url = {broker}
 driver = messagingv2
 retry = 0
 [oslo_messaging_rabbit]
