@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import unittest
@@ -134,6 +136,7 @@ def main(which: str, url: str, results: str) -> None:
         wipe(url, Directory)
 
     ldapdb.LDAPDatabase.clear = clear
+    copy_schema()
     # Three times in each test the entry points of all that is installed, for a third of the time.
     test_backend_ldap.entry_points = functools.cache(test_backend_ldap.entry_points)
     settings = {
@@ -163,8 +166,36 @@ def main(which: str, url: str, results: str) -> None:
             if test in vars(base) or (name in WHOLE and test not in elsewhere):
                 suite.addTest(kind(test))
     result = Outcomes()
+    # What was imported stays, and a test's garbage is little: a tenth of the time to look through.
+    gc.freeze()
+    gc.set_threshold(100_000, 10, 10)
     suite.run(result)
     Path(results).write_text(json.dumps(result.outcomes, indent=1))
+
+
+def copy_schema() -> None:
+    """Have each test's database, which is in memory, be a copy of one that has the tables.
+
+    It would have each table made and dropped again, for a seventh of the time.
+    """
+    import fixtures
+    from keystone.common import sql
+    from keystone.tests.unit.ksfixtures.database import Database
+
+    empty = sqlite3.connect(":memory:", check_same_thread=False)
+
+    def set_up(self: Any) -> None:
+        fixtures.Fixture.setUp(self)
+        with sql.session_for_write() as session:
+            self.engine = session.get_bind()
+        self.addCleanup(sql.cleanup)
+        with contextlib.closing(self.engine.raw_connection()) as connection:
+            if not empty.execute("SELECT 1 FROM sqlite_master").fetchone():
+                sql.ModelBase.metadata.create_all(bind=self.engine)
+                connection.driver_connection.backup(empty)
+            empty.backup(connection.driver_connection)
+
+    Database.setUp = set_up
 
 
 def wipe(url: str, where: Any) -> None:
