@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import grp
-import importlib.metadata
 import importlib.util
 import os
 import pwd
@@ -54,10 +53,12 @@ def uwsgi_program() -> str:
 
     :raises MissingPartError: there is none; names the pip command
     """
+    from importlib import metadata  # as much to import as all else here, and often not needed
+
     for name in ("uWSGI", "pyuwsgi"):
         try:
-            importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
+            metadata.distribution(name)
+        except metadata.PackageNotFoundError:
             continue
         program = Path(sys.prefix, "bin", "uwsgi")
         if program.exists():
