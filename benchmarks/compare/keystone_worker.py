@@ -214,9 +214,13 @@ def _load(pipeline: bool) -> Application:
 
         made = application.load()
     else:
+        # Looking through it again and again while it is loaded takes longer than once.
+        gc.disable()
         from keystone.server import wsgi
 
         made = wsgi.initialize_public_application()
+        gc.enable()
+        gc.collect()
     return made
 
 
