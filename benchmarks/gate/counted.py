@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from .decision import Verdict
 from .outcome import Count
@@ -122,32 +124,16 @@ class Counted(Fixture):
     def calls(self, owner: Any, name: str) -> Iterator[EventCount]:
         """Count the calls of a method or function in the block; they go on as before."""
         count = EventCount()
-        real = getattr(owner, name)
-        own = vars(owner).get(name) if hasattr(owner, "__dict__") else None
+        real, made = getattr(owner, name), inspect.getattr_static(owner, name)
 
         def counting(*arguments: Any, **named: Any) -> Any:
             count.count += 1
             return real(*arguments, **named)
 
-        if isinstance(owner, type):
-            # of the instance it is called on
-            def counting_of(self: Any, *arguments: Any, **named: Any) -> Any:
-                count.count += 1
-                return real(self, *arguments, **named)
-
-            replacement = counting if isinstance(own, staticmethod | classmethod) else counting_of
-            if isinstance(own, staticmethod | classmethod):
-                replacement = staticmethod(counting)
-        else:
-            replacement = counting
-        setattr(owner, name, replacement)
-        try:
+        # a function of a class is given the instance it is called on, these are not
+        bound = isinstance(owner, type) and isinstance(made, staticmethod | classmethod)
+        with mock.patch.object(owner, name, staticmethod(counting) if bound else counting):
             yield count
-        finally:
-            if own is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, own)
 
 
 def _flat(counts: Mapping[str, Value]) -> dict[str, int]:
